@@ -19,21 +19,21 @@ import click
 
 import liftpy
 import sidecar
-from liftpy.client.credentials import Credentials
-from liftpy.cluster.cluster_events import KINDS, ClusterEvent
-from liftpy.cluster.features import FEATURES
 from liftpy.config import ALTERABLE, ReplicationConfig, StreamConfig
+from liftpy.core.metadata.controller.cluster_events import KINDS, ClusterEvent
+from liftpy.core.metadata.features import FEATURES
+from liftpy.core.publish.acks import JETSTREAM_ERRORS
+from liftpy.core.replication.effects import RejectReason
+from liftpy.core.wire.envelope import MessageType
 from liftpy.errors import LiftError
-from liftpy.ingest.acks import JETSTREAM_ERRORS
-from liftpy.replica.effects import RejectReason
-from liftpy.versions import DISK_FORMATS
-from liftpy.wire.envelope import MessageType
+from liftpy.nats.credentials import Credentials
 from sidecar.cli.main import COMMANDS
 from sidecar.cli.main import liftpy as command_line
 from sidecar.cli.stream_settings import SETTINGS as STREAM_SETTINGS
-from sidecar.log_events import EVENTS
-from sidecar.reloading import LIVE
-from sidecar.settings_names import defaults
+from sidecar.cli.upgrade import DISK_FORMATS
+from sidecar.node.reload import LIVE
+from sidecar.runtime.logs import EVENTS
+from sidecar.runtime.settings import defaults
 
 ROOT = Path(__file__).resolve().parent.parent
 FLAT = "credentials."
@@ -68,8 +68,8 @@ def _behind(module: Any, name: str) -> dict[str, str]:
 
 
 def _of_the_file() -> dict[str, str]:
-    """Setting of a node -> what the example of a file in ``sidecar/settings.py`` says of it."""
-    text = importlib.import_module("sidecar.settings").__doc__ or ""
+    """Setting of a node -> what the example of a file in ``sidecar/runtime/settings.py`` says of it."""
+    text = importlib.import_module("sidecar.runtime.settings").__doc__ or ""
     said = {}
     for name, comment in re.findall(r"^    (\w+) = .*?# (.*)$", text, re.MULTILINE):
         words = re.sub(r"^(?:(?:LIFTPY_[A-Z_]+|--[a-z-]+)(?: \([^)]*\))?(?:, )?)+[:;]? ?", "", comment)

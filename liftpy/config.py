@@ -1,14 +1,13 @@
 """Configuration of streams and of replication: frozen, units in the names, validated as a whole, everything bounded.
 
-No environment and no files here: ``sidecar/settings.py`` is the one place that reads them.
+No environment and no files here: ``sidecar/runtime/settings.py`` is the one place that reads them.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 
-from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError
 
 NS_PER_S = 1_000_000_000
@@ -204,7 +203,8 @@ class StreamConfig:
     codec: Codec = Codec.NONE
     failover_standby: bool = False
     """Followers listen to the data subject too: nothing published is lost in a fail-over, and nobody is told that nobody is there
-    (``liftpy/ingest/standby.py``). Of small records at full speed it costs about a fifth of the throughput and 40 % more CPU: off by
+    (``liftpy/core/publish/standby.py``). Of small records at full speed it costs about a fifth of the throughput and 40 % more
+    CPU: off by
     default."""
     dedup_window_s: float = 120.0
     read_only: bool = False
@@ -219,7 +219,7 @@ class StreamConfig:
     max_per_subject: int = 0
     """Of each subject the newest so many stay for sure; older ones go as compaction comes by. 0: all stay."""
     quota_records_per_s: int = 0
-    """Of publishes, of the whole stream: each partition takes its share (``liftpy/ingest/quota.py``). 0: as many as come."""
+    """Of publishes, of the whole stream: each partition takes its share (``liftpy/core/publish/quota.py``). 0: as many as come."""
     quota_bytes_per_s: int = 0
     """The same in bytes, of payload and headers as they were sent."""
     quota_by_token: int = 0
@@ -351,7 +351,7 @@ class ReplicationConfig:
     ingest_late_s: float = 1.0
     """When something has waited unread for longer, publishes that somebody waits for are refused, before clients take silence for a
     loss and send again; while that lasts already beyond an eighth of it. So they are while answers go out, and all of them later
-    than that (``liftpy/ingest/lateness.py``)."""
+    than that (``liftpy/core/publish/queue_delay.py``)."""
     ingest_queue_bytes: int = 64 * 1024 * 1024
     """The same for one partition."""
     ingest_queue_records: int = 262_144
@@ -372,7 +372,7 @@ class ReplicationConfig:
     subjects of 40 bytes. With more, such publishes are refused."""
     node_derived_bytes: int = 512 * 1024 * 1024
     """Of memory for the message ids, producers and subjects of all partitions of a node. A leader takes new ones up to seven eighths
-    of it, and refuses more (``liftpy/ingest/derived_budget.py``)."""
+    of it, and refuses more (``liftpy/core/publish/log_state_budget.py``)."""
     state_checkpoint_s: float = 60.0
     """How often what is derived from a log (message ids, producers, subjects) is written beside it, where the log has grown enough."""
     state_checkpoint_bytes: int = 64 * 1024 * 1024
@@ -391,7 +391,7 @@ class ReplicationConfig:
     """A flush of a log that takes less is never slow, however fast the other replicas are."""
     slow_flush_factor: float = 8.0
     """Times what the fastest other replica of the partition usually needs: from there on a flush is slow. 0: none ever is; then nobody
-    leaves an ISR, or makes way as leader, for a slow disk (``liftpy/replica/slow_flushes.py``)."""
+    leaves an ISR, or makes way as leader, for a slow disk (``liftpy/core/replication/slow_disk.py``)."""
     slow_flush_time_s: float = 5.0
     """Spent in slow flushes, by two of them at least: then a follower leaves the ISR, if ``min.isr`` members and two stay, and a leader
     hands over to a member that is fast."""

@@ -26,13 +26,13 @@ class InvalidNameError(ConfigError):
     code = "INVALID_NAME"
 
 
-class ForeignFolderError(ConfigError):
+class WrongDataDirectoryError(ConfigError):
     """A data folder is that of another node. Blame: the operator. Do: give each node its own."""
 
     code = "FOREIGN_FOLDER"
 
 
-class UnspokenError(LiftError):
+class IncompatibleVersionError(LiftError):
     """The cluster, or its data, is of a version that this one does not speak; it stops rather than guess. Blame: who started it. Do:
     start the version that the text asks for."""
 
@@ -68,7 +68,7 @@ class DamagedBatchError(CorruptionError):
         self.offset = offset
 
 
-class OtherImageError(StorageError):
+class MetadataDivergedError(StorageError):
     """This controller's image is not that of the majority. It puts its folder aside and fetches a snapshot. Blame: a bug, or memory."""
 
     code = "OTHER_IMAGE"

@@ -1,4 +1,4 @@
-"""Regenerate ``liftpy/wire/_pb`` from the ``.proto`` files beside this file: ``python protos/generate.py``.
+"""Regenerate ``liftpy/core/wire/_pb`` from the ``.proto`` files beside this file: ``python protos/generate.py``.
 
 ``--check`` generates into a temporary folder instead and exits 1 when the committed modules differ (a test runs it).
 Needs ``grpcio-tools`` (extra ``test``), whose bundled protoc keeps everybody's output the same.
@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 PROTOS = Path(__file__).resolve().parent
-TARGET = Path("liftpy/wire/_pb")
+TARGET = Path("liftpy/core/wire/_pb")
 
 
 def generate(root: Path) -> list[Path]:

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from sidecar.dev import embedded
+from sidecar.dev import nats_server
 from tests.fork_server import FORKS
 
-embedded.spawn = FORKS.spawn
+nats_server.spawn = FORKS.spawn
 """Before any other module imports it: nodes and services are forked, which saves two thirds of a second of processor time each."""
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -27,14 +27,14 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from sidecar.dev import embedded
+from sidecar.dev import nats_server
 
 _CLI = [sys.executable, "-c", "from sidecar.cli.main import main; main()"]
 _NODE = [sys.executable, "-m", "sidecar"]
 _IMPORTED = (
     "sidecar.cli.sidecar",
-    "sidecar.running",
-    "sidecar.leaving",
+    "sidecar.node.run",
+    "sidecar.runtime.restarts",
     "sidecar.cli.service",
     "sidecar.cli.stream",
     "sidecar.cli.status",
@@ -47,7 +47,7 @@ _LARGEST_REQUEST = 1 << 16
 _PR_SET_PDEATHSIG = 1
 _OPTIONS = frozenset({"stdin", "stdout", "stderr", "text", "errors", "env", "cwd", "start_new_session"})
 
-spawn_interpreter = embedded.spawn
+spawn_interpreter = nats_server.spawn
 """Starts a new interpreter, as outside the tests."""
 
 
@@ -106,7 +106,7 @@ class ForkServer:
         self._lock = threading.Lock()
 
     def spawn(self, command: Sequence[str], with_signal: int, **options: Any) -> Any:
-        """As ``sidecar.dev.embedded.spawn``, which starts what can't be forked."""
+        """As ``sidecar.dev.nats_server.spawn``, which starts what can't be forked."""
         arguments = _arguments(command, options)
         with self._lock:
             if arguments is None or not self._can_fork(options.get("env")):

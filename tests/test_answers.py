@@ -17,12 +17,12 @@ BUILT = {
 }  # fmt: skip
 """What the subject of a request or a notice is made of."""
 EXCEPTIONS = {
-    ("sidecar/bus/connection.py", "send"): "send_answer, which asks the rule",
-    ("liftpy/ingest/acks.py", "send_lines"): "acks: MessageReader asks the rule of each reply subject, many at once",
-    ("liftpy/client/transport.py", "publish"): "the way that all publishes take",
-    ("liftpy/client/transport.py", "hand_over"): "the same",
-    ("sidecar/metadata/outgoing.py", "publish"): "what was put there",
-    ("sidecar/raft/library.py", "send"): "frames of the metadata group, to members by their names",
+    ("sidecar/transport/connection.py", "send"): "send_answer, which asks the rule",
+    ("liftpy/core/publish/acks.py", "send_lines"): "acks: MessageDecoder asks the rule of each reply subject, many at once",
+    ("liftpy/nats/transport.py", "publish"): "the way that all publishes take",
+    ("liftpy/nats/transport.py", "hand_over"): "the same",
+    ("sidecar/metadata/publish_queue.py", "publish"): "what was put there",
+    ("sidecar/quorum/library.py", "send"): "frames of the metadata group, to members by their names",
     ("sidecar/partition/replication.py", "send"): "FetchClient asks on .replicate and .offset",
 }
 """(file, method) -> why its first argument may be anything."""
@@ -79,13 +79,13 @@ def test_exceptions_for_publishes_are_all_needed() -> None:
 def test_every_subscription_of_a_node_is_guarded_against_its_handler() -> None:
     """A handler of requests is wrapped by a RequestGuard [A15]; what only hears answers and data is named here."""
     only_hear = {
-        "sidecar/bus/backlog.py": "answers of the NATS server",
-        "sidecar/bus/inflow.py": "the way that all listeners take",
-        "sidecar/bus/keys.py": "nothing",
-        "sidecar/bus/standby_link.py": "data",
+        "sidecar/transport/server_pending.py": "answers of the NATS server",
+        "sidecar/transport/ingest_connection.py": "the way that all listeners take",
+        "sidecar/transport/credentials.py": "nothing",
+        "sidecar/transport/standby_connection.py": "data",
         "sidecar/metadata/feed.py": "records of the feed, beside the guarded questions",
         "sidecar/partition/replication.py": "answers to this node, beside the guarded requests",
-        "liftpy/ingest/ingest.py": "data",
+        "liftpy/core/publish/ingest.py": "data",
         "liftpy/service/host.py": "orders of the node",
     }
     unguarded = []

@@ -119,7 +119,7 @@ def _fields(path: Path) -> list[tuple[str, str, str]]:
 
 @pytest.mark.parametrize("module", ["events", "effects"])
 def test_each_field_says_what_it_is_and_an_offset_whether_it_is_inclusive(module: str) -> None:
-    fields = _fields(ROOT / "liftpy" / "replica" / f"{module}.py")
+    fields = _fields(ROOT / "liftpy" / "core" / "replication" / f"{module}.py")
     assert len(fields) > 50
     for name, field, text in fields:
         assert text, f"{module}.{name}.{field} does not say what it is"

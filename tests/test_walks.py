@@ -48,4 +48,4 @@ def test_a_walk_can_be_walked(title: str, count: str, text: str) -> None:
 
 def test_what_is_gone_is_noticed() -> None:
     assert missing("`liftpy/gone.py` `step`") == ["liftpy/gone.py"]
-    assert missing("`liftpy/replica/replica.py` `step`, `leap`") == ["liftpy/replica/replica.py leap"]
+    assert missing("`liftpy/core/replication/replica.py` `step`, `leap`") == ["liftpy/core/replication/replica.py leap"]

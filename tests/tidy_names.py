@@ -21,67 +21,64 @@ _CHECKS = "checks of the control plane, for tests and simulators"
 _FIXTURES = "pytest finds fixtures by their names"
 _FAULTS = "for tests of applications"
 UNREFERENCED = {
-    "liftpy.ingest.state_file.encode_state": _READS_BACK,
-    "liftpy.client.opening.Opening.throw": "coroutines have it: asyncio cancels by it",
-    "liftpy.client.parser.StrictConnection._process_connect_init": _NATS,
-    "liftpy.client.parser.StrictConnection._process_info": _NATS,
+    "liftpy.core.publish.state_file.encode_state": _READS_BACK,
+    "liftpy.client.awaitable_context.Opening.throw": "coroutines have it: asyncio cancels by it",
+    "liftpy.nats.parser.StrictConnection._process_connect_init": _NATS,
+    "liftpy.nats.parser.StrictConnection._process_info": _NATS,
     "liftpy.client.consumer.Consumer.getone": "for applications",
     "liftpy.client.client.Client.consume_many": "for applications",
-    "liftpy.client.making.Processing.processing": "for applications",
+    "liftpy.client.factories.Processing.processing": "for applications",
     "liftpy.client.sync.SyncClient.processing": "for applications",
     "liftpy.spark.tracing.processing": "for applications",
     "liftpy.client.queue.Job.nack": "for applications",
     "liftpy.client.queue.Queue.nack": "for applications",
-    "liftpy.client.sync_queue.SyncJob.nack": "for applications",
-    "liftpy.client.sync_queue.SyncQueue.nack": "for applications",
-    "liftpy.client.many.ManyConsumer.positions_text": "for applications",
-    "liftpy.client.slices.BatchSlice.to_pandas": "for applications",
+    "liftpy.client.sync.SyncJob.nack": "for applications",
+    "liftpy.client.sync.SyncQueue.nack": "for applications",
+    "liftpy.client.multi_consumer.ManyConsumer.positions_text": "for applications",
+    "liftpy.client.batch_view.BatchSlice.to_pandas": "for applications",
     "liftpy.client.sync.SyncConsumer.getone": "for applications",
     "liftpy.spark.lag.lag_listener": "for applications",
     "liftpy.client.producer.Producer.resends": "for applications",
     "liftpy.client.producer.Producer.used_partitions": "for applications",
     "liftpy.client.sync.SyncProducer.used_partitions": "for applications",
     "liftpy.client.publisher.Publisher.in_flight_bytes": "for applications",
-    "liftpy.cluster.checks.LeadershipHistory": _CHECKS,
-    "liftpy.cluster.checks.LeadershipHistory.see": _CHECKS,
-    "liftpy.cluster.checks.check_image": _CHECKS,
-    "liftpy.cluster.checks.check_step": _CHECKS,
-    "liftpy.log.memory.MemoryStorage.fail_after": "for tests",
+    "liftpy.core.metadata.checks.LeadershipHistory": _CHECKS,
+    "liftpy.core.metadata.checks.LeadershipHistory.see": _CHECKS,
+    "liftpy.core.metadata.checks.check_image": _CHECKS,
+    "liftpy.core.metadata.checks.check_step": _CHECKS,
+    "liftpy.core.log.memory_storage.MemoryStorage.fail_after": "for tests",
     "sidecar.tracing.exporting._Collected.on_end": "OpenTelemetry's SDK calls it",
     "liftpy.testing.services.ServiceTest.run_effects": "for tests of applications",
     "liftpy.testing.services.run_in_child": "a line for another interpreter names it",
     "liftpy.spark.session.java_available": "for tests and applications: whether Spark can start here",
-    "liftpy.spark.pipelines.manifest_source.ManifestDataSource.streamReader": _SPARK,
+    "liftpy.spark.pipelines.archive_source.ManifestDataSource.streamReader": _SPARK,
     "liftpy.spark.source.LiftDataSource.streamReader": _SPARK,
     "liftpy.spark.source.LiftDataSource.streamWriter": _SPARK,
     "liftpy.spark.source.LiftStreamReader.getDefaultReadLimit": _SPARK,
     "liftpy.spark.source.LiftStreamReader.initialOffset": _SPARK,
     "liftpy.spark.source.LiftStreamReader.prepareForTriggerAvailableNow": _SPARK,
     "liftpy.spark.source.LiftStreamReader.reportLatestOffset": _SPARK,
-    "liftpy.testing.fake_node.fake_node_in_thread": "for tests",
-    "liftpy.testing.run.run_seed": "the door of the simulator",
-    "liftpy.testing.run.shrink": "the simulator's command is in tests/",
     "liftpy.testing.memory.cluster.MemoryCluster.restart_nats": _FAULTS,
     "liftpy.testing.memory.cluster.MemoryCluster.serve_groups": "for applications",
     "liftpy.testing.memory.cluster.MemoryCluster.sync_client": "for applications",
-    "liftpy.testing.memory.connection.MemoryTransport.connect_tls": _NATS,
+    "liftpy.testing.memory.nats.MemoryTransport.connect_tls": _NATS,
     "liftpy.testing.plugin.liftpy_client": _FIXTURES,
     "liftpy.testing.plugin.liftpy_connect": _FIXTURES,
     "liftpy.testing.plugin.liftpy_memory": _FIXTURES,
     "liftpy.testing.plugin.liftpy_url": _FIXTURES,
     "liftpy.testing.plugin.pytest_addoption": "pytest calls it",
-    "liftpy.wire.frames.decode_replication_piece": _READS_BACK,
-    "liftpy.wire.frames.decode_replication_response": _READS_BACK,
-    "liftpy.wire.frames.is_piece": _READS_BACK,
-    "sidecar.bus.connection.BusConnection.on_reconnect": _NATS,
-    "liftpy.client.receiving.Receiver.connection_lost": _ASYNCIO,
-    "liftpy.client.receiving.Receiver.data_received": _ASYNCIO,
-    "liftpy.client.receiving.Receiver.eof_received": _ASYNCIO,
-    "liftpy.client.receiving.Receiver.pause_writing": _ASYNCIO,
-    "liftpy.client.receiving.Receiver.resume_writing": _ASYNCIO,
-    "sidecar.workers.handle.WorkerHandle.connection_lost": _ASYNCIO,
-    "sidecar.workers.handle.WorkerHandle.connection_made": _ASYNCIO,
-    "sidecar.workers.handle.WorkerHandle.data_received": _ASYNCIO,
+    "liftpy.core.wire.frames.decode_replication_piece": _READS_BACK,
+    "liftpy.core.wire.frames.decode_replication_response": _READS_BACK,
+    "liftpy.core.wire.frames.is_piece": _READS_BACK,
+    "sidecar.transport.connection.BusConnection.on_reconnect": _NATS,
+    "liftpy.nats.connection.Receiver.connection_lost": _ASYNCIO,
+    "liftpy.nats.connection.Receiver.data_received": _ASYNCIO,
+    "liftpy.nats.connection.Receiver.eof_received": _ASYNCIO,
+    "liftpy.nats.connection.Receiver.pause_writing": _ASYNCIO,
+    "liftpy.nats.connection.Receiver.resume_writing": _ASYNCIO,
+    "sidecar.workers.worker_process.WorkerHandle.connection_lost": _ASYNCIO,
+    "sidecar.workers.worker_process.WorkerHandle.connection_made": _ASYNCIO,
+    "sidecar.workers.worker_process.WorkerHandle.data_received": _ASYNCIO,
     "sidecar.cli.health._Health.make_context": _CLICK,
     "sidecar.cli.main.LazyGroup.format_commands": _CLICK,
     "sidecar.cli.main.LazyGroup.get_command": _CLICK,
@@ -90,12 +87,12 @@ UNREFERENCED = {
     "sidecar.cli.main.TextType.convert": _CLICK,
     "sidecar.cli.options.BytesType.convert": _CLICK,
     "sidecar.dev.under_test.ClusterUnderTest.restart_nats": _FAULTS,
-    "sidecar.raft.journal.GroupJournal._destroy": _PYSYNCOBJ,
-    "sidecar.raft.journal.GroupJournal.getRaftCommitIndex": _PYSYNCOBJ,
-    "sidecar.raft.journal.GroupJournal.getVotedForNodeId": _PYSYNCOBJ,
-    "sidecar.raft.journal.GroupJournal.onOneSecondTimer": _PYSYNCOBJ,
-    "sidecar.raft.transport.SessionTransport.addNode": _PYSYNCOBJ,
-    "sidecar.raft.transport.SessionTransport.dropNode": _PYSYNCOBJ,
+    "sidecar.quorum.journal.GroupJournal._destroy": _PYSYNCOBJ,
+    "sidecar.quorum.journal.GroupJournal.getRaftCommitIndex": _PYSYNCOBJ,
+    "sidecar.quorum.journal.GroupJournal.getVotedForNodeId": _PYSYNCOBJ,
+    "sidecar.quorum.journal.GroupJournal.onOneSecondTimer": _PYSYNCOBJ,
+    "sidecar.quorum.transport.SessionTransport.addNode": _PYSYNCOBJ,
+    "sidecar.quorum.transport.SessionTransport.dropNode": _PYSYNCOBJ,
 }
 """Name -> why it is there though nothing that is shipped refers to it."""
 
@@ -103,24 +100,24 @@ _CODE = "a code of the protocol that no node of this version sends"
 _SETS = "nats-py reads it"
 _FOR_TESTS = "for tests, which count by it"
 UNREAD = {
-    "liftpy.client.parser.StrictConnection._pings_outstanding": _SETS,
-    "liftpy.client.parser.StrictConnection._public_nkey": _SETS,
-    "liftpy.client.parser.StrictConnection._signature_cb": _SETS,
-    "liftpy.client.parser.StrictConnection._user_jwt_cb": _SETS,
-    "liftpy.client.receiving.ClientConnection._pings_outstanding": _SETS,
+    "liftpy.nats.parser.StrictConnection._pings_outstanding": _SETS,
+    "liftpy.nats.parser.StrictConnection._public_nkey": _SETS,
+    "liftpy.nats.parser.StrictConnection._signature_cb": _SETS,
+    "liftpy.nats.parser.StrictConnection._user_jwt_cb": _SETS,
+    "liftpy.nats.connection.ClientConnection._pings_outstanding": _SETS,
     "liftpy.client.publisher.Publisher.foreign_answers": "for applications",
-    "liftpy.log.recovery.OpenReport.walked_bytes": "the benchmark of recovery shows it",
-    "liftpy.service.poison.OnError.SKIP": "the other of two",
-    "liftpy.wire.envelope.MessageType.PARTITION_STATUS_REQUEST": _CODE,
-    "liftpy.wire.envelope.MessageType.PARTITION_STATUS_RESPONSE": _CODE,
-    "liftpy.wire.envelope.MessageType.PROPAGATED_REQUEST": _CODE,
-    "liftpy.wire.envelope.MessageType.PROPAGATED_RESPONSE": _CODE,
-    "liftpy.wire.envelope.MessageType.SERVER_INFO_REQUEST": _CODE,
-    "liftpy.wire.envelope.MessageType.SERVER_INFO_RESPONSE": _CODE,
-    "liftpy.wire.envelope.MessageType.STATUS_RESPONSE": _CODE,
-    "sidecar.bus.connection.BusConnection._pings_outstanding": _SETS,
-    "sidecar.bus.inflow.Inflow._pings_outstanding": _SETS,
-    "sidecar.partition.garbage.Garbage.full_collection_count": _FOR_TESTS,
+    "liftpy.core.log.recovery.OpenReport.walked_bytes": "the benchmark of recovery shows it",
+    "liftpy.core.services.bad_records.OnError.SKIP": "the other of two",
+    "liftpy.core.wire.envelope.MessageType.PARTITION_STATUS_REQUEST": _CODE,
+    "liftpy.core.wire.envelope.MessageType.PARTITION_STATUS_RESPONSE": _CODE,
+    "liftpy.core.wire.envelope.MessageType.PROPAGATED_REQUEST": _CODE,
+    "liftpy.core.wire.envelope.MessageType.PROPAGATED_RESPONSE": _CODE,
+    "liftpy.core.wire.envelope.MessageType.SERVER_INFO_REQUEST": _CODE,
+    "liftpy.core.wire.envelope.MessageType.SERVER_INFO_RESPONSE": _CODE,
+    "liftpy.core.wire.envelope.MessageType.STATUS_RESPONSE": _CODE,
+    "sidecar.transport.connection.BusConnection._pings_outstanding": _SETS,
+    "sidecar.transport.ingest_connection.Inflow._pings_outstanding": _SETS,
+    "sidecar.runtime.gc_tuning.Garbage.full_collection_count": _FOR_TESTS,
 }
 """Attribute -> why it is stored though nothing that is shipped reads it."""
 
@@ -165,10 +162,10 @@ def _referred(trees: Iterable[ast.Module]) -> set[str]:
     return read
 
 
-def unreferenced(trees: Mapping[str, ast.Module]) -> set[str]:
-    """What none of the modules refers to. Methods named after effects are found by that name."""
-    read = _referred(trees.values())
-    effects = [node.name for node in trees["liftpy.replica.effects"].body if isinstance(node, ast.ClassDef)]
+def unreferenced(trees: Mapping[str, ast.Module], readers: Iterable[ast.Module] = ()) -> set[str]:
+    """What neither these modules nor ``readers`` refer to. Methods named after effects are found by that name."""
+    read = _referred([*trees.values(), *readers])
+    effects = [node.name for node in trees["liftpy.core.replication.effects"].body if isinstance(node, ast.ClassDef)]
     by_name = {re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name in effects}
     return {
         f"{module}.{name}"
@@ -178,9 +175,9 @@ def unreferenced(trees: Mapping[str, ast.Module]) -> set[str]:
     }
 
 
-def unread_attributes(trees: Mapping[str, ast.Module]) -> set[str]:
-    """Attributes, fields and members of enumerations that are stored in a class, and read nowhere by that name."""
-    read = _referred(trees.values())
+def unread_attributes(trees: Mapping[str, ast.Module], readers: Iterable[ast.Module] = ()) -> set[str]:
+    """Return attributes, fields and enum members that a class stores, and that neither these modules nor ``readers`` read."""
+    read = _referred([*trees.values(), *readers])
     stored = {
         f"{name}.{attribute}" for name, node in _classes(trees) for attribute in _attributes(node) | _class_constants(node)
     }

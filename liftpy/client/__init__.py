@@ -17,23 +17,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from liftpy.client.admin import ClusterState, Controller
+    from liftpy.client.batch_view import BatchSlice
     from liftpy.client.client import Client, connect
-    from liftpy.client.consumer import Consumer, ReadOptions
-    from liftpy.client.credentials import Credentials
+    from liftpy.client.consumer import Consumer, EventKind, ReadEvent, ReadOptions
     from liftpy.client.cursor import Cursor
-    from liftpy.client.events import EventKind, ReadEvent
     from liftpy.client.group import Group, GroupOptions, GroupRefusedError
     from liftpy.client.group_part import GroupPart
     from liftpy.client.in_flight import PublishAck, PublishOptions
-    from liftpy.client.many import ManyConsumer, Taken, positions_from
-    from liftpy.client.plans import PlacementPlan, PlacementWish, Tally
+    from liftpy.client.multi_consumer import ManyConsumer, Taken, positions_from
+    from liftpy.client.partition_sender import ManyAck, ManyReceipt, ProducerOptions, Receipt, Source
+    from liftpy.client.placement_plans import PlacementPlan, PlacementWish, Tally
     from liftpy.client.positions import Bounds, Position, Start, Until, parse_start, parse_until
     from liftpy.client.producer import Partitioner, Producer
-    from liftpy.client.producing import ManyAck, ManyReceipt, ProducerOptions, Receipt, Source
     from liftpy.client.publisher import Publisher
-    from liftpy.client.queries import QueryAnswer, QueryFailedError, QueryRefusedError
     from liftpy.client.queue import Job, LeaseLostError, Queue, QueueOptions
-    from liftpy.client.slices import BatchSlice
+    from liftpy.client.service_queries import QueryAnswer, QueryRefusedError
+    from liftpy.core.services.queries import QueryFailedError
+    from liftpy.nats.credentials import Credentials
 
 __all__ = [
     "BatchSlice",
@@ -82,24 +82,24 @@ __all__ = [
     "positions_from",
 ]
 _NAMES = {
-    "admin": ("ClusterState", "Controller"),
-    "client": ("Client", "connect"),
-    "consumer": ("Consumer", "ReadOptions"),
-    "credentials": ("Credentials",),
-    "cursor": ("Cursor",),
-    "events": ("EventKind", "ReadEvent"),
-    "group": ("Group", "GroupOptions", "GroupRefusedError"),
-    "group_part": ("GroupPart",),
-    "in_flight": ("PublishAck", "PublishOptions"),
-    "many": ("ManyConsumer", "Taken", "positions_from"),
-    "plans": ("PlacementPlan", "PlacementWish", "Tally"),
-    "positions": ("Bounds", "Position", "Start", "Until", "parse_start", "parse_until"),
-    "producer": ("Partitioner", "Producer"),
-    "producing": ("ManyAck", "ManyReceipt", "ProducerOptions", "Receipt", "Source"),
-    "publisher": ("Publisher",),
-    "queries": ("QueryAnswer", "QueryFailedError", "QueryRefusedError"),
-    "queue": ("Job", "LeaseLostError", "Queue", "QueueOptions"),
-    "slices": ("BatchSlice",),
+    "liftpy.client.admin": ("ClusterState", "Controller"),
+    "liftpy.client.client": ("Client", "connect"),
+    "liftpy.client.consumer": ("Consumer", "EventKind", "ReadEvent", "ReadOptions"),
+    "liftpy.nats.credentials": ("Credentials",),
+    "liftpy.client.cursor": ("Cursor",),
+    "liftpy.client.group": ("Group", "GroupOptions", "GroupRefusedError"),
+    "liftpy.client.group_part": ("GroupPart",),
+    "liftpy.client.in_flight": ("PublishAck", "PublishOptions"),
+    "liftpy.client.multi_consumer": ("ManyConsumer", "Taken", "positions_from"),
+    "liftpy.client.placement_plans": ("PlacementPlan", "PlacementWish", "Tally"),
+    "liftpy.client.positions": ("Bounds", "Position", "Start", "Until", "parse_start", "parse_until"),
+    "liftpy.client.producer": ("Partitioner", "Producer"),
+    "liftpy.client.partition_sender": ("ManyAck", "ManyReceipt", "ProducerOptions", "Receipt", "Source"),
+    "liftpy.client.publisher": ("Publisher",),
+    "liftpy.client.service_queries": ("QueryAnswer", "QueryRefusedError"),
+    "liftpy.core.services.queries": ("QueryFailedError",),
+    "liftpy.client.queue": ("Job", "LeaseLostError", "Queue", "QueueOptions"),
+    "liftpy.client.batch_view": ("BatchSlice",),
 }
 """Module -> names that are looked up there, when they are used: a command that asks one question does not load what reads records."""
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
@@ -111,7 +111,7 @@ if not TYPE_CHECKING:  # or mypy takes every name for one that is there
         module = _MODULE_OF.get(name)
         if module is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+        found = globals()[name] = getattr(importlib.import_module(module), name)
         return found
 
 

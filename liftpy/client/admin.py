@@ -2,6 +2,8 @@
 
 A change carries an operation id: it is repeated with the same id until it is answered or the deadline passes, and the
 metadata group applies an id once. So neither a lost answer nor a change of the metadata leader makes two streams of one.
+
+What a Client has to do with what holds for the whole cluster: its feature level, its default quota, its session times.
 """
 
 from __future__ import annotations
@@ -11,20 +13,23 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from liftpy.client.plans import PlacementPlan, PlacementWish, plan_from_pb
+from liftpy.client.closest_replica import this_host
+from liftpy.client.placement_plans import PlacementPlan, PlacementWish, plan_from_pb
 from liftpy.client.retrying import retrying
-from liftpy.client.this_host import this_host
-from liftpy.client.transport import NobodyListensError, Transport
-from liftpy.cluster import codec
-from liftpy.cluster.batch_bounds import MAX_BATCH_BYTES, SENT_TOGETHER
-from liftpy.cluster.codec import times_from_pb
-from liftpy.cluster.image import ClusterImage, NodeImage, StreamImage
-from liftpy.cluster.level_range import FeatureLevels, said
-from liftpy.cluster.pages import ClusterPages, StreamPages
-from liftpy.cluster.request_bounds import MAX_REQUEST_BYTES
-from liftpy.cluster.stream_config import camel_case, config_to_pb, quota_from_pb
 from liftpy.config import ALTERABLE, DefaultQuota, ReplicationConfig, SessionTimes, StreamConfig
-from liftpy.dataclass import dataclass
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import check_data_subject, check_name, check_new_stream, check_uid
+from liftpy.core.base.partition import MoveReason, PartitionState, Pause
+from liftpy.core.metadata import codec
+from liftpy.core.metadata.batch_limits import MAX_BATCH_BYTES, SENT_TOGETHER
+from liftpy.core.metadata.codec import camel_case, config_to_pb, quota_from_pb, times_from_pb
+from liftpy.core.metadata.describe import ClusterPages, StreamPages
+from liftpy.core.metadata.feature_range import FeatureLevels, said
+from liftpy.core.metadata.image import ClusterImage, NodeImage, StreamImage
+from liftpy.core.metadata.request_limits import MAX_REQUEST_BYTES
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import (
     AlreadyExistsError,
     ConfigError,
@@ -39,14 +44,10 @@ from liftpy.errors import (
     TooFewNodesError,
     UnavailableError,
 )
-from liftpy.ids import check_data_subject, check_name, check_new_stream, check_uid
-from liftpy.partition import MoveReason, PartitionState, Pause
-from liftpy.wire import frames
-from liftpy.wire._pb import cluster_pb2
-from liftpy.wire.subjects import Subjects
+from liftpy.nats.transport import NoRespondersError, Transport
 
 if TYPE_CHECKING:
-    from liftpy.wire.filters import Filter
+    from liftpy.core.wire.filters import Filter
 
 _Error = cluster_pb2.ControlResponse.Error
 DEADLINE_S = 15.0
@@ -619,7 +620,7 @@ class Admin:
                     raise unanswered
                 try:
                     answer = await self._transport.request(subject, payload, min(ATTEMPT_S, max(left_s, least_s)))
-                except NobodyListensError:
+                except NoRespondersError:
                     now = asyncio.get_running_loop().time()
                     nobody_since = now if nobody_since is None else nobody_since
                     self._check_cluster(now - nobody_since)
@@ -748,3 +749,35 @@ def control_error(response: cluster_pb2.ControlResponse) -> LiftError:
 
 def _milliseconds(seconds: float) -> int:
     return min(max(0, round(seconds * 1000)), (1 << 32) - 1)
+
+
+class FeatureLevelsMixin:
+    """Mixed into Client."""
+
+    _admin: Admin
+
+    async def feature_levels(self, level: int = 0) -> FeatureLevels:
+        """The cluster's feature level, and who speaks what; see ``Admin.feature_levels``."""
+        return await self._admin.feature_levels(level)
+
+    async def set_feature_level(self, level: int) -> str:
+        """Finalize a feature level, or go back to the one before; see ``Admin.set_feature_level``."""
+        return await self._admin.set_feature_level(level)
+
+    async def default_quota(self) -> DefaultQuota:
+        """Of streams without a quota of their own; see ``Admin.default_quota``."""
+        return await self._admin.default_quota()
+
+    async def set_default_quota(
+        self, *, records_per_s: int | None = None, bytes_per_s: int | None = None, by_token: int | None = None
+    ) -> DefaultQuota:
+        """Change it, while leaders run; see ``Admin.set_default_quota``."""
+        return await self._admin.set_default_quota(records_per_s=records_per_s, bytes_per_s=bytes_per_s, by_token=by_token)
+
+    async def session_times(self) -> SessionTimes | None:
+        """Of the whole cluster; see ``Admin.session_times``."""
+        return await self._admin.session_times()
+
+    async def set_session_times(self, *, session_s: float | None = None, lease_s: float | None = None) -> SessionTimes:
+        """Change them, while nodes run; see ``Admin.set_session_times``."""
+        return await self._admin.set_session_times(session_s=session_s, lease_s=lease_s)

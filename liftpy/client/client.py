@@ -1,4 +1,17 @@
-"""``connect`` and ``Client``: the one object that an application holds; everything else is reached from it."""
+"""``connect`` and ``Client``: the one object that an application holds; everything else is reached from it.
+
+Giving up records of a partition: the oldest ones, or those of some subjects or keys; a part of ``liftpy.client.Client``.
+
+How far that may go is asked of a replica; the wish is the metadata group's, which tells every replica.
+
+What a Client knows of consumer groups; a part of ``liftpy.client.Client``.
+
+What a Client has to do with internal streams: the cluster's own, whose names begin with ``_``.
+
+Pausing: partitions that take no publishes for a while; their records stay, and are read.
+
+The part of a Client that speaks to replicated services: queries and commands.
+"""
 
 from __future__ import annotations
 
@@ -6,52 +19,349 @@ import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsIndex, cast, overload
 
 from nats.aio.client import Client as NatsConnection
 
-from liftpy.client import positions
-from liftpy.client.admin import Admin, ClusterState, MoveWish
+from liftpy.client import positions, service_commands, service_queries
+from liftpy.client.admin import Admin, ClusterState, FeatureLevelsMixin, MoveWish
+from liftpy.client.admin_requests import NodeViews
+from liftpy.client.awaitable_context import Opening
+from liftpy.client.batch_view import BatchSlice
+from liftpy.client.closest_replica import Nearest
 from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions, read_range
-from liftpy.client.credentials import Credentials
-from liftpy.client.giving_up import GivingUp
-from liftpy.client.grouping import Grouping
+from liftpy.client.cursor import Cursor, CursorHome
+from liftpy.client.encode_publish import Address
+from liftpy.client.factories import ClientFactories, Processing
+from liftpy.client.group import Group, GroupHome, GroupOptions, Hook
 from liftpy.client.in_flight import PublishAck, PublishOptions
-from liftpy.client.internals import Internals
 from liftpy.client.iteration import Iteration
-from liftpy.client.levels import Levels
-from liftpy.client.likeness import differences
-from liftpy.client.making import Making, Processing
-from liftpy.client.many import ManyConsumer, Place, Places, bounded_ahead
-from liftpy.client.nearest import Nearest
-from liftpy.client.node_views import NodeViews
-from liftpy.client.opening import Opening
-from liftpy.client.outgoing import Address
-from liftpy.client.parser import make_strict
-from liftpy.client.pausing import Pauses
-from liftpy.client.plans import PlacementPlan, PlacementWish
-from liftpy.client.positions import Bounds, Position, Start, Until, check_partition, checked_until
+from liftpy.client.multi_consumer import ManyConsumer, Place, Places, bounded_ahead
+from liftpy.client.partition_sender import ProducerOptions, Source, check_answers, name_for
+from liftpy.client.placement_plans import PlacementPlan, PlacementWish
+from liftpy.client.positions import (
+    Bounds,
+    Position,
+    Start,
+    Until,
+    check_offset,
+    check_partition,
+    checked_until,
+    out_of_range,
+    timestamp_ns,
+)
 from liftpy.client.positions import resolved as _resolved
 from liftpy.client.producer import Partitioner, Producer
-from liftpy.client.producing import ProducerOptions, Source, check_answers, name_for
 from liftpy.client.progress import ReadProgress
 from liftpy.client.publisher import Publisher
+from liftpy.client.queue import Queue, QueueHome, QueueOptions
 from liftpy.client.retrying import retrying
-from liftpy.client.service_calls import ServiceCalls
-from liftpy.client.slices import BatchSlice
+from liftpy.client.stream_diff import differences
 from liftpy.client.tracing import making_of
-from liftpy.client.transport import DEFAULT_URL, Transport, open_connection
-from liftpy.cluster.image import INSUFFICIENT_NODES, NodeImage, StreamImage
 from liftpy.config import AckPolicy, StreamConfig
-from liftpy.errors import AlreadyExistsError, ConfigError, NotAllowedError, NotFoundError, UnavailableError
-from liftpy.ids import check_name, check_published, is_internal, is_utf8, shown
-from liftpy.partition import PartitionState
-from liftpy.wire.filters import Filter
-from liftpy.wire.headers import HeadersLike
-from liftpy.wire.subjects import Subjects, data_subject, matcher
+from liftpy.core.base.ids import check_name, check_published, is_internal, is_utf8, shown
+from liftpy.core.base.partition import PartitionState, Pause
+from liftpy.core.metadata.image import INSUFFICIENT_NODES, NodeImage, StreamImage
+from liftpy.core.wire.filters import Filter
+from liftpy.core.wire.headers import HeadersLike, pairs_of
+from liftpy.core.wire.partitioner import partition_of
+from liftpy.core.wire.subjects import GROUPS_STREAM, Subjects, data_subject, matcher
+from liftpy.errors import (
+    AlreadyExistsError,
+    ConfigError,
+    NotAllowedError,
+    NotFoundError,
+    OffsetOutOfRangeError,
+    UnavailableError,
+)
+from liftpy.nats.credentials import Credentials
+from liftpy.nats.parser import make_strict
+from liftpy.nats.transport import DEFAULT_URL, Transport, open_connection
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
+
+
+class _Home(Protocol):
+    """What it needs of the Client."""
+
+    _admin: Admin
+
+    async def stream(self, name: str) -> StreamImage:
+        """As it is now."""
+
+    def _reader(self, stream: str, partition: int, options: ReadOptions | None) -> PartitionReader:
+        """Of a partition."""
+
+    def read_range(self, stream: str, partition: int, start_offset: int, end_offset: int, *, uid: str) -> Iteration[BatchSlice]:
+        """The records of a range."""
+
+
+class RecordDeletionMixin:
+    """Mixed into Client."""
+
+    async def truncate_before(
+        self, stream: str, partition: int, before: SupportsIndex | datetime, *, dry_run: bool = False, uid: str = ""
+    ) -> int:
+        """Give up what is committed below an offset, or was stamped by the leader before a datetime: at once for readers, and on the
+        disks as far as whole segments go. It holds on every replica, on those that are away now when they come back, and can't be
+        taken back. The batch that ``before`` lies in stays whole. Returns the offset from which on records stay, the first of that
+        batch; ``dry_run``: nothing is done. ``uid``: of the stream that is meant, not of one that was made under its name since.
+        Who asks has to be allowed to read the stream too.
+
+        Raises NotFoundError, OffsetOutOfRangeError (above HW + 1: what is not committed is nobody's to give up), ConfigError (no
+        offset, a time outside 64-bit nanoseconds), UnavailableError.
+        """
+        home = cast(_Home, self)
+        found = await _stream_of(home, stream, uid)
+        offset, bounds = await _until(home._reader(stream, partition, None), found, before)
+        first = await _batch_start(home, found, partition, offset, bounds)
+        if not dry_run and first > bounds.log_start_offset:
+            await home._admin.truncate_before(found, partition, offset)
+        return first
+
+    async def purge(
+        self,
+        stream: str,
+        partition: int,
+        *,
+        subjects: Sequence[str] = (),
+        keys: Sequence[bytes] = (),
+        before: SupportsIndex | datetime | None = None,
+        dry_run: bool = False,
+        uid: str = "",
+    ) -> int:
+        """Give up the committed records of some subjects (``*`` and ``>`` as NATS has them), or of some keys; of both: those that fit
+        both. ``before``: only those below an offset, or stamped before a datetime; None: all that are committed now.
+
+        Every replica drops them by itself when its housekeeping comes by (seconds), those that are away now when they come back, and
+        what may have a message id when its dedup window is over; until then readers may meet them. It can't be taken back. Offsets
+        stay: readers pass over the gaps. ``client.stream(name).partitions[p].purges`` shows what is under way. Returns the offset
+        below which records go (exclusive); ``dry_run``: nothing is done. ``uid``: of the stream that is meant, not of one that was made
+        under its name since. Who asks has to be allowed to read the stream too.
+
+        Raises ConfigError (neither subjects nor keys, too many under way), InvalidNameError, NotFoundError, OffsetOutOfRangeError,
+        UnavailableError.
+        """
+        wanted = Filter(tuple(subjects), tuple(keys))
+        if not wanted:
+            raise ConfigError("a purge names subjects or keys; to give up everything below an offset, use truncate_before")
+        home = cast(_Home, self)
+        found = await _stream_of(home, stream, uid)
+        end_offset, _ = await _until(home._reader(stream, partition, None), found, before)
+        if not dry_run and end_offset > 0:
+            await home._admin.purge(found, partition, wanted, end_offset)
+        return end_offset
+
+
+async def _stream_of(home: _Home, name: str, uid: str) -> StreamImage:
+    found = await home.stream(name)
+    if uid and found.uid != uid:
+        raise NotFoundError(f"stream {name} was deleted and made again since: its uid is {found.uid}, not {uid}")
+    return found
+
+
+async def _batch_start(home: _Home, stream: StreamImage, partition: int, offset: int, bounds: Bounds) -> int:
+    """Where the log starts once the records below ``offset`` are given up: batches stay whole."""
+    if offset <= bounds.log_start_offset:
+        return bounds.log_start_offset
+    if offset < bounds.end_offset:
+        try:
+            async for piece in home.read_range(stream.name, partition, offset, offset + 1, uid=stream.uid):
+                return max(min(piece.batch.base_offset, offset), bounds.log_start_offset)
+        except OffsetOutOfRangeError:  # given up meanwhile
+            pass
+    return offset
+
+
+async def _until(reader: PartitionReader, stream: StreamImage, before: SupportsIndex | datetime | None) -> tuple[int, Bounds]:
+    """The offset that ``before`` means, exclusive, at most HW + 1, and the partition's bounds."""
+    at_ns = timestamp_ns(before, "before") if isinstance(before, datetime) else None
+    bounds, found = await reader.bounds(stream.uid, at_ns)
+    if before is None:
+        return bounds.end_offset, bounds
+    offset = found if isinstance(before, datetime) else check_offset(before, "before")
+    if not 0 <= offset <= bounds.end_offset:
+        raise out_of_range(offset, bounds.log_start_offset, bounds.high_watermark)
+    return offset, bounds
+
+
+class GroupsMixin:
+    """Mixed into Client."""
+
+    def group(
+        self,
+        name: str,
+        streams: Sequence[str],
+        *,
+        instance: str = "",
+        options: GroupOptions | None = None,
+        on_assigned: Hook | None = None,
+        on_revoked: Hook | None = None,
+    ) -> Opening[Group]:
+        """A member of the consumer group ``name``: ``async with client.group("bills", ["orders"]) as group: async for part in group``.
+
+        ``streams``: names, or patterns with ``*``, which new streams join. ``instance``: a static identity; a process that comes back
+        with it within the session goes on with its partitions. The hooks are told of partitions as they come and when they are gone;
+        they are called between heartbeats and must not wait. Raises NotFoundError (no such stream), ConfigError, UnavailableError.
+        """
+        made = Group(cast("GroupHome", self), name, streams, instance, options or GroupOptions(), on_assigned, on_revoked)
+        return Opening(made.open())
+
+    def cursor(self, name: str, stream: str) -> Opening[Cursor]:
+        """A named position in ``stream``, kept by the cluster: ``async with client.cursor("nightly", "orders") as cursor``, then
+        ``fetch``, ``commit``, ``consume``. Who opens it holds it: commits of whoever did before are refused.
+
+        Raises NotFoundError (no such stream, no stream of groups), GroupRefusedError (the name is a group's).
+        """
+        return Opening(Cursor(cast("CursorHome", self), name, stream).open())
+
+    def queue(self, stream: str, group: str, *, options: QueueOptions | None = None) -> Opening[Queue]:
+        """A worker of the work queue ``group`` over ``stream``: ``async with client.queue("jobs", "workers") as queue: async for job in
+        queue: ...; await job.ack()``.
+
+        Raises NotFoundError (no such stream), ConfigError, UnavailableError.
+        """
+        return Opening(Queue(cast("QueueHome", self), stream, group, options or QueueOptions()).open())
+
+
+_PLACED_S = 10.0
+_POLL_S = 0.25
+
+
+class Internals:
+    """Mixed into Client."""
+
+    _admin: Admin
+
+    async def stream(self, name: str) -> StreamImage:
+        """As ``Client.stream``."""
+        raise NotImplementedError
+
+    def allow_internal(self) -> None:
+        """From here on this client may make, change, cut and delete internal streams: without it that is refused. Nobody publishes to
+        one, or finds one by a pattern that does not begin with ``_`` itself; they are read by name, as any other."""
+        self._admin.internal = True
+
+    async def groups_stream(self) -> StreamImage:
+        """The stream of what members of groups and workers of queues say; made where it is not there yet, as the nodes' settings say
+        (``groups_partitions``, ``groups_replicas``). Raises UnavailableError (also: there are not enough nodes), ConfigError."""
+        give_up_at = asyncio.get_running_loop().time() + _PLACED_S
+        try:
+            found = await self.stream(GROUPS_STREAM)
+        except NotFoundError:
+            found = await self._admin.open_groups()
+        while not found.partitions:
+            if asyncio.get_running_loop().time() >= give_up_at:
+                raise UnavailableError(f"stream {GROUPS_STREAM} is made, and waits for more nodes ({INSUFFICIENT_NODES})")
+            await asyncio.sleep(_POLL_S)
+            found = await self._admin.stream(GROUPS_STREAM)
+        return found
+
+
+class PauseMixin:
+    """What a Client has of it."""
+
+    _admin: Admin
+
+    async def pause(
+        self,
+        stream: str,
+        partitions: Iterable[int] | None = None,
+        *,
+        resume_on_publish: bool = False,
+        resume_all: bool = False,
+        uid: str = "",
+    ) -> StreamImage:
+        """Have partitions (None: all) take no publishes until ``resume``. Who waits for an answer is refused (PublishRejectedError,
+        PAUSED), plain messages are dropped and counted; what was taken before is committed and acknowledged, reading goes on.
+
+        ``resume_on_publish``: until somebody publishes; the first publish is stored and acknowledged, a moment later than else.
+        ``resume_all``: the same, and a publish to one partition resumes all of the stream that are paused so. Leaders know within
+        milliseconds. Returns the stream as it is decided; pausing what is paused so changes nothing.
+        Raises NotFoundError (no such stream, or partition: then none is paused), ConfigError, UnavailableError.
+        """
+        on_publish = Pause.UNTIL_PUBLISH_TO_ANY if resume_all else Pause.UNTIL_PUBLISH
+        until = on_publish if resume_on_publish or resume_all else Pause.UNTIL_RESUMED
+        return await self._admin.pause(stream, partitions, until, uid=uid)
+
+    async def resume(self, stream: str, partitions: Iterable[int] | None = None, *, uid: str = "") -> StreamImage:
+        """Have partitions (None: all) take publishes again, as soon as their leaders know: within milliseconds. Of what is not paused
+        nothing is changed. Raises as ``pause`` does."""
+        return await self._admin.pause(stream, partitions, Pause.NOT_PAUSED, uid=uid)
+
+
+class ServiceCalls:
+    """What a Client has of it."""
+
+    _transport: Transport
+    _subjects: Subjects
+
+    async def stream(self, name: str) -> StreamImage:
+        """The stream as the cluster knows it."""
+        raise NotImplementedError
+
+    async def _address(self, stream: str, partition: int, *, anew: bool) -> Address:
+        """Where a partition is published to; ``anew``: as it is now, not as it was described last."""
+        raise NotImplementedError
+
+    async def query_service(
+        self,
+        service: str,
+        query: bytes,
+        *,
+        partition: int | None = None,
+        key: bytes | None = None,
+        at_least: int | None = None,
+        timeout_s: float = 5.0,
+    ) -> service_queries.QueryAnswer:
+        """What the ``on_query`` of a replicated service answers, on whichever node.
+
+        The state holds every record that was committed before this call (linearizable); with ``at_least`` every record below that
+        offset, and no leader has to be asked: the offset of a PublishAck + 1 shows what was published, 0 takes any state.
+        A service over a stream of several partitions has a state for each: name ``partition``, or the ``key`` whose records the query
+        is about. ``at_least`` is an offset in that partition.
+
+        Raises QueryFailedError (what ``on_query`` raised), UnavailableError or QueryRefusedError when nobody answers in time,
+        ConfigError when the service has several partitions and none is named.
+        """
+        return await service_queries.ask_for(
+            self._transport, self._subjects, service, query, partition, key, at_least, timeout_s
+        )
+
+    async def call_service(
+        self,
+        service: str,
+        stream: str,
+        command: bytes,
+        *,
+        partition: int | None = None,
+        key: bytes | None = None,
+        headers: HeadersLike | None = None,
+        message_id: str = "",
+        timeout_s: float = 5.0,
+    ) -> service_commands.CommandAnswer:
+        """Publish a command to the stream that ``service`` reads, and return what it replies: committed, and its outputs written.
+
+        ``partition`` None: the partition that publishers choose for ``key``, 0 without a key.
+
+        Sent again under one ``message_id`` (a random one by default) until it is answered: a service that replies carries it out
+        once, within the bounds of ``liftpy.core.services.replies``. Raises CommandFailedError (it was passed over),
+        PublishRejectedError
+        (not stored), UnavailableError (not stored), OutcomeUnknownError (no answer in time: ask again under the same message id).
+        """
+        check_name(service, "service")
+        check_name(stream, "stream")
+        if partition is None:
+            partition = 0 if key is None else partition_of(key, len((await self.stream(stream)).partitions))
+        check_partition(partition)
+
+        async def find(anew: bool) -> Address:
+            return await self._address(stream, partition, anew=anew)
+
+        sent = service_commands.Command(service, stream, partition, command, key, pairs_of(headers), message_id)
+        return await service_commands.call(self._transport, find, sent, timeout_s)
+
 
 _READY = "LEADER_READY"
 _PLACED_POLL_S = 0.25
@@ -71,7 +381,7 @@ def connect(
     ``close`` at the end.
 
     ``nats``: URL(s), or a connected nats-py client, which then stays the caller's to close; it gets our
-    parser (``liftpy.client.parser``), because nats-py's lets a publisher choose the subscription. ``nats_options``: more arguments for
+    parser (``liftpy.nats.parser``), because nats-py's lets a publisher choose the subscription. ``nats_options``: more arguments for
     ``nats.connect``. ``trace``: spans by OpenTelemetry's global provider of tracers, or by this one (``liftpy[trace]``).
     Raises UnavailableError when no server lets us in within ``timeout_s``, ConfigError for bad arguments.
     """
@@ -96,16 +406,16 @@ async def _connect(
     return Client(Transport(connection), subjects, owns_connection=True, making=making)
 
 
-class Client(GivingUp, Grouping, Internals, Levels, NodeViews, Pauses, Processing, ServiceCalls):
+class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, NodeViews, PauseMixin, Processing, ServiceCalls):
     """Streams, consumers, publishers of one cluster over one NATS connection. Bound to the event loop that made it."""
 
     def __init__(
-        self, transport: Transport, subjects: Subjects, *, owns_connection: bool, making: Making | None = None
+        self, transport: Transport, subjects: Subjects, *, owns_connection: bool, making: ClientFactories | None = None
     ) -> None:
         self._transport = transport
         self._subjects = subjects
         self._owns_connection = owns_connection
-        self._made_by = making or Making()
+        self._made_by = making or ClientFactories()
         self._admin = Admin(transport, subjects)
         self._streams: dict[str, StreamImage] = {}
         """As they were last described; code that finds a description out of date asks for it again."""

@@ -2,6 +2,8 @@
 
 What may be handed on is decided in ``progress.py``; this is the shell around it: it asks, waits, changes replica, and keeps
 a bounded number of answers ready so that the replica works while the application does.
+
+What happens while a partition is read, told to an application that counts or logs it: answers, failures, changes of replica.
 """
 
 from __future__ import annotations
@@ -15,20 +17,34 @@ import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from enum import Enum
 from typing import Any, Literal
 
 from liftpy.client import positions
-from liftpy.client.backwards import BackwardProgress
-from liftpy.client.events import EventKind, OnEvent, Teller
+from liftpy.client.batch_view import BatchSlice
+from liftpy.client.closest_replica import Nearest
 from liftpy.client.iteration import Fetch, HandedOn, Item, Iteration, ReadAhead, whole
-from liftpy.client.nearest import Nearest
 from liftpy.client.positions import Before, Bounds, Position, Start, Until
-from liftpy.client.progress import FINAL, NotServedError, ReadProgress, SecondOpinion, bounds_of, check_head, must_agree
-from liftpy.client.ranges import RangeFacts, RangeFiles, facts_of, files_of
+from liftpy.client.progress import (
+    FINAL,
+    BackwardProgress,
+    NotServedError,
+    ReadProgress,
+    SecondOpinion,
+    bounds_of,
+    check_head,
+    must_agree,
+)
+from liftpy.client.range_size import RangeFacts, RangeFiles, facts_of, files_of
 from liftpy.client.retrying import retrying
-from liftpy.client.slices import BatchSlice
-from liftpy.client.transport import NobodyListensError, Transport
-from liftpy.dataclass import dataclass
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import check_uid, shown
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import Record
+from liftpy.core.wire.filters import NOTHING_LEFT_OUT, Filter
+from liftpy.core.wire.routing_check import MisdirectedError, must_be_for
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import (
     ConfigError,
     CorruptionError,
@@ -37,13 +53,81 @@ from liftpy.errors import (
     NotFoundError,
     ProtocolError,
 )
-from liftpy.ids import check_uid, shown
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.addressee import MisdirectedError, must_be_for
-from liftpy.wire.batch import Record
-from liftpy.wire.filters import NOTHING_LEFT_OUT, Filter
-from liftpy.wire.subjects import Subjects
+from liftpy.nats.transport import NoRespondersError, Transport
+
+_SAY_EVERY_S = 1.0
+
+
+class EventKind(Enum):
+    """Of a ``ReadEvent``."""
+
+    ANSWERED = "answered"
+    """Records came, ``records`` of them in ``size_bytes`` as sent, ``took_s`` after they were asked for."""
+    FAILED = "failed"
+    """A question led to an error, ``detail``; it is asked again, perhaps elsewhere, unless that is what the reading then raises."""
+    SILENT = "silent"
+    """Nobody has answered in time: others are asked as well."""
+    MOVED = "moved"
+    """Another replica answers than before: ``node``; ``detail`` is the one before."""
+    RECONNECTED = "reconnected"
+    """The connection to NATS was renewed while an answer was waited for; it is asked for again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadEvent:
+    """One of them. ``node``: who answered, or was asked; empty: any."""
+
+    kind: EventKind
+    stream: str
+    partition: int
+    node: str = ""
+    records: int = 0
+    size_bytes: int = 0
+    took_s: float = 0.0
+    detail: str = ""
+
+
+OnEvent = Callable[[ReadEvent], None]
+"""Called in the event loop, once for an answer or a try and never for a record: it must not block. What it raises is logged, at most
+once a second, and harms no reading."""
+
+
+class Teller:
+    """Calls ``on_event``; None: nobody wants to know."""
+
+    def __init__(self, on_event: OnEvent | None, stream: str, partition: int) -> None:
+        self._on_event = on_event
+        self._stream = stream
+        self._partition = partition
+        self._say_at = 0.0
+        self._node = ""
+
+    def tell(
+        self, kind: EventKind, node: str = "", *, records: int = 0, size_bytes: int = 0, took_s: float = 0.0, detail: str = ""
+    ) -> None:
+        """Tell of one."""
+        if self._on_event is None:
+            return
+        event = ReadEvent(kind, self._stream, self._partition, node, records, size_bytes, took_s, detail)
+        try:
+            self._on_event(event)
+        except Exception as error:
+            now = time.monotonic()
+            if now >= self._say_at:
+                self._say_at = now + _SAY_EVERY_S
+                logger.error("on_event has failed at %s: %r", event, error, exc_info=error)
+
+    def answered(self, node: str, records: int, size_bytes: int, took_s: float) -> None:
+        """Tell of an answer that was believed, and of a change of who gives them; one without records is the end of a long poll, and
+        not told."""
+        if self._on_event is None:
+            return
+        before, self._node = self._node, node
+        if before and before != node:
+            self.tell(EventKind.MOVED, node, detail=before)
+        if records:
+            self.tell(EventKind.ANSWERED, node, records=records, size_bytes=size_bytes, took_s=took_s)
+
 
 logger = logging.getLogger("liftpy.client")
 _PAYLOAD_RESERVE_BYTES = 4096
@@ -65,7 +149,7 @@ class ReadOptions:
     replica there is read from as long as one answers, one on the reader's own host before the others; ``nearest``: the same without a
     rack. ``isolation``: ``uncommitted`` reads past HW, from the leader only: such records may still vanish, and
     then LogTruncatedError says how far what was read holds. ``on_event``: told of answers, failures and changes of replica
-    (``liftpy.client.events``).
+    (``liftpy.client.consumer``).
     """
 
     max_bytes: int = 1024 * 1024
@@ -293,7 +377,7 @@ class PartitionReader:
         """The first answer. If nobody at all listens: is there anything to listen for?"""
         try:
             return await self._ask(node, request, wait_s)
-        except NobodyListensError:
+        except NoRespondersError:
             if not node or self.options.node:
                 await self._must_exist()
             raise

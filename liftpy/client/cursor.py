@@ -15,11 +15,11 @@ from typing import Any, Protocol
 from liftpy.client.consumer import Consumer
 from liftpy.client.group import GroupHome, GroupRefusedError, ask_coordinator, name_of
 from liftpy.client.positions import Position, Start
+from liftpy.core.base.ids import PartitionKey, check_name
+from liftpy.core.groups.commands import decode_query_answer, partition_of
+from liftpy.core.wire._pb import group_pb2 as pb
+from liftpy.core.wire.subjects import GROUPS_SERVICE
 from liftpy.errors import ConfigError, NotFoundError
-from liftpy.group.commands import decode_query_answer, partition_of
-from liftpy.ids import PartitionKey, check_name
-from liftpy.wire._pb import group_pb2 as pb
-from liftpy.wire.subjects import GROUPS_SERVICE
 
 _TIMEOUT_S = 10.0
 

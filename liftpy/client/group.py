@@ -4,7 +4,8 @@ async with client.group("billing", ["orders", "pay-*"]) as group:
     async for part in group:
         for record in part.slice.records(): ...
 
-What is owned, given up and lost decides ``liftpy.group.member``; here it is carried out: heartbeats, one reader for each partition,
+What is owned, given up and lost decides ``liftpy.core.groups.member``; here it is carried out: heartbeats, one reader for each
+partition,
 commits. A record is handed on only while the own session lasts by the own clock, so the process may be stopped for any time.
 Committed is what the application has finished: all before the part that it holds, and that one when it asks for the next or commits.
 """
@@ -23,24 +24,24 @@ from dataclasses import field
 from fnmatch import fnmatchcase
 from typing import Literal, Protocol, cast
 
-from liftpy.client.calling import CommandAnswer
+from liftpy.client.batch_view import BatchSlice
 from liftpy.client.consumer import Consumer, ReadOptions
-from liftpy.client.copying import CopyHome, Copying, PartitionFor, Transform
-from liftpy.client.ending import end_tasks
 from liftpy.client.group_part import GroupPart
+from liftpy.client.partition_sender import ProducerOptions
 from liftpy.client.positions import Position, Start
-from liftpy.client.producing import ProducerOptions
-from liftpy.client.slices import BatchSlice
-from liftpy.cluster.image import StreamImage
-from liftpy.dataclass import dataclass
+from liftpy.client.service_commands import CommandAnswer
+from liftpy.client.stream_copy import CopyHome, Copying, PartitionFor, Transform
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey, check_name
+from liftpy.core.groups import limits
+from liftpy.core.groups.commands import decode_answer, encode_command, partition_of
+from liftpy.core.groups.group import ADDED_LATER
+from liftpy.core.groups.member import MemberEvent, MemberMachine, PartitionAsked, PartitionGained, PartitionLost
+from liftpy.core.metadata.image import StreamImage
+from liftpy.core.wire._pb import group_pb2 as pb
+from liftpy.core.wire.subjects import GROUPS_SERVICE, GROUPS_STREAM
 from liftpy.errors import ConfigError, LiftError, NotFoundError, OutcomeUnknownError, UnavailableError
-from liftpy.group import limits
-from liftpy.group.commands import decode_answer, encode_command, partition_of
-from liftpy.group.member import MemberEvent, MemberMachine, PartitionAsked, PartitionGained, PartitionLost
-from liftpy.group.membership import ADDED_LATER
-from liftpy.ids import PartitionKey, check_name
-from liftpy.wire._pb import group_pb2 as pb
-from liftpy.wire.subjects import GROUPS_SERVICE, GROUPS_STREAM
+from liftpy.nats.cancellation import end_tasks
 
 logger = logging.getLogger("liftpy.client")
 

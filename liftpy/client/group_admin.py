@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from liftpy.client.group import GroupRefusedError, name_of
-from liftpy.dataclass import dataclass
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey, check_name
+from liftpy.core.groups.commands import decode_answer, decode_query_answer, encode_command, partition_of
+from liftpy.core.wire._pb import group_pb2 as pb
+from liftpy.core.wire.subjects import GROUPS_SERVICE, GROUPS_STREAM
 from liftpy.errors import NotFoundError
-from liftpy.group.commands import decode_answer, decode_query_answer, encode_command, partition_of
-from liftpy.ids import PartitionKey, check_name
-from liftpy.wire._pb import group_pb2 as pb
-from liftpy.wire.subjects import GROUPS_SERVICE, GROUPS_STREAM
 
 if TYPE_CHECKING:
     from liftpy.client.client import Client

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from liftpy.client.slices import BatchSlice
-from liftpy.dataclass import dataclass
-from liftpy.ids import PartitionKey
+from liftpy.client.batch_view import BatchSlice
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey
 
 
 @dataclass(frozen=True, slots=True)

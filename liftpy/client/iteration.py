@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
-from liftpy.client.ending import end_tasks
-from liftpy.client.slices import BatchSlice
+from liftpy.client.batch_view import BatchSlice
+from liftpy.core.wire.batch import Record
 from liftpy.errors import ClientClosedError, ConfigError, LiftError
-from liftpy.wire.batch import Record
+from liftpy.nats.cancellation import end_tasks
 
 Item = TypeVar("Item", Record, BatchSlice)
 _Ready = asyncio.Queue[list[BatchSlice] | LiftError | None]

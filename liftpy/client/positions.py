@@ -23,9 +23,9 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Literal, SupportsIndex
 
-from liftpy.dataclass import dataclass
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import NO_OFFSET, shown
 from liftpy.errors import ConfigError, OffsetOutOfRangeError
-from liftpy.ids import NO_OFFSET, shown
 
 
 @dataclass(frozen=True, slots=True)

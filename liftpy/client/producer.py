@@ -8,6 +8,8 @@
 Records travel in batches, one message each, which the leader stores as they are: no Python statement meets a record on the node, and
 few do here. Leaders know a producer by its id: what is sent twice is stored once, and what a process has not heard the answer to is
 there or is not, when it comes back under the same id and asks (``begin``).
+
+A producer for one round (``rounds.py``), opened over a connection that somebody else has.
 """
 
 from __future__ import annotations
@@ -25,19 +27,44 @@ from typing import Any, Literal
 
 import numpy as np
 
-from liftpy.client.ending import end_tasks
-from liftpy.client.lane import Lane
-from liftpy.client.outgoing import Address
-from liftpy.client.producing import BATCH_BYTES, RECORD_BYTES, Course, Errand, ManyReceipt, ProducerOptions, Receipt, Ticket
-from liftpy.client.rounds import Round
-from liftpy.client.transport import Transport
-from liftpy.client.window import Window
-from liftpy.errors import ClientClosedError, ConfigError, LiftError, NotAllowedError, OutcomeUnknownError, PublishRejectedError
-from liftpy.ingest.jetstream import first_refused
-from liftpy.wire.columnar import ByteArray, RecordColumns
-from liftpy.wire.headers import HeadersLike, Pairs, pairs_of
-from liftpy.wire.keyed import partition_of, partitions_of
-from liftpy.wire.producer_note import BY_KEY, MAX_NAME_BYTES, Partitioning, PartitioningMethod, SourcePosition
+from liftpy.client.admin import Admin
+from liftpy.client.awaitable_context import Opening
+from liftpy.client.encode_publish import Address
+from liftpy.client.in_flight import Window
+from liftpy.client.partition_queue import PartitionQueue
+from liftpy.client.partition_sender import (
+    BATCH_BYTES,
+    RECORD_BYTES,
+    BatchFuture,
+    ManyReceipt,
+    PartitionSender,
+    ProducerOptions,
+    Receipt,
+    SenderContext,
+    check_answers,
+    name_for,
+)
+from liftpy.client.write_epoch import Round
+from liftpy.core.base.ids import check_published
+from liftpy.core.metadata.image import StreamImage
+from liftpy.core.publish.jetstream_headers import first_refused
+from liftpy.core.wire.columnar import ByteArray, RecordColumns
+from liftpy.core.wire.headers import HeadersLike, Pairs, pairs_of
+from liftpy.core.wire.partitioner import partition_of, partitions_of
+from liftpy.core.wire.producer_note import BY_KEY, MAX_NAME_BYTES, Partitioning, PartitioningMethod, SourcePosition
+from liftpy.core.wire.subjects import data_subject
+from liftpy.errors import (
+    ClientClosedError,
+    ConfigError,
+    LiftError,
+    NotAllowedError,
+    NotFoundError,
+    OutcomeUnknownError,
+    PublishRejectedError,
+    UnavailableError,
+)
+from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.transport import Transport
 
 Partitioner = Literal["key", "sticky", "round-robin"] | Callable[[bytes | None, int], int]
 """``key``: by Kafka's hash of the key, without one as ``sticky``: one partition until its batch is full or gone, then the next.
@@ -104,7 +131,7 @@ class Producer:
         self._most_bytes = transport.max_payload_bytes - BATCH_BYTES
         self._buffer = Window(options.buffer_records, options.buffer_bytes)
         self._inbox = transport.connection.new_inbox()
-        errand = Errand(
+        errand = SenderContext(
             transport=transport,
             stream=stream,
             instance=secrets.randbits(63) + 1,
@@ -119,7 +146,7 @@ class Producer:
         )
         producer_id = _number_of(name)
         self._courses = [
-            Course(errand, partition, address, self._lane(partition, producer_id), partial(find, partition))
+            PartitionSender(errand, partition, address, self._lane(partition, producer_id), partial(find, partition))
             for partition, address in enumerate(addresses)
         ]
         self._next = secrets.randbelow(len(self._courses))
@@ -143,16 +170,16 @@ class Producer:
         self._loop = asyncio.get_running_loop()
         self._unwatch = [transport.tell_of_denials(self._on_denial), transport.tell_of_close(self._on_close)]
 
-    def _lane(self, partition: int, producer_id: int) -> Lane:
+    def _lane(self, partition: int, producer_id: int) -> PartitionQueue:
         options = self._options
-        return Lane(
+        return PartitionQueue(
             producer_id,
             window=options.window,
             batch_bytes=self._largest,
             batch_records=options.batch_records,
             attempt_s=options.attempt_s,
             linger_s=options.linger_s,
-            new_ticket=lambda: Ticket(self._stream, partition),
+            new_ticket=lambda: BatchFuture(self._stream, partition),
         )
 
     @property
@@ -197,7 +224,7 @@ class Producer:
         -1: nothing. Read the source from the next one on: what some partitions have already is left out by itself."""
         return min(course.lane.position for course in self._courses)
 
-    def _course(self, partition: int) -> Course:
+    def _course(self, partition: int) -> PartitionSender:
         if not 0 <= partition < len(self._courses):
             raise ConfigError(f"{self._stream} has the partitions 0 to {len(self._courses) - 1}, not {partition}")
         return self._courses[partition]
@@ -315,7 +342,7 @@ class Producer:
         self._must_fit(size_bytes)
         if partition is None:
             self._must_choose_as_before(keyless=key is None)
-        course: Course | None = None
+        course: PartitionSender | None = None
         if partition is not None:
             course = self._course(partition)
         elif not self._is_numbered:
@@ -362,7 +389,7 @@ class Producer:
             self._must_fit(max(sizes))
         if partition is not None:
             self._course(partition)
-        shares: list[tuple[Ticket, int, int]] = []
+        shares: list[tuple[BatchFuture, int, int]] = []
         start, ends = 0, list(accumulate(sizes))
         step_bytes = max(min(self._largest, self._options.buffer_bytes // 2), 1)
         step_records = min(_CHUNK_RECORDS, max(self._options.buffer_records // 2, 1), self._options.batch_records)
@@ -405,7 +432,7 @@ class Producer:
             _check_names(columns.headers.names)
         sizes = columns.sizes(RECORD_BYTES)
         self._must_fit(int(sizes.max(initial=0)))
-        ends, shares, start = np.cumsum(sizes), list[tuple[Ticket, int, int]](), 0
+        ends, shares, start = np.cumsum(sizes), list[tuple[BatchFuture, int, int]](), 0
         step_bytes = max(min(self._largest, self._options.buffer_bytes // 2), 1)
         step_records = min(self._options.batch_records, max(self._options.buffer_records // 2, 1))
         partitions = self.round_partitions
@@ -446,12 +473,12 @@ class Producer:
 
     def _add_many(
         self,
-        places: list[tuple[Course, list[int] | None]],
+        places: list[tuple[PartitionSender, list[int] | None]],
         values: Sequence[bytes | None],
         keys: Sequence[bytes | None] | None,
         sizes: Sequence[int],
         positions: Sequence[int] | None,
-    ) -> list[tuple[Ticket, int, int]]:
+    ) -> list[tuple[BatchFuture, int, int]]:
         now, shares = self._loop.time(), []
         for course, at in places:
             if positions is not None and positions[0] <= course.lane.position:
@@ -475,7 +502,7 @@ class Producer:
 
     def _shared_out(
         self, count: int, keys: Sequence[bytes | None] | None, partition: int | None
-    ) -> list[tuple[Course, list[int] | None]]:
+    ) -> list[tuple[PartitionSender, list[int] | None]]:
         """Which records go where; None: all."""
         if partition is not None:
             return [(self._course(partition), None)]
@@ -496,12 +523,12 @@ class Producer:
                 places.setdefault(course.partition, []).append(index)
         return [(self._courses[place], at) for place, at in places.items()]
 
-    def _shared_out_by_number(self, count: int) -> list[tuple[Course, list[int] | None]]:
+    def _shared_out_by_number(self, count: int) -> list[tuple[PartitionSender, list[int] | None]]:
         first, used = self._next_number, self._used
         self._next_number += count
         return [(self._courses[(first + at) % used], list(range(at, count, used))) for at in range(min(used, count))]
 
-    def _choose(self, key: bytes | None) -> Course:
+    def _choose(self, key: bytes | None) -> PartitionSender:
         courses, how = self._courses, self._partitioner
         if len(courses) == 1:
             return courses[0]
@@ -640,3 +667,47 @@ def _chunk_end(ends: list[int], start: int, most_bytes: int, most_records: int) 
     before = ends[start - 1] if start else 0
     end = bisect_right(ends, before + most_bytes, start, min(len(ends), start + most_records))
     return max(end, start + 1)
+
+
+def open_producer(
+    transport: Transport, admin: Admin, stream: str, *, id: str = "", round: Round | None = None, options: ProducerOptions
+) -> Opening[Producer]:
+    """A producer of ``stream``. ``id`` '': one of its own, whose records nobody else can send again. ``round``: that it sends.
+
+    Raises NotFoundError, ConfigError (nobody answers on the stream), UnavailableError, and PublishRejectedError: PRODUCER_FENCED where
+    a later round was begun.
+    """
+    return Opening(_open(transport, admin, stream, name_for(id, None), round, options))
+
+
+async def _open(
+    transport: Transport, admin: Admin, stream: str, name: str, round: Round | None, options: ProducerOptions
+) -> Producer:
+    known = await _described(admin, check_published(stream))
+    check_answers(known)
+    if known.waiting:
+        raise UnavailableError(f"stream {stream} waits for more nodes")
+
+    async def find(partition: int) -> Address:
+        return _address(await _described(admin, stream), partition)
+
+    addresses = [_address(known, partition.partition) for partition in known.partitions]
+    made = Producer(transport, stream, name, addresses, options, "key", find, round)
+    await made.open()
+    return made
+
+
+async def _described(admin: Admin, stream: str) -> StreamImage:
+    try:
+        return await admin.stream(stream)
+    except NotFoundError:  # who answered may be behind
+        return await admin.stream(stream, linearizable=True)
+
+
+def _address(stream: StreamImage, partition: int) -> Address:
+    if partition >= len(stream.partitions):
+        raise NotFoundError(f"{stream.name} has no partition {partition}")
+    subject = data_subject(stream.subject, partition)
+    if any(token in ("*", ">") for token in subject.split(".")):
+        raise ConfigError(f"{stream.name} is on {subject}, which has wildcards: a producer needs one subject")
+    return Address(subject, stream.uid, stream.answers)

@@ -14,6 +14,9 @@ was refused.
 
 Just after a reconnect that first one is a probe, and waits PROBE_S for its answer: leaders reconnect, too, and nobody answers what
 they took before they had.
+
+What a publisher sends without acks: plain NATS messages, or the envelope where they can't carry it. Nothing tells whether it is
+stored; that NATS has refused some of it is kept, and told once.
 """
 
 from __future__ import annotations
@@ -25,15 +28,14 @@ import math
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Literal, overload
 
-from liftpy.client.addressing import Addressing
-from liftpy.client.answers import nobody_there
-from liftpy.client.ending import end_tasks
-from liftpy.client.in_flight import PROBE_S, PROBING_S, InFlight, MessageIds, PublishAck, PublishOptions, is_final
-from liftpy.client.outgoing import Address, enveloped, promised, readdressed
-from liftpy.client.posting import Posts
-from liftpy.client.transport import Transport
-from liftpy.client.window import Window
+from liftpy.client.encode_publish import Address, Addressing, enveloped, plain, promised, readdressed
+from liftpy.client.in_flight import PROBE_S, PROBING_S, InFlight, MessageIds, PublishAck, PublishOptions, Window, is_final
 from liftpy.config import AckPolicy
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.ack_ranges import MAX_DIGITS
+from liftpy.core.wire.envelope import Ordinary
+from liftpy.core.wire.headers import HeadersLike
 from liftpy.errors import (
     ClientClosedError,
     ConfigError,
@@ -44,11 +46,54 @@ from liftpy.errors import (
     PublishRejectedError,
     UnavailableError,
 )
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.headers import HeadersLike
-from liftpy.wire.ordinary import Ordinary
-from liftpy.wire.runs import MAX_DIGITS
+from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.request_reply import nobody_there
+from liftpy.nats.transport import Transport
+
+
+class FireAndForget:
+    """Of one publisher. ``timeout_s``: for handing a message to the connection."""
+
+    def __init__(self, transport: Transport, stream: str, partition: int, timeout_s: float) -> None:
+        self._transport, self._stream, self._partition, self._timeout_s = transport, stream, partition, timeout_s
+        self._some = False
+        """Sent, and not settled."""
+        self._denied: NotAllowedError | None = None
+        """NATS refused one, and nobody was told."""
+
+    async def send(
+        self, address: Address, value: bytes | None, key: bytes | None, headers: HeadersLike | None, *, addressed: bool
+    ) -> None:
+        """Send one. Raises ConfigError for what can't be carried, ProtocolError (too large), UnavailableError (not sent),
+        NotAllowedError when NATS has refused an earlier one."""
+        self.raise_denied()
+        self._some = True
+        give_up_at = asyncio.get_running_loop().time() + self._timeout_s
+        if addressed or key is not None or value is None:
+            payload = enveloped(self._stream, self._partition, address.uid, value, key, headers, AckPolicy.NONE)
+            await self._transport.publish(address.subject, payload, give_up_at=give_up_at)
+            return
+        payload, nats_headers = plain(value, headers)
+        await self._transport.publish(address.subject, payload, headers=nats_headers, give_up_at=give_up_at)
+
+    async def settle(self) -> None:
+        """Return when the NATS server has all of them. Raises UnavailableError, and NotAllowedError if it has refused one."""
+        if self._some:
+            await self._transport.settle()
+            self._some = False
+            self.raise_denied()
+
+    def denied(self, denial: NotAllowedError) -> None:
+        """NATS refuses what goes out."""
+        if self._some:
+            self._denied = denial
+
+    def raise_denied(self) -> None:
+        """Once."""
+        denied, self._denied = self._denied, None
+        if denied is not None:
+            raise denied
+
 
 _Ack = client_pb2.Ack
 _AGAIN = frozenset({_Ack.NOT_LEADER, _Ack.OVERLOADED, _Ack.WRONG_STREAM, _Ack.QUOTA, _Ack.BELOW_MIN_ISR})
@@ -105,7 +150,7 @@ class Publisher:
         """The transport's: to ask for it each time costs as much as an envelope."""
         self._subscription: Any = None
         self._sweeper: asyncio.Task[None] | None = None
-        self._posts = Posts(transport, stream, partition, options.timeout_s)
+        self._posts = FireAndForget(transport, stream, partition, options.timeout_s)
         self._has_right = False
         """Whether an ack has come on this address: then a denial says nothing about what was sent before it."""
         self._opening = asyncio.Lock()

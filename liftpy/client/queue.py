@@ -5,9 +5,21 @@ async with client.queue("jobs", "workers") as queue:
     async for job in queue:
         await job.ack()
 
-Who has what decides the coordinator (``liftpy.group.queue``); here records are fetched that were granted, and what became of them is
-told, many in one command. An acknowledgement that has returned is committed: the record is never given again. A record is handed on
-only while its wait lasts by the own clock, counted from before it was asked for.
+The coordinator decides who has what (``liftpy.core.groups.queue``). A worker fetches the records that it was granted, and sends what
+became of them, many in one command. An acknowledgement that has returned is committed: the record is never given again. A record is
+handed on only while its wait lasts by the own clock, counted from before it was asked for.
+
+How many records a worker of a queue has here beyond those that it asked for.
+
+Goal: who works record by record does not wait for a command for each take. Constraint: what lies here another worker could do; a slow
+one takes what it asks for and nothing else. Algorithm: what was handed on in the last takes gives a rate; ahead is what goes at this
+rate in a quarter of a second, at most ``most``, or one more take of the same size. The first takes, and the first after a pause, have
+nothing ahead.
+
+Worked example: one record at a time, each done in 5 ms: after three takes 200 records a second, 50 ahead. One record at a time, each
+done in 2 s: 0.5 a second, none ahead.
+
+The keys of the records that a worker of an ordered queue may be given next: read ahead of taking, as digests.
 """
 
 from __future__ import annotations
@@ -23,15 +35,21 @@ from hashlib import sha256
 from typing import Any, Literal, Protocol
 
 from liftpy.client.consumer import ReadOptions
-from liftpy.client.ending import end_tasks
 from liftpy.client.group import GroupHome, GroupRefusedError, ask_coordinator
 from liftpy.client.group import now_ns as _now_ns
-from liftpy.client.next_keys import NextKeys
+from liftpy.client.job_acks import MAX_RANGES, Settlements, gaps, ranges_of, settlement
+from liftpy.client.positions import Bounds
 from liftpy.client.queue_log import LogHome, QueueLog
-from liftpy.client.queue_pace import TakePace
-from liftpy.client.settling import MAX_RANGES, Settlements, gaps, ranges_of, settlement
-from liftpy.cluster.image import StreamImage
-from liftpy.dataclass import dataclass
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey, check_name
+from liftpy.core.groups import limits
+from liftpy.core.groups.commands import partition_of
+from liftpy.core.groups.key_order import NO_KEY, key_digest
+from liftpy.core.metadata.image import StreamImage
+from liftpy.core.publish.jetstream_headers import asked_for
+from liftpy.core.wire._pb import group_pb2 as pb
+from liftpy.core.wire.batch import Record
+from liftpy.core.wire.headers import is_reserved
 from liftpy.errors import (
     ConfigError,
     LiftError,
@@ -41,13 +59,79 @@ from liftpy.errors import (
     PublishRejectedError,
     UnavailableError,
 )
-from liftpy.group import limits
-from liftpy.group.commands import partition_of
-from liftpy.ids import PartitionKey, check_name
-from liftpy.ingest.jetstream import asked_for
-from liftpy.wire._pb import group_pb2 as pb
-from liftpy.wire.batch import Record
-from liftpy.wire.headers import is_reserved
+from liftpy.nats.cancellation import end_tasks
+
+HORIZON_S = 0.25
+_TAKES = 8
+"""That the rate is of, at most."""
+_FEWEST = 3
+_PAUSE_NS = 2_000_000_000
+_NS_PER_S = 1_000_000_000
+
+
+class TakePace:
+    """``most``: records ahead at most, where takes are smaller. Times are monotonic, in ns."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken: deque[tuple[int, int]] = deque(maxlen=_TAKES + 1)
+        """(when, how many) of the last takes, the newest last."""
+
+    def took(self, count: int, now_ns: int) -> None:
+        """So many were handed on now."""
+        if self._taken and now_ns - self._taken[-1][0] > _PAUSE_NS:
+            self._taken.clear()
+        self._taken.append((now_ns, count))
+
+    def ahead(self, now_ns: int) -> int:
+        """How many to have here beyond those that are asked for now."""
+        if len(self._taken) <= _FEWEST or now_ns - self._taken[-1][0] > _PAUSE_NS:
+            return 0
+        began_ns = self._taken[0][0]
+        done = sum(count for _, count in self._taken) - self._taken[-1][1]  # the last ones are being worked on
+        rate = done * _NS_PER_S / max(1, now_ns - began_ns)
+        return min(int(rate * HORIZON_S), max(self._most, self._taken[-1][1]))
+
+
+_AHEAD = 256
+"""Records whose keys are told beyond those that are wanted: what is of a busy key is passed over."""
+
+
+class NextKeys:
+    """``digests`` of the keys from offset ``start`` on, one for each offset. At most ``MAX_KEYS`` of 8 bytes."""
+
+    def __init__(self) -> None:
+        self.start = 0
+        self.digests: list[int] = []
+        self._known = False
+        """Whether ``start`` is where new records begin, as the coordinator has said."""
+
+    def begin(self, offset: int) -> bool:
+        """New records begin at ``offset``; whether that is news."""
+        moved = not self._known or offset != self.start
+        self.digests = self.digests[offset - self.start :] if offset >= self.start else []
+        self.start, self._known = offset, True
+        return moved
+
+    async def read_on(self, log: QueueLog, bounds: Bounds, wanted: int) -> None:
+        """Read as many more as a take of ``wanted`` may need. Raises what reading raises."""
+        if not self._known:
+            return
+        self.begin(max(self.start, bounds.log_start_offset))
+        end = min(bounds.end_offset, self.start + min(limits.MAX_KEYS, wanted + _AHEAD))
+        at = self.start + len(self.digests)
+        if at >= end:
+            return
+        for one in await log.held(at, end):
+            for offset, name in one.keys(at, end):
+                self._fill(offset)
+                self.digests.append(key_digest(name))
+        self._fill(end)
+
+    def _fill(self, end: int) -> None:
+        """What compaction has taken below ``end`` has no key."""
+        self.digests += [NO_KEY] * (end - self.start - len(self.digests))
+
 
 logger = logging.getLogger("liftpy.client")
 
@@ -91,7 +175,7 @@ class QueueOptions:
     not acknowledged, goes to ``dead_letters``, a stream with a literal subject; '': it comes again for ever. ``max_ack_pending``:
     records out, of all workers on a partition; ``max_own_pending``: of this one. ``start``: where a queue begins that is new;
     partitions that are added later, or a stream that is made again, it takes from the first record on.
-    ``ahead``: records that a quick worker has here beyond those that it asked for, at most (``liftpy.client.queue_pace``).
+    ``ahead``: records that a quick worker has here beyond those that it asked for, at most (``liftpy.client.queue``).
     ``order_by_key``: of one key at most one record is out, and they are done in order of offsets; a record without a key waits for
     nobody. ``read``: how what was granted is read. All workers of a queue are to say the same."""
 

@@ -17,13 +17,13 @@ from typing import Protocol
 
 import numpy as np
 
+from liftpy.client.batch_view import BatchSlice
 from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.positions import Bounds
 from liftpy.client.progress import ReadProgress
-from liftpy.client.slices import BatchSlice
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.wire.batch import Record
 from liftpy.errors import LiftError, OffsetOutOfRangeError
-from liftpy.ids import PartitionKey
-from liftpy.wire.batch import Record
 
 HELD_BYTES = 8 * 1024 * 1024
 """Kept of one partition, the newest answer besides."""

@@ -11,6 +11,22 @@
 The asyncio client runs in an event loop of its own, in a thread of its own; arguments, answers and errors are those of
 ``liftpy.client.Client``. Any thread may call, also one in which another event loop runs (which then waits, too). Ctrl-C ends the call
 that waits, not the client: a publish may be stored then. What is left open is closed when the program ends. Not over a fork.
+
+Consumer groups and cursors without asyncio: what ``liftpy.client.sync`` gives for ``client.group`` and ``client.cursor``.
+
+    with client.group("bills", ["orders"]) as group:
+        for part in group:
+            for record in part.slice.records(): ...
+
+Heartbeats and commits go on in the client's own thread, so that a member that works long on a part stays one.
+
+Work queues without asyncio: ``SyncClient.queue``. Each call waits until it is done; between two calls the client's own thread takes
+what is due ahead, and gives back what nobody asks for.
+
+    with client.queue("jobs", "workers") as queue:
+        for job in queue:
+            print(job.record.value, job.deliveries)
+            job.ack()
 """
 
 from __future__ import annotations
@@ -22,35 +38,252 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
+from liftpy.client.batch_view import BatchSlice
 from liftpy.client.client import Client
 from liftpy.client.client import connect as _connect
 from liftpy.client.consumer import Consumer, ReadOptions
-from liftpy.client.credentials import Credentials
 from liftpy.client.cursor import Cursor
 from liftpy.client.group import Group, GroupOptions, Hook
+from liftpy.client.group_part import GroupPart
 from liftpy.client.in_flight import PublishAck, PublishOptions
+from liftpy.client.partition_sender import ProducerOptions, Source
 from liftpy.client.positions import Bounds, Position, Start, Until
 from liftpy.client.producer import Partitioner, Producer
-from liftpy.client.producing import ProducerOptions, Source
 from liftpy.client.publisher import Publisher
-from liftpy.client.queue import Queue, QueueOptions
-from liftpy.client.slices import BatchSlice
-from liftpy.client.sync_group import SyncCursor, SyncGroup
-from liftpy.client.sync_queue import SyncQueue
-from liftpy.client.transport import DEFAULT_URL
+from liftpy.client.queue import Job, Queue, QueueOptions
+from liftpy.client.stream_copy import PartitionFor, Transform
 from liftpy.config import AckPolicy
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.wire.batch import Record
+from liftpy.core.wire.headers import HeadersLike
 from liftpy.errors import ClientClosedError, ConfigError
-from liftpy.wire.batch import Record
-from liftpy.wire.headers import HeadersLike
+from liftpy.nats.credentials import Credentials
+from liftpy.nats.transport import DEFAULT_URL
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
+
+_Reading = TypeVar("_Reading")
+
+
+class Runs(Protocol):
+    """The client's event loop, in its thread."""
+
+    def run(self, work: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
+        """What it gives or raises."""
+        ...
+
+
+class SyncGroup:
+    """As ``liftpy.client.group.Group``: an iterable of parts; the one before is finished when the next is asked for."""
+
+    def __init__(self, loop: Runs, group: Group) -> None:
+        self._loop = loop
+        self._group = group
+        self.name = group.name
+
+    @property
+    def owned(self) -> list[PartitionKey]:
+        """The partitions that are read now."""
+
+        async def now() -> list[PartitionKey]:
+            return self._group.owned
+
+        return self._loop.run(now())
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What went wrong and was tried again, by kind."""
+        return self._group.counters
+
+    def __iter__(self) -> Iterator[GroupPart]:
+        async def following() -> GroupPart | None:
+            try:
+                return await anext(self._group)
+            except StopAsyncIteration:
+                return None
+
+        while (part := self._loop.run(following())) is not None:
+            yield part
+
+    def take(self) -> GroupPart | None:
+        """See ``Group.take``."""
+        return self._loop.run(self._group.take())
+
+    def finished(self, part: GroupPart) -> None:
+        """See ``Group.finished``."""
+
+        async def told() -> None:
+            self._group.finished(part)
+
+        self._loop.run(told())
+
+    def into(
+        self,
+        target: str,
+        transform: Transform,
+        *,
+        partition_for: PartitionFor | None = None,
+        options: ProducerOptions | None = None,
+    ) -> None:
+        """See ``Group.into``; ``transform`` is called in the client's thread. Until another closes the group, or Ctrl-C."""
+        self._loop.run(self._group.into(target, transform, partition_for=partition_for, options=options))
+
+    def commit(self) -> None:
+        """See ``Group.commit``."""
+        self._loop.run(self._group.commit())
+
+    def close(self) -> None:
+        """See ``Group.close``."""
+        self._loop.run(self._group.close())
+
+    def __enter__(self) -> SyncGroup:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class SyncCursor(Generic[_Reading]):
+    """As ``liftpy.client.cursor.Cursor``."""
+
+    def __init__(self, loop: Runs, cursor: Cursor, reading: Callable[[Consumer], _Reading]) -> None:
+        self._loop = loop
+        self._cursor = cursor
+        self._reading = reading
+        self.name, self.stream = cursor.name, cursor.stream
+
+    def fetch(self, partition: int = 0) -> int | None:
+        """See ``Cursor.fetch``."""
+        return self._loop.run(self._cursor.fetch(partition))
+
+    def commit(self, position: int | Position, partition: int = 0) -> None:
+        """See ``Cursor.commit``."""
+        self._loop.run(self._cursor.commit(position, partition))
+
+    def consume(self, partition: int = 0, *, start: Start = "earliest", **how: Any) -> _Reading:
+        """See ``Cursor.consume``."""
+        return self._reading(self._loop.run(self._cursor.consume(partition, start=start, **how)))
+
+    def __enter__(self) -> SyncCursor[_Reading]:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Nothing is left to do: what was committed stands."""
+
+
+class Waits(Protocol):
+    """The event loop of a ``SyncClient``."""
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """What it gives or raises."""
+        ...
+
+
+class SyncJob:
+    """As ``liftpy.client.Job``."""
+
+    __slots__ = ("_job", "_loop")
+
+    def __init__(self, loop: Waits, job: Job) -> None:
+        self._loop = loop
+        self._job = job
+
+    @property
+    def record(self) -> Record:
+        """What is to be worked on."""
+        return self._job.record
+
+    @property
+    def key(self) -> PartitionKey:
+        """Where it is from."""
+        return self._job.key
+
+    @property
+    def deliveries(self) -> int:
+        """How often it was given, this time included."""
+        return self._job.deliveries
+
+    @property
+    def until_ns(self) -> int:
+        """Monotonic; when another may get it."""
+        return self._job.until_ns
+
+    def ack(self) -> None:
+        """It is done, and never comes again. Raises as ``SyncQueue.ack``."""
+        self._loop.run(self._job.ack())
+
+    def nack(self, delay_s: float = 0.0) -> None:
+        """It comes again, after ``delay_s``."""
+        self._loop.run(self._job.nack(delay_s))
+
+    def extend(self) -> None:
+        """Its wait begins anew."""
+        self._loop.run(self._job.extend())
+
+    def reject(self, reason: str) -> None:
+        """It goes to the dead letters."""
+        self._loop.run(self._job.reject(reason))
+
+
+class SyncQueue:
+    """As ``liftpy.client.Queue``: one worker. An iterable of jobs that ends when the queue is closed."""
+
+    def __init__(self, loop: Waits, queue: Queue) -> None:
+        self._loop = loop
+        self._queue = queue
+
+    @property
+    def counters(self) -> Counter[str]:
+        """What went wrong and was tried again."""
+        return self._queue.counters
+
+    def take(self, max_records: int = 64, timeout_s: float = 5.0) -> list[SyncJob]:
+        """See ``liftpy.client.Queue.take``."""
+        return [SyncJob(self._loop, job) for job in self._loop.run(self._queue.take(max_records, timeout_s))]
+
+    def ack(self, jobs: Iterable[SyncJob]) -> None:
+        """See ``liftpy.client.Queue.ack``; the ``jobs`` of a LeaseLostError are those of the asynchronous queue."""
+        self._loop.run(self._queue.ack([job._job for job in jobs]))
+
+    def nack(self, jobs: Iterable[SyncJob], delay_s: float = 0.0) -> None:
+        """See ``liftpy.client.Queue.nack``."""
+        self._loop.run(self._queue.nack([job._job for job in jobs], delay_s))
+
+    def extend(self, jobs: Iterable[SyncJob]) -> None:
+        """See ``liftpy.client.Queue.extend``."""
+        self._loop.run(self._queue.extend([job._job for job in jobs]))
+
+    def reject(self, jobs: Iterable[SyncJob], reason: str) -> None:
+        """See ``liftpy.client.Queue.reject``."""
+        self._loop.run(self._queue.reject([job._job for job in jobs], reason))
+
+    def close(self) -> None:
+        """See ``liftpy.client.Queue.close``."""
+        self._loop.run(self._queue.close())
+
+    def __iter__(self) -> Iterator[SyncJob]:
+        while (job := self._loop.run(self._next())) is not None:
+            yield SyncJob(self._loop, job)
+
+    async def _next(self) -> Job | None:
+        async for job in self._queue:
+            return job
+        return None
+
+    def __enter__(self) -> SyncQueue:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

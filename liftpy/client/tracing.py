@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from liftpy.client.making import Making
+from liftpy.client.factories import ClientFactories
 from liftpy.errors import ConfigError
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
 
-def making_of(trace: bool | TracerProvider) -> Making:
+def making_of(trace: bool | TracerProvider) -> ClientFactories:
     """As ``connect`` was told; raises ConfigError for what is no provider of tracers, and where the packages are missing."""
     if trace is False:
-        return Making()
+        return ClientFactories()
     if trace is not True and not callable(getattr(trace, "get_tracer", None)):
         raise ConfigError(f"trace is True, False or a TracerProvider of OpenTelemetry, not {type(trace).__name__}")
     try:

@@ -10,12 +10,12 @@ Run it beside every node with ``python -m liftpy.service counter:Counter --strea
 
 from __future__ import annotations
 
-from liftpy.service.base import DivergedError, Role, Service, ServiceFailedError
-from liftpy.service.effects import Effect
-from liftpy.service.machine import ServiceMachine
-from liftpy.service.outbox import Outbox, Output, OutputConflictError
-from liftpy.service.snapshot import Identity, Snapshot
-from liftpy.wire.batch import Record
+from liftpy.core.services.effects import Effect
+from liftpy.core.services.machine import ServiceMachine
+from liftpy.core.services.outbox import Outbox, Output, OutputConflictError
+from liftpy.core.services.service import DivergedError, Role, Service, ServiceFailedError
+from liftpy.core.services.snapshot import Identity, Snapshot
+from liftpy.core.wire.batch import Record
 
 __all__ = [
     "DivergedError",

@@ -21,35 +21,35 @@ from typing import Any
 
 from liftpy.client import Client, ReadOptions
 from liftpy.client.consumer import PartitionReader
-from liftpy.client.transport import Transport
 from liftpy.config import NS_PER_S
-from liftpy.dataclass import dataclass
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.services.bad_records import Failing, SkipDecision
+from liftpy.core.services.machine import ServiceMachine
+from liftpy.core.services.outbox import Outbox
+from liftpy.core.services.replies import ReplyDesk
+from liftpy.core.services.rules import NO_PARAMETERS, check_outputs
+from liftpy.core.services.service import DivergedError, Role, Service
+from liftpy.core.services.snapshot import Identity, Snapshot
+from liftpy.core.services.state_comparison import BEGINNING
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import service_pb2 as pb
+from liftpy.core.wire.envelope import MessageType
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, LiftError, NotFoundError, ProtocolError, UnavailableError
-from liftpy.service.acting import EffectRunner
-from liftpy.service.agreement import BEGINNING
-from liftpy.service.answering import QueryServer
-from liftpy.service.base import DivergedError, Role, Service
-from liftpy.service.decisions import DecisionWriter, RecordWriter
-from liftpy.service.emitter import Emitter
-from liftpy.service.feeding import Decider, Feeder
-from liftpy.service.fetching import SnapshotFetcher
-from liftpy.service.giving import SnapshotGiver
-from liftpy.service.keeping import SnapshotKeeper
-from liftpy.service.machine import ServiceMachine
-from liftpy.service.outbox import Outbox
-from liftpy.service.poison import Failing, SkipDecision
-from liftpy.service.replies import ReplyDesk
-from liftpy.service.replying import Replier
-from liftpy.service.router import Router
-from liftpy.service.rules import NO_PARAMETERS, check_outputs
+from liftpy.nats.transport import Transport
+from liftpy.service.bad_record_writer import DecisionWriter, RecordWriter
+from liftpy.service.effect_runner import EffectRunner
+from liftpy.service.output_router import Router
+from liftpy.service.output_writer import Emitter
+from liftpy.service.query_server import QueryServer
+from liftpy.service.record_feeder import Decider, Feeder
+from liftpy.service.reply_sender import Replier
 from liftpy.service.settings import ServiceSettings
-from liftpy.service.snapshot import Identity, Snapshot
-from liftpy.service.store import ServiceLock, SnapshotStore
-from liftpy.service.upgrading import Upgrader
-from liftpy.wire import envelope, frames
-from liftpy.wire._pb import service_pb2 as pb
-from liftpy.wire.envelope import MessageType
-from liftpy.wire.subjects import Subjects
+from liftpy.service.snapshot_download import SnapshotFetcher
+from liftpy.service.snapshot_manager import SnapshotKeeper
+from liftpy.service.snapshot_server import SnapshotGiver
+from liftpy.service.snapshot_store import ServiceLock, SnapshotStore
+from liftpy.service.version_upgrade import Upgrader
 
 logger = logging.getLogger("liftpy.service")
 

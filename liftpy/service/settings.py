@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from liftpy.dataclass import dataclass
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import check_name
+from liftpy.core.services.routing import MAX_ROUTES, Route
+from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES, check_inbox_prefixes
 from liftpy.errors import ConfigError
-from liftpy.ids import check_name
-from liftpy.service.routing import MAX_ROUTES, Route
-from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES, check_inbox_prefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class ServiceSettings:
     ``heartbeat_s``: below a third of the sidecar's lease. ``outbox_records``, ``outbox_bytes``: outputs that are not written yet; a
     LEADER that has so many waits. ``emit_window``: outputs sent before the first one's ack. ``dead_letter_stream``: takes the records
     that are passed over, in its partition of the same number or 0; '' when they are only logged.
-    ``parameters_digest``: of what the service is made with (``liftpy.service.rules``), b"" for nothing.
-    ``reply_prefixes``: under which inboxes those who send commands are answered (``liftpy.wire.inboxes``).
+    ``parameters_digest``: of what the service is made with (``liftpy.core.services.rules``), b"" for nothing.
+    ``reply_prefixes``: under which inboxes those who send commands are answered (``liftpy.core.wire.inboxes``).
     ``effects_at_once``: how many handlers run at a time; ``effect_timeout_s``: for each, then it is tried again. ``tick_s``: how often
     at most a LEADER appends an empty record while a timer is due by its clock and nothing arrives; 0: never.
     ``emit_poll_s``: how often a follower looks how far the LEADER's outputs are. ``step_s``: how long records are applied before

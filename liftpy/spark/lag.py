@@ -10,10 +10,10 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from liftpy.dataclass import dataclass
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.strict_json import load_json
 from liftpy.errors import ConfigError, LiftError
 from liftpy.spark.offsets import StreamOffsets
-from liftpy.strict_json import load_json
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryListener

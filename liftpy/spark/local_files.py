@@ -24,18 +24,18 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from liftpy.client.batch_view import BatchSlice
+from liftpy.client.closest_replica import this_host
 from liftpy.client.consumer import PartitionReader, ReadOptions
-from liftpy.client.ranges import RangeFiles
-from liftpy.client.slices import BatchSlice
-from liftpy.client.this_host import this_host
+from liftpy.client.range_size import RangeFiles
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.log.segment import log_name
+from liftpy.core.wire.batch import HEADER_SIZE_BYTES, MAX_BATCH_BYTES, parse_header, split_batches
 from liftpy.errors import CorruptionError, LiftError, ProtocolError
-from liftpy.ids import PartitionKey
-from liftpy.log.segment import log_name
-from liftpy.spark.fetching import FetchRules, check_pieces
-from liftpy.spark.lined import read_range
-from liftpy.spark.link import Link
+from liftpy.spark.fast_fetch import read_range
 from liftpy.spark.planning import PlannedRange
-from liftpy.wire.batch import HEADER_SIZE_BYTES, MAX_BATCH_BYTES, parse_header, split_batches
+from liftpy.spark.process_connection import Link
+from liftpy.spark.retrying_fetch import FetchRules, check_pieces
 
 BLOCK_BYTES = 4 * 1024 * 1024
 """Read at a time; more where one batch is larger."""

@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Any
 
-from liftpy.dataclass import dataclass
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import check_name, shown
+from liftpy.core.base.strict_json import load_json
 from liftpy.errors import ConfigError, NotFoundError
-from liftpy.ids import check_name, shown
-from liftpy.strict_json import load_json
 
 EARLIEST = -2
 LATEST = -1

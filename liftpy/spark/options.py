@@ -10,12 +10,12 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 
-from liftpy.dataclass import dataclass
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import check_name, shown
+from liftpy.core.base.strict_json import load_json
 from liftpy.errors import ConfigError, NotFoundError
-from liftpy.ids import check_name, shown
 from liftpy.spark.offsets import EARLIEST, LATEST, OffsetSpec, parse_spec, parse_times, relative
 from liftpy.spark.schema import check_columns, default_columns, did_you_mean
-from liftpy.strict_json import load_json
 
 OPTIONS = {
     "nats": "NATS servers, comma separated (default nats://127.0.0.1:4222)",

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
+from liftpy.core.base.ids import shown
+from liftpy.core.wire.batch_columns import Columns
+from liftpy.core.wire.batch_filter import LEAVABLE
 from liftpy.errors import ConfigError
-from liftpy.ids import shown
-from liftpy.wire.batch_columns import Columns
-from liftpy.wire.narrow import LEAVABLE
 
 _HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
 
@@ -65,7 +65,8 @@ def check_columns(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def left_out(columns: Iterable[str]) -> int:
-    """The log's columns that a read of ``columns`` does without (``liftpy.wire.narrow``). Where values are wanted nothing is left out:
+    """The log's columns that a read of ``columns`` does without (``liftpy.core.wire.batch_filter``). Where values are wanted
+    nothing is left out:
     the rest is little beside them, and leaving it out costs the node more than sending it."""
     wanted = set(columns)
     if "value" in wanted:

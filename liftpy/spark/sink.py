@@ -31,15 +31,15 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from liftpy.client.admin import Admin
-from liftpy.client.rounds import PlanChangedError, Round
-from liftpy.dataclass import dataclass
+from liftpy.client.write_epoch import PlanChangedError, Round
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.wire.producer_note import MAX_PLAN
 from liftpy.errors import ConfigError, PublishRejectedError
 from liftpy.spark.failures import SourceError, coded
-from liftpy.spark.link import Link, link_to
-from liftpy.spark.sending import Appending, Range, Sent, StrangeTask, gathered, send_round, strange_task
+from liftpy.spark.process_connection import Link, link_to
 from liftpy.spark.sink_options import SinkOptions
 from liftpy.spark.sink_rows import check_schema
-from liftpy.wire.producer_note import MAX_PLAN
+from liftpy.spark.sink_writer import Appending, Range, Sent, StrangeTask, gathered, send_round, strange_task
 
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 """TaskContext's local properties in a streaming query's tasks."""

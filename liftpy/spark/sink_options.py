@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from liftpy.dataclass import dataclass
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import check_published, shown
 from liftpy.errors import ConfigError
-from liftpy.ids import check_published, shown
 from liftpy.spark.options import KAFKA, OPTIONS, Access, access_of, check_no_table, choice_of, seconds_of, whole_number_of
 from liftpy.spark.schema import did_you_mean
 

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from liftpy.core.base.ids import check_published, shown
+from liftpy.core.wire.columnar import ByteArray, HeaderArray, RecordColumns
+from liftpy.core.wire.partitioner import partitions_of_column
 from liftpy.errors import ConfigError
-from liftpy.ids import check_published, shown
 from liftpy.spark.options import NO_TABLES
 from liftpy.spark.schema import did_you_mean
-from liftpy.wire.columnar import ByteArray, HeaderArray, RecordColumns
-from liftpy.wire.keyed import partitions_of_column
 
 _BYTES = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
 _TEXT = (pa.string(), pa.large_string())

@@ -5,14 +5,21 @@ Who runs where: planning on the driver (for a streaming query in a process of it
 ``read()`` in the executors' Python workers on another, unpickled object. So a reader holds nothing but its options, and a task
 gets all it needs in its PlannedRange. There is no ``pushFilters``: in Spark 4.3.0 pushed filters leak into other queries on the
 same DataFrame. ``stop`` is never called by Spark, and ``commit`` comes one batch late: nothing depends on them.
+
+A streaming query's position for tools outside of Spark: a cursor of the cluster (docs/groups.md), the option ``cursor``.
+
+It is a copy: the query goes on from its checkpoint, whatever the cursor says. Spark tells of a micro-batch that is done when it begins
+the next one, so the cursor is one behind; each time it is set, to where the checkpoint was. A cluster that can't take it for now is no
+reason to end a query: that is logged, and tried again with a later micro-batch.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -35,28 +42,76 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from liftpy.errors import ConfigError, DataLossError
+from liftpy.client.client import Client
+from liftpy.client.group_admin import set_cursor
+from liftpy.core.base.ids import PartitionKey
+from liftpy.errors import ConfigError, DataLossError, LiftError, UnavailableError
 from liftpy.spark.catalog import BOUNDS_AGE_S, Catalog
-from liftpy.spark.cursor import CursorWriter
 from liftpy.spark.failures import coded
-from liftpy.spark.link import link_to
 from liftpy.spark.offsets import Bounds, OffsetSpec, StreamOffsets, check_uids, made_again, never_back, share_out, without
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.planning import (
     PlannedRange,
     Views,
+    about,
     before_cuts,
     cut_text,
+    end_within_bytes,
+    epochs_before,
     plan_ranges,
     resolve_ends,
     resolve_starts,
+    split_at_borders,
     with_epochs,
     with_moving_ends,
 )
-from liftpy.spark.reading import read_planned
+from liftpy.spark.process_connection import Link, link_to
+from liftpy.spark.range_reader import read_planned
 from liftpy.spark.schema import arrow_schema, check_columns
 from liftpy.spark.sink import LiftStreamWriter, LiftWriter, sink_options
-from liftpy.spark.splitting import about, end_within_bytes, epochs_before, split_at_borders
+
+PATIENCE_S = 5.0
+"""How long a micro-batch may wait for it."""
+RETRY_S = 10.0
+"""How long nothing is tried after it failed."""
+
+
+class CursorWriter:
+    """Sets the cursor ``name``. On the driver."""
+
+    def __init__(self, link: Link, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._link = link
+        self._name = name
+        self._clock = clock
+        self._client: Client | None = None
+        self._not_before_s = 0.0
+
+    def write(self, offsets: StreamOffsets) -> bool:
+        """Whether the cursor says ``offsets`` now."""
+        if self._clock() < self._not_before_s:
+            return False
+        positions = {
+            PartitionKey(stream, offsets.uids[stream], partition): offset
+            for (stream, partition), offset in offsets.next_offsets.items()
+        }
+        try:
+            self._link.call(self._set(positions), PATIENCE_S)
+        except LiftError as error:
+            self._not_before_s = self._clock() + RETRY_S
+            _logger.warning("the cursor %s is not set: [%s] %s", self._name, error.code, error)
+            return False
+        return True
+
+    async def _set(self, positions: dict[PartitionKey, int]) -> None:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                transport = await self._link.transport(PATIENCE_S)
+                if self._client is None or self._client.transport is not transport:
+                    self._client = Client(transport, self._link.subjects, owns_connection=False)
+                await set_cursor(self._client, self._name, positions)
+        except TimeoutError:
+            raise UnavailableError(f"nobody has taken it for {PATIENCE_S:g} s") from None
+
 
 _GO_ON = ". Undo what came of the lost records if you can; begin with a new checkpoint, or go on with failOnDataLoss=false"
 _logger = logging.getLogger(__name__)

@@ -15,10 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from liftpy.core.observe.trace_context import TRACEPARENT, TraceContext, created_in
+from liftpy.core.observe.tracing import MOST_READ_LINKS
 from liftpy.errors import ConfigError
-from liftpy.trace.context import TRACEPARENT, TraceContext
-from liftpy.trace.messages import created_in
-from liftpy.trace.search import MOST_READ_LINKS
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider
@@ -37,7 +36,7 @@ def processing(batch: DataFrame, stream: str, *, trace: TracerProvider | None = 
     where the column or the package is missing.
     """
     try:
-        from liftpy.client.spans import ClientSpans
+        from liftpy.client.traced import ClientSpans
     except ImportError as error:
         raise ConfigError(f"spans need `pip install liftpy[trace]`: {error}") from None
     if _HEADERS not in batch.columns:

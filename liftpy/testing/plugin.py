@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from liftpy.client import Client, connect, sync
-from liftpy.client.opening import Opening
+from liftpy.client.awaitable_context import Opening
 from liftpy.errors import LiftError
-from sidecar.dev.embedded import find_nats_server
+from sidecar.dev.nats_server import find_nats_server
 from sidecar.dev.under_test import ClusterUnderTest
 
 if TYPE_CHECKING:

@@ -26,15 +26,15 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.config import NS_PER_S
-from liftpy.dataclass import dataclass
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.services.effects import Effect, result_headers, tick_headers
+from liftpy.core.services.machine import ServiceMachine
+from liftpy.core.services.outbox import Outbox, Output
+from liftpy.core.services.replies import Reply, ReplyDesk
+from liftpy.core.services.service import DivergedError, Headers, Role, Service, ServiceFailedError
+from liftpy.core.services.snapshot import Identity, Snapshot, decode
+from liftpy.core.wire.batch import Record
 from liftpy.errors import ConfigError
-from liftpy.service.base import DivergedError, Headers, Role, Service, ServiceFailedError
-from liftpy.service.effects import Effect, result_headers, tick_headers
-from liftpy.service.machine import ServiceMachine
-from liftpy.service.outbox import Outbox, Output
-from liftpy.service.replies import Reply, ReplyDesk
-from liftpy.service.snapshot import Identity, Snapshot, decode
-from liftpy.wire.batch import Record
 
 _IDENTITY = Identity("tested", "input", "test", 0)
 _BEGIN_NS = 1_700_000_000 * NS_PER_S

@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from liftpy.backup.checking import why_other_producers
-from liftpy.backup.manifest import Manifest
 from liftpy.client import Client
-from liftpy.dataclass import dataclass
+from liftpy.core.backup.manifest import Manifest
+from liftpy.core.backup.pieces import why_other_producers
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import CorruptionError
 from liftpy.spark.pipelines.replica_reads import Away, Damaged, ReplicaAddress, ReplicaReads
-from liftpy.wire.subjects import Subjects
-from sidecar.backup.looking import read_image
-from sidecar.backup.restoring import Restore, RestoredStream, RestoreOptions, RestoreWish
+from sidecar.backup.inspect import read_image
+from sidecar.backup.restore import Restore, RestoredStream, RestoreOptions, RestoreWish
 from sidecar.backup.staging import LogDigest
 from sidecar.backup.store import Store
 

@@ -10,9 +10,9 @@ import os
 import sys
 from pathlib import Path
 
-from liftpy.dataclass import dataclass
+from liftpy.core.base.dataclass import dataclass
 from sidecar.dev.cluster import DevNode
-from sidecar.settings import Target, child_environment, credentials_environment, nats_environment, quiet_environment
+from sidecar.runtime.settings import Target, child_environment, credentials_environment, nats_environment, quiet_environment
 
 PREFIX = "restore-"
 """What the helpers' ids begin with."""

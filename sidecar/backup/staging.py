@@ -11,18 +11,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from liftpy.backup.checking import checked_batches, checked_state
-from liftpy.backup.cutting import cut_batch, end_of, without_purged
-from liftpy.backup.manifest import CHAIN_BYTES, PartitionCopy
 from liftpy.config import StreamConfig
-from liftpy.dataclass import dataclass
-from liftpy.ids import PartitionKey
-from liftpy.ingest.state_file import State, encode_state, state_name, state_owner, why_not
-from liftpy.log.horizon import NEVER, Horizon
-from liftpy.log.log import Log
-from liftpy.log.storage import Storage
-from liftpy.partition import Purge
-from liftpy.wire.batch import RecordBatch
+from liftpy.core.backup.manifest import CHAIN_BYTES, PartitionCopy
+from liftpy.core.backup.pieces import checked_batches, checked_state, cut_batch, end_of, without_purged
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.partition import Purge
+from liftpy.core.log.compaction_point import NEVER, Horizon
+from liftpy.core.log.log import Log
+from liftpy.core.log.storage import Storage
+from liftpy.core.publish.state_file import State, encode_state, state_name, state_owner, why_not
+from liftpy.core.wire.batch import RecordBatch
 from sidecar.backup.store import Store
 from sidecar.disk.files import FolderStorage, make_folder
 

@@ -1,11 +1,15 @@
 """Where backups lie: a folder, or a bucket of whatever ``pyarrow.fs`` knows by its URL. Calls block: for threads.
 
-A path is below the root, of names that were checked (``liftpy.backup.manifest``). What ``put`` writes is there as a whole or not at
+A path is below the root, of names that were checked (``liftpy.core.backup.manifest``). What ``put`` writes is there as a whole
+or not at
 all; what ``writing`` writes may be there in part after a death, so nobody believes a file that no manifest names.
+
+So many bytes a second, shared by all that copy at once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
-from liftpy.backup.manifest import Manifest, decode_manifest, encode_manifest, is_backup_id, manifest_path
+from liftpy.core.backup.manifest import Manifest, decode_manifest, encode_manifest, is_backup_id, manifest_path
 from liftpy.errors import ConfigError, CorruptionError, LiftError, NotFoundError, StorageError
 from sidecar.disk.files import sync_folder
 
@@ -147,3 +151,23 @@ class Store:
     def put_manifest(self, manifest: Manifest) -> None:
         """The last step of a backup."""
         self.put(manifest_path(manifest.backup), encode_manifest(manifest))
+
+
+DEFAULT_BYTES_PER_S = 50 * 1024 * 1024
+"""``backup_bytes_per_s``: of what a backup reads from the cluster."""
+
+
+class BackupPace:
+    """``bytes_per_s`` 0: as fast as it goes."""
+
+    def __init__(self, bytes_per_s: int) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_s = 0.0
+
+    async def spent(self, size_bytes: int) -> None:
+        """Return when what was copied is paid for."""
+        if not self._bytes_per_s:
+            return
+        now_s = asyncio.get_running_loop().time()
+        self._free_s = max(self._free_s, now_s) + size_bytes / self._bytes_per_s
+        await asyncio.sleep(self._free_s - now_s)

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import nats
 
-from liftpy.dataclass import dataclass
+from liftpy.core.base.dataclass import dataclass
 from liftpy.errors import UnavailableError
 from sidecar.bench.measuring import Figures, all_cpu_s, measured, measured_together
 from sidecar.bench.systems import OURS, STREAM, System
-from sidecar.dev.embedded import NatsServer
+from sidecar.dev.nats_server import NatsServer
 
 _WARM_S = 1.0
 PLAIN_EACH, PLAIN_WINDOW = 1000, 32_000

@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from liftpy.errors import ConfigError, UnavailableError
-from sidecar.dev.embedded import spawn
+from sidecar.dev.nats_server import spawn
 from sidecar.dev.ports import free_ports
-from sidecar.settings import search_path
+from sidecar.runtime.settings import search_path
 
 _CLIENT = Path(__file__).with_name("KafkaPeer.java")
 _HEAP = "-Xmx512m"

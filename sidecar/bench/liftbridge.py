@@ -24,9 +24,9 @@ from nats.aio.client import Client
 from liftpy.errors import ConfigError, UnavailableError
 from sidecar.bench.dialects import LIFTBRIDGE, enveloped, field, number_field
 from sidecar.bench.servers import NatsCluster
-from sidecar.dev.embedded import spawn
+from sidecar.dev.nats_server import spawn
 from sidecar.dev.ports import free_ports
-from sidecar.settings import search_path
+from sidecar.runtime.settings import search_path
 
 BINARY = "liftbridge"
 _SPACE = "liftbridge-bench"

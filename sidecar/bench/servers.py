@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from liftpy.errors import UnavailableError
-from sidecar.dev.embedded import NatsServer
+from sidecar.dev.nats_server import NatsServer
 from sidecar.dev.ports import free_ports
 
 _TAKEN = "address already in use"

@@ -19,14 +19,14 @@ import nats.js.api
 from nats.aio.client import Client
 
 from liftpy.client import connect
-from liftpy.dataclass import dataclass
+from liftpy.core.base.dataclass import dataclass
 from liftpy.errors import ConfigError, UnavailableError
 from sidecar.bench.jetstream import JetStreamCluster
 from sidecar.bench.kafka import KafkaCluster, require_kafka
 from sidecar.bench.liftbridge import BINARY, LiftbridgeCluster, find_liftbridge
 from sidecar.bench.servers import NatsCluster
 from sidecar.dev.cluster import DevCluster
-from sidecar.settings import search_path
+from sidecar.runtime.settings import search_path
 
 STREAM = "bench"
 OURS = "liftpy"

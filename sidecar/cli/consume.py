@@ -1,27 +1,299 @@
-"""``liftpy consume``: print the committed records of one partition, or as a member of a group, or write them to a file."""
+"""``liftpy consume``: print the committed records of one partition, or as a member of a group, or write them to a file.
+
+``liftpy consume --group NAME``: one member of a consumer group: processes with one name share the partitions of the stream.
+
+What was printed is committed every five seconds, when a partition moves to another member, and at the end, Ctrl-C included. What was
+only begun to be printed is not: it comes again, here or elsewhere.
+
+What ``liftpy consume --output FILE`` writes: Parquet, Arrow or lines of JSON, by the file's suffix; and the bar beside it.
+
+The file gets its name when it is whole, or when Ctrl-C ends a reading that follows; until then it is ``FILE.part``. What is there
+already is never overwritten.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import sys
-from collections.abc import Coroutine
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Literal, Protocol, cast
 
 import click
 
-from liftpy.client import Client, Consumer, parse_start, parse_until
-from liftpy.client.ending import end_tasks
-from liftpy.wire.batch import Record
-from sidecar.cli.consume_group import ENDING_S, consume_as_member, member_of
-from sidecar.cli.consume_output import Bar, output_to, record_json, suffixes
+from liftpy.client import BatchSlice, Client, Consumer, GroupOptions, parse_start, parse_until
+from liftpy.client.group_part import GroupPart
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.wire.batch import Record
+from liftpy.errors import ConfigError
+from liftpy.nats.cancellation import end_tasks
+from sidecar.cli.closed_pipe import reader_gone
 from sidecar.cli.options import BYTES, connection_options, json_option
-from sidecar.cli.pipes import reader_gone
 from sidecar.cli.session import with_client
-from sidecar.settings import Target
-from sidecar.tasks import attended
+from sidecar.runtime.settings import Target
+from sidecar.runtime.tasks import attended
+
+
+class Write(Protocol):
+    """Adds the records of a slice to a file."""
+
+    def __call__(self, piece: BatchSlice, *, newest_first: bool) -> None:
+        """Its last record first where ``newest_first``."""
+
+
+@contextmanager
+def _arrow(file: Path) -> Iterator[Write]:
+    import pyarrow as pa
+
+    from liftpy.core.log.arrow import SCHEMA
+
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, SCHEMA) as writer:
+        yield lambda piece, newest_first: writer.write_batch(_table_of(piece, newest_first))
+
+
+@contextmanager
+def _parquet(file: Path) -> Iterator[Write]:
+    import pyarrow.parquet as pq
+
+    from liftpy.core.log.arrow import SCHEMA
+
+    with pq.ParquetWriter(file, SCHEMA) as writer:
+        yield lambda piece, newest_first: writer.write_batch(_table_of(piece, newest_first))
+
+
+@contextmanager
+def _lines(file: Path) -> Iterator[Write]:
+    with file.open("w", encoding="utf-8") as out:
+
+        def write(piece: BatchSlice, *, newest_first: bool) -> None:
+            records = reversed(list(piece.records())) if newest_first else piece.records()
+            out.writelines(json.dumps(record_json(record)) + "\n" for record in records)
+
+        yield write
+
+
+def _table_of(piece: BatchSlice, newest_first: bool) -> Any:
+    import numpy as np
+
+    found = piece.to_arrow()
+    return found.take(np.arange(found.num_rows)[::-1].copy()) if newest_first else found
+
+
+_BY_SUFFIX: dict[str, Callable[[Path], Any]] = {".parquet": _parquet, ".arrow": _arrow, ".jsonl": _lines}
+
+
+def suffixes() -> str:
+    """For people."""
+    return ", ".join(_BY_SUFFIX)
+
+
+@contextmanager
+def output_to(file: Path) -> Iterator[Write]:
+    """What writes to ``file``, which must not be there. Raises ConfigError for another suffix, or where it can't be written."""
+    kind = _BY_SUFFIX.get(file.suffix)
+    if kind is None:
+        raise ConfigError(f"--output {file}: its suffix says what is written: {suffixes()}")
+    with _named_when_whole(file, kind) as write:
+        yield write
+
+
+@contextmanager
+def lines_to(file: Path) -> Iterator[Callable[[Iterable[bytes]], None]]:
+    """What adds lines to a new file, which has them when it returns. Raises as ``output_to``."""
+    with _named_when_whole(file, lambda part: part.open("wb", buffering=0)) as out:
+        yield lambda lines: _write_all(out, b"".join(lines))
+
+
+def _write_all(out: Any, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[out.write(left) :]
+
+
+@contextmanager
+def _named_when_whole(file: Path, kind: Callable[[Path], Any]) -> Iterator[Any]:
+    if file.exists():
+        raise ConfigError(f"--output {file}: it is there already; remove it, or name another")
+    part = file.with_name(f"{file.name}.part")
+    try:
+        try:
+            with kind(part) as write:
+                yield write
+        except asyncio.CancelledError:  # Ctrl-C: what has come is what was wanted
+            part.rename(file)
+            raise
+        part.rename(file)
+    except OSError as error:
+        raise ConfigError(f"--output {file}: {error.strerror or error}") from None
+
+
+class Bar:
+    """How far it is, on a terminal: offsets up to ``end_offset`` (exclusive), or a count where there is no end."""
+
+    def __init__(self, what: str, end_offset: int | None) -> None:
+        self.records = 0
+        self._end_offset = end_offset
+        self._what = what
+        self._progress: Any = None
+        self._first: int | None = None
+
+    def __enter__(self) -> Bar:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self._progress = Progress(console=Console(stderr=True), transient=True)
+            self._task = self._progress.add_task(self._what, total=None)
+            self._progress.start()
+        return self
+
+    def at(self, next_offset: int, record_count: int) -> None:
+        """So far: everything below ``next_offset``; ``record_count`` more records."""
+        self.records += record_count
+        if self._progress is None:
+            return
+        self._first = next_offset - record_count if self._first is None else self._first
+        total = None if self._end_offset is None else self._end_offset - self._first
+        self._progress.update(self._task, completed=next_offset - self._first, total=total)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+        if kind is asyncio.CancelledError:
+            click.echo(f"{self.records} records in {self._what}", err=True)
+
+
+def record_json(record: Record) -> dict[str, Any]:
+    """A record as JSON: text where the bytes are UTF-8, else base64 under a name with ``_base64``."""
+    found: dict[str, Any] = {"offset": record.offset, "timestamp_ns": record.timestamp_ns}
+    found.update(_text_or_base64("value", record.value))
+    if record.key is not None:
+        found.update(_text_or_base64("key", record.key))
+    if record.headers:
+        found["headers"] = [{**_name_or_base64("name", n), **_text_or_base64("value", v)} for n, v in record.headers]
+    if record.subject:
+        found.update(_name_or_base64("subject", record.subject))
+    return found
+
+
+def _name_or_base64(name: str, text: str) -> dict[str, str | None]:
+    """Of a subject, or the name of a header: bytes that are not UTF-8 are surrogates in the client."""
+    return _text_or_base64(name, text.encode("utf-8", "surrogateescape"))
+
+
+def _text_or_base64(name: str, content: bytes | None) -> dict[str, str | None]:
+    if content is None:
+        return {name: None}
+    try:
+        return {name: bytes(content).decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(content).decode()}
+
+
+_LAST_S = 2.0
+"""So long Ctrl-C waits for what is being printed."""
+ENDING_S = 10.0
+"""So long it waits for all: also for the last commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReading:
+    """What was asked for. ``form``: text, value or json. ``output``: a new file of JSON lines; None: the standard output."""
+
+    group: str
+    stream: str
+    start: str
+    subjects: Sequence[str]
+    keys: Sequence[bytes]
+    form: str
+    output: Path | None
+
+    @property
+    def options(self) -> GroupOptions:
+        """Of the group's member."""
+        start = cast('Literal["earliest", "new"]', self.start)
+        return GroupOptions(start=start, subjects=self.subjects, keys=self.keys)
+
+
+def member_of(
+    group: str, stream: str, *, start: str | None, refused: dict[str, Any], output: Path | None, **how: Any
+) -> GroupReading:
+    """Raises UsageError for what a group can't do. ``refused``: options that go with no group, and whether they were given."""
+    reasons = {
+        "--partition": "the group says which partitions a member reads",
+        "--until": "a member's partitions come and go, so that there is no end to come to; it goes on until Ctrl-C",
+        "--reverse": "a group goes forwards, from what it has committed",
+    }
+    for option, given in refused.items():
+        if given:
+            raise click.UsageError(f"{option} goes with no --group: {reasons[option]}")
+    if start not in (None, "earliest", "new"):
+        raise click.UsageError(
+            f"--from {start}: with --group it says where a partition begins of which nothing is committed, earliest or new; "
+            f"'liftpy group reset {group} --stream {stream} --to {start}' sets what is committed"
+        )
+    if output is not None and output.suffix != ".jsonl":
+        raise click.UsageError(
+            f"--output {output}: with --group .jsonl alone: what is in the file has to be readable when it is committed, "
+            "and other files are only at their end"
+        )
+    return GroupReading(group, stream, start or "earliest", output=output, **how)
+
+
+async def consume_as_member(client: Client, member: GroupReading) -> None:
+    """Until cancelled. Raises as an iteration of a group."""
+    lines = json_lines if member.output is not None else LINES[member.form]
+    with ExitStack() as files:
+        write = write_out if member.output is None else files.enter_context(lines_to(member.output))
+        async with client.group(member.group, [member.stream], options=member.options) as group:
+            while (part := await group.take()) is not None:
+                written = threading.Event()  # the thread says it: a loop that did not turn for a while has not heard it yet
+                writing = attended(
+                    asyncio.to_thread(_consume_group_write, write, lines(part), written)
+                )  # who reads may be slow: heartbeats go on
+                try:
+                    await asyncio.shield(writing)
+                except asyncio.CancelledError:  # Ctrl-C
+                    await asyncio.wait([writing], timeout=_LAST_S)
+                    raise
+                finally:  # nothing is waited for between what is written and this, nor does a second Ctrl-C take it away
+                    if written.is_set():
+                        group.finished(part)
+
+
+def _consume_group_write(write: Callable[[Iterator[bytes]], None], lines: Iterator[bytes], written: threading.Event) -> None:
+    write(lines)
+    written.set()
+
+
+def write_out(lines: Iterator[bytes]) -> None:
+    """To the standard output, at once."""
+    sys.stdout.buffer.writelines(lines)
+    sys.stdout.buffer.flush()
+
+
+def json_lines(part: GroupPart) -> Iterator[bytes]:
+    """Each with its partition."""
+    for record in part.slice.records():
+        yield json.dumps({"partition": part.key.partition, **record_json(record)}).encode() + b"\n"
+
+
+def _each(line: Callable[[int, Record], bytes]) -> Callable[[GroupPart], Iterator[bytes]]:
+    return lambda part: (line(part.key.partition, record) for record in part.slice.records())
+
+
+LINES: dict[str, Callable[[GroupPart], Iterator[bytes]]] = {
+    "text": _each(lambda partition, record: b"%d\t%d\t%s\n" % (partition, record.offset, record.value or b"")),
+    "value": _each(lambda _, record: b"%s\n" % (record.value or b"")),
+    "json": json_lines,
+}
+"""Format -> the lines of a part."""
 
 
 @click.command()

@@ -11,13 +11,13 @@ from rich.console import Console
 
 from liftpy.client import Client, parse_start
 from liftpy.client.group_admin import delete_cursor, describe_cursor, list_cursors, set_cursor
+from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import NotFoundError
-from liftpy.ids import PartitionKey
 from sidecar.cli.group import lag_of
 from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.output import table
 from sidecar.cli.session import with_client
-from sidecar.cli.tables import table
-from sidecar.settings import Target
+from sidecar.runtime.settings import Target
 
 _NOTHING_DONE = "nothing is done without --yes"
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import click
 
-from liftpy.client.credentials import Credentials
-from liftpy.client.transport import open_connection
-from liftpy.client.urls import check_urls, shown
+from liftpy.core.base.worker_assignment import MOST_WORKERS
 from liftpy.errors import UnavailableError
-from liftpy.shares import MOST_WORKERS
+from liftpy.nats.credentials import Credentials
+from liftpy.nats.transport import open_connection
+from liftpy.nats.urls import check_urls, shown
 from sidecar.cli.main import stop_signals
 from sidecar.cli.options import credential_options, json_option
 from sidecar.dev.cluster import MAX_NODES, DevCluster
-from sidecar.settings import (
+from sidecar.runtime.settings import (
     DEFAULT_NAMESPACE,
     credentials_environment,
     dev_environment,

@@ -15,17 +15,17 @@ from typing import Any
 import click
 
 from liftpy.client import Client
-from liftpy.cluster.cluster_events import in_words
 from liftpy.config import NS_PER_S
+from liftpy.core.base.strict_json import load_json
+from liftpy.core.metadata.controller.cluster_events import in_words
+from liftpy.core.wire.subjects import EVENTS_STREAM
 from liftpy.errors import LiftError, NotAllowedError, UnavailableError
-from liftpy.strict_json import load_json
-from liftpy.wire.subjects import EVENTS_STREAM
+from sidecar.cli.closed_pipe import reader_gone
 from sidecar.cli.log_level import seconds
 from sidecar.cli.options import connection_options, json_option
-from sidecar.cli.pipes import reader_gone
 from sidecar.cli.session import with_client
-from sidecar.settings import Target
-from sidecar.tasks import attended
+from sidecar.runtime.settings import Target
+from sidecar.runtime.tasks import attended
 
 _TIMEOUT_S = 2.0
 _SKEW_NS = 60 * NS_PER_S

@@ -12,12 +12,12 @@ from rich.console import Console
 
 from liftpy.client import Client, parse_start
 from liftpy.client.group_admin import GroupDescription, QueueFigures, delete_group, describe_group, list_groups, reset_group
+from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import NotFoundError
-from liftpy.ids import PartitionKey
 from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.output import table
 from sidecar.cli.session import with_client
-from sidecar.cli.tables import table
-from sidecar.settings import Target
+from sidecar.runtime.settings import Target
 
 
 @click.group()

@@ -11,19 +11,18 @@ import click
 import nats
 import nats.errors
 
-from liftpy.client.asking import Inquirer, asking
-from liftpy.client.node_views import NodeViews
+from liftpy.client.admin_requests import Inquirer, NodeViews, asking
+from liftpy.core.base.ids import PROBE_STREAM as PROBE
+from liftpy.core.base.strict_json import load_json
+from liftpy.core.observe.cluster_health import why_offline
 from liftpy.errors import LiftError, NotFoundError, OutcomeUnknownError, ProtocolError, UnavailableError
-from liftpy.ids import PROBE_STREAM as PROBE
-from liftpy.problems import why_offline
-from liftpy.strict_json import load_json
 from sidecar.cli.health import PORT, levels, show
 from sidecar.cli.options import connection_options, json_option
-from sidecar.settings import Target
+from sidecar.runtime.settings import Target
 
 if TYPE_CHECKING:
     from liftpy.client import Client
-    from liftpy.cluster.image import ClusterImage
+    from liftpy.core.metadata.image import ClusterImage
 
 _TIMEOUT_S = 3.0
 _MOST_NAMED = 5

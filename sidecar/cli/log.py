@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from liftpy.config import StreamConfig
+from liftpy.core.log.inspect import PartitionReport, headers, inspect
+from liftpy.core.log.log import Log
 from liftpy.errors import ConfigError, FolderLockedError
-from liftpy.log.inspect import PartitionReport, headers, inspect
-from liftpy.log.log import Log
 from sidecar.cli.options import json_option
-from sidecar.cli.tables import table
+from sidecar.cli.output import table
 from sidecar.disk.files import FolderStorage
 
 EXIT_DAMAGED = 1

@@ -9,12 +9,12 @@ from typing import Any
 import click
 
 from liftpy.client import Client
+from liftpy.core.base.ids import check_name
 from liftpy.errors import ConfigError
-from liftpy.ids import check_name
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
-from sidecar.logs import LEVELS
-from sidecar.settings import Target
+from sidecar.runtime.logs import LEVELS
+from sidecar.runtime.settings import Target
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 

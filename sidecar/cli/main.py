@@ -19,9 +19,9 @@ from typing import Any
 import click
 
 from liftpy import __version__
+from liftpy.core.base.ids import is_utf8
 from liftpy.errors import ConfigError, LiftError, UnavailableError
-from liftpy.ids import is_utf8
-from sidecar.cli.pipes import nobody_reads
+from sidecar.cli.closed_pipe import nobody_reads
 
 EXIT_FAILED = 1
 """Of every command: failed."""

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import click
 
-from sidecar.settings import Target, target_from
+from sidecar.runtime.settings import Target, target_from
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -73,7 +73,7 @@ def credential_options(function: F) -> F:
 
 
 def connection_options(function: F) -> F:
-    """Add --nats, --namespace and the credentials; the command gets ``target: sidecar.settings.Target``."""
+    """Add --nats, --namespace and the credentials; the command gets ``target: sidecar.runtime.settings.Target``."""
 
     @functools.wraps(function)
     def command(*args: Any, nats: str | None, namespace: str | None, **kwargs: Any) -> Any:

@@ -13,16 +13,16 @@ from typing import Any
 import click
 
 from liftpy.client import Client
+from liftpy.core.observe.merge_metrics import together
 from liftpy.errors import ConfigError, LiftError
-from liftpy.scraped import together
+from sidecar.cli.closed_pipe import reader_gone
 from sidecar.cli.options import connection_options, json_option
-from sidecar.cli.pipes import reader_gone
 from sidecar.cli.session import with_client
-from sidecar.settings import Target
-from sidecar.status.serving import LOOPBACK, TEXT, Live, Serving, host_of, http
+from sidecar.runtime.settings import Target
+from sidecar.runtime.tasks import attended
+from sidecar.status.cluster_poller import TIMEOUT_S, Viewing
+from sidecar.status.http import LOOPBACK, TEXT, Live, Serving, host_of, http
 from sidecar.status.site import Site
-from sidecar.status.viewing import TIMEOUT_S, Viewing
-from sidecar.tasks import attended
 
 DEFAULT_LISTEN = "127.0.0.1:8223"
 

@@ -12,14 +12,14 @@ import time
 import click
 
 from liftpy.client import Client
-from liftpy.cluster.image import StreamImage
-from liftpy.cluster.preferred import misplaced
+from liftpy.core.base.partition import PartitionState, PartitionStatus
+from liftpy.core.metadata.image import StreamImage
+from liftpy.core.metadata.preferred_leaders import misplaced
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
-from liftpy.partition import PartitionState, PartitionStatus
-from sidecar.cli.move import move
 from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.reassignment import move
 from sidecar.cli.session import with_client
-from sidecar.settings import Target
+from sidecar.runtime.settings import Target
 
 _POLL_S = 0.05
 

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import click
 from rich.console import Console
 
-from liftpy.client.plans import PlacementPlan, PlacementWish, assignment_from_json, tally_rows
-from liftpy.cluster.image import INSUFFICIENT_NODES
-from liftpy.cluster.placement import MANUAL, POLICIES
-from sidecar.cli.tables import table
+from liftpy.client.placement_plans import PlacementPlan, PlacementWish, assignment_from_json, tally_rows
+from liftpy.core.metadata.image import INSUFFICIENT_NODES
+from liftpy.core.metadata.placement import MANUAL, POLICIES
+from sidecar.cli.output import table
 
 F = TypeVar("F", bound=Callable[..., Any])
 MAX_FILE_BYTES = 1 << 20

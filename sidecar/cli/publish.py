@@ -16,7 +16,7 @@ import click
 
 from liftpy.client import Client, PublishAck, Publisher, PublishOptions
 from liftpy.config import AckPolicy
-from liftpy.dataclass import dataclass
+from liftpy.core.base.dataclass import dataclass
 from liftpy.errors import (
     LiftError,
     NoClusterError,
@@ -28,8 +28,8 @@ from liftpy.errors import (
 from sidecar.cli.main import exit_code
 from sidecar.cli.options import BYTES, connection_options, json_option
 from sidecar.cli.session import with_client
-from sidecar.settings import Target
-from sidecar.tasks import attended
+from sidecar.runtime.settings import Target
+from sidecar.runtime.tasks import attended
 
 _CHUNK_BYTES = 64 * 1024
 _MAX_LINE_BYTES = 64 * 1024 * 1024

@@ -12,22 +12,20 @@ from rich.console import Console
 
 from liftpy.client import Client
 from liftpy.client.admin import MoveWish
-from liftpy.cluster.decisions.placing import facts_of
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.movements import movements
-from liftpy.cluster.placement.facts import Replicas
-from liftpy.cluster.placement.leaderships import plan_leaderships
-from liftpy.cluster.placement.moves import Key, plan_moves
-from liftpy.cluster.placement.sizes import plan_sizes
-from liftpy.dataclass import dataclass
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.partition import MoveReason, PartitionState, PartitionStatus
+from liftpy.core.metadata.controller.placements import facts_of
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.placement.facts import Replicas
+from liftpy.core.metadata.placement.rebalance import Key, plan_leaderships, plan_moves, plan_sizes
+from liftpy.core.metadata.reassignment_progress import movements
 from liftpy.errors import NotFoundError
-from liftpy.partition import MoveReason, PartitionState, PartitionStatus
-from sidecar.cli.asking import NodeReports, ask_nodes
-from sidecar.cli.movement import follow, timeout_option, wait_option
 from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.output import table
+from sidecar.cli.partition_reports import NodeReports, ask_nodes
+from sidecar.cli.reassignment import follow, timeout_option, wait_option
 from sidecar.cli.session import with_client
-from sidecar.cli.tables import table
-from sidecar.settings import Target
+from sidecar.runtime.settings import Target
 
 _SHOWN = 1000
 """Rows of moves for people."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import click
 
 from liftpy.client import Client
+from liftpy.core.base.ids import check_name, check_publisher_subject
+from liftpy.core.wire.inboxes import check_inbox_prefixes
+from liftpy.core.wire.permissions import AccessRole, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
 from liftpy.errors import ConfigError
-from liftpy.ids import check_name, check_publisher_subject
-from liftpy.wire.inboxes import check_inbox_prefixes
-from liftpy.wire.rights import AccessRole, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
 from sidecar.cli.options import connection_options
 from sidecar.cli.session import with_client
-from sidecar.settings import Target
+from sidecar.runtime.settings import Target
 
 
 @click.command()

@@ -1,4 +1,16 @@
-"""``liftpy service``: run a replicated service beside a node; one such process beside every node that holds the partitions."""
+"""``liftpy service``: run a replicated service beside a node; one such process beside every node that holds the partitions.
+
+``liftpy service call``: send a command to a service, and print what it replies.
+
+How ``liftpy service run`` ends: exit codes that tell a supervisor whether a new start can help.
+
+As of every command 0, 1, 2, 3 and 130 (``sidecar.cli.main``), as of a node 75 (``sidecar.runtime.restarts``); the others are those of
+sysexits.h that come nearest. What no start can heal is in ``DO_NOT_RESTART``.
+
+``liftpy service skip|snapshot``: what an operator tells services that run.
+
+``liftpy service query``: ask a service for its state.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +20,10 @@ import importlib
 import inspect
 import json
 import logging
+import shlex
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,24 +36,336 @@ from click.core import ParameterSource
 from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import Client
-from liftpy.client.ending import end_tasks
-from liftpy.client.transport import Transport, open_connection
-from liftpy.errors import ConfigError, LiftError, NotFoundError, UnavailableError
-from liftpy.service.base import Service
+from liftpy.client.service_commands import CommandAnswer
+from liftpy.client.service_queries import QueryAnswer
+from liftpy.core.base.ids import check_name
+from liftpy.core.services.bad_records import SkipDecision, Unit
+from liftpy.core.services.outbox import OutputConflictError
+from liftpy.core.services.routing import Route
+from liftpy.core.services.rules import check_class, check_outputs, check_parameters, parameter_in, parameters_digest
+from liftpy.core.services.service import DivergedError, Service, ServiceFailedError
+from liftpy.core.services.snapshot import Identity
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import service_pb2
+from liftpy.core.wire.batch import Record
+from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES
+from liftpy.core.wire.subjects import Subjects
+from liftpy.errors import (
+    ConfigError,
+    CorruptionError,
+    DataLossError,
+    FencedError,
+    FolderLockedError,
+    LiftError,
+    NotAllowedError,
+    NotFoundError,
+    OutcomeUnknownError,
+    ProtocolError,
+    UnavailableError,
+    UnknownFormatError,
+)
+from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.transport import Transport, open_connection
+from liftpy.service.bad_record_writer import DecisionWriter
 from liftpy.service.host import ServiceHost
-from liftpy.service.routing import Route
-from liftpy.service.rules import check_class, check_outputs, check_parameters, parameter_in, parameters_digest
 from liftpy.service.settings import ServiceSettings
-from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES
-from liftpy.wire.subjects import Subjects
 from sidecar.cli.main import stop_signals
-from sidecar.cli.options import connection_options
-from sidecar.cli.service_call import call
-from sidecar.cli.service_endings import exit_code, restart_helps, table
-from sidecar.cli.service_orders import skip, snapshot
-from sidecar.cli.service_query import query
-from sidecar.settings import Target
-from sidecar.tasks import attended
+from sidecar.cli.options import BYTES, connection_options
+from sidecar.cli.session import with_client
+from sidecar.runtime.restarts import EXIT_TO_REPAIR, momentary
+from sidecar.runtime.settings import Target
+from sidecar.runtime.tasks import attended
+
+
+@click.command()
+@click.argument("name")
+@click.argument("text", required=False)
+@click.option("--stream", required=True, help="The stream that the service reads: the command becomes a record of it.")
+@click.option("--partition", type=click.IntRange(0), help="Which partition of it.  [default: that of --key, 0 without one]")
+@click.option("--key", type=BYTES, default=None, help="Of the record.")
+@click.option(
+    "--id", "message_id", default="", metavar="ID", help="Message id: sent twice it has one effect.  [default: a random one]"
+)
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(0.1, 3600), default=5.0, show_default=True, help="Seconds to wait."
+)
+@click.option("--offset", "shows_offset", is_flag=True, help="Say on stderr which record it became, and which node answered.")
+@connection_options
+def call(
+    name: str,
+    text: str | None,
+    stream: str,
+    partition: int | None,
+    key: bytes | None,
+    message_id: str,
+    timeout_s: float,
+    shows_offset: bool,
+    target: Target,
+) -> None:
+    """Send the command TEXT (stdin's bytes where it is left out) to the service NAME; prints the bytes of its reply.
+
+    Without an answer it is sent again under the same message id; a service that replies carries it out once.
+    """
+    check_name(name, "service")
+    body = sys.stdin.buffer.read() if text is None else text.encode()
+
+    async def work(client: Client) -> CommandAnswer:
+        return await client.call_service(
+            name,
+            stream,
+            body,
+            partition=partition,
+            key=key,
+            message_id=message_id,
+            timeout_s=timeout_s,
+        )
+
+    answer = with_client(target, work, needs_majority=False)
+    sys.stdout.buffer.write(answer.value + (b"" if answer.value.endswith(b"\n") else b"\n"))
+    if shows_offset:
+        click.echo(f"offset {answer.offset}, answered by {answer.node}", err=True)
+
+
+EXIT_FAILED = 1
+"""Of ``liftpy service``: failed otherwise. A restart may help."""
+EXIT_CONFIG = 2
+"""Of ``liftpy service``: wrong usage, setting or class. No restart."""
+EXIT_UNAVAILABLE = 3
+"""Of ``liftpy service``: nobody answers. Restart."""
+EXIT_DATA = 65
+"""EX_DATAERR: a service can't apply a record, or its output stream is not its own. No restart."""
+EXIT_PLACE_TAKEN = 69
+"""EX_UNAVAILABLE: another process of the service has its place. No restart."""
+EXIT_DIVERGED = 70
+"""EX_SOFTWARE: a service's state is not that of the other nodes. No restart."""
+EXIT_NOT_ALLOWED = 77
+"""EX_NOPERM: NATS does not give a service its rights. No restart."""
+
+_CODES: tuple[tuple[tuple[type[LiftError], ...], int], ...] = (
+    ((ConfigError,), EXIT_CONFIG),
+    ((DivergedError,), EXIT_DIVERGED),
+    ((FencedError, FolderLockedError), EXIT_PLACE_TAKEN),
+    ((ServiceFailedError, OutputConflictError, DataLossError, CorruptionError, UnknownFormatError), EXIT_DATA),
+    ((NotAllowedError,), EXIT_NOT_ALLOWED),
+    ((UnavailableError,), EXIT_UNAVAILABLE),
+    ((NotFoundError,), EXIT_TO_REPAIR),
+)
+DO_NOT_RESTART = (EXIT_CONFIG, EXIT_DATA, EXIT_PLACE_TAKEN, EXIT_DIVERGED, EXIT_NOT_ALLOWED)
+TABLE = (
+    (0, "no", "told to stop (SIGTERM, SIGINT)"),
+    (EXIT_FAILED, "yes", "failed otherwise: a bug, a disk that does not work"),
+    (EXIT_CONFIG, "no", "wrong usage, setting or class; parameters that are not those of the other nodes"),
+    (EXIT_UNAVAILABLE, "yes", "nobody answers"),
+    (
+        EXIT_DATA,
+        "no",
+        "a record that it can't apply (liftpy service skip), a foreign record in its output stream, a log that begins too late",
+    ),
+    (EXIT_PLACE_TAKEN, "no", "another process of the service has its place beside the node, or its folder"),
+    (EXIT_DIVERGED, "no", "its state is not that of the other nodes"),
+    (EXIT_TO_REPAIR, "yes", "a disk that was full, a stream that was made again: begins anew"),
+    (EXIT_NOT_ALLOWED, "no", "NATS does not give it the rights (liftpy rights --role service)"),
+)
+"""(code, whether a new start can help, when)."""
+
+
+def exit_code(error: LiftError) -> int:
+    """The exit code of a service that ends with ``error``."""
+    for kinds, code in _CODES:
+        if isinstance(error, kinds):
+            return code
+    return EXIT_TO_REPAIR if momentary(error) else EXIT_FAILED
+
+
+def restart_helps(error: LiftError) -> bool:
+    """Whether the same service may go on after a new start."""
+    return exit_code(error) not in DO_NOT_RESTART
+
+
+def table() -> str:
+    """For ``--help``: one line for each code, and what systemd needs."""
+    lines = [f"{code:>4}  {'restart' if again == 'yes' else 'do not restart':<14}  {when}" for code, again, when in TABLE]
+    numbers = shlex.join(map(str, DO_NOT_RESTART))
+    return "\b\nExit codes:\n" + "\n".join(lines) + f"\n\nsystemd: Restart=on-failure, RestartPreventExitStatus={numbers}"
+
+
+_POLL_S = 0.2
+_BY_AN_OPERATOR = "passed over by an operator"
+
+
+@click.command()
+@click.argument("name")
+@click.option("--stream", required=True, help="The stream that the service reads.")
+@click.option("--partition", default=0, show_default=True, help="Which partition of it.")
+@click.option("--offset", required=True, type=click.IntRange(0), help="Of the record that the service can't apply.")
+@click.option("--timer", default="", help="The timer that fails at that offset, where it is one.")
+@click.option("--dead-letter", default="", metavar="STREAM", help="Keep the record there.")
+@click.option("--force", is_flag=True, help="Also where a service does not answer, or has applied the record already.")
+@connection_options
+def skip(
+    name: str, stream: str, partition: int, offset: int, timer: str, dead_letter: str, force: bool, target: Target
+) -> None:
+    """Have the service NAME pass over a record, on all nodes: that is a record of the stream itself.
+
+    Services that stand at the record go on by themselves; one that has stopped does when it is started again.
+    """
+    check_name(name, "service")
+    unit = Unit(offset, timer)
+
+    async def work(client: Client) -> int:
+        return await pass_over(client, name, stream, partition, unit, dead_letter=dead_letter, force=force)
+
+    decided_at = with_client(target, work)
+    click.echo(f"{name} passes over {unit} of {stream}/{partition}: decided by the record at offset {decided_at}")
+
+
+@click.command()
+@click.argument("name")
+@click.option("--stream", required=True, help="The stream that the service reads.")
+@click.option("--partition", default=0, show_default=True, help="Which partition of it.")
+@click.option("--node", "nodes", multiple=True, help="Beside this node; may be given several times.  [default: beside all]")
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(0.1, 3600), default=30.0, show_default=True, help="Seconds to wait."
+)
+@connection_options
+def snapshot(name: str, stream: str, partition: int, nodes: tuple[str, ...], timeout_s: float, target: Target) -> None:
+    """Have the service NAME store its state now, and wait until it is durable."""
+    check_name(name, "service")
+
+    async def work(client: Client) -> dict[str, int]:
+        return await store_now(client, name, stream, partition, nodes, timeout_s, target.namespace)
+
+    for node, position in with_client(target, work).items():
+        click.echo(f"{name} beside {node}: a snapshot at {position}")
+
+
+async def store_now(
+    client: Client, name: str, stream: str, partition: int, nodes: Sequence[str], timeout_s: float, namespace: str
+) -> dict[str, int]:
+    """Ask for a snapshot beside each node (none: all that have the service), wait for it; node -> its position. Raises NotFoundError,
+    UnavailableError after ``timeout_s``."""
+    image = await client.stream(stream)
+    if partition >= len(image.partitions):
+        raise NotFoundError(f"{stream} has {len(image.partitions)} partitions, no {partition}")
+    asked = {}
+    for node in nodes or image.partitions[partition].replicas:
+        found = await _said(client, node, image.uid, partition, name)
+        if found:
+            asked[node] = int(found["position"])
+        elif nodes:
+            raise NotFoundError(f"{name} is not beside {node}")
+    if not asked:
+        raise NotFoundError(f"no node has a service {name} over {stream}/{partition}")
+    request = frames.sealed(service_pb2.SnapshotRequest(service=name, stream=stream, partition=partition))
+    for node in asked:
+        await client.transport.publish(Subjects(namespace).service_session(node, stream, name), request)
+    stored: dict[str, int] = {}
+    give_up_s = time.monotonic() + timeout_s
+    while asked.keys() - stored.keys():
+        for node in asked.keys() - stored.keys():
+            found = await _said(client, node, image.uid, partition, name)
+            if found and int(found["snapshot"]) >= asked[node]:
+                stored[node] = int(found["snapshot"])
+        if time.monotonic() >= give_up_s:
+            raise UnavailableError(
+                f"no snapshot beside {', '.join(sorted(asked.keys() - stored.keys()))} after {timeout_s:g} s"
+            )
+        await asyncio.sleep(_POLL_S)
+    return dict(sorted(stored.items()))
+
+
+async def pass_over(
+    client: Client, name: str, stream: str, partition: int, unit: Unit, *, dead_letter: str = "", force: bool = False
+) -> int:
+    """Append the decision; return its offset. Raises ConfigError where a service has applied the record, or can't be asked."""
+    image = await client.stream(stream)
+    if partition >= len(image.partitions):
+        raise NotFoundError(f"{stream} has {len(image.partitions)} partitions, no {partition}")
+    bounds = await client.bounds(stream, partition)
+    if not bounds.log_start_offset <= unit.offset < bounds.end_offset:
+        raise ConfigError(f"{stream}/{partition} holds {bounds.log_start_offset} to {bounds.end_offset - 1}, not {unit.offset}")
+    if not force:
+        replicas = image.partitions[partition].replicas
+        found = await asyncio.gather(*(_position(client, node, image.uid, partition, name) for node in replicas))
+        for node, position in zip(replicas, found, strict=True):
+            if position is not None and position > unit.offset:
+                raise ConfigError(
+                    f"{name} on {node} is at {position}: it has applied {unit}, and its outputs may be written (--force all the same)"
+                )
+    record = await _record(client, stream, partition, unit.offset, image.uid)
+    writer = DecisionWriter(client, dead_letter)
+    return await writer.pass_over(
+        Identity(name, stream, image.uid, partition), SkipDecision(name, unit), record, _BY_AN_OPERATOR
+    )
+
+
+async def _position(client: Client, node: str, uid: str, partition: int, name: str) -> int | None:
+    """Where the service beside ``node`` stands; None: there is none, or nobody answers."""
+    found = await _said(client, node, uid, partition, name)
+    return int(found["position"]) if found else None
+
+
+async def _said(client: Client, node: str, uid: str, partition: int, name: str) -> dict[str, Any]:
+    """What ``node`` says of the service beside it; {}: there is none, or nobody answers."""
+    try:
+        status: dict[str, Any] = await client.node_status(node)
+    except (UnavailableError, OutcomeUnknownError, ProtocolError):
+        return {}
+    for found in status.get("partitions", []):
+        if (found.get("uid"), found.get("partition")) == (uid, partition):
+            for service in found.get("services", []):
+                if service.get("service") == name:
+                    return dict(service)
+    return {}
+
+
+async def _record(client: Client, stream: str, partition: int, offset: int, uid: str) -> Record:
+    async for piece in client.read_range(stream, partition, offset, offset + 1, uid=uid, exact=True):
+        for record in piece.records():
+            return record
+    raise LiftError(f"{stream}/{partition} holds no record at {offset}")
+
+
+@click.command()
+@click.argument("name")
+@click.argument("text", required=False)
+@click.option(
+    "--partition",
+    type=click.IntRange(0),
+    help="Ask the instance of this partition.  [default: the only one; a service with several needs --partition or --key]",
+)
+@click.option("--key", type=BYTES, metavar="TEXT", help="Ask the instance that has the records of this key.")
+@click.option(
+    "--at-least",
+    type=click.IntRange(0),
+    metavar="OFFSET",
+    help="Take a state that holds every record below OFFSET (0: any).  [default: every record that is committed now]",
+)
+@click.option("--position", "shows_position", is_flag=True, help="Say on stderr how far the state was, and on which node.")
+@connection_options
+def query(
+    name: str,
+    text: str | None,
+    partition: int | None,
+    key: bytes | None,
+    at_least: int | None,
+    shows_position: bool,
+    target: Target,
+) -> None:
+    """Ask the service NAME; TEXT is the query, stdin's bytes where it is left out. Prints the answer's bytes."""
+    check_name(name, "service")
+    if partition is not None and key is not None:
+        raise ConfigError("name --partition or --key, not both")
+    body = sys.stdin.buffer.read() if text is None else text.encode()
+
+    async def work(client: Client) -> QueryAnswer:
+        return await client.query_service(name, body, partition=partition, key=key, at_least=at_least)
+
+    answer = with_client(target, work, needs_majority=False)
+    sys.stdout.buffer.write(answer.value + (b"" if answer.value.endswith(b"\n") else b"\n"))
+    if shows_position:
+        click.echo(f"position {answer.position} on {answer.node}", err=True)
+
 
 logger = logging.getLogger("liftpy.service")
 

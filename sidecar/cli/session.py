@@ -10,8 +10,8 @@ import uvloop
 
 from liftpy.client import Client, connect
 from liftpy.errors import NoMajorityError
-from sidecar.settings import Target
-from sidecar.tasks import attended
+from sidecar.runtime.settings import Target
+from sidecar.runtime.tasks import attended
 
 T = TypeVar("T")
 

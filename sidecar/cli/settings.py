@@ -13,12 +13,12 @@ from rich.markup import escape
 
 from liftpy.client import Client
 from liftpy.config import NS_PER_S, DefaultQuota, SessionTimes
+from liftpy.core.base.ids import check_name
 from liftpy.errors import ConfigError, UnavailableError
-from liftpy.ids import check_name
 from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.output import table
 from sidecar.cli.session import with_client
-from sidecar.cli.tables import table
-from sidecar.settings import Target
+from sidecar.runtime.settings import Target
 
 _LOOK_S = 0.2
 _SETTLES_WITHIN_S = 30.0

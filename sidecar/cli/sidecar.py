@@ -13,10 +13,10 @@ from typing import Any
 import click
 
 from liftpy.errors import LiftError
-from sidecar.logs import LOGS
-from sidecar.restarting import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, count_restart, never_again, pause_s
-from sidecar.settings import GivenSettings, restarted_environment, restarts_in_a_row
-from sidecar.tasks import run_loop
+from sidecar.runtime.logs import LOGS
+from sidecar.runtime.restarts import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, count_restart, never_again, pause_s
+from sidecar.runtime.settings import GivenSettings, restarted_environment, restarts_in_a_row
+from sidecar.runtime.tasks import run_loop
 
 logger = logging.getLogger("liftpy.node")
 
@@ -75,8 +75,8 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
     given = GivenSettings(config, flags)
     settings = given.load()
     LOGS.configure(settings.log_level, settings.log_format, settings.node_id)
-    from sidecar.leaving import stay_in_the_process
-    from sidecar.running import run_node  # late: brings nats-py and PySyncObj
+    from sidecar.node.run import run_node  # late: brings nats-py and PySyncObj
+    from sidecar.runtime.restarts import stay_in_the_process
 
     began = time.monotonic()
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import click
 
-from liftpy.spark.pipelines.archiving import COMPRESSIONS, DEFAULT_BATCH_RECORDS, Archived, ArchivePlan, outlook
-from liftpy.spark.pipelines.archiving import archive as run
-from liftpy.spark.pipelines.orphans import DEFAULT_AGE_S
+from liftpy.spark.pipelines.archive import COMPRESSIONS, DEFAULT_BATCH_RECORDS, Archived, ArchivePlan, outlook
+from liftpy.spark.pipelines.archive import archive as run
+from liftpy.spark.pipelines.orphan_files import DEFAULT_AGE_S
 from liftpy.spark.pipelines.tables import FORMATS
 from sidecar.cli.options import connection_options, json_option
-from sidecar.cli.spark_place import SparkPlace, ends_by_signal, source_options, spark_options
-from sidecar.settings import Target
+from sidecar.cli.spark_job import SparkPlace, ends_by_signal, source_options, spark_options
+from sidecar.runtime.settings import Target
 
 
 @click.command()
@@ -47,7 +47,7 @@ def archive(
     """Archive STREAMS into the table in --table, each record once, also if it is killed and run again: it goes on where it was.
 
     The table is read by anything that reads Delta (or Iceberg); with its live stream as one DataFrame by
-    liftpy.spark.pipelines.cutover.whole."""
+    liftpy.spark.pipelines.archive_reader.whole."""
     plan = ArchivePlan(
         streams=streams, table=table, kind=kind or "", checkpoint=checkpoint, columns=columns, compression=compression,
         every_s=every_s, batch_records=batch_records, orphan_age_s=orphan_age_s,

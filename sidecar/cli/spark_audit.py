@@ -9,14 +9,13 @@ from rich.console import Console
 
 from liftpy.spark.options import Selection
 from liftpy.spark.pipelines.audit import audit as run
-from liftpy.spark.pipelines.findings import AuditReport
-from liftpy.spark.pipelines.spreading import DEFAULT_TASKS, MAX_TASKS
+from liftpy.spark.pipelines.audit_findings import AuditReport
+from liftpy.spark.pipelines.parallel import DEFAULT_TASKS, MAX_TASKS
 from sidecar.cli.main import EXIT_UNAVAILABLE
 from sidecar.cli.options import connection_options, internal_option, json_option
-from sidecar.cli.spark_optional import optional_spark_options, reached
-from sidecar.cli.spark_place import SparkPlace
-from sidecar.cli.tables import table
-from sidecar.settings import Target
+from sidecar.cli.output import table
+from sidecar.cli.spark_job import SparkPlace, optional_spark_options, reached
+from sidecar.runtime.settings import Target
 
 EXIT_DIFFERENT = 1
 """Replicas do not hold the same."""

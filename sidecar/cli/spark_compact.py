@@ -7,13 +7,13 @@ import time
 
 import click
 
-from liftpy.spark.pipelines.compacting import CompactPlan, next_step
-from liftpy.spark.pipelines.compacting import compact as run
-from liftpy.spark.pipelines.opening import table_at
+from liftpy.spark.pipelines.compact import CompactPlan, next_step
+from liftpy.spark.pipelines.compact import compact as run
+from liftpy.spark.pipelines.table_kind import table_at
 from liftpy.spark.pipelines.tables import FORMATS
 from sidecar.cli.options import connection_options, json_option
-from sidecar.cli.spark_place import SparkPlace, ends_by_signal, source_options, spark_options
-from sidecar.settings import Target
+from sidecar.cli.spark_job import SparkPlace, ends_by_signal, source_options, spark_options
+from sidecar.runtime.settings import Target
 
 
 @click.command()

@@ -7,11 +7,11 @@ import time
 
 import click
 
-from liftpy.spark.pipelines.replaying import ReplayPlan, ShareDone, shares_to_replay
-from liftpy.spark.pipelines.replaying import replay as run
+from liftpy.spark.pipelines.replay import ReplayPlan, ShareDone, shares_to_replay
+from liftpy.spark.pipelines.replay import replay as run
 from sidecar.cli.options import connection_options, json_option
-from sidecar.cli.spark_place import SparkPlace, ends_by_signal, source_options, spark_options
-from sidecar.settings import Target
+from sidecar.cli.spark_job import SparkPlace, ends_by_signal, source_options, spark_options
+from sidecar.runtime.settings import Target
 
 
 @click.command()

@@ -13,15 +13,14 @@ from rich.console import Console
 from liftpy.errors import ConfigError
 from liftpy.spark.offsets import EARLIEST, LATEST, OffsetSpec, parse_spec, relative
 from liftpy.spark.options import Selection
-from liftpy.spark.pipelines.spreading import DEFAULT_TASKS, MAX_TASKS
+from liftpy.spark.pipelines.parallel import DEFAULT_TASKS, MAX_TASKS
 from liftpy.spark.pipelines.stats import StatsReport
 from liftpy.spark.pipelines.stats import stats as run
 from liftpy.spark.pipelines.stats_plot import plot_problem, save_plot
 from sidecar.cli.options import connection_options, json_option
-from sidecar.cli.spark_optional import optional_spark_options, reached
-from sidecar.cli.spark_place import SparkPlace
-from sidecar.cli.tables import table
-from sidecar.settings import Target
+from sidecar.cli.output import table
+from sidecar.cli.spark_job import SparkPlace, optional_spark_options, reached
+from sidecar.runtime.settings import Target
 
 _COLUMNS = (
     *("partition", "records", "MB", "records/s", "peak/s", "value p50", "p99", "largest", "keys", "subjects"),

@@ -13,16 +13,16 @@ import click
 from rich.console import Console
 
 from liftpy.client import Client, ClusterState
-from liftpy.cluster.image import INSUFFICIENT_NODES
-from liftpy.cluster.movements import movements
-from liftpy.cluster.waiting import why_it_waits
-from liftpy.problems import why_offline
-from sidecar.cli.asking import NodeReports, ask_nodes
-from sidecar.cli.movement import movement_json
+from liftpy.core.metadata.controller.unplaced_streams import why_it_waits
+from liftpy.core.metadata.image import INSUFFICIENT_NODES
+from liftpy.core.metadata.reassignment_progress import movements
+from liftpy.core.observe.cluster_health import why_offline
 from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.output import table
+from sidecar.cli.partition_reports import NodeReports, ask_nodes
+from sidecar.cli.reassignment import movement_json
 from sidecar.cli.session import with_client
-from sidecar.cli.tables import table
-from sidecar.settings import Target
+from sidecar.runtime.settings import Target
 
 
 @click.command()

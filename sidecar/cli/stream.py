@@ -1,4 +1,9 @@
-"""``liftpy stream``: create, list, show, enlarge and delete streams."""
+"""``liftpy stream``: create, list, show, enlarge and delete streams.
+
+``liftpy stream alter``: another replication factor, other settings for a stream that is there.
+
+``liftpy stream pause`` and ``resume``: partitions that take no publishes for a while.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +16,157 @@ import click
 from rich.console import Console
 
 from liftpy.client import Client, ReadOptions
-from liftpy.client.admin import DEFAULT_REPLICAS
-from liftpy.client.plans import PlacementPlan, PlacementWish
-from liftpy.cluster.image import INSUFFICIENT_NODES, StreamImage
-from liftpy.cluster.placement import DEFAULT_POLICY
-from liftpy.cluster.waiting import why_it_waits
+from liftpy.client.admin import DEFAULT_REPLICAS, check_min_isr
+from liftpy.client.placement_plans import PlacementPlan, PlacementWish
 from liftpy.config import NO_QUOTA, DefaultQuota, StreamConfig
-from liftpy.dataclass import dataclass
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.partition import PartitionState, Purge
+from liftpy.core.base.purge import waits_for
+from liftpy.core.metadata.controller.unplaced_streams import why_it_waits
+from liftpy.core.metadata.image import INSUFFICIENT_NODES, StreamImage
+from liftpy.core.metadata.placement import DEFAULT_POLICY
+from liftpy.core.metadata.reassignment_progress import movements
+from liftpy.core.wire.subjects import data_subject
 from liftpy.errors import LiftError
-from liftpy.partition import PartitionState, Purge
-from liftpy.purge import waits_for
-from liftpy.wire.subjects import data_subject
-from sidecar.cli.alter import alter
+from sidecar.cli.delete_records import purge, truncate
 from sidecar.cli.options import connection_options, internal_option, json_option
-from sidecar.cli.pause import pause, resume
+from sidecar.cli.output import table
 from sidecar.cli.placement import placement_options, show_plan
-from sidecar.cli.purge import purge
+from sidecar.cli.reassignment import follow, timeout_option, wait_option
 from sidecar.cli.session import with_client
-from sidecar.cli.stream_settings import changed, setting_options, shown
-from sidecar.cli.tables import table
-from sidecar.cli.truncate import truncate
-from sidecar.settings import Target
+from sidecar.cli.stream_settings import SETTINGS, alterable_options, changed, setting_options, shown
+from sidecar.runtime.settings import Target
+
+
+@click.command()
+@click.argument("name")
+@click.option("--replication-factor", "factor", type=click.IntRange(1, 32), help="Replicas of each partition.")
+@alterable_options
+@click.option("--dry-run", is_flag=True, help="Show what would change, and do nothing.")
+@wait_option
+@timeout_option
+@json_option
+@connection_options
+@internal_option
+def alter(
+    name: str,
+    factor: int | None,
+    settings: dict[str, Any],
+    dry_run: bool,
+    wait: bool,
+    timeout_s: float,
+    as_json: bool,
+    target: Target,
+) -> None:
+    """Give stream NAME other settings, and every partition of it more replicas, or fewer. The leader always stays; a move goes on
+    whatever is killed. What is not named stays as it is."""
+    if factor is None and not settings:
+        raise click.UsageError("name a --replication-factor or a setting: nothing would change")
+
+    async def work(client: Client) -> tuple[StreamImage, StreamImage, StreamImage]:
+        before = await client.stream(name)
+        if factor is not None:
+            check_min_isr(before.config, factor)
+        decided = await client.alter_stream(name, factor or 0, dry_run=dry_run, **settings)
+        if not as_json:
+            _show(before, decided, factor, settings, dry_run)
+        if dry_run or not wait or factor is None:
+            return before, decided, decided
+        uid = decided.uid
+        await follow(
+            client,
+            lambda movement: movement.uid == uid,
+            lambda image: not any(movement.uid == uid for movement in movements(image)),
+            timeout_s,
+            quiet=as_json,
+        )
+        return before, decided, await client.stream(name)
+
+    before, decided, now = with_client(target, work)
+    if as_json:
+        partitions = [
+            {"partition": p.partition, "replicas": list(p.replicas), "target": list(p.target or p.replicas)}
+            for p in (decided if dry_run else now).partitions
+        ]
+        facts = {"stream": name, "replication_factor": decided.replica_count, "dry_run": dry_run, "partitions": partitions}
+        changes = {key: {"before": old, "after": new} for key, old, new in _changes(before, decided)}
+        click.echo(json.dumps(facts | {"settings": shown(decided.config, decided.replica_count), "changes": changes}))
+    elif wait and not dry_run and factor is not None:
+        click.echo(f"every partition of {name} has {factor} replicas")
+
+
+def _changes(before: StreamImage, after: StreamImage) -> list[tuple[str, Any, Any]]:
+    """(setting, what it was, what it is), of those that differ."""
+    old, new = shown(before.config, before.replica_count), shown(after.config, after.replica_count)
+    return [(setting.key, old[setting.key], new[setting.key]) for setting in SETTINGS if old[setting.key] != new[setting.key]]
+
+
+def _show(before: StreamImage, stream: StreamImage, factor: int | None, settings: dict[str, Any], dry_run: bool) -> None:
+    console = Console()
+    if settings:
+        changes = _changes(before, stream)
+        for key, old, new in changes:
+            console.print(f"{key}: {old} -> {new}", highlight=False)
+        would = "would be at" if dry_run else "is at"
+        same = "" if changes else "nothing changes: that is how it is; "
+        console.print(f"{same}{stream.name} {would} version {stream.config_version} of its settings", highlight=False)
+    if factor is None:
+        return
+    rows = [(str(p.partition), " ".join(p.replicas), " ".join(p.target)) for p in stream.partitions if p.target]
+    if rows:
+        console.print(table(("partition", "replicas", "then"), rows, folds=("replicas", "then"), title=stream.name))
+    end = "nothing was done: this is a dry run" if dry_run else f"replication factor {factor}"
+    console.print(f"{len(rows)} partitions change; {end}", highlight=False)
+
+
+_PARTITIONS = click.option(
+    "--partition", "partitions", type=click.IntRange(0), multiple=True, help="Only this one; may be repeated.  [default: all]"
+)
+
+
+@click.command()
+@click.argument("name")
+@_PARTITIONS
+@click.option("--resume-on-publish", is_flag=True, help="Until somebody publishes: that is stored, and resumes its partition.")
+@click.option("--resume-all", is_flag=True, help="The same, and a publish to one partition resumes all that are paused so.")
+@json_option
+@connection_options
+@internal_option
+def pause(
+    name: str, partitions: tuple[int, ...], resume_on_publish: bool, resume_all: bool, as_json: bool, target: Target
+) -> None:
+    """Have stream NAME take no publishes until it is resumed. Who waits for an answer is refused (PAUSED), plain messages are dropped
+    and counted; what was taken before is committed and acknowledged, and reading goes on."""
+
+    async def work(client: Client) -> StreamImage:
+        return await client.pause(
+            name, partitions or None, resume_on_publish=resume_on_publish or resume_all, resume_all=resume_all
+        )
+
+    _pause_show(with_client(target, work), partitions, as_json)
+
+
+@click.command()
+@click.argument("name")
+@_PARTITIONS
+@json_option
+@connection_options
+@internal_option
+def resume(name: str, partitions: tuple[int, ...], as_json: bool, target: Target) -> None:
+    """Have stream NAME take publishes again."""
+    _pause_show(with_client(target, lambda client: client.resume(name, partitions or None)), partitions, as_json)
+
+
+def _pause_show(image: StreamImage, partitions: tuple[int, ...], as_json: bool) -> None:
+    about = [p for p in image.partitions if not partitions or p.partition in partitions]
+    if as_json:
+        found = [{"partition": p.partition, "paused": p.pause.words} for p in about]
+        click.echo(json.dumps({"stream": image.name, "uid": image.uid, "partitions": found}))
+        return
+    for p in about:
+        state = f"is paused {p.pause.words}" if p.pause.takes_nothing else "takes publishes"
+        click.echo(f"{image.name}/{p.partition} {state}")
+
 
 _PATIENCE_S = 2.0
 """So long a leader is waited for that says how many records there are."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from liftpy.config import ALTERABLE, Codec, FlushPolicy, StreamConfig
-from liftpy.dataclass import dataclass
+from liftpy.core.base.dataclass import dataclass
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -1,4 +1,10 @@
-"""``liftpy top``: the cluster at a glance, once a second, in a terminal; over NATS, with the role ``status``."""
+"""``liftpy top``: the cluster at a glance, once a second, in a terminal; over NATS, with the role ``status``.
+
+How ``liftpy top`` looks: a frame of lines for a terminal of a given size, whatever is in the model. Pure.
+
+Everything is said in words and numbers too, so that it can be read without colour. Nothing wraps: what does not fit is left out,
+the least needed columns first, and what is cut ends with ``…``.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +15,268 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
+from rich.text import Text
 
 from liftpy.client import Client
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.observe.cluster_health import DEGRADED, OK, Reason
+from liftpy.core.observe.cluster_model import HISTORY, Model, NodeRow, Watching
+from liftpy.core.observe.node_summary import NodeSummary
 from liftpy.errors import LiftError, UnavailableError
-from liftpy.glance import Glance
-from liftpy.watching import Model, Watching
+from sidecar.cli.closed_pipe import reader_gone
 from sidecar.cli.options import connection_options, json_option
-from sidecar.cli.pipes import reader_gone
 from sidecar.cli.session import with_client
-from sidecar.cli.top_render import SORTS, View, pressed, render, rows_of
-from sidecar.settings import Target
-from sidecar.tasks import attended
+from sidecar.runtime.settings import Target
+from sidecar.runtime.tasks import attended
+
+SORTS = ("rate", "lag", "p99", "name")
+_STYLES = {OK: "bold green", DEGRADED: "bold yellow"}
+_BARS = "▁▂▃▄▅▆▇█"
+_REASONS = 3
+"""That are shown above the table; of the others it says how many there are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What the person at the keys wants to see. ``page``: '', 'help', or 'node' (the selected one). ``typing``: into the filter."""
+
+    sort: str = "rate"
+    reverse: bool = False
+    filter: str = ""
+    typing: bool = False
+    selected: int = 0
+    page: str = ""
+    ended: bool = False
+
+
+def pressed(view: View, key: str, count: int) -> View:
+    """After a key; ``count``: rows that there are to select from."""
+    if view.typing:
+        if key in ("\r", "\n", "\x1b"):
+            return replace(view, typing=False, filter="" if key == "\x1b" else view.filter)
+        if key in ("\x7f", "\b"):
+            return replace(view, filter=view.filter[:-1])
+        return replace(view, filter=view.filter + key, selected=0) if key.isprintable() else view
+    if key in ("q", "\x03"):
+        return replace(view, ended=True)
+    if key == "s":
+        return replace(view, sort=SORTS[(SORTS.index(view.sort) + 1) % len(SORTS)])
+    if key == "r":
+        return replace(view, reverse=not view.reverse)
+    if key == "/":
+        return replace(view, typing=True, page="", filter="")
+    if key == "?":
+        return replace(view, page="" if view.page == "help" else "help")
+    if key in ("\r", "\n"):
+        return replace(view, page="" if view.page else "node")
+    if key == "\x1b":
+        return replace(view, page="", filter="")
+    if key in ("j", "k"):
+        step = 1 if key == "j" else -1
+        return replace(view, selected=min(max(0, view.selected + step), max(0, count - 1)))
+    return view
+
+
+_BY: dict[str, Callable[[NodeRow], Any]] = {
+    "rate": lambda row: -(row.records_in_s or 0.0),
+    "lag": lambda row: -(row.glance.lag_s if row.glance is not None else 0.0),
+    "p99": lambda row: -(row.ack_p99_s or 0.0),
+    "name": lambda row: row.node,
+}
+
+
+def rows_of(model: Model, view: View) -> list[NodeRow]:
+    """Those that are shown, in order; equal ones by name."""
+    kept = [row for row in model.rows if view.filter in row.node]
+    return sorted(sorted(kept, key=lambda row: row.node), key=_BY[view.sort], reverse=view.reverse)
+
+
+def render(model: Model, width: int, height: int, view: View) -> Group:
+    """A frame of exactly ``height`` lines, none wider than ``width`` cells."""
+    lines = [_head(model), *_reasons(model), *_totals(model, width), Text("")]
+    foot = _foot(view)
+    room = max(0, height - len(lines) - 1)
+    rows = rows_of(model, view)
+    if view.page == "help":
+        body = [Text(line) for line in _HELP]
+    elif view.page == "node" and rows:
+        body = _detail(rows[min(view.selected, len(rows) - 1)])
+    else:
+        body = _table(rows, width, room, view)
+    shown = [*lines[: max(0, height - 1)], *body[:room]]
+    shown += [Text("")] * (height - 1 - len(shown))
+    for line in (*shown, foot):
+        line.truncate(width, overflow="ellipsis")
+        line.no_wrap = True
+    return Group(*shown, foot)
+
+
+def spark(values: Sequence[float | None], width: int = HISTORY) -> str:
+    """The newest ``width`` values, newest on the right; a gap is a space, and nothing at all a low bar."""
+    newest = list(values)[-width:]
+    top = max((value for value in newest if value is not None), default=0.0)
+    bars = "".join(" " if value is None else _BARS[round(value / top * (len(_BARS) - 1)) if top else 0] for value in newest)
+    return bars.rjust(width)
+
+
+def _head(model: Model) -> Text:
+    states = [row.state for row in model.rows]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in ("live", "fenced", "drained", "silent") if state in states)
+    word = model.verdict.word
+    line = Text.assemble(f"{model.namespace}  ", (word, _STYLES.get(word, "bold red")), f"  nodes: {counts or 'none known'}")
+    line.append(f"  metadata: {model.metadata_leader or 'no leader'}")
+    if model.streams is not None:
+        line.append(f"  streams: {model.streams:,}")
+    return line
+
+
+def _reasons(model: Model) -> list[Text]:
+    reasons = model.verdict.reasons
+    lines = [_reason(reason) for reason in reasons[:_REASONS]]
+    if len(reasons) > _REASONS:
+        lines[-1].append(f"  and {len(reasons) - _REASONS} more")
+    return lines
+
+
+def _reason(reason: Reason) -> Text:
+    return Text.assemble(("! " if reason.stops else "- ") + reason.text, (f"  ({reason.runbook})", "dim"))
+
+
+def _totals(model: Model, width: int) -> list[Text]:
+    shown = max(0, min(HISTORY, width - 34))
+    acks = f"acks    p50 {_ms(model.ack_p50_s)}  p99 {_ms(model.ack_p99_s)}"
+    return [
+        Text.assemble(
+            f"in  {_rate(model.records_in_s):>10}/s {_size(model.bytes_in_s):>9}/s  ", (spark(model.history_in, shown), "cyan")
+        ),
+        Text.assemble(
+            f"out {_rate(model.records_out_s):>10}/s {_size(model.bytes_out_s):>9}/s  ",
+            (spark(model.history_out, shown), "cyan"),
+        ),
+        Text(acks),
+    ]
+
+
+_COLUMNS: tuple[tuple[str, int, int, Callable[[NodeRow], str]], ...] = (
+    ("in/s", 9, 0, lambda row: _rate(row.records_in_s)),
+    ("out/s", 9, 2, lambda row: _rate(row.records_out_s)),
+    ("p99", 8, 0, lambda row: _ms(row.ack_p99_s)),
+    ("lag", 7, 0, lambda row: _of(row, lambda glance: f"{glance.lag_s:.1f} s")),
+    ("leads", 6, 1, lambda row: _of(row, lambda glance: f"{glance.leads:,}")),
+    ("copies", 6, 3, lambda row: _of(row, lambda glance: f"{glance.replicas:,}")),
+    ("short", 6, 1, lambda row: _of(row, lambda glance: f"{glance.under_replicated:,}")),
+    ("disk", 5, 2, lambda row: _of(row, lambda glance: f"{1 - glance.disk_free:.0%}")),
+    ("loop p99", 8, 4, lambda row: _ms(row.loop_p99_s)),
+)
+"""Heading, width, how soon it is left out where there is no room (the highest first), and what stands there. ``disk``: used."""
+_NAME, _STATE, _LEAST_SPARK = 12, 9, 8
+
+
+def _table(rows: list[NodeRow], width: int, room: int, view: View) -> list[Text]:
+    columns = list(_COLUMNS)
+    name = min(_NAME, max(4, *(len(row.node) for row in rows), 0)) if rows else 4
+    fixed = 2 + name + 1 + _STATE
+    while columns and fixed + sum(column[1] + 1 for column in columns) > width:
+        columns.remove(max(columns, key=lambda column: column[2]))
+    left = width - fixed - sum(column[1] + 1 for column in columns) - 2
+    sparks = min(HISTORY, left) if left >= _LEAST_SPARK else 0
+    head = (
+        "  " + "node".ljust(name) + " " + "state".ljust(_STATE) + "".join(f" {title:>{size}}" for title, size, _, _ in columns)
+    )
+    lines = [Text(head + (f"  in, {sparks} s" if sparks else ""), style="bold")]
+    fits = rows if len(rows) < room else rows[: max(0, room - 2)]
+    for number, row in enumerate(fits):
+        mark = ">" if number == view.selected else " "
+        text = f"{mark} {_cut(row.node, name)} {_cut(row.state + ('*' if row.leads_metadata else ''), _STATE)}"
+        text += "".join(f" {show(row):>{size}}" for _, size, _, show in columns)
+        lines.append(
+            Text.assemble(
+                (text, "" if row.state == "live" else "yellow"), ("  " + spark(row.history, sparks), "cyan") if sparks else ""
+            )
+        )
+    if len(fits) < len(rows):
+        lines.append(Text(f"  and {len(rows) - len(fits)} more: / finds one"))
+    if not rows:
+        lines.append(Text("  no such node" if view.filter else "  no node has answered yet"))
+    return lines
+
+
+def _detail(row: NodeRow) -> list[Text]:
+    glance = row.glance
+    lines = [f"node {row.node}: {row.state}" + (", leads the metadata group" if row.leads_metadata else "")]
+    if glance is None:
+        lines.append("it does not answer: docs/runbooks/node-down.md")
+    else:
+        lines += [
+            f"version {glance.version or '?'}, incarnation {glance.incarnation}, up {glance.uptime_s:,.0f} s"
+            + (", a controller" if glance.is_controller else ""),
+            f"in  {_rate(row.records_in_s)}/s, {_size(row.bytes_in_s)}/s; all in all {glance.records_in:,} records",
+            f"out {_rate(row.records_out_s)}/s, {_size(row.bytes_out_s)}/s; all in all {glance.records_out:,} records",
+            f"acks p50 {_ms(row.ack_p50_s)}, p99 {_ms(row.ack_p99_s)}; event loop late p99 {_ms(row.loop_p99_s)}",
+            f"leads {glance.leads:,} of {glance.replicas:,} copies; slowest: {glance.lag_records:,} records, {glance.lag_s:.1f} s",
+            f"under-replicated {glance.under_replicated:,}, at min.isr {glance.at_min_isr:,}, under it {glance.under_min_isr:,}, "
+            f"failed {glance.failed:,}, services that stand {glance.services_failing:,}",
+            f"services that have ended {glance.services_ended:,}" + "".join(f"; {one}" for one in glance.ended_services),
+            f"disk {1 - glance.disk_free:.0%} used, room for publishes {glance.queued:.0%} used, "
+            f"NATS {'connected' if glance.nats_connected else 'away'}",
+        ]
+    return [Text(line) for line in lines]
+
+
+_HELP = (
+    "q        end",
+    f"s        sort by the next of: {', '.join(SORTS)}",
+    "r        the other way round",
+    "/        show nodes with this in their names; Esc: all",
+    "j k      select the next, the previous node",
+    "Enter    the selected node, and back",
+    "?        this, and back",
+    "",
+    "*: leads the metadata group. in, out: records. p99: of acks. lag: of the slowest",
+    "follower. short: partitions with replicas out of sync. disk: used.",
+)
+
+
+def _foot(view: View) -> Text:
+    if view.typing:
+        return Text(f"/{view.filter}_   Enter: keep   Esc: all", style="reverse")
+    order = view.sort + (", reversed" if view.reverse else "") + (f"   filter: {view.filter}" if view.filter else "")
+    return Text(f"q end   s sort: {order}   r reverse   / find   Enter node   ? keys", style="reverse")
+
+
+def _cut(text: str, size: int) -> str:
+    return text.ljust(size) if len(text) <= size else text[: size - 1] + "…"
+
+
+def _of(row: NodeRow, show: Callable[[Any], str]) -> str:
+    return "?" if row.glance is None else show(row.glance)
+
+
+def _rate(value: float | None) -> str:
+    return "?" if value is None else f"{value:,.0f}" if value < 1e7 else f"{value / 1e6:,.0f}M"
+
+
+def _size(value: float | None) -> str:
+    if value is None:
+        return "?"
+    for unit in ("B", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} GB"
+
+
+def _ms(value: float | None) -> str:
+    return "?" if value is None else f"{value * 1000:.1f} ms" if value < 0.1 else f"{value * 1000:.0f} ms"
+
 
 EVERY_S = 1.0
 _TIMEOUT_S = 0.9
@@ -92,7 +341,7 @@ class Looking:
         said = await asyncio.gather(*map(self._ask, nodes))
         self.watching.put(self._now(), dict(zip(nodes, said, strict=True)))
 
-    async def _ask(self, node: str) -> Glance | None:
+    async def _ask(self, node: str) -> NodeSummary | None:
         try:
             return await self._client.node_glance(node, _TIMEOUT_S)
         except LiftError:

@@ -1,23 +1,74 @@
-"""``liftpy upgrade``: what is between the versions that run and the next feature level; finalize it, or go back. docs/upgrades.md."""
+"""``liftpy upgrade``: what is between the versions that run and the next feature level; finalize it, or go back. docs/upgrades.md.
+
+Every format that is written to a disk: the versions that this code reads, and the one that it writes at each feature level.
+
+Two rules, which a test holds as far as code can. Version N reads all that N - 1 wrote at any level. And nothing new is written before
+the level that brings it is finalized, so that until then the way back is open: a new format version is a row of ``features.py`` too.
+What is only a cache (an index, a state) is written anew where it does not fit, and so needs no level.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
 from rich.console import Console
 
 from liftpy.client import Client
-from liftpy.cluster.features import FEATURES
-from liftpy.cluster.level_range import FeatureLevels
-from liftpy.versions import DISK_FORMATS
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.metadata.feature_range import FeatureLevels
+from liftpy.core.metadata.features import FEATURES
 from sidecar.cli.health_nats import said_by
 from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.output import table
 from sidecar.cli.session import with_client
-from sidecar.cli.tables import table
-from sidecar.settings import Target
+from sidecar.runtime.settings import Target
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFormat:
+    """``code``: module and constant of the newest version; ``writes``: feature level -> version from there on."""
+
+    where: str
+    code: str
+    reads: tuple[int, ...]
+    writes: Mapping[int, int]
+    is_cache: bool = False
+    """It can be made again from what is beside it."""
+
+    def written_at(self, level: int) -> int:
+        """The version that is written at a feature level."""
+        return self.writes[max(since for since in self.writes if since <= level)]
+
+
+DISK_FORMATS: Mapping[str, DiskFormat] = {
+    "record batch": DiskFormat("<base>.log of a partition", "liftpy.core.wire.batch:VERSION", (1,), {1: 1}),
+    "small files of a log": DiskFormat(
+        "high-watermark, leader-epochs, compaction-horizon, <base>.index, scrub",
+        "liftpy.core.log.small_files:_VERSION",
+        (1,),
+        {1: 1},
+    ),
+    "derived state": DiskFormat(
+        "state-<offset> of a partition", "liftpy.core.log.small_files:_VERSION", (1,), {1: 1}, is_cache=True
+    ),
+    "promises": DiskFormat("promises/promises of a node", "liftpy.core.log.epoch_promises:_VERSION", (1,), {1: 1}),
+    "node file": DiskFormat("node, in the data folder", "sidecar.disk.data_folder:_FORMAT", (1,), {1: 1}),
+    "group's journal": DiskFormat("raft/journal of a controller", "sidecar.quorum.journal:_MAGIC", (1,), {1: 1}),
+    "group's snapshot file": DiskFormat("raft/snapshot of a controller", "sidecar.quorum.snapshot_file:_VERSION", (1,), {1: 1}),
+    "group's lineage": DiskFormat("raft/lineage of a controller", "sidecar.quorum.probation:_FORMAT", (1,), {1: 1}),
+    "image": DiskFormat("within raft/snapshot", "liftpy.core.metadata.snapshot:LEVELLED", (1, 2), {1: 1, 2: 2}),
+    "backup": DiskFormat(
+        "backups/<id>/manifest.json of a store of backups", "liftpy.core.backup.manifest:FORMAT", (1,), {1: 1}
+    ),
+    "service snapshot": DiskFormat(
+        "a service's own folder", "liftpy.core.services.snapshot:VERSION", (2, 3, 4), {1: 4}, is_cache=True
+    ),
+}
+"""Name -> what it is. A service snapshot that uses nothing of version 4 is written as 3; the log replays what can't be read."""
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 

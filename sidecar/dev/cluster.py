@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.errors import ConfigError, UnavailableError
-from sidecar.dev.embedded import NatsServer, spawn
-from sidecar.settings import DEFAULT_NAMESPACE, child_environment, nats_environment, quiet_environment
+from sidecar.dev.nats_server import NatsServer, spawn
+from sidecar.runtime.settings import DEFAULT_NAMESPACE, child_environment, nats_environment, quiet_environment
 
 MAX_NODES = 16
 MAX_CONTROLLERS = 3
@@ -250,7 +250,7 @@ class DevCluster:
 
     def _environment(self, name: str, says_if_open: bool) -> dict[str, str]:
         """``says_if_open``: it warns where the NATS server has no authorization; one of the nodes is enough."""
-        checkout = str(Path(__file__).resolve().parent.parent)  # so that it works from there, too, whatever the folder
+        checkout = str(Path(__file__).resolve().parents[2])  # so that it works from there, too, whatever the folder
         import_path = os.pathsep.join([checkout, *filter(None, child_environment().get("PYTHONPATH", "").split(os.pathsep))])
         nats = nats_environment(self._node_nats_urls.get(name, self.nats_url))
         ours = {"PYTHONPATH": import_path, "PYTHONUNBUFFERED": "1", **self._settings}

@@ -15,7 +15,7 @@ import nats.errors
 from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import Client
-from liftpy.dataclass import dataclass
+from liftpy.core.base.dataclass import dataclass
 from liftpy.errors import UnavailableError
 from sidecar.dev.cluster import DevCluster
 

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from liftpy.errors import LiftError, UnavailableError
-from sidecar.dev.embedded import dies_with_parent
-from sidecar.settings import child_environment
+from sidecar.dev.nats_server import dies_with_parent
+from sidecar.runtime.settings import child_environment
 
 _STOP_TIMEOUT_S = 20.0
 _ABANDON_TIMEOUT_S = 1.0

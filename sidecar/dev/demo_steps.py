@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.client import Client
-from liftpy.dataclass import dataclass
+from liftpy.core.base.dataclass import dataclass
 from liftpy.errors import DataLossError, LiftError, UnavailableError
 from sidecar.dev.demo_flights import Delays, mean_delays
 from sidecar.dev.demo_processes import LineProcess
 from sidecar.dev.demo_spark import RECORDS_FILE, RESULT_FILE
-from sidecar.tasks import attended
+from sidecar.runtime.tasks import attended
 
 STREAM = "flights"
 SUBJECT = "demo.flights"

@@ -28,20 +28,20 @@ from pathlib import Path
 
 import crc32c
 
-from liftpy.cluster.starts import FolderStarts
-from liftpy.dataclass import dataclass
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey, check_name
+from liftpy.core.base.strict_json import load_json, whole_number
+from liftpy.core.base.worker_assignment import WorkerShare
+from liftpy.core.log.epoch_promises import PROMISES_NAME, PromiseJournal, decode_promises
+from liftpy.core.metadata.directory_identity import DirectoryIdentity
 from liftpy.errors import CorruptionError, FolderLockedError, InvalidNameError, StorageError, UnknownFormatError
-from liftpy.ids import PartitionKey, check_name
-from liftpy.log.promises import PROMISES_NAME, PromiseJournal, decode_promises
-from liftpy.shares import WorkerShare
-from liftpy.strict_json import load_json, whole_number
 from sidecar.disk.files import FolderStorage, MadeFolders, OpenMaps, make_folder, replace_file, sync_folder
 
 logger = logging.getLogger("liftpy.node")
 
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _FORMAT = 1
-_STARTS = tuple(field.name for field in fields_of(FolderStarts))
+_STARTS = tuple(field.name for field in fields_of(DirectoryIdentity))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class NodeIdentity:
     node_id: str
     incarnation: int = 0
     clean_incarnation: int = 0
-    starts: FolderStarts = field(default_factory=lambda: FolderStarts(""))
+    starts: DirectoryIdentity = field(default_factory=lambda: DirectoryIdentity(""))
     """The processes that have started here."""
 
     @property
@@ -68,7 +68,7 @@ def _identity_in(data: bytes) -> tuple[object, NodeIdentity]:
     fields = load_json(body)
     version = fields.pop("format")
     known = {name: fields.pop(name) for name in _STARTS if name in fields}  # older versions wrote fewer
-    starts = FolderStarts(**{"folder_id": "", **known, "earlier": tuple(known.get("earlier", ()))})
+    starts = DirectoryIdentity(**{"folder_id": "", **known, "earlier": tuple(known.get("earlier", ()))})
     identity = NodeIdentity(**fields, starts=starts)
     _check(identity)
     return version, identity

@@ -12,7 +12,7 @@ import resource
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from liftpy.dataclass import dataclass
+from liftpy.core.base.dataclass import dataclass
 
 if TYPE_CHECKING:
     from sidecar.disk.files import OpenMaps

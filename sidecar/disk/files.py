@@ -1,4 +1,4 @@
-"""Files behind ``liftpy.log.storage``: writev, pread, mmap, fdatasync, rename.
+"""Files behind ``liftpy.core.log.storage``: writev, pread, mmap, fdatasync, rename.
 
 The active segment is read with ``pread`` (a copy), sealed ones through a map: a file that may still be cut is never mapped, so
 that no view ever points past the end of its file. A sealed file that has to be cut after all is copied first.
@@ -22,8 +22,8 @@ from typing import TypeVar
 
 import crc32c
 
+from liftpy.core.log.storage import Bytes
 from liftpy.errors import NoSpaceError, StorageError
-from liftpy.log.storage import Bytes
 
 _TOO_MANY = {errno.EMFILE, errno.ENFILE}
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}

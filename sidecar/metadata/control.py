@@ -1,4 +1,5 @@
-"""ControlDesk: control requests of other nodes, operators and clients, each on the subject that is for it (``liftpy.cluster.doors``).
+"""ControlDesk: control requests of other nodes, operators and clients, each on the subject that is for it
+(``liftpy.core.metadata.controller.admission``).
 Every controller hears them; the one that leads the group answers, so that a controller that stands still keeps no asker waiting."""
 
 from __future__ import annotations
@@ -13,29 +14,27 @@ from typing import Any
 import nats.errors
 from nats.aio.client import Client
 
-from liftpy.client.ending import end_tasks
-from liftpy.cluster.decisions.groups import say_how_many
-from liftpy.cluster.decisions.streams import MAX_PARTITIONS_PER_STREAM
-from liftpy.cluster.doors import Door, refusal
-from liftpy.cluster.forwarding import error_response
-from liftpy.cluster.pages import cut_stream, fit_request, page_bytes
-from liftpy.cluster.request_bounds import fit
-from liftpy.cluster.request_rates import IN_ALL, PER_PRINCIPAL, Allowance, RequestRates
-from liftpy.cluster.requests import may_be_logged
-from liftpy.cluster.subject_index import begins_under
 from liftpy.config import ReplicationConfig
+from liftpy.core.base.ids import shown
+from liftpy.core.metadata.controller.admission import IN_ALL, PER_PRINCIPAL, Allowance, RequestAcl, RequestRates, refusal
+from liftpy.core.metadata.controller.requests import may_be_logged
+from liftpy.core.metadata.controller.streams import MAX_PARTITIONS_PER_STREAM, say_how_many
+from liftpy.core.metadata.describe import cut_stream, fit_request, page_bytes
+from liftpy.core.metadata.forwarding import error_response
+from liftpy.core.metadata.request_limits import fit
+from liftpy.core.metadata.subject_index import begins_under
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.decode_errors import REFUSED, REPLY, refused
+from liftpy.core.wire.inboxes import Allows, InboxRule, publish_answer
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import LiftError
-from liftpy.ids import shown
-from liftpy.request_guard import RequestGuard
-from liftpy.wire import frames
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.inboxes import Allows, InboxRule, publish_answer
-from liftpy.wire.refusals import REFUSED, REPLY, refused
-from liftpy.wire.subjects import Subjects
-from sidecar import clock
+from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.request_guard import RequestGuard
 from sidecar.metadata.forwarding import DecideHere
-from sidecar.metadata.outgoing import unsubscribe
-from sidecar.tasks import spawn
+from sidecar.metadata.publish_queue import unsubscribe
+from sidecar.runtime import clock
+from sidecar.runtime.tasks import spawn
 
 _TIMEOUT_S = 2.0
 _NOT_THERE = f"{REFUSED}control request"
@@ -63,7 +62,7 @@ _Reply = Callable[[pb.ControlResponse | None], Awaitable[None]]
 """Sends the answer to one request; None: there is none."""
 
 
-class NoTurnError(Exception):
+class AdmissionTimeoutError(Exception):
     """It did not come in time."""
 
 
@@ -79,7 +78,7 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def turn(self, asker: str, timeout_s: float) -> AsyncIterator[None]:
-        """Wait for one of ``asker``'s; raises NoTurnError."""
+        """Wait for one of ``asker``'s; raises AdmissionTimeoutError."""
         turns, present = self._of.setdefault(asker, (asyncio.Semaphore(_TURNS), []))
         present.append(None)
         try:
@@ -87,7 +86,7 @@ class Turns:
                 async with asyncio.timeout(timeout_s):
                     await turns.acquire()
             except TimeoutError:
-                raise NoTurnError from None
+                raise AdmissionTimeoutError from None
             try:
                 yield
             finally:
@@ -135,8 +134,8 @@ class ControlDesk:
 
     async def open(self) -> None:
         """Listen."""
-        doors = {self._subjects.info(): Door.INFO, self._subjects.control_node("*"): Door.NODE}
-        doors |= dict.fromkeys(self._subjects.control_admin_all(), Door.ADMIN)
+        doors = {self._subjects.info(): RequestAcl.INFO, self._subjects.control_node("*"): RequestAcl.NODE}
+        doors |= dict.fromkeys(self._subjects.control_admin_all(), RequestAcl.ADMIN)
         for subject, door in doors.items():
             callback = self._guard.callback(partial(self._received, door))
             self._subscriptions.append(await self._connection.subscribe(subject, cb=callback))
@@ -146,12 +145,12 @@ class ControlDesk:
         await unsubscribe(self._subscriptions)
         await end_tasks(self._under_way)
 
-    async def _received(self, door: Door, message: Any) -> None:
+    async def _received(self, door: RequestAcl, message: Any) -> None:
         who = self._asker(door, message.subject)
         if not self._is_answered(door, who, message.reply.encode()):
             self.counters[REPLY] += 1
             return
-        is_nodes = door is Door.NODE and self._is_known(who)
+        is_nodes = door is RequestAcl.NODE and self._is_known(who)
         if not is_nodes and not self._allowance.take(clock.now_ns()):  # neither read nor answered: both take time
             self.counters[FLOODED] += 1
             return
@@ -167,7 +166,7 @@ class ControlDesk:
         fit_request(request, self._connection.max_payload)
         if not self._leads():
             await reply(self._alone(request))
-        elif door is Door.ADMIN and (wait_ms := self._rates.wait_ms(who, clock.now_ns())):
+        elif door is RequestAcl.ADMIN and (wait_ms := self._rates.wait_ms(who, clock.now_ns())):
             self.counters[TOO_FAST] += 1
             await reply(_too_fast(request, who, wait_ms))
         elif (wrong := self._refusal(door, who, request, size_bytes)) is not None:
@@ -189,17 +188,17 @@ class ControlDesk:
         self._under_way.discard(task)
         self._under_way_bytes -= size_bytes
 
-    def _asker(self, door: Door, subject: str) -> str:
+    def _asker(self, door: RequestAcl, subject: str) -> str:
         """The node id or principal in ``subject``, '' where there is none."""
         return subject.removeprefix(f"{self._subjects.namespace}.{door.value}").removeprefix(".")
 
-    def _is_answered(self, door: Door, who: str, reply: bytes) -> bool:
+    def _is_answered(self, door: RequestAcl, who: str, reply: bytes) -> bool:
         """Nobody is answered where somebody else listens: a node under its own inboxes, all others under those of applications."""
-        if door is Door.NODE:
+        if door is RequestAcl.NODE:
             return reply.startswith(f"{self._subjects.inbox(who)}.".encode()) and self._node_inboxes.allows(reply)
         return self._is_inbox(reply)
 
-    def _refusal(self, door: Door, who: str, request: pb.ControlRequest, size_bytes: int) -> pb.ControlResponse | None:
+    def _refusal(self, door: RequestAcl, who: str, request: pb.ControlRequest, size_bytes: int) -> pb.ControlResponse | None:
         """What may not be asked for there, by them. And a stream among the inboxes would take what others wait for: asked here and not
         inside apply, because the prefixes are a setting, and controllers whose settings differ must not decide differently."""
         detail = fit(request, size_bytes) or refusal(door, who, request)
@@ -216,7 +215,7 @@ class ControlDesk:
         try:
             async with self._turns.turn(asker, _TIMEOUT_S):
                 answer = await self._decide(request, _TIMEOUT_S)
-        except NoTurnError:
+        except AdmissionTimeoutError:
             self.counters[NO_TURN] += 1
             answer = error_response(
                 request, pb.ControlResponse.UNAVAILABLE, "too many others of its kind are asked for at once"

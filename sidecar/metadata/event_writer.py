@@ -17,19 +17,19 @@ import nats.errors
 from nats.aio.client import Client as NatsConnection
 
 from liftpy.client.client import Client
-from liftpy.client.ending import end_tasks
+from liftpy.client.encode_publish import Address
 from liftpy.client.in_flight import PublishOptions
-from liftpy.client.outgoing import Address
 from liftpy.client.publisher import Publisher
-from liftpy.client.transport import Transport
-from liftpy.cluster.event_log import NOTHING, EventLog, Tail, newest_place
-from liftpy.cluster.image import ClusterImage, StreamImage
-from liftpy.cluster.stream_config import config_to_pb
 from liftpy.config import StreamConfig
+from liftpy.core.metadata.codec import config_to_pb
+from liftpy.core.metadata.controller.cluster_events import NOTHING, EventLog, Tail, newest_place
+from liftpy.core.metadata.image import ClusterImage, StreamImage
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import EVENTS_STREAM, Subjects
 from liftpy.errors import LiftError, UnavailableError
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.subjects import EVENTS_STREAM, Subjects
-from sidecar.tasks import spawn
+from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.transport import Transport
+from sidecar.runtime.tasks import spawn
 
 logger = logging.getLogger("liftpy.group")
 

@@ -12,23 +12,22 @@ from typing import Any
 import nats.errors
 from nats.aio.client import Client
 
-from liftpy.client.ending import end_tasks
-from liftpy.cluster.feed import FeedProducer
-from liftpy.cluster.feed_subscription import FeedSubscription
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.snapshot import encode_snapshot
-from liftpy.errors import LiftError, UnspokenError
-from liftpy.request_guard import RequestGuard
-from liftpy.wire import frames
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.inboxes import publish_answer, reply_to
-from liftpy.wire.refusals import refused
-from liftpy.wire.subjects import Subjects
-from sidecar import clock
+from liftpy.core.metadata.feed import FeedProducer, FeedSubscription
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.snapshot import encode_snapshot
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.decode_errors import refused
+from liftpy.core.wire.inboxes import publish_answer, reply_to
+from liftpy.core.wire.subjects import Subjects
+from liftpy.errors import IncompatibleVersionError, LiftError
+from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.request_guard import RequestGuard
 from sidecar.metadata.forwarding import Forwarder
 from sidecar.metadata.group import Watcher
-from sidecar.metadata.outgoing import Outgoing, unsubscribe
-from sidecar.tasks import spawn, unexpected
+from sidecar.metadata.publish_queue import Outgoing, unsubscribe
+from sidecar.runtime import clock
+from sidecar.runtime.tasks import spawn, unexpected
 
 _REQUEST_TIMEOUT_S = 1.0
 _POLL_S = 0.05
@@ -212,7 +211,7 @@ class FeedSubscriber:
                 response = frames.decode(answer.data, pb.FeedSnapshotResponse)
                 before = self.image
                 changed = self._subscription.response_received(response)
-            except UnspokenError:
+            except IncompatibleVersionError:
                 raise
             except LiftError as error:
                 self._refused[refused(error)] += 1

@@ -1,4 +1,4 @@
-"""Forwarder: any node proposes; the request reaches whoever leads (``liftpy.cluster.forwarding``)."""
+"""Forwarder: any node proposes; the request reaches whoever leads (``liftpy.core.metadata.forwarding``)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Awaitable, Callable
 import nats.errors
 from nats.aio.client import Client
 
-from liftpy.cluster.forwarding import ATTEMPT_NS, Forwarding
-from liftpy.cluster.operations import OPERATION_ID_SIZE_BYTES
 from liftpy.config import NS_PER_S
+from liftpy.core.metadata.forwarding import ATTEMPT_NS, Forwarding
+from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import LiftError
-from liftpy.wire import frames
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.subjects import Subjects
-from sidecar import clock
-from sidecar.tasks import attended
+from sidecar.runtime import clock
+from sidecar.runtime.tasks import attended
 
 DecideHere = Callable[[pb.ControlRequest, float], Awaitable[pb.ControlResponse | None]]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from liftpy.cluster.image import ClusterImage
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 Watcher = Callable[[ClusterImage, ClusterImage], None]
 """Called with the image before and after a change, on the loop's thread; must not raise and not block."""

@@ -12,10 +12,10 @@ import secrets
 import threading
 from dataclasses import replace
 
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.starts import FolderStarts
-from liftpy.dataclass import dataclass
-from liftpy.errors import ForeignFolderError, StorageError
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.metadata.directory_identity import DirectoryIdentity
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.errors import StorageError, WrongDataDirectoryError
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
 from sidecar.disk.files import replace_file, sync_folder
 
@@ -69,13 +69,13 @@ class NodeFile:
         self._marking = threading.Lock()  # logs are opened by several threads
         stored = folder.load_identity()
         if stored is not None and stored.node_id != node_id:
-            raise ForeignFolderError(f"{folder.path} is the folder of node {stored.node_id!r}, not of {node_id!r}")
+            raise WrongDataDirectoryError(f"{folder.path} is the folder of node {stored.node_id!r}, not of {node_id!r}")
         self._stored = stored or NodeIdentity(node_id)
         if not self._stored.starts.folder_id:
             self._stored = replace(self._stored, starts=replace(self._stored.starts, folder_id=secrets.token_hex(8)))
         self.previous = Previous(self._stored.incarnation, self._stored.stopped_cleanly, not self._lazy.exists())
 
-    def count_start(self) -> FolderStarts:
+    def count_start(self) -> DirectoryIdentity:
         """Make durable that one more process starts here, and what it drew: before the group hears of it [S15]."""
         nonce = 1 + secrets.randbelow((1 << 64) - 1)
         self._stored = replace(self._stored, starts=self._stored.starts.next(nonce))

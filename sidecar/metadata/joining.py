@@ -16,21 +16,20 @@ from dataclasses import replace
 import nats.errors
 from nats.aio.client import Client
 
-from liftpy.client.parser import StrictConnection, watch_denials
-from liftpy.client.transport import open_connection
-from liftpy.cluster.controller_list import ControllerList
+from liftpy.core.base.instruments import Instruments
+from liftpy.core.metadata.controller_list import ControllerList
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import GROUPS_INBOX, Subjects
 from liftpy.errors import ConfigError
-from liftpy.instruments import Instruments
-from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.subjects import GROUPS_INBOX, Subjects
-from sidecar.bus.keys import Keys
-from sidecar.bus.rights import RightsWatch
+from liftpy.nats.parser import StrictConnection, watch_denials
+from liftpy.nats.transport import open_connection
 from sidecar.disk.data_folder import DataFolder
 from sidecar.metadata.feed import FeedSubscriber
+from sidecar.metadata.group_role import GroupRole
 from sidecar.metadata.member import RaftMember
-from sidecar.metadata.opening import MemberFolder
-from sidecar.metadata.roles import GroupRole
-from sidecar.settings import NodeSettings
+from sidecar.metadata.member_log import MemberFolder
+from sidecar.runtime.settings import NodeSettings
+from sidecar.transport.credentials import Keys, RightsWatch
 
 logger = logging.getLogger("liftpy.group")
 

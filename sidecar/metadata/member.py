@@ -2,7 +2,8 @@
 
     propose -> (leader? into the log : forwarded on ``<ns>.control.node.<id>``) -> applied on every member -> image -> watchers, feed
 
-Its share of the log is ``MemberLog``; what it decides is ``liftpy.cluster.member``, and ``Orders`` does it; here it starts, shows what
+Its share of the log is ``MemberLog``; what it decides is ``liftpy.core.metadata.controller.quorum_member``, and ``Orders``
+does it; here it starts, shows what
 was applied, hands over and stops. Every start ends with a barrier that this process asked for: what is applied then holds all that was
 committed before, and a member whose folder is new or was emptied may vote from there on (``probation.py``). One that is told later
 that its folder went back in time asks for another one.
@@ -20,33 +21,33 @@ from typing import Any
 
 from nats.aio.client import Client
 
-from liftpy.client.ending import end_tasks
-from liftpy.cluster.controller_list import ControllerList
-from liftpy.cluster.event_log import EventLog
-from liftpy.cluster.feed import FeedProducer
-from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.member import MetadataMember
 from liftpy.config import ReplicationConfig
+from liftpy.core.metadata.controller.cluster_events import EventLog
+from liftpy.core.metadata.controller.quorum_member import QuorumMember
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.controller_list import ControllerList
+from liftpy.core.metadata.feed import FeedProducer
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.decode_errors import REFUSED, refused
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ProtocolError, StorageError
-from liftpy.request_guard import RequestGuard
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.refusals import REFUSED, refused
-from liftpy.wire.subjects import Subjects
+from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.request_guard import RequestGuard
+from sidecar.metadata.cluster_events import EventsDesk
 from sidecar.metadata.control import ControlDesk
 from sidecar.metadata.event_writer import EventWriter
-from sidecar.metadata.events import EventsDesk
 from sidecar.metadata.feed import FeedPublisher
 from sidecar.metadata.forwarding import Forwarder
 from sidecar.metadata.group import Watcher
-from sidecar.metadata.opening import UNLED_S, MemberFolder, MemberLog
-from sidecar.metadata.orders import Orders
-from sidecar.metadata.outgoing import Outgoing, unsubscribe
-from sidecar.raft.driver import GroupDriver
-from sidecar.raft.library import check_library
-from sidecar.raft.sealing import seal, unseal
-from sidecar.tasks import spawn
+from sidecar.metadata.member_log import UNLED_S, MemberFolder, MemberLog
+from sidecar.metadata.proposal_executor import Orders
+from sidecar.metadata.publish_queue import Outgoing, unsubscribe
+from sidecar.quorum.driver import GroupDriver
+from sidecar.quorum.library import check_library
+from sidecar.quorum.sealing import seal, unseal
+from sidecar.runtime.tasks import spawn
 
 logger = logging.getLogger("liftpy.raft")
 
@@ -87,7 +88,7 @@ class RaftMember:
         self._outgoing = Outgoing(connection)
         self._events = EventsDesk(node_id, connection, subjects, self._outgoing, is_inbox, lambda: self._log.leads)
         self._log = MemberLog(opened, fsm, producer, self._state_changed, events=self._events.trail)
-        self._member = MetadataMember(config, fsm.rules, self._log, producer, lambda: secrets.token_bytes(16))
+        self._member = QuorumMember(config, fsm.rules, self._log, producer, lambda: secrets.token_bytes(16))
         self._event_writer: EventWriter | None = None
         if connect is not None and config.events_stream:
             self._event_writer = EventWriter(

@@ -2,6 +2,11 @@
 
 An answered heartbeat extends the lease from the moment it was SENT, and only once the local image is as new as the answer: a
 node that was paused must first see what it has lost [D22].
+
+Heartbeats: what keeps a node's session, sent from the metadata group's own loop, whatever the node's partitions do meanwhile.
+
+A node whose own loop stands still serves nobody and must not look alive: when it has not taken an answer for as long as a session, no
+heartbeat is sent until it does. How fresh its leases are is another matter: they run on only with answers that the node's loop takes.
 """
 
 from __future__ import annotations
@@ -11,24 +16,75 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, NamedTuple
 
 from liftpy import __version__
-from liftpy.client.this_host import this_host
-from liftpy.cluster.features import SPOKEN
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.membership import AnsweredHeartbeats, Registered, registered
-from liftpy.cluster.predecessor import DEFAULT_WAIT_S
-from liftpy.cluster.session import heartbeat_every_s
-from liftpy.cluster.starts import FolderStarts
+from liftpy.client.closest_replica import this_host
 from liftpy.config import SessionTimes
-from liftpy.errors import FencedError, LiftError, UnspokenError
-from liftpy.partition import PartitionStatus
-from liftpy.wire._pb import cluster_pb2 as pb
-from sidecar.metadata.heartbeats import HeartbeatPace, Heartbeats
-from sidecar.metadata.thread import GroupThread
-from sidecar.settings import NodeSettings
-from sidecar.tasks import spawn_in
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.metadata.directory_identity import DirectoryIdentity
+from liftpy.core.metadata.duplicate_process_check import DEFAULT_WAIT_S
+from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.node_session import AnsweredHeartbeats, Registered, registered
+from liftpy.core.metadata.sessions import heartbeat_every_s
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.errors import FencedError, IncompatibleVersionError, LiftError
+from sidecar.metadata.group import MetadataGroup
+from sidecar.metadata.group_thread import GroupThread
+from sidecar.runtime import clock
+from sidecar.runtime.settings import NodeSettings
+from sidecar.runtime.tasks import spawn_in
+
+Answered = Callable[[int, pb.ControlResponse], None]
+"""(monotonic ns at which the heartbeat was sent, the answer), on the node's loop."""
+
+
+class HeartbeatPace(NamedTuple):
+    """How often a node beats, and how long its session is."""
+
+    every_s: float
+    session_s: float
+
+
+class Heartbeats:
+    """``run`` on the loop of ``group``; ``answered`` is called on the loop that made this. ``pace`` may be changed at any time."""
+
+    def __init__(self, group: MetadataGroup, heartbeat: pb.Heartbeat, pace: HeartbeatPace, answered: Answered) -> None:
+        self.pace = pace
+        self._group = group
+        self._heartbeat = heartbeat
+        self._answered = answered
+        self._home = asyncio.get_running_loop()
+        self._home_turned = time.monotonic()
+        self._asked_home = False
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            started = time.monotonic()
+            if started - self._home_turned < self.pace.session_s:
+                await self._one_beat()
+            self._ask_home()
+            await asyncio.sleep(max(0.0, started + self.pace.every_s - time.monotonic()))
+
+    async def _one_beat(self) -> None:
+        request = pb.ControlRequest(heartbeat=self._heartbeat)
+        sent_ns = clock.now_ns()
+        response = await self._group.propose(request, self.pace.session_s / 2)
+        with contextlib.suppress(RuntimeError):  # the node's loop has ended
+            self._home.call_soon_threadsafe(self._answered, sent_ns, response)
+
+    def _ask_home(self) -> None:
+        """Have the node's loop say that it turns."""
+        if not self._asked_home:
+            self._asked_home = True
+            with contextlib.suppress(RuntimeError):
+                self._home.call_soon_threadsafe(self._turned)
+
+    def _turned(self) -> None:
+        self._asked_home, self._home_turned = False, time.monotonic()
+
 
 logger = logging.getLogger("liftpy.membership")
 
@@ -65,7 +121,7 @@ class Membership:
         clean_stop: bool,
         flushed_always: bool,
         status_address: str,
-        starts: FolderStarts,
+        starts: DirectoryIdentity,
         partition_budget: int,
     ) -> int:
         """Register until the group takes it; return the new incarnation. Raises LiftError if it never will."""
@@ -96,7 +152,7 @@ class Membership:
                 await self._image_at(response.index)
                 return self.incarnation
             if came_to is Registered.UNSPOKEN:
-                raise UnspokenError(response.detail)
+                raise IncompatibleVersionError(response.detail)
             if came_to is Registered.REFUSED:
                 raise LiftError(f"the metadata group refuses this node: {response.detail}")
             if came_to is Registered.TAKEN:

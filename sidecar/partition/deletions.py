@@ -1,4 +1,5 @@
-"""Asks a controller before data is deleted, on a node that knows the cluster by the feed alone (``liftpy.cluster.deletion``)."""
+"""Asks a controller before data is deleted, on a node that knows the cluster by the feed alone
+(``liftpy.core.metadata.data_deletion``)."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from liftpy.cluster.deletion import may_go, question
-from liftpy.ids import PartitionKey
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.metadata.data_deletion import may_go, question
 from sidecar.metadata.group import MetadataGroup
 
 logger = logging.getLogger("liftpy.partitions")

@@ -16,12 +16,12 @@ from collections.abc import Callable
 from typing import Protocol
 from weakref import WeakSet
 
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.replication.effects import ConfirmQuiet, Effect, SetDeadline
+from liftpy.core.replication.events import DeadlineReached, Event, MetadataHeard, NoticeReceived, QuietFetchReceived, WokenUp
+from liftpy.core.replication.replica import Replica
 from liftpy.errors import InvariantError
-from liftpy.ids import PartitionKey
-from liftpy.replica.effects import ConfirmQuiet, Effect, SetDeadline
-from liftpy.replica.events import DeadlineReached, Event, MetadataHeard, NoticeReceived, QuietFetchReceived, WokenUp
-from liftpy.replica.replica import Replica
-from sidecar import clock
+from sidecar.runtime import clock
 
 logger = logging.getLogger("liftpy.driver")
 

@@ -11,37 +11,36 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from liftpy.dataclass import dataclass
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.log.compaction_point import Horizon
+from liftpy.core.log.log import Log
+from liftpy.core.publish.acks import PendingAcks
+from liftpy.core.publish.ingest import Ingest
+from liftpy.core.publish.log_state import LogState
+from liftpy.core.publish.standby import Standby
+from liftpy.core.publish.standby_replay import FailoverBacklog
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events
+from liftpy.core.replication.effects import Acts, Effect, acts_of
 from liftpy.errors import NoSpaceError, StorageError
-from liftpy.ids import PartitionKey
-from liftpy.ingest.acks import PendingAcks
-from liftpy.ingest.derived import DerivedState
-from liftpy.ingest.ingest import Ingest
-from liftpy.ingest.sorting import TakenOver
-from liftpy.ingest.standby import Standby
-from liftpy.log.horizon import Horizon
-from liftpy.log.log import Log
-from liftpy.replica import effects as do
-from liftpy.replica import events
-from liftpy.replica.effect_handler import Acts, acts_of
-from liftpy.replica.effects import Effect
-from sidecar import clock
-from sidecar.bus.absence import Probes
-from sidecar.bus.notify import Notifications
-from sidecar.partition.chatter import CHATTER, Seldom
 from sidecar.partition.driver import ReplicaDriver
 from sidecar.partition.flushing import Flusher
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
-from sidecar.partition.quiet import QuietTalk
+from sidecar.partition.quiescence import QuietTalk
 from sidecar.partition.reads import ReadSubjects
-from sidecar.partition.replaying import LogReplay
+from sidecar.partition.recovery import LogReplay
 from sidecar.partition.replication import FetchClient, ReplicationDesk
 from sidecar.partition.services import PartitionServices
-from sidecar.partition.timers import Timer, Timers
+from sidecar.runtime import clock
+from sidecar.runtime.log_rate_limit import CHATTER, LogRateLimit
+from sidecar.runtime.timers import Timer, Timers
+from sidecar.transport.liveness import Probes
+from sidecar.transport.notify import Notifications
 
 logger = logging.getLogger("liftpy.replica")
-_seldom = Seldom()
+_seldom = LogRateLimit()
 _REACHED = {kind.name: events.DeadlineReached(kind=kind) for kind in events.Deadline}
 """What is fed when a deadline has come."""
 
@@ -57,7 +56,7 @@ class Tools:
     promises: Promises
     timers: Timers
     ingest: Ingest
-    derived: DerivedState
+    derived: LogState
     standby: Standby
     replay: LogReplay
     acks: PendingAcks
@@ -306,7 +305,7 @@ class Executor:
     def open_subject(self, _: do.OpenSubject) -> None:
         self._t.standby.take_over(self._open)
 
-    def _open(self, taken: TakenOver | None) -> None:
+    def _open(self, taken: FailoverBacklog | None) -> None:
         if taken is not None and (taken.fresh or taken.known or taken.undecided):
             text = "%s: heard while standing by: %d to append, %d in the log to be answered, %d bound to a condition"
             logger.info(text, self._t.key, len(taken.fresh), len(taken.known), len(taken.undecided))

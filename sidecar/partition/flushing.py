@@ -1,7 +1,8 @@
-"""The flushes and HW checkpoints of one log: what runs them, where and when ``liftpy/log/group_commit.py`` says.
+"""The flushes and HW checkpoints of one log: what runs them, where and when ``liftpy/core/log/group_commit.py`` says.
 
 A flush runs in a thread of the pool, or where flushes are short while the event loop waits for it, behind the turn that asked for it:
-what that turn sends has left by then. ``liftpy/log/flush_place.py`` decides, and says how long the loop waits at most. Either way it is
+what that turn sends has left by then. ``liftpy/core/log/flush_scheduler.py`` decides, and says how long the loop waits at
+most. Either way it is
 told as an event of its own.
 """
 
@@ -17,15 +18,15 @@ from functools import partial
 from typing import Any
 
 from liftpy.config import NS_PER_S, FlushPolicy
+from liftpy.core.log.flush import Flush
+from liftpy.core.log.flush_scheduler import LONG_S, FlushPlace
+from liftpy.core.log.group_commit import GroupCommit
+from liftpy.core.log.log import Log
 from liftpy.errors import LiftError, StorageError
-from liftpy.log.flush import Flush
-from liftpy.log.flush_place import LONG_S, FlushPlace
-from liftpy.log.group_commit import GroupCommit
-from liftpy.log.log import Log
-from sidecar import clock
-from sidecar.disk.beside import Beside
+from sidecar.disk.flush_thread import FlushThread
 from sidecar.disk.flush_times import FlushTimes
-from sidecar.partition.timers import Timer, Timers
+from sidecar.runtime import clock
+from sidecar.runtime.timers import Timer, Timers
 
 logger = logging.getLogger("liftpy.disk")
 
@@ -53,7 +54,7 @@ class Flusher:
         flushed: Callable[[int], None],
         failed: Callable[[StorageError], None],
         took: Callable[[float], None] | None = None,
-        beside: Beside | None = None,
+        beside: FlushThread | None = None,
     ) -> None:
         self._log = log
         self._interval_ns = round(policy.interval_s * NS_PER_S)
@@ -63,7 +64,7 @@ class Flusher:
         self.failed = failed
         self._took = took
         self._moves = beside is not None
-        self._beside = beside or Beside(FlushPlace())
+        self._beside = beside or FlushThread(FlushPlace())
         self._place = self._beside.place
         self.times = FlushTimes()
         self._began_s = 0.0

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from liftpy.core.log.compaction import Compaction
 from liftpy.errors import CorruptionError, LiftError, StorageError
-from liftpy.log.compaction import Compaction
-from sidecar.partition.set import Partitions
+from sidecar.partition.replica_manager import Partitions
 from sidecar.partition.worker import PartitionWorker
-from sidecar.tasks import spawn
+from sidecar.runtime.tasks import spawn
 
 logger = logging.getLogger("liftpy.housekeeping")
 

@@ -1,6 +1,7 @@
 """The node's promises, stored together: while one flush of the journal runs, further promises wait, and the next one takes them all.
 
-The order of things and the format: ``liftpy/log/promises.py``. Whoever is told acts at once, which costs as much as any change of a
+The order of things and the format: ``liftpy/core/log/epoch_promises.py``. Whoever is told acts at once, which costs as much as
+any change of a
 role: so they are told in slices.
 """
 
@@ -12,9 +13,9 @@ from collections.abc import Callable
 from concurrent.futures import Executor as Pool
 from concurrent.futures import Future
 
+from liftpy.core.log.epoch_promises import PromiseJournal
 from liftpy.errors import StorageError
-from liftpy.log.promises import PromiseJournal
-from sidecar.partition.slices import Slices
+from sidecar.runtime.cooperative_batches import Slices
 
 Told = Callable[[StorageError | None], None]
 """Called on the loop: None when the promise is on the disk."""

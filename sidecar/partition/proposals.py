@@ -1,6 +1,7 @@
 """What replicas ask of the metadata group: ISR changes, reports of a silent leader, progress of a promotion.
 
-They wait in ``liftpy.cluster.wishes`` and travel in batches, one at a time for the whole node; answers come back as events. The group
+They wait in ``liftpy.core.metadata.controller.request_batcher`` and travel in batches, one at a time for the whole node;
+answers come back as events. The group
 decides by compare-and-set, so a late or repeated request changes nothing.
 """
 
@@ -11,19 +12,19 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection
 
-from liftpy.client.ending import end_tasks
-from liftpy.cluster.codec import pause_to_pb
-from liftpy.cluster.decisions.nodes import MAX_REASON
-from liftpy.cluster.wishes import Wishes, purge_report
-from liftpy.ids import PartitionKey
-from liftpy.partition import PartitionState
-from liftpy.replica import effects as do
-from liftpy.replica.events import Event, IsrChangeAnswered
-from liftpy.service.sessions import Ended
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.partition import PartitionState
+from liftpy.core.metadata.codec import pause_to_pb
+from liftpy.core.metadata.controller.nodes import MAX_REASON
+from liftpy.core.metadata.controller.request_batcher import RequestBatcher, purge_report
+from liftpy.core.replication import effects as do
+from liftpy.core.replication.events import Event, IsrChangeAnswered
+from liftpy.core.services.sessions import Ended
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.nats.cancellation import end_tasks
 from sidecar.metadata.group import MetadataGroup
-from sidecar.partition.chatter import CHATTER
-from sidecar.tasks import spawn
+from sidecar.runtime.log_rate_limit import CHATTER
+from sidecar.runtime.tasks import spawn
 
 logger = logging.getLogger("liftpy.proposals")
 
@@ -39,7 +40,7 @@ class Proposals:
         self._group = group
         self._node_id = node_id
         self._incarnation = incarnation
-        self._wishes = Wishes()
+        self._wishes = RequestBatcher()
         self._sending: asyncio.Task[None] | None = None
         self._closed = False
 

@@ -1,6 +1,6 @@
 """ReadSubjects: the subjects on which readers ask, ``.read`` (any replica of the ISR, a queue group) and ``.read.<node>`` (this one).
 
-What is answered is decided in ``liftpy.replica.reads``; here is only how it comes and goes.
+What is answered is decided in ``liftpy.core.replication.reads``; here is only how it comes and goes.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import field
 
-from liftpy.dataclass import dataclass
-from liftpy.ids import PartitionKey
-from liftpy.ingest.state_transfer import StateGiver
-from liftpy.instruments import Instruments
-from liftpy.replica.reads import Chunks, OwnFiles, ReadBudget, Reads, ReadSource
-from liftpy.request_guard import RequestGuard
-from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.refusals import REPLY
-from liftpy.wire.subjects import Subjects
-from sidecar import clock
-from sidecar.bus.connection import BusConnection, Listener, send_answer
-from sidecar.partition.timers import Timer, Timers
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.instruments import Instruments
+from liftpy.core.publish.state_transfer import StateGiver
+from liftpy.core.replication.reads import Chunks, OwnFiles, ReadBudget, Reads, ReadSource
+from liftpy.core.wire.decode_errors import REPLY
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import Subjects
+from liftpy.nats.request_guard import RequestGuard
+from sidecar.runtime import clock
+from sidecar.runtime.timers import Timer, Timers
+from sidecar.transport.connection import BusConnection, Listener, send_answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,31 +12,31 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from liftpy.config import NS_PER_S
-from liftpy.dataclass import dataclass
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.instruments import Instruments
+from liftpy.core.log.log import Log
+from liftpy.core.log.message_chunks import Portion, read_portion
+from liftpy.core.publish.state_transfer import PIECE_BYTES, StateGiver, StatePiece, StateQuestion, StateTaker
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events
+from liftpy.core.replication.follower import FetchAssembly
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import replication_pb2 as pb
+from liftpy.core.wire.batch import RecordBatch, split_batches
+from liftpy.core.wire.chunking import NOTHING, Held, room_bytes
+from liftpy.core.wire.decode_errors import IMPLAUSIBLE, REFUSED, REPLY, refused
+from liftpy.core.wire.envelope import MessageType
+from liftpy.core.wire.headers import is_status
+from liftpy.core.wire.inboxes import InboxRule, reply_to
+from liftpy.core.wire.routing_check import MisdirectedError, address, must_be_at, must_be_for
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import DamagedBatchError, LiftError, ProtocolError, StorageError
-from liftpy.ids import PartitionKey
-from liftpy.ingest.state_transfer import PIECE_BYTES, StateGiver, StatePiece, StateQuestion, StateTaker
-from liftpy.instruments import Instruments
-from liftpy.log.log import Log
-from liftpy.log.pieces import Portion, read_portion
-from liftpy.replica import effects as do
-from liftpy.replica import events
-from liftpy.replica.assembling import FetchAssembly
-from liftpy.request_guard import RequestGuard
-from liftpy.wire import envelope, frames
-from liftpy.wire._pb import replication_pb2 as pb
-from liftpy.wire.addressee import MisdirectedError, address, must_be_at, must_be_for
-from liftpy.wire.batch import RecordBatch, split_batches
-from liftpy.wire.envelope import MessageType
-from liftpy.wire.header_block import is_status
-from liftpy.wire.inboxes import InboxRule, reply_to
-from liftpy.wire.pieces import NOTHING, Held, room_bytes
-from liftpy.wire.refusals import IMPLAUSIBLE, REFUSED, REPLY, refused
-from liftpy.wire.subjects import Subjects
-from sidecar import clock
-from sidecar.bus.connection import BusConnection, Listener, send_answer
-from sidecar.bus.outlet import Buffer
-from sidecar.partition.chatter import Seldom
+from liftpy.nats.request_guard import RequestGuard
+from sidecar.runtime import clock
+from sidecar.runtime.log_rate_limit import LogRateLimit
+from sidecar.transport.connection import BusConnection, Listener, send_answer
+from sidecar.transport.write_coalescer import Buffer
 
 logger = logging.getLogger("liftpy.replication")
 
@@ -52,7 +52,7 @@ ASSEMBLING_BYTES = 256 * 1024 * 1024
 """What a node's followers hold of batches that come in pieces, together; beyond it the next one waits, with back-off."""
 
 Feed = Callable[[events.Event], None]
-_seldom = Seldom()
+_seldom = LogRateLimit()
 
 
 @dataclass(frozen=True, slots=True)

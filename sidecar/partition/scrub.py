@@ -1,4 +1,4 @@
-"""Scrub: reads the logs of this node back from the disk, slowly and for ever; ``liftpy.log.scrub`` says what that proves.
+"""Scrub: reads the logs of this node back from the disk, slowly and for ever; ``liftpy.core.log.scrub`` says what that proves.
 
 A segment that was just sealed comes first, faster than the rest; then one segment after the other, in the order of partitions. Where it
 is stands in ``<data>/scrub``, so that a restart goes on and what was found is not forgotten. The rate is bounded twice, in bytes and in
@@ -22,15 +22,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from liftpy.dataclass import dataclass
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.strict_json import load_json, whole_number
+from liftpy.core.log.log import Log
+from liftpy.core.log.scrub import confirmed, freshly_sealed, next_segment, scan_of
+from liftpy.core.log.segment import Segment, log_name
+from liftpy.core.log.small_files import open_small_file, seal_small_file
 from liftpy.errors import CorruptionError, LiftError, StorageError
-from liftpy.log.log import Log
-from liftpy.log.scrub import confirmed, freshly_sealed, next_segment, scan_of
-from liftpy.log.segment import Segment, log_name
-from liftpy.log.small_files import open_small_file, seal_small_file
-from liftpy.strict_json import load_json, whole_number
 from sidecar.disk.files import replace_file
-from sidecar.tasks import spawn
+from sidecar.runtime.tasks import spawn
 
 logger = logging.getLogger("liftpy.scrub")
 

@@ -1,4 +1,4 @@
-"""Replicated services beside this node: frames in and out for ``liftpy.service.sessions`` [protocol: Replicated services].
+"""Replicated services beside this node: frames in and out for ``liftpy.core.services.sessions`` [protocol: Replicated services].
 
 ``ServiceDesk`` listens on ``<ns>.service.<node>`` for all partitions; ``PartitionServices`` is one partition's, told by the
 executor of every replay and change of role. A promotion waits here, never the log: without services, or while nobody is a
@@ -14,27 +14,27 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
+from liftpy.core.log.log import Log
+from liftpy.core.replication import events
+from liftpy.core.replication.phases import Leading, RoleName
+from liftpy.core.replication.replica import Replica
+from liftpy.core.services.health import MAX_REPORTED, QUIET_ROUNDS, REPORT_EVERY_S, Wellbeing, Wellness
+from liftpy.core.services.sessions import Effect, Ended, Replayed, ReplicaView, ServiceSessions, Tell
+from liftpy.core.services.state_comparison import MAX_POSITIONS, Agreement, Difference
+from liftpy.core.services.versions import CodeVersions
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import service_pb2 as pb
+from liftpy.core.wire.decode_errors import REPLY, refused
+from liftpy.core.wire.envelope import MessageType
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ProtocolError
-from liftpy.ids import PartitionKey
-from liftpy.log.log import Log
-from liftpy.replica import events
-from liftpy.replica.phases import Leading, RoleName
-from liftpy.replica.replica import Replica
-from liftpy.request_guard import RequestGuard
-from liftpy.service.agreement import MAX_POSITIONS, Agreement, Difference
-from liftpy.service.sessions import Effect, Ended, Replayed, ReplicaView, ServiceSessions, Tell
-from liftpy.service.versions import CodeVersions
-from liftpy.service.wellness import MAX_REPORTED, QUIET_ROUNDS, REPORT_EVERY_S, Wellbeing, Wellness
-from liftpy.shares import WHOLE, WorkerShare
-from liftpy.wire import envelope, frames
-from liftpy.wire._pb import service_pb2 as pb
-from liftpy.wire.envelope import MessageType
-from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.refusals import REPLY, refused
-from liftpy.wire.subjects import Subjects
-from sidecar import clock
-from sidecar.bus.connection import BusConnection, send_answer
-from sidecar.partition.timers import Timer, Timers
+from liftpy.nats.request_guard import RequestGuard
+from sidecar.runtime import clock
+from sidecar.runtime.timers import Timer, Timers
+from sidecar.transport.connection import BusConnection, send_answer
 
 logger = logging.getLogger("liftpy.services")
 

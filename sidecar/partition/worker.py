@@ -17,60 +17,58 @@ from concurrent.futures import Executor as Pool
 from functools import partial
 
 from liftpy.config import NS_PER_S, FlushMode, StreamConfig
-from liftpy.dataclass import dataclass
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.instruments import Instruments, PublishTimes
+from liftpy.core.base.partition import HeldPartition, PartitionState
+from liftpy.core.log.log import Log
+from liftpy.core.log.recovery import OpenReport, drop_set_aside
+from liftpy.core.observe.tracing import SWITCHED, PartitionTraces
+from liftpy.core.publish.acks import PendingAcks
+from liftpy.core.publish.ingest import Ingest
+from liftpy.core.publish.log_state import LogState, derived_state
+from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.publish.memory_budget import WAITING_PUBLISHER_BYTES, MemoryBudget, PartitionRoom
+from liftpy.core.publish.message_decoder import MessageDecoder
+from liftpy.core.publish.standby import Standby
+from liftpy.core.publish.standby_buffer import NodeHeard, StandbyBuffer
+from liftpy.core.publish.standby_replay import SortingRules
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events
+from liftpy.core.replication.catchup_throttle import CatchupThrottle
+from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.reads import ReplicaSource
+from liftpy.core.replication.replica import Replica
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import Subjects, data_subject
 from liftpy.errors import CorruptionError, LiftError, NoSpaceError, StorageError
-from liftpy.ids import PartitionKey
-from liftpy.ingest.acks import PendingAcks
-from liftpy.ingest.columns import MessageReader
-from liftpy.ingest.derived import DerivedState, derived_state
-from liftpy.ingest.derived_budget import NodeDerived
-from liftpy.ingest.heard import Heard, NodeHeard
-from liftpy.ingest.ingest import Ingest
-from liftpy.ingest.node_room import WAITING_PUBLISHER_BYTES, NodeRoom, PartitionRoom
-from liftpy.ingest.sorting import SortingRules
-from liftpy.ingest.standby import Standby
-from liftpy.instruments import Instruments, PublishTimes
-from liftpy.log.log import Log
-from liftpy.log.recovery import OpenReport
-from liftpy.log.set_aside import drop_set_aside
-from liftpy.partition import HeldPartition, PartitionState
-from liftpy.replica import effects as do
-from liftpy.replica import events
-from liftpy.replica.copying import CopyPace
-from liftpy.replica.intake import NodeIntake
-from liftpy.replica.reads import ReplicaSource
-from liftpy.replica.replica import Replica
-from liftpy.trace.batches import SWITCHED, PartitionTraces
-from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.subjects import Subjects, data_subject
-from sidecar import clock
-from sidecar.bus.absence import Probes
-from sidecar.bus.drops import Drops
-from sidecar.bus.links import Links
-from sidecar.bus.notify import Notifications
-from sidecar.clock_watch import ClockWatch
-from sidecar.disk.beside import Beside
 from sidecar.disk.data_folder import DataFolder
+from sidecar.disk.flush_thread import FlushThread
 from sidecar.disk.flush_times import NodeFlushTimes
+from sidecar.metadata.clock_watch import ClockWatch
 from sidecar.metadata.identity import NodeFile, WorkerMarks
-from sidecar.partition.chatter import CHATTER
 from sidecar.partition.deletions import Deletions
 from sidecar.partition.driver import ReplicaDriver
 from sidecar.partition.executor import Executor, Tools
 from sidecar.partition.flushing import Flusher
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
-from sidecar.partition.quiet import QuietTalk
+from sidecar.partition.quiescence import QuietTalk
 from sidecar.partition.reads import ReadSubjects, ReadTools
-from sidecar.partition.recovery import RecoveredLogs
-from sidecar.partition.replaying import LogReplay
+from sidecar.partition.recovery import LogReplay, RecoveredLogs
 from sidecar.partition.replication import AnswerRouter, FetchClient, ReplicationDesk
 from sidecar.partition.services import PartitionServices
-from sidecar.partition.states import FoundState, StateCheckpoints, found_state, restored
-from sidecar.partition.timers import Timers
-from sidecar.settings import NodeSettings
+from sidecar.partition.state_checkpoints import FoundState, StateCheckpoints, found_state, restored
+from sidecar.partition.traced_executor import trace
+from sidecar.runtime import clock
+from sidecar.runtime.log_rate_limit import CHATTER
+from sidecar.runtime.settings import NodeSettings
+from sidecar.runtime.timers import Timers
 from sidecar.tracing.node_tracing import Tracing
-from sidecar.tracing.traced import trace
+from sidecar.transport.connections import Links
+from sidecar.transport.dropped_publishes import Drops
+from sidecar.transport.liveness import Probes
+from sidecar.transport.notify import Notifications
 
 logger = logging.getLogger("liftpy.partition")
 
@@ -88,7 +86,7 @@ class NodeTools:
     intake: NodeIntake
     heard: NodeHeard
     derived: NodeDerived
-    copy_pace: CopyPace
+    copy_pace: CatchupThrottle
     clocks: ClockWatch
     drops: Drops
     subjects: Subjects
@@ -103,11 +101,11 @@ class NodeTools:
     counters: Counter[str]
     touched: set[PartitionWorker]
     """Those of which figures may show something new; who looks at them takes them out. On the loop alone."""
-    room: NodeRoom
+    room: MemoryBudget
     reads: ReadTools
     """With the inboxes of applications."""
     flush_times: NodeFlushTimes
-    flush_beside: Beside
+    flush_beside: FlushThread
     instruments: Instruments
     tracing: Tracing
     fatal: Callable[[Exception], None]
@@ -140,7 +138,7 @@ class PartitionWorker:
         config: StreamConfig,
         log: Log,
         set_aside: tuple[str, ...] = (),
-        derived: DerivedState | None = None,
+        derived: LogState | None = None,
     ) -> None:
         self.key, self.config, self.log = key, config, log
         self._node, self.set_aside = node, set_aside
@@ -260,11 +258,11 @@ class PartitionWorker:
         return Standby(
             shell=node.links.standby,
             subject=own_subject,
-            reader=MessageReader(self.key, own_subject, self.config.ack_policy, node.reads.inboxes, self.config.codec),
+            reader=MessageDecoder(self.key, own_subject, self.config.ack_policy, node.reads.inboxes, self.config.codec),
             replica=self.replica,
             log=self.log,
             ids=self.derived.ids,
-            heard=Heard(node.heard, bounds.standby_bytes, round(bounds.standby_age_s * NS_PER_S)),
+            heard=StandbyBuffer(node.heard, bounds.standby_bytes, round(bounds.standby_age_s * NS_PER_S)),
             now_ns=clock.now_ns,
             wall_ns=node.clocks.stamp_ns,
             rules=SortingRules(doubt_ns=round(bounds.lease_s * NS_PER_S)),
@@ -534,7 +532,7 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
     recovered = node.recovered.take(node.folder.partition_path(key))
     flushes_always = config.flush.mode is FlushMode.ALWAYS
 
-    def open_log() -> tuple[Log, OpenReport, FoundState, DerivedState | None]:
+    def open_log() -> tuple[Log, OpenReport, FoundState, LogState | None]:
         if not flushes_always:
             node.identity.flushes_lazily()
         storage = recovered.storage if recovered is not None else node.folder.partition_storage(key)

@@ -15,20 +15,20 @@ from functools import partial
 from heapq import nsmallest
 from typing import Any, TypeVar
 
-from liftpy.cluster.image import StreamImage
-from liftpy.history import History, asked_rows
-from liftpy.partition import PartitionStatus
-from liftpy.problems import FINE, MOST_ROWS, Place, limit_of, place_of, urgency
-from liftpy.request_guard import RequestGuard
-from liftpy.shares import WHOLE
-from liftpy.strict_json import load_json
-from sidecar import clock
-from sidecar.settings_names import with_cluster
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.base.strict_json import load_json
+from liftpy.core.base.worker_assignment import WHOLE
+from liftpy.core.metadata.image import StreamImage
+from liftpy.core.observe.cluster_health import FINE, MOST_ROWS, Place, limit_of, place_of, urgency
+from liftpy.core.observe.history import History, asked_rows
+from liftpy.nats.request_guard import RequestGuard
+from sidecar.runtime import clock
+from sidecar.runtime.settings import with_cluster
+from sidecar.runtime.tasks import spawn
+from sidecar.status.event_history import NOT_TOLD, kept_events
 from sidecar.status.figures import Figures
-from sidecar.status.kept_events import NOT_TOLD, kept_events
 from sidecar.status.metrics import exposition
 from sidecar.status.report import Reporter
-from sidecar.tasks import spawn
 
 T = TypeVar("T")
 Answer = Callable[[bytes], None]
@@ -194,7 +194,7 @@ class PageAnswers:
 
 async def _events(reporter: Reporter, said: Any) -> dict[str, Any] | None:
     """``{"after": [index, number], "since_ns": 0, "count": 500}``: what ``liftpy events`` is told, without who asked for what.
-    With ``kept``: what the stream of events holds (``sidecar.status.kept_events``)."""
+    With ``kept``: what the stream of events holds (``sidecar.status.event_history``)."""
     if isinstance(said, dict) and "kept" in said:
         return await kept_events(reporter, said)
     told = await reporter.group.events(json.dumps(said).encode())

@@ -1,6 +1,6 @@
 """A node's figures, gathered from where they are counted: of all partitions in slices of the loop's time, of the rest at once.
 
-What is summed over partitions and only grows includes what those counted that are gone (``sidecar/partition/counted.py``).
+What is summed over partitions and only grows includes what those counted that are gone (``sidecar/partition/figures.py``).
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from liftpy import __version__
-from liftpy.cluster.features import SPOKEN
 from liftpy.config import NS_PER_S, AckPolicy
-from liftpy.group.lags import GroupLag
-from liftpy.instruments import Histogram
-from liftpy.wire.refusals import by_reason
-from sidecar import clock
-from sidecar.logs import LEVELS, LOGS
-from sidecar.metadata.events import LOST
-from sidecar.partition.by_change import OFTEN, ROLES, SHOWN, LabelSums
-from sidecar.partition.counted import BY_STREAM, OTHERS, SUMS, Counts
-from sidecar.raft.transport import DIVERGENCES
-from sidecar.status.names import ERRORS, INCIDENTS, MOST_VALUES
+from liftpy.core.base.instruments import Histogram
+from liftpy.core.groups.lag import GroupLag
+from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.wire.decode_errors import by_reason
+from sidecar.metadata.cluster_events import LOST
+from sidecar.partition.figures import BY_STREAM, OFTEN, OTHERS, ROLES, SHOWN, SUMS, Counts, LabelSums
+from sidecar.quorum.transport import DIVERGENCES
+from sidecar.runtime import clock
+from sidecar.runtime.logs import LEVELS, LOGS
+from sidecar.status.metric_names import ERRORS, INCIDENTS, MOST_VALUES
 from sidecar.status.report import Reporter
 from sidecar.tracing.node_tracing import DROPPED
 
@@ -75,7 +74,7 @@ class BoundedLabels:
         return value
 
 
-class Grown:
+class ResumingCount:
     """A count whose source may begin anew: it goes on."""
 
     def __init__(self) -> None:
@@ -122,8 +121,8 @@ class NodeFigures:
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
         self._bounded = BoundedLabels()
-        self._late_ticks = Grown()
-        self._audit_dropped = Grown()
+        self._late_ticks = ResumingCount()
+        self._audit_dropped = ResumingCount()
 
     async def gather(self) -> Figures:
         """All of them; other work of the loop has its turn every 2 ms."""

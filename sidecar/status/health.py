@@ -1,4 +1,5 @@
-"""A node's health, as it is asked for: on the status port, over NATS, and by a supervisor. ``liftpy/health.py`` says what it means."""
+"""A node's health, as it is asked for: on the status port, over NATS, and by a supervisor.
+``liftpy/core/observe/node_health.py`` says what it means."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from liftpy.health import Check, Signs, Synced, live, ready
-from liftpy.ids import PartitionKey
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.observe.node_health import Check, Signs, Synced, live, ready
 
 ASKED = b'{"health": true}'
 """The payload of a question on ``<ns>.status.<node>``."""

@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from liftpy.instruments import Histogram
+from liftpy.core.base.instruments import Histogram
 from sidecar.status.figures import Figures
-from sidecar.status.names import COUNTER, HISTOGRAM, TABLE, Row
+from sidecar.status.metric_names import COUNTER, HISTOGRAM, TABLE, Row
 
 MOST_SERIES_OF_A_STREAM = 2000
 OF_A_PARTITION: dict[str, tuple[str, str, str]] = {

@@ -13,29 +13,29 @@ from heapq import nsmallest
 from typing import Any
 
 from liftpy import __version__
-from liftpy.client.urls import shown_address
-from liftpy.cluster.watched import ClusterWatch
-from liftpy.group.lags import GroupLag
-from liftpy.ingest.derived_budget import NodeDerived
-from liftpy.ingest.node_room import NodeRoom
-from liftpy.instruments import Instruments
-from liftpy.log.flush_place import FlushPlace
-from liftpy.replica.copying import CopyPace
-from liftpy.replica.intake import NodeIntake
-from liftpy.replica.reads import ReadBudget
-from liftpy.replica.snapshot import ReplicaSnapshot
-from liftpy.wire.refusals import by_reason
-from sidecar import clock
-from sidecar.bus.connection import BusConnection
-from sidecar.bus.links import Links
-from sidecar.clock_watch import ClockWatch
-from sidecar.coordinators import GroupCoordinators
+from liftpy.core.base.instruments import Instruments
+from liftpy.core.groups.lag import GroupLag
+from liftpy.core.log.flush_scheduler import FlushPlace
+from liftpy.core.metadata.controller_metrics import ControllerMetrics
+from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.publish.memory_budget import MemoryBudget
+from liftpy.core.replication.catchup_throttle import CatchupThrottle
+from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.reads import ReadBudget
+from liftpy.core.replication.replica import ReplicaSnapshot
+from liftpy.core.wire.decode_errors import by_reason
+from liftpy.nats.urls import shown_address
 from sidecar.disk.flush_times import FlushTimes
+from sidecar.groups.coordinators import GroupCoordinators
+from sidecar.metadata.clock_watch import ClockWatch
 from sidecar.metadata.group import MetadataGroup
+from sidecar.partition.replica_manager import Partitions
 from sidecar.partition.scrub import Scrub
-from sidecar.partition.set import Partitions
 from sidecar.partition.worker import PartitionWorker
-from sidecar.settings import NodeSettings
+from sidecar.runtime import clock
+from sidecar.runtime.settings import NodeSettings
+from sidecar.transport.connection import BusConnection
+from sidecar.transport.connections import Links
 
 _TRAFFIC = ("in_msgs", "out_msgs", "in_bytes", "out_bytes", "reconnects")
 
@@ -60,11 +60,11 @@ class Reporter:
         instruments: Instruments | None = None,
         intake: NodeIntake | None = None,
         read_budget: ReadBudget | None = None,
-        cluster_watch: ClusterWatch | None = None,
-        room: NodeRoom | None = None,
+        cluster_watch: ControllerMetrics | None = None,
+        room: MemoryBudget | None = None,
         clocks: ClockWatch | None = None,
     ) -> None:
-        self.room = room or NodeRoom()
+        self.room = room or MemoryBudget()
         self._clocks = clocks
         self.settings = self._settings = settings
         self.incarnation = incarnation
@@ -74,7 +74,7 @@ class Reporter:
         self.instruments = instruments or Instruments()
         self.intake = intake or NodeIntake()
         self.read_budget = read_budget or ReadBudget()
-        self.cluster_watch = cluster_watch or ClusterWatch()
+        self.cluster_watch = cluster_watch or ControllerMetrics()
         self._counters = counters
         self._scrub = scrub
         self.descriptors = descriptors
@@ -264,7 +264,7 @@ def _connection(link: BusConnection) -> dict[str, Any]:
     }
 
 
-def _copies(pace: CopyPace) -> dict[str, Any]:
+def _copies(pace: CatchupThrottle) -> dict[str, Any]:
     """What the learners here have copied, all together, since the process began."""
     return {
         "bytes_per_second": pace.bytes_per_second,

@@ -14,10 +14,10 @@ from math import nan
 from operator import add
 from typing import Any, NamedTuple
 
-from liftpy.glance import percentile
-from liftpy.history import History, bands_of
-from sidecar import clock
-from sidecar.partition.counted import BY_STREAM
+from liftpy.core.observe.history import History, bands_of
+from liftpy.core.observe.node_summary import percentile
+from sidecar.partition.figures import BY_STREAM
+from sidecar.runtime import clock
 from sidecar.status.report import Reporter
 
 EVERY_S = 1.0

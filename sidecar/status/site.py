@@ -14,16 +14,16 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
+from liftpy.core.base.ids import check_name
+from liftpy.core.base.strict_json import load_json
+from liftpy.core.observe.cluster_health import FIRST, Place, place_of
+from liftpy.core.observe.history import LENGTHS
+from liftpy.core.observe.timeline import FILTERS
 from liftpy.errors import ConfigError
-from liftpy.history import LENGTHS
-from liftpy.ids import check_name
-from liftpy.problems import FIRST, Place, place_of
-from liftpy.strict_json import load_json
-from liftpy.timeline import FILTERS
 from sidecar.status import pages
-from sidecar.status.runbooks import names, runbook
-from sidecar.status.serving import HTML, JSON, TEXT, Live, http
-from sidecar.status.viewing import Viewing, place_before
+from sidecar.status.cluster_poller import Viewing, place_before
+from sidecar.status.http import HTML, JSON, TEXT, Live, http
+from sidecar.status.pages import names, runbook
 
 _KINDS = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "LICENSE": TEXT}
 _KEPT_S = 3600

@@ -18,9 +18,8 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanLimits, SpanProcesso
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from liftpy import __version__
-from liftpy.trace.budget import SpanBudget
-from liftpy.trace.context import TraceContext
-from liftpy.trace.spans import SpanTree
+from liftpy.core.observe.spans import SpanBudget, SpanTree
+from liftpy.core.observe.trace_context import TraceContext
 
 logger = logging.getLogger("liftpy.tracing")
 

@@ -6,19 +6,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from liftpy.config import NS_PER_S
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.observe.spans import SPANS_PER_S, Attributes, SpanBudget, SpanTree
+from liftpy.core.observe.tracing import NodeTraces, PartitionTraces
 from liftpy.errors import ConfigError
-from liftpy.ids import PartitionKey
-from liftpy.trace.batches import NodeTraces, PartitionTraces
-from liftpy.trace.budget import SPANS_PER_S, SpanBudget
-from liftpy.trace.spans import Attributes, SpanTree
-from sidecar import clock
-from sidecar.partition.recovery import RecoveredLogs
-from sidecar.settings import NodeSettings
+from sidecar.runtime import clock
+from sidecar.runtime.settings import NodeSettings
 
 if TYPE_CHECKING:
     from sidecar.tracing.exporting import Exporter, SpanThread
@@ -108,10 +106,10 @@ class Tracing:
         """For the batches of one partition; None: it is not traced."""
         return None if self._settings.trace == "off" else PartitionTraces(self.traces, key.stream, key.partition)
 
-    def recovered(self, took_s: float, logs: RecoveredLogs) -> None:
+    def recovered(self, took_s: float, logs: Sized, damaged: Sized) -> None:
         """The logs were recovered, in so many seconds until now: one span."""
         if self._thread is not None:
-            said: Attributes = {"liftpy.logs": len(logs.names), "liftpy.damaged_logs": len(logs.damaged)}
+            said: Attributes = {"liftpy.logs": len(logs), "liftpy.damaged_logs": len(damaged)}
             self.traces.whole("recovery", clock.now_ns() - round(took_s * NS_PER_S), said)
 
     def failed_over(self, key: PartitionKey, kind: str, since_ns: int) -> None:

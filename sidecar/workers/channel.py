@@ -13,8 +13,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from liftpy.core.wire.worker_frames import Frame, FrameKind, FrameReader, encode
 from liftpy.errors import ProtocolError
-from liftpy.wire.worker_frames import Frame, FrameKind, FrameReader, encode
 
 MOST_UNSENT_BYTES = 64 * 1024 * 1024
 """What the node has not read of what this process says: beyond, the node is taken for gone."""

@@ -9,12 +9,12 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from liftpy.client.credentials import Credentials
 from liftpy.config import ReplicationConfig
+from liftpy.core.base.worker_assignment import WorkerShare
+from liftpy.core.publish.memory_budget import LEAST_LIMIT_BYTES
 from liftpy.errors import ConfigError
-from liftpy.ingest.node_room import LEAST_LIMIT_BYTES
-from liftpy.shares import WorkerShare
-from sidecar.settings import NodeSettings
+from liftpy.nats.credentials import Credentials
+from sidecar.runtime.settings import NodeSettings
 
 SHARED_OUT = {
     "ingest_buffer_bytes": 8192,

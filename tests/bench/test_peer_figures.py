@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from liftpy.core.wire import envelope
+from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import ConfigError
-from liftpy.wire import envelope
-from liftpy.wire._pb import client_pb2
 from sidecar.bench import systems
 from sidecar.bench.dialects import LIFTBRIDGE, PLAIN, enveloped, field, number_field
 from sidecar.bench.measuring import measured

@@ -10,11 +10,11 @@ from typing import Any
 
 import nats
 
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.ack_ranges import answered_by
+from liftpy.core.wire.envelope import MAGIC
 from liftpy.errors import ProtocolError
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.envelope import MAGIC
-from liftpy.wire.runs import answered_by
 
 _PATIENCE_S = 30.0
 

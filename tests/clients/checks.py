@@ -1,4 +1,4 @@
-"""What a JetStream publisher is promised, one function for each promise: ``liftpy/ingest/jetstream.py``.
+"""What a JetStream publisher is promised, one function for each promise: ``liftpy/core/publish/jetstream_headers.py``.
 
 Each check makes its own stream, so that none disturbs another. It raises AssertionError where a promise is broken.
 """

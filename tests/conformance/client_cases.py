@@ -21,6 +21,7 @@ from nats.aio.client import Client as NatsConnection
 from liftpy.client import Client, ProducerOptions, PublishOptions, ReadOptions, positions_from
 from liftpy.client.sync import SyncClient
 from liftpy.config import AckPolicy, StreamConfig
+from liftpy.core.base.partition import Pause
 from liftpy.errors import (
     AlreadyExistsError,
     ConfigError,
@@ -29,7 +30,6 @@ from liftpy.errors import (
     OffsetOutOfRangeError,
     PublishRejectedError,
 )
-from liftpy.partition import Pause
 
 
 @dataclass(frozen=True, slots=True)

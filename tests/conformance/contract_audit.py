@@ -1,4 +1,4 @@
-"""The claims of the ordering contract (``liftpy/replica/effects.py``), by their numbers, read against a shell while it runs.
+"""The claims of the ordering contract (``liftpy/core/replication/effects.py``), by their numbers, read against a shell while it runs.
 
 What is on the disk is asked of the disk: what a power cut at this very moment would leave of the folder. So no bookkeeping of the
 log or of the shell is believed. One Audit watches one replica; ``test_ordering_contract.py`` sets it upon both shells.
@@ -10,13 +10,13 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.log.promises import PROMISES_NAME, decode_promises
-from liftpy.log.small_files import CHECKPOINT_NAME, decode_checkpoint
-from liftpy.replica import effects as do
-from liftpy.replica import events as ev
-from liftpy.wire.batch import HEADER_SIZE_BYTES, BatchHeader, parse_header
+from liftpy.core.log.epoch_promises import PROMISES_NAME, decode_promises
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.small_files import CHECKPOINT_NAME, decode_checkpoint
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.wire.batch import HEADER_SIZE_BYTES, BatchHeader, parse_header
 
 
 class ContractBroken(AssertionError):

@@ -6,8 +6,8 @@ import asyncio
 
 from liftpy.client import GroupOptions, GroupRefusedError
 from liftpy.client.group_admin import describe_group
+from liftpy.core.wire.batch import Record
 from liftpy.errors import ConfigError
-from liftpy.wire.batch import Record
 from tests.conformance.client_cases import Case, Place, refused
 
 GROUP_CASES: list[Case] = []

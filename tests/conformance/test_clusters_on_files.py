@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from liftpy.log.storage import Storage
-from liftpy.testing.disk import Disk
-from liftpy.testing.plan import Plan, draw_plan
-from liftpy.testing.run import run_plan
+from liftpy.core.log.storage import Storage
 from sidecar.disk.files import FolderStorage
+from tests.sim.disk import Disk
+from tests.sim.plan import Plan, draw_plan
+from tests.sim.run import run_plan
 
 FAULTS = {
     "kill", "pause", "cut", "cut-link", "cut-metadata", "metadata-down", "transfer", "hang-promotion", "retention",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from liftpy.client import Client, ReadOptions
 from liftpy.config import StreamConfig
+from liftpy.core.wire.batch import Record
 from liftpy.testing.memory import MemoryCluster, memory_cluster
-from liftpy.wire.batch import Record
 
 SMALL = StreamConfig(segment_bytes=4096, compaction=True, dedup_window_s=0, delete_retention_s=0.001)
 PADDING = bytes(400)

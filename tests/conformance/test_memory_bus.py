@@ -8,10 +8,9 @@ from itertools import product
 
 import pytest
 
+from liftpy.core.wire.subjects import matcher
 from liftpy.testing.memory import memory_cluster
-from liftpy.testing.memory.bus import MAX_REMEMBERED, Bus
-from liftpy.testing.memory.connection import MemoryTransport
-from liftpy.wire.subjects import matcher
+from liftpy.testing.memory.nats import MAX_REMEMBERED, Bus, MemoryTransport
 
 
 class Turns:

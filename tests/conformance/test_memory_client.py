@@ -15,13 +15,13 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 from liftpy.client import Client, ReadOptions
-from liftpy.client.plans import PlacementWish
+from liftpy.client.placement_plans import PlacementWish
 from liftpy.config import ReplicationConfig, StreamConfig
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2
 from liftpy.errors import ConfigError, LiftError, NotFoundError, OffsetOutOfRangeError, PublishRejectedError
 from liftpy.service import Record, Service
 from liftpy.testing.memory import memory_cluster
-from liftpy.wire import frames
-from liftpy.wire._pb import cluster_pb2
 from tests.conformance import client_cases, group_cases
 from tests.conformance.client_cases import CASES, Case, Place
 from tests.conformance.group_cases import GROUP_CASES

@@ -1,4 +1,5 @@
-"""Both shells keep the ordering contract of ``liftpy/replica/effects.py``, and a shell that breaks a claim is caught by its number.
+"""Both shells keep the ordering contract of ``liftpy/core/replication/effects.py``, and a shell that breaks a claim is caught
+by its number.
 
 The asyncio shell is the shipped worker (driver, executor, flusher, ingest, acks, replication, reads) on two nodes; the simulator's
 plays a script and a seed. Both are looked at by the same audit. ``BREAKS_*`` take one rule out of a shell each.
@@ -17,27 +18,26 @@ from typing import Any
 import pytest
 
 from liftpy.config import AckPolicy
+from liftpy.core.log.log import Log
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.wire import frames
 from liftpy.errors import LiftError, StorageError
-from liftpy.log.log import Log
-from liftpy.replica import effects as do
-from liftpy.replica import events as ev
-from liftpy.testing.checkers import Checkers
-from liftpy.testing.messages import AckFrame, FetchRequest, FetchResponse
-from liftpy.testing.network import Network
-from liftpy.testing.plan import draw_plan
-from liftpy.testing.run import run_plan
-from liftpy.testing.sim_flusher import SimFlusher
-from liftpy.testing.sim_replica import SimReplica
-from liftpy.wire import frames
-from sidecar import clock
 from sidecar.partition.driver import ReplicaDriver
 from sidecar.partition.executor import Executor
 from sidecar.partition.flushing import Flusher
 from sidecar.partition.promises import Promises
 from sidecar.partition.replication import ReplicationDesk
+from sidecar.runtime import clock
 from tests.conformance.contract_audit import Audit, ContractBroken
 from tests.conformance.two_workers import TwoWorkers, WorkerNode
 from tests.scripts.stage import Stage
+from tests.sim.checkers import Checkers
+from tests.sim.messages import AckFrame, FetchRequest, FetchResponse
+from tests.sim.network import Network
+from tests.sim.plan import draw_plan
+from tests.sim.run import run_plan
+from tests.sim.sim_replica import SimFlusher, SimReplica
 
 CLAIMS = {"1", "2", "3", "4", "5", "6", "7", "8"}
 Break = Callable[[pytest.MonkeyPatch], None]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from liftpy.config import StreamConfig
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.storage import Storage
 from liftpy.errors import StorageError
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.log.storage import Storage
 from sidecar.disk.files import FolderStorage
 from tests.unit.log.log_model import batch, content, fill
 

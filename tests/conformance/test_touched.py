@@ -19,15 +19,15 @@ from typing import Any
 import pytest
 
 from liftpy.config import StreamConfig
+from liftpy.core.base.partition import HeldPartition, Pause
+from liftpy.core.replication import events as ev
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.envelope import MAGIC
 from liftpy.errors import StorageError
-from liftpy.partition import HeldPartition, Pause
-from liftpy.replica import events as ev
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.envelope import MAGIC
-from sidecar import clock
-from sidecar.partition.counted import StreamLabels
+from sidecar.partition.figures import StreamLabels
 from sidecar.partition.housekeeping import Housekeeping
+from sidecar.runtime import clock
 from tests.conformance.two_workers import KEY, NODES, SUBJECT, TwoWorkers
 from tests.unit.node.full_walk import kept, walked
 

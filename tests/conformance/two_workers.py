@@ -16,35 +16,35 @@ from types import SimpleNamespace
 from typing import Any
 
 from liftpy.config import ReplicationConfig, StreamConfig
-from liftpy.ids import PartitionKey
-from liftpy.ingest.derived_budget import NodeDerived
-from liftpy.ingest.heard import NodeHeard
-from liftpy.ingest.node_room import NodeRoom
-from liftpy.instruments import Instruments
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.log.promises import PromiseJournal
-from liftpy.partition import HeldPartition, PartitionState, PartitionStatus
-from liftpy.replica import effects as do
-from liftpy.replica import events as ev
-from liftpy.replica.copying import CopyPace
-from liftpy.replica.intake import NodeIntake
-from liftpy.wire import envelope, frames
-from liftpy.wire._pb import replication_pb2 as pb
-from liftpy.wire.envelope import MessageType
-from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.subjects import Subjects
-from sidecar import clock
-from sidecar.bus.notify import Notifications, Requests
-from sidecar.disk.beside import Beside
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.instruments import Instruments
+from liftpy.core.base.partition import HeldPartition, PartitionState, PartitionStatus
+from liftpy.core.log.epoch_promises import PromiseJournal
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.publish.memory_budget import MemoryBudget
+from liftpy.core.publish.standby_buffer import NodeHeard
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.catchup_throttle import CatchupThrottle
+from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import replication_pb2 as pb
+from liftpy.core.wire.envelope import MessageType
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import Subjects
+from sidecar.disk.flush_thread import FlushThread
 from sidecar.disk.flush_times import NodeFlushTimes
-from sidecar.partition.node_counts import NodeCounts
+from sidecar.partition.figures import NodeCounts
 from sidecar.partition.promises import Promises
-from sidecar.partition.quiet import QuietAsker, QuietTalk
+from sidecar.partition.quiescence import QuietAsker, QuietTalk
 from sidecar.partition.reads import ReadTools
 from sidecar.partition.replication import AnswerRouter
-from sidecar.partition.timers import Timers
 from sidecar.partition.worker import PartitionWorker
+from sidecar.runtime import clock
+from sidecar.runtime.timers import Timers
+from sidecar.transport.notify import Notifications, Requests
 from tests.conformance.contract_audit import Audit, ContractBroken
 
 KEY = PartitionKey("orders", "u1", 0)
@@ -196,15 +196,15 @@ class WorkerNode:
             folder=SimpleNamespace(partition_path=lambda key: Path(key.folder)), touched=self.counts.touched,
             clocks=SimpleNamespace(time_of_age_ns=time.time_ns, stamp_ns=time.time_ns),
             settings=SimpleNamespace(node_id=node_id, replication=CONFIG), incarnation=incarnation,
-            links=SimpleNamespace(ingest=bus, replication=bus, standby=None), intake=NodeIntake(), copy_pace=CopyPace(),
+            links=SimpleNamespace(ingest=bus, replication=bus, standby=None), intake=NodeIntake(), copy_pace=CatchupThrottle(),
             heard=NodeHeard(1 << 20),
             derived=NodeDerived(),
             drops=SimpleNamespace(count=lambda *a: None), subjects=subjects, tracing=SimpleNamespace(of=lambda key: None),
             reads=ReadTools(bus, subjects, InboxRule(("_INBOX.",)), self.timers, counters),
             node_inboxes=inboxes, router=router, notifications=notifications, quiet=quiet,
             probes=SimpleNamespace(ask=lambda *a: None), proposals=self.asked, timers=self.timers, pool=pool,
-            counters=counters, flush_times=NodeFlushTimes(counters), flush_beside=Beside(Place()), fatal=self.errors.append,
-            instruments=Instruments(), room=NodeRoom(), repair=lambda why: None, step_aside=lambda *a: None,
+            counters=counters, flush_times=NodeFlushTimes(counters), flush_beside=FlushThread(Place()), fatal=self.errors.append,
+            instruments=Instruments(), room=MemoryBudget(), repair=lambda why: None, step_aside=lambda *a: None,
             promises=Promises(PromiseJournal(self.promises), pool, counters, self.errors.append),
         )  # fmt: skip
         self.worker = PartitionWorker(tools, KEY, SUBJECT, stream, self.log)

@@ -39,7 +39,7 @@ from liftpy.client import (
     Source,
 )
 from liftpy.testing.memory import MemoryCluster, memory_cluster
-from sidecar.settings import GivenSettings
+from sidecar.runtime.settings import GivenSettings
 from tests.docs.commands_said import said, wrong_with
 from tests.docs.pages import Block, blocks, pages
 from tests.examples.bank import Bank

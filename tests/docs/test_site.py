@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from liftpy.testing import plugin
-from sidecar.cli.backup_metrics import TABLE as BACKUP_TABLE
-from sidecar.status.names import INCIDENTS, TABLE
+from sidecar.cli.backup import TABLE as BACKUP_TABLE
+from sidecar.status.metric_names import INCIDENTS, TABLE
 from tests.docs import pages as pages_module
 from tests.docs.__main__ import foreign
 from tests.docs.pages import DOCS, ROOT, blocks, dead_links, pages, prose, spans

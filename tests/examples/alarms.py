@@ -8,8 +8,8 @@ Run it beside node n1::
 
 from __future__ import annotations
 
+from liftpy.core.wire.batch import Record
 from liftpy.service import Service
-from liftpy.wire.batch import Record
 
 LIMIT = 100
 

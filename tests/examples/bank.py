@@ -17,8 +17,8 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar
 
+from liftpy.core.wire.batch import Record
 from liftpy.service import Service
-from liftpy.wire.batch import Record
 
 NS_PER_S = 1_000_000_000
 MAX_NAME = 64

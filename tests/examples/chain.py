@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
+from liftpy.core.wire.batch import Record
 from liftpy.service import Service
-from liftpy.wire.batch import Record
 
 EMIT_EVERY = 100
 _DIGEST_SIZE_BYTES = 16

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from liftpy.core.wire.batch import Record
 from liftpy.service import Service
-from liftpy.wire.batch import Record
 
 TIMES = 20
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sidecar.dev.embedded import spawn
+from sidecar.dev.nats_server import spawn
 
 ROOT = Path(__file__).parents[2]
 

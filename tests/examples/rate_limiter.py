@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 
+from liftpy.core.wire.batch import Record
 from liftpy.service import Service
-from liftpy.wire.batch import Record
 
 BURST = 5
 PER_S = 2

@@ -7,8 +7,8 @@ Which record is passed over stands in the stream itself, so all nodes do the sam
 
 from __future__ import annotations
 
+from liftpy.core.wire.batch import Record
 from liftpy.service import Service
-from liftpy.wire.batch import Record
 
 
 class Strict(Service):

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from liftpy.core.wire.batch import Record
 from liftpy.service import Identity, Outbox, Service, ServiceMachine
 from liftpy.testing import ServiceTest
-from liftpy.wire.batch import Record
 from tests.examples.bank import Bank
 from tests.examples.rate_limiter import BURST, RateLimiter
 from tests.examples.till import Till

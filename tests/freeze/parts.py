@@ -36,7 +36,7 @@ def digest(data: str | bytes) -> str:
 
 
 def _replica_seed(seed: int) -> str:
-    from liftpy.testing.run import run_seed
+    from tests.sim.run import run_seed
 
     outcome = run_seed(seed, REPLICA_EVENTS, trace=True)
     assert outcome.trace is not None
@@ -121,7 +121,7 @@ def wire_bytes() -> Values:
 
 def protobuf_fields() -> Values:
     """Return number, type and label of every field of every message, and the values of every enumeration."""
-    from liftpy.wire import _pb
+    from liftpy.core.wire import _pb
 
     values: Values = {}
 
@@ -290,10 +290,10 @@ def command_transcript() -> Values:
 
 def metric_texts() -> Values:
     """Return kind and help text of every metric that a node or its partitions may show."""
-    from sidecar.status import names
+    from sidecar.status import metric_names
 
     values: Values = {}
-    for table, rows in vars(names).items():
+    for table, rows in vars(metric_names).items():
         if table.isupper() and isinstance(rows, dict):
             values |= {f"{table}.{name}": repr(row) for name, row in rows.items()}
     return values

@@ -12,7 +12,7 @@ from typing import Any
 
 import crc32c
 
-from liftpy.wire import envelope
+from liftpy.core.wire import envelope
 from tests.fuzz.mutate import message_of
 
 Damage = Callable[[random.Random, bytes], bytes]

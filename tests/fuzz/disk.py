@@ -11,21 +11,21 @@ from typing import Any
 
 import crc32c
 
-from liftpy.cluster.snapshot import encode_snapshot
+from liftpy.core.log import compaction_point, epoch_promises, small_files
+from liftpy.core.metadata.snapshot import encode_snapshot
+from liftpy.core.publish import state_file
+from liftpy.core.services import snapshot as service_snapshot
+from liftpy.core.services import versions
+from liftpy.core.services.effects import Pending
+from liftpy.core.services.replies import Answer, AnswerTable, decode_answers
 from liftpy.errors import ConfigError, ProtocolError, StorageError
-from liftpy.ingest import state_file
-from liftpy.log import horizon, promises, small_files
-from liftpy.service import snapshot as service_snapshot
-from liftpy.service import versions
-from liftpy.service.effects import Pending
-from liftpy.service.replies import Answer, AnswerTable, decode_answers
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
 from sidecar.partition import scrub
-from sidecar.raft.journal import GroupJournal
-from sidecar.raft.lineage import FolderLineage
-from sidecar.raft.rescue import RESCUED, rescue_event
-from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
-from sidecar.settings import GivenSettings
+from sidecar.quorum.journal import GroupJournal
+from sidecar.quorum.probation import FolderLineage
+from sidecar.quorum.rescue import RESCUED, rescue_event
+from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
+from sidecar.runtime.settings import GivenSettings
 from tests.fuzz import meanings
 from tests.fuzz.decoder import FOLDER, Decoder, damaged_json
 from tests.fuzz.metadata import _IMAGE
@@ -156,7 +156,10 @@ def _mend_promises(data: bytes) -> bytes:
     return data[:8] + struct.pack("<I", crc32c.crc32c(sized)) + sized
 
 
-_PROMISES = promises.encode_promises({"orders/u1/0": 7, "orders/u1/1": 1 << 40}), promises.encode_promises({"orders/u1/0": 9})
+_PROMISES = (
+    epoch_promises.encode_promises({"orders/u1/0": 7, "orders/u1/1": 1 << 40}),
+    epoch_promises.encode_promises({"orders/u1/0": 9}),
+)
 _STATE = state_file.encode_state(state_file.State("s-u1/0", 9, 3, {"ids": (1, b"abc"), "subjects": (1, b"")}))
 _INDEX = small_files.SegmentSummary(
     5, 9, 400, 1, 9, 4, ((1, 5), (2, 7)), (small_files.IndexEntry(5, 0, 1), small_files.IndexEntry(7, 200, 4))
@@ -190,14 +193,14 @@ def decoders() -> list[Decoder]:
             [b'{"index": 7, "time_ns": 1700000000000000000, "detail": "rescued from one journal"}'],
             _rescued,
             make=damaged_json,
-            covers=("sidecar.raft.rescue:rescue_event",),
+            covers=("sidecar.quorum.rescue:rescue_event",),
         ),
         Decoder(
             "raft hello",
             [_LINEAGE[0].tail_for("n1"), struct.pack("<QQBQ", 5, 6, 1, 9)],
             _hello,
             p,
-            covers=("sidecar.raft.lineage:_parse",),
+            covers=("sidecar.quorum.probation:_parse",),
         ),
         Decoder(
             "raft journal",
@@ -205,7 +208,7 @@ def decoders() -> list[Decoder]:
             _journal,
             s,
             mend=_mend_journal,
-            covers=("sidecar.raft.journal:_frame_at", "sidecar.raft.journal:_records"),
+            covers=("sidecar.quorum.journal:_frame_at", "sidecar.quorum.journal:_records"),
         ),
         Decoder(
             "raft lineage file",
@@ -214,7 +217,7 @@ def decoders() -> list[Decoder]:
             s,
             mend=_mend_line,
             make=lambda rng, d: _mend_line(b"\n" + damaged_json(rng, d.partition(b"\n")[2])),
-            covers=("sidecar.raft.lineage:FolderLineage._load",),
+            covers=("sidecar.quorum.probation:FolderLineage._load",),
         ),
         Decoder(
             "raft snapshot file",
@@ -223,7 +226,7 @@ def decoders() -> list[Decoder]:
             s,
             encode_snapshot_file,
             _mend_snapshot_file,
-            covers=("sidecar.raft.snapshot_file:decode_snapshot_file",),
+            covers=("sidecar.quorum.snapshot_file:decode_snapshot_file",),
         ),
         Decoder(
             "high-watermark file",
@@ -232,7 +235,7 @@ def decoders() -> list[Decoder]:
             s,
             lambda f: small_files.encode_checkpoint(f) if f else b"",
             _mend_tail,
-            covers=("liftpy.log.small_files:decode_checkpoint", "liftpy.log.small_files:open_small_file"),
+            covers=("liftpy.core.log.small_files:decode_checkpoint", "liftpy.core.log.small_files:open_small_file"),
         ),
         Decoder(
             "leader-epochs file",
@@ -241,7 +244,7 @@ def decoders() -> list[Decoder]:
             s,
             lambda f: small_files.encode_epochs(f) if f is not None else b"",
             _mend_tail,
-            covers=("liftpy.log.small_files:decode_epochs",),
+            covers=("liftpy.core.log.small_files:decode_epochs",),
         ),
         Decoder(
             "index file",
@@ -250,7 +253,7 @@ def decoders() -> list[Decoder]:
             s,
             lambda f: small_files.encode_index(f) if f else b"",
             _mend_tail,
-            covers=("liftpy.log.small_files:decode_index",),
+            covers=("liftpy.core.log.small_files:decode_index",),
         ),
         Decoder(
             "state file",
@@ -259,25 +262,25 @@ def decoders() -> list[Decoder]:
             s,
             lambda f: state_file.encode_state(f) if f else b"",
             _mend_tail,
-            covers=("liftpy.ingest.state_file:decode_state", "liftpy.ingest.state_file:_text_at"),
+            covers=("liftpy.core.publish.state_file:decode_state", "liftpy.core.publish.state_file:_text_at"),
         ),
         Decoder(
             "horizon file",
-            [horizon.encode_horizon(horizon.Horizon(9, 3))],
-            horizon.decode_horizon,
+            [compaction_point.encode_horizon(compaction_point.Horizon(9, 3))],
+            compaction_point.decode_horizon,
             s,
-            lambda f: horizon.encode_horizon(f) if f else b"",
+            lambda f: compaction_point.encode_horizon(f) if f else b"",
             _mend_tail,
-            covers=("liftpy.log.horizon:decode_horizon",),
+            covers=("liftpy.core.log.compaction_point:decode_horizon",),
         ),
         Decoder(
             "promises file",
             [b"LFPJ\1\0\0\0" + b"".join(_PROMISES), b"LFPJ\1\0\0\0" + _PROMISES[0]],
-            promises.decode_promises,
+            epoch_promises.decode_promises,
             s,
-            lambda f: b"LFPJ\1\0\0\0" + promises.encode_promises(f),
+            lambda f: b"LFPJ\1\0\0\0" + epoch_promises.encode_promises(f),
             _mend_promises,
-            covers=("liftpy.log.promises:decode_promises", "liftpy.log.promises:_take"),
+            covers=("liftpy.core.log.epoch_promises:decode_promises", "liftpy.core.log.epoch_promises:_take"),
         ),
         Decoder(
             "service effects",
@@ -285,7 +288,7 @@ def decoders() -> list[Decoder]:
             _loaded,
             s,
             lambda f: f.encode(),
-            covers=("liftpy.service.effects:Pending.load",),
+            covers=("liftpy.core.services.effects:Pending.load",),
         ),
         Decoder(
             "service answers",
@@ -293,7 +296,7 @@ def decoders() -> list[Decoder]:
             decode_answers,
             s,
             lambda f: f.encode(),
-            covers=("liftpy.service.replies:decode_answers",),
+            covers=("liftpy.core.services.replies:decode_answers",),
         ),
         Decoder(
             "service version",
@@ -301,7 +304,7 @@ def decoders() -> list[Decoder]:
             versions.from_section,
             (versions.VersionError,),
             versions.encoded,
-            covers=("liftpy.service.versions:from_section",),
+            covers=("liftpy.core.services.versions:from_section",),
         ),
         Decoder(
             "service snapshot",
@@ -310,7 +313,11 @@ def decoders() -> list[Decoder]:
             s,
             lambda f: f.encode(),
             _mend_service,
-            covers=("liftpy.service.snapshot:decode", "liftpy.service.snapshot:_timers", "liftpy.service.snapshot:_sections"),
+            covers=(
+                "liftpy.core.services.snapshot:decode",
+                "liftpy.core.services.snapshot:_timers",
+                "liftpy.core.services.snapshot:_sections",
+            ),
         ),
         Decoder(
             "node file",
@@ -335,7 +342,7 @@ def decoders() -> list[Decoder]:
             _settings,
             c,
             meanings.settings_text,
-            covers=("sidecar.settings:_read_file",),
+            covers=("sidecar.runtime.settings:_read_file",),
             make=damaged_json,
         ),
     ]

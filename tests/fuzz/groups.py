@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from liftpy.group.commands import (
+from liftpy.core.groups.commands import (
     GroupCommandError,
     decode_answer,
     decode_command,
@@ -12,7 +12,7 @@ from liftpy.group.commands import (
     decode_query_answer,
     encode_command,
 )
-from liftpy.wire._pb import group_pb2 as pb
+from liftpy.core.wire._pb import group_pb2 as pb
 from tests.fuzz.decoder import Decoder, messages
 from tests.unit.group.test_group_commands import ALL
 
@@ -25,7 +25,7 @@ def _bytes_of(message: Any) -> bytes:
 def decoders() -> list[Decoder]:
     """Every one of them."""
     e = (GroupCommandError,)
-    where = "liftpy.group.commands:"
+    where = "liftpy.core.groups.commands:"
     commands = [encode_command(command) for command in ALL] + [_bytes_of(m) for m in messages(pb.GroupCommand, 20)]
     questions = [pb.GroupQuery(group="bills"), pb.GroupQuery(after="a", limit=5), *messages(pb.GroupQuery)]
     return [

@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from liftpy.client.slices import BatchSlice
+from liftpy.client.batch_view import BatchSlice
+from liftpy.core.wire.batch import RecordBatch, parse_batch
+from liftpy.core.wire.batch_filter import kept
+from liftpy.core.wire.filters import MAX_FILTER_BYTES, Filter
 from liftpy.spark.offsets import relative
 from liftpy.spark.options import _FILES, SourceOptions
-from liftpy.spark.rows import RowBuilder
+from liftpy.spark.range_reader import RowBuilder
 from liftpy.spark.schema import COLUMNS
-from liftpy.wire.batch import RecordBatch, parse_batch
-from liftpy.wire.filters import MAX_FILTER_BYTES, Filter
-from liftpy.wire.kept import kept
-from sidecar.settings import NodeSettings
+from sidecar.runtime.settings import NodeSettings
 
 _LETTERS = frozenset(string.ascii_letters + string.digits + "_-")
 

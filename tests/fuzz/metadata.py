@@ -7,18 +7,18 @@ from typing import Any
 
 import crc32c
 
-from liftpy.cluster import codec as cluster_codec
-from liftpy.cluster.controller_list import ControllerList, list_from_pb, list_of, list_to_pb, well_formed
-from liftpy.cluster.doors import Door, refusal
-from liftpy.cluster.feed_subscription import FeedSubscription
-from liftpy.cluster.forecast import without_log
-from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.request_bounds import fit
-from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
-from liftpy.errors import CorruptionError, InvariantError, ProtocolError, StorageError, UnspokenError
-from liftpy.wire import frames
-from liftpy.wire._pb import cluster_pb2
+from liftpy.core.metadata import codec as cluster_codec
+from liftpy.core.metadata.controller.admission import RequestAcl, refusal
+from liftpy.core.metadata.controller.preflight import without_log
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.controller_list import ControllerList, list_from_pb, list_of, list_to_pb, well_formed
+from liftpy.core.metadata.feed import FeedSubscription
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.request_limits import fit
+from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2
+from liftpy.errors import CorruptionError, IncompatibleVersionError, InvariantError, ProtocolError, StorageError
 from tests.fuzz.decoder import NAMES, RNG, Decoder, messages
 from tests.fuzz.mutate import spoiled
 
@@ -60,9 +60,9 @@ class _Applied:
 
 def _doors(data: bytes) -> None:
     request = frames.parse(data, cluster_pb2.ControlRequest)
-    wrong = fit(request, len(data)) or refusal(Door.NODE, "n1", request) or refusal(Door.ADMIN, "", request)
+    wrong = fit(request, len(data)) or refusal(RequestAcl.NODE, "n1", request) or refusal(RequestAcl.ADMIN, "", request)
     if not wrong:
-        refusal(Door.INFO, "", request)
+        refusal(RequestAcl.INFO, "", request)
     without_log(_IMAGE, request, 5, ClusterFsm().rules)
 
 
@@ -146,14 +146,14 @@ def decoders() -> list[Decoder]:
             "metadata snapshot",
             [image],
             decode_snapshot,
-            (StorageError, InvariantError, UnspokenError),
+            (StorageError, InvariantError, IncompatibleVersionError),
             encode_snapshot,
             _mend_snapshot,
             covers=(
-                "liftpy.cluster.snapshot:decode_snapshot",
-                "liftpy.cluster.codec:image_from_bytes",
-                "liftpy.cluster.codec:rules_from_pb",
-                "liftpy.cluster.codec:image_from_pb",
+                "liftpy.core.metadata.snapshot:decode_snapshot",
+                "liftpy.core.metadata.codec:image_from_bytes",
+                "liftpy.core.metadata.codec:rules_from_pb",
+                "liftpy.core.metadata.codec:image_from_pb",
             ),
         ),
         Decoder(
@@ -163,17 +163,20 @@ def decoders() -> list[Decoder]:
             s,
             cluster_codec.image_to_bytes,
             covers=(
-                *(f"liftpy.cluster.codec:{n}_from_pb" for n in _PARTS),
-                "liftpy.cluster.stream_config:config_from_pb",
-                "liftpy.cluster.stream_config:quota_from_pb",
-                "liftpy.cluster.codec:times_from_pb",
+                *(f"liftpy.core.metadata.codec:{n}_from_pb" for n in _PARTS),
+                "liftpy.core.metadata.codec:config_from_pb",
+                "liftpy.core.metadata.codec:quota_from_pb",
+                "liftpy.core.metadata.codec:times_from_pb",
             ),
         ),
         Decoder(
             "metadata entries",
             _REQUESTS,
             _Applied(),
-            covers=("liftpy.cluster.fsm:ClusterFsm._applying", "liftpy.cluster.fsm:again"),
+            covers=(
+                "liftpy.core.metadata.controller.state_machine:ClusterFsm._applying",
+                "liftpy.core.metadata.controller.state_machine:again",
+            ),
             make=lambda rng, d: spoiled(rng, cluster_pb2.ControlRequest.FromString(d), NAMES).SerializeToString(),
         ),
         Decoder(
@@ -181,7 +184,7 @@ def decoders() -> list[Decoder]:
             _REQUESTS,
             _doors,
             p,
-            covers=("liftpy.cluster.forecast:without_log",),
+            covers=("liftpy.core.metadata.controller.preflight:without_log",),
             make=lambda rng, d: spoiled(rng, cluster_pb2.ControlRequest.FromString(d), NAMES).SerializeToString(),
         ),
         Decoder(
@@ -189,8 +192,8 @@ def decoders() -> list[Decoder]:
             [_CHANGE.SerializeToString()],
             _change,
             (),
-            covers=("liftpy.cluster.controller_list:list_of", "liftpy.cluster.controller_list:list_from_pb"),
+            covers=("liftpy.core.metadata.controller_list:list_of", "liftpy.core.metadata.controller_list:list_from_pb"),
             make=lambda rng, d: spoiled(rng, cluster_pb2.ControlRequest.FromString(d), NAMES).SerializeToString(),
         ),
-        Decoder("feed", _entries(), _Fed(), p, covers=("liftpy.cluster.records:record_from_pb",)),
+        Decoder("feed", _entries(), _Fed(), p, covers=("liftpy.core.metadata.records:record_from_pb",)),
     ]

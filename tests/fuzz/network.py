@@ -9,24 +9,24 @@ from typing import Any
 import crc32c
 
 from liftpy.config import AckPolicy, Codec
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.log import arrow
+from liftpy.core.publish.message_decoder import MessageDecoder
+from liftpy.core.publish.published_batch import body_after
+from liftpy.core.services.sessions import ReplicaView, ServiceSessions, Tell
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import client_pb2, raft_pb2, service_pb2
+from liftpy.core.wire.batch import HEADER_SIZE_BYTES, build_batch, parse_batch, split_batches
+from liftpy.core.wire.batch import seal as seal_batch
+from liftpy.core.wire.chunking import Piece
+from liftpy.core.wire.headers import parse_headers
+from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
+from liftpy.core.wire.producer_note import Partitioning, PartitioningMethod, ProducerNote, SourcePosition
+from liftpy.core.wire.routing_check import address
 from liftpy.errors import ProtocolError, StorageError
-from liftpy.ids import PartitionKey
-from liftpy.ingest.columns import MessageReader
-from liftpy.ingest.published_batch import body_after
-from liftpy.log import arrow
-from liftpy.service.sessions import ReplicaView, ServiceSessions, Tell
-from liftpy.wire import envelope, frames
-from liftpy.wire._pb import client_pb2, raft_pb2, service_pb2
-from liftpy.wire.addressee import address
-from liftpy.wire.batch import HEADER_SIZE_BYTES, build_batch, parse_batch, split_batches
-from liftpy.wire.batch import seal as seal_batch
-from liftpy.wire.header_block import parse_headers
-from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
-from liftpy.wire.pieces import Piece
-from liftpy.wire.producer_note import Partitioning, PartitioningMethod, ProducerNote, SourcePosition
-from sidecar.raft import codec as raft_codec
-from sidecar.raft.sealing import seal, unseal
-from sidecar.raft.sessions import TERM_REACH, PeerSessions
+from sidecar.quorum import codec as raft_codec
+from sidecar.quorum.peer_sessions import TERM_REACH, PeerSessions
+from sidecar.quorum.sealing import seal, unseal
 from tests.fuzz import meanings
 from tests.fuzz.decoder import NAMES, Decoder, mended, messages
 from tests.fuzz.mutate import spoiled
@@ -47,7 +47,7 @@ def _of_class(of: type[Any]) -> Decoder:
 
     return Decoder(
         f"frame {of.__name__}", samples, lambda data: frames.decode(data, of), (ProtocolError,), _sealed, mended, make,
-        ("liftpy.wire.frames:decode", "liftpy.wire.frames:parse"),
+        ("liftpy.core.wire.frames:decode", "liftpy.core.wire.frames:parse"),
     )  # fmt: skip
 
 
@@ -199,7 +199,7 @@ def _published(data: bytes) -> Any:
     return records
 
 
-_READER = MessageReader(PartitionKey("orders", "u1", 0), "data.orders", AckPolicy.ALL, InboxRule(DEFAULT_INBOX_PREFIXES))
+_READER = MessageDecoder(PartitionKey("orders", "u1", 0), "data.orders", AckPolicy.ALL, InboxRule(DEFAULT_INBOX_PREFIXES))
 _RULE = InboxRule(("_INBOX*.", "apps.in."))
 
 
@@ -256,7 +256,7 @@ def decoders() -> list[Decoder]:
     p, s = (ProtocolError,), (StorageError,)
     batch_samples = batch_fuzz.corpus()
     raft = [m.SerializeToString() for m in messages(raft_pb2.RaftMessage, 60)]
-    prefix = "liftpy.wire.frames:"
+    prefix = "liftpy.core.wire.frames:"
     return [
         Decoder(
             "envelope",
@@ -265,7 +265,7 @@ def decoders() -> list[Decoder]:
             p,
             lambda f: envelope.encode(*f, crc=True),
             mended,
-            covers=("liftpy.wire.envelope:decode", "liftpy.wire.envelope:decode_addressed"),
+            covers=("liftpy.core.wire.envelope:decode", "liftpy.core.wire.envelope:decode_addressed"),
         ),
         Decoder(
             "addressed envelope",
@@ -274,7 +274,7 @@ def decoders() -> list[Decoder]:
             p,
             _addressed_again,
             mended,
-            covers=("liftpy.wire.envelope:decode_addressed",),
+            covers=("liftpy.core.wire.envelope:decode_addressed",),
         ),
         *[_of_class(of) for of in frames._TYPES],
         Decoder(
@@ -313,8 +313,8 @@ def decoders() -> list[Decoder]:
             covers=(
                 prefix + "decode_batch_publish",
                 prefix + "_headed",
-                "liftpy.ingest.published_batch:_parsed",
-                "liftpy.ingest.digest:RollingDigest.decode",
+                "liftpy.core.publish.published_batch:_parsed",
+                "liftpy.core.publish.digest:RollingDigest.decode",
             ),
         ),
         Decoder(
@@ -325,7 +325,7 @@ def decoders() -> list[Decoder]:
             ],
             _position_of,
             s,
-            covers=("liftpy.wire.producer_note:ProducerNote.decode",),
+            covers=("liftpy.core.wire.producer_note:ProducerNote.decode",),
         ),
         Decoder(
             "batches",
@@ -334,22 +334,22 @@ def decoders() -> list[Decoder]:
             s,
             make=lambda rng, _: batch_fuzz.damaged(rng, batch_samples),
             covers=(
-                "liftpy.wire.batch:parse_batch",
-                "liftpy.wire.batch:parse_header",
-                "liftpy.wire.batch:RecordBatch._decoded",
-                "liftpy.wire.batch:_refuse_if_damaged",
-                "liftpy.wire.batch_columns:decode_columns",
-                "liftpy.wire.batch_columns:_Reader.u32",
-                "liftpy.wire.batch_columns:BytesColumn.to_list",
-                "liftpy.wire.batch_columns:BytesColumn.valid",
-                "liftpy.log.arrow:_one_buffer",
+                "liftpy.core.wire.batch:parse_batch",
+                "liftpy.core.wire.batch:parse_header",
+                "liftpy.core.wire.batch:RecordBatch._decoded",
+                "liftpy.core.wire.batch:_refuse_if_damaged",
+                "liftpy.core.wire.batch_columns:decode_columns",
+                "liftpy.core.wire.batch_columns:_Reader.u32",
+                "liftpy.core.wire.batch_columns:BytesColumn.to_list",
+                "liftpy.core.wire.batch_columns:BytesColumn.valid",
+                "liftpy.core.log.arrow:_one_buffer",
             ),
         ),
         Decoder(
             "NATS headers",
             [b"NATS/1.0\r\nA: b\r\nLift-Key: k\r\n\r\n"],
             parse_headers,
-            covers=("liftpy.wire.header_block:parse_headers",),
+            covers=("liftpy.core.wire.headers:parse_headers",),
         ),
         Decoder(
             "publishes",
@@ -369,16 +369,16 @@ def decoders() -> list[Decoder]:
             p,
             lambda f: seal("n1", "n2", f),
             mended,
-            covers=("sidecar.raft.sealing:unseal", "liftpy.wire.envelope:sealed_payload"),
+            covers=("sidecar.quorum.sealing:unseal", "liftpy.core.wire.envelope:sealed_payload"),
         ),
-        Decoder("raft sessions", _session_frames(), _sessions, covers=("sidecar.raft.sessions:PeerSessions.receive",)),
+        Decoder("raft sessions", _session_frames(), _sessions, covers=("sidecar.quorum.peer_sessions:PeerSessions.receive",)),
         Decoder(
             "raft message",
             raft,
             raft_codec.decode,
             p,
             _raft_again,
-            covers=("sidecar.raft.codec:decode", "sidecar.raft.codec:_parsed"),
+            covers=("sidecar.quorum.codec:decode", "sidecar.quorum.codec:_parsed"),
             make=lambda rng, d: spoiled(rng, raft_pb2.RaftMessage.FromString(d)).SerializeToString(),
         ),
     ]

@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from liftpy.client import Client, connect
-from liftpy.client.ending import end_tasks
-from liftpy.client.parser import StrictConnection
+from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
+from liftpy.core.wire.subjects import SERVER_CONNECTIONS, Subjects, jetstream_api
 from liftpy.errors import LiftError
-from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
-from liftpy.wire.subjects import SERVER_CONNECTIONS, Subjects, jetstream_api
+from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.parser import StrictConnection
 from sidecar.dev.cluster import DevCluster
 from tests.system.garbage.making import Maker, Overheard, Said, command
 from tests.system.garbage.run import Link

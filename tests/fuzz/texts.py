@@ -10,30 +10,30 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from liftpy.client.js_requests import JsRefusal, parse_question
-from liftpy.client.many import positions_from
-from liftpy.client.plans import assignment_from_json, plan_from_pb
+from liftpy.client.jetstream_api import JsRefusal, parse_question
+from liftpy.client.multi_consumer import positions_from
+from liftpy.client.placement_plans import assignment_from_json, plan_from_pb
 from liftpy.client.positions import parse_start, parse_until
-from liftpy.cluster import event_log
 from liftpy.config import FlushPolicy
+from liftpy.core.base.ids import check_data_subject, check_name, check_publisher_subject
+from liftpy.core.base.strict_json import load_json
+from liftpy.core.metadata.controller import cluster_events
+from liftpy.core.observe.history import History, asked_rows
+from liftpy.core.observe.trace_context import parse_traceparent
+from liftpy.core.observe.tracing import traced_in
+from liftpy.core.wire._pb.cluster_pb2 import PlacementPlan, PlannedNode
+from liftpy.core.wire.batch import build_batch, parse_batch
+from liftpy.core.wire.ping import decode_presence, encode_presence
 from liftpy.errors import ConfigError
-from liftpy.history import History, asked_rows
-from liftpy.ids import check_data_subject, check_name, check_publisher_subject
 from liftpy.spark.offsets import StreamOffsets, parse_spec, parse_times
 from liftpy.spark.options import OPTIONS, SourceOptions
 from liftpy.spark.sink_options import SINK_OPTIONS, SinkOptions
-from liftpy.strict_json import load_json
-from liftpy.trace.context import parse_traceparent
-from liftpy.trace.search import traced_in
-from liftpy.wire._pb.cluster_pb2 import PlacementPlan, PlannedNode
-from liftpy.wire.batch import build_batch, parse_batch
-from liftpy.wire.presence import decode_presence, encode_presence
-from sidecar.bus import backlog
-from sidecar.metadata import events as events_desk
+from sidecar.metadata import cluster_events as events_desk
 from sidecar.status import answers as page_answers
-from sidecar.status import desk as status_desk
-from sidecar.status import kept_events
+from sidecar.status import event_history
 from sidecar.status import site as page_site
+from sidecar.status import status_api as status_desk
+from sidecar.transport import server_pending
 from tests.fuzz import meanings
 from tests.fuzz.decoder import Decoder, damaged_json
 from tests.fuzz.mutate import bytes_of
@@ -47,9 +47,9 @@ def asked_for_a_page(payload: bytes) -> object:
 
 def _kept(data: bytes) -> list[dict[str, Any]]:
     """What a page shows of a record of the events' stream."""
-    question = kept_events.KeptQuestion.of({"kept": {"before": [9, 0], "kind": "election", "node": "n2"}})
-    found = kept_events._newest_first([parse_batch(build_batch([data]))], 1)
-    return [event for _, event in found if kept_events._is_wanted(event, question)]
+    question = event_history.KeptQuestion.of({"kept": {"before": [9, 0], "kind": "election", "node": "n2"}})
+    found = event_history._newest_first([parse_batch(build_batch([data]))], 1)
+    return [event for _, event in found if event_history._is_wanted(event, question)]
 
 
 def _text(data: bytes) -> str:
@@ -222,20 +222,20 @@ def decoders() -> list[Decoder]:
             _STATUS_ASKED,
             status_desk._asked_after,
             make=damaged_json,
-            covers=("sidecar.status.desk:_asked_after",),
+            covers=("sidecar.status.status_api:_asked_after",),
         ),
         Decoder(
             "whether a node is there, and its time",
             [b"yes 1764166012345678901", b"yes"],
             decode_presence,
             again=lambda told: b"yes" if told is None else encode_presence(told),
-            covers=("liftpy.wire.presence:decode_presence",),
+            covers=("liftpy.core.wire.ping:decode_presence",),
         ),
         Decoder(
             "traceparent",
             [b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", b"cc-" + b"1" * 32 + b"-" + b"2" * 16 + b"-03-more"],
             _traceparent,
-            covers=("liftpy.trace.context:parse_traceparent", "liftpy.trace.search:_sampled_values"),
+            covers=("liftpy.core.observe.trace_context:parse_traceparent", "liftpy.core.observe.tracing:_sampled_values"),
         ),
         Decoder(
             "place in a page's list",
@@ -262,7 +262,7 @@ def decoders() -> list[Decoder]:
                 b'{"kept": {"before": [7, 3, 20], "since_ns": 17000000000000, "until_ns": 18000000000000, "kind": "election"}}',
                 b'{"kept": {"before": null, "stream": "s", "node": "n1"}, "limit": 20}',
             ],
-            lambda d: kept_events.KeptQuestion.of(load_json(d)),
+            lambda d: event_history.KeptQuestion.of(load_json(d)),
             (ValueError,),
             make=damaged_json,
         ),
@@ -275,15 +275,15 @@ def decoders() -> list[Decoder]:
             _kept,
             (),
             make=damaged_json,
-            covers=("sidecar.status.kept_events:_newest_first",),
+            covers=("sidecar.status.event_history:_newest_first",),
         ),
         Decoder(
             "event in its stream",
             [b'{"index": 7, "number": 3, "kind": "node_up"}', b'{"index": 7, "number": -1}'],
-            event_log.place_in,
+            cluster_events.place_in,
             (ValueError,),
             make=damaged_json,
-            covers=("liftpy.cluster.event_log:place_in",),
+            covers=("liftpy.core.metadata.controller.cluster_events:place_in",),
         ),
         Decoder(
             "question for events",
@@ -291,14 +291,14 @@ def decoders() -> list[Decoder]:
             events_desk.asked_of,
             (ValueError,),
             make=damaged_json,
-            covers=("sidecar.metadata.events:asked_of",),
+            covers=("sidecar.metadata.cluster_events:asked_of",),
         ),
         Decoder(
             "server's word on connections",
             [_TOLD.encode()],
-            lambda d: backlog._told(d, 1, "S", 7),
+            lambda d: server_pending._told(d, 1, "S", 7),
             make=damaged_json,
-            covers=("sidecar.bus.backlog:_told",),
+            covers=("sidecar.transport.server_pending:_told",),
         ),
         Decoder(
             "question of JetStream's read API",
@@ -310,7 +310,7 @@ def decoders() -> list[Decoder]:
             lambda d: parse_question("DIRECT.GET.orders", d),
             (JsRefusal,),
             make=damaged_json,
-            covers=("liftpy.client.js_requests:parse_question", "liftpy.client.js_requests:_fields"),
+            covers=("liftpy.client.jetstream_api:parse_question", "liftpy.client.jetstream_api:_fields"),
         ),
         Decoder(
             "positions",
@@ -336,7 +336,7 @@ def decoders() -> list[Decoder]:
             lambda d: positions_from(_text(d)),
             c,
             make=damaged_json,
-            covers=("liftpy.client.many:positions_from",),
+            covers=("liftpy.client.multi_consumer:positions_from",),
         ),
         Decoder(
             "assignment in a file",
@@ -345,14 +345,14 @@ def decoders() -> list[Decoder]:
             c,
             lambda f: json.dumps([{"id": number, "replicas": list(replicas)} for number, replicas in f]).encode(),
             make=damaged_json,
-            covers=("liftpy.client.plans:assignment_from_json",),
+            covers=("liftpy.client.placement_plans:assignment_from_json",),
         ),
         Decoder(
             "plan of a placement",
             [_PLAN.SerializeToString()],
             lambda d: plan_from_pb(PlacementPlan.FromString(d)),
             (ValueError, DecodeError),
-            covers=("liftpy.client.plans:plan_from_pb",),
+            covers=("liftpy.client.placement_plans:plan_from_pb",),
         ),
         Decoder(
             "ends",

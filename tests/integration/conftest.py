@@ -14,10 +14,10 @@ import pytest
 from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import Client, connect
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import split_batches
 from liftpy.spark.session import local_session, spark_problem
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import split_batches
 from sidecar.dev.cluster import DevCluster
 from tests.conftest import SHARED_CLUSTER
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import nkeys
 
-from liftpy.wire.rights import Rights, as_nsc
+from liftpy.core.wire.permissions import Rights, as_nsc
 
 _NS_PER_S = 1_000_000_000
 _NO_LIMITS = dict.fromkeys(("subs", "data", "payload", "imports", "exports", "conn", "leaf"), -1) | {"wildcards": True}

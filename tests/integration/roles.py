@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from liftpy.client import Credentials
-from liftpy.wire.rights import AccessRole, Scope, as_nats_conf, rights_of
+from liftpy.core.wire.permissions import AccessRole, Scope, as_nats_conf, rights_of
 
 NS, STREAM, SUBJECT, OUT = "acme", "orders", "shop.orders", "shop.out"
 SCOPES = {

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.config import StreamConfig
+from liftpy.core.services.bad_records import decided
+from liftpy.core.services.snapshot import Snapshot
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2
 from liftpy.errors import NotFoundError
 from liftpy.service import Identity, Outbox, Service, ServiceMachine
-from liftpy.service.poison import decided
-from liftpy.service.snapshot import Snapshot
-from liftpy.wire import frames
-from liftpy.wire._pb import cluster_pb2
 from tests.examples.bank import Bank, FirstBank
 from tests.examples.echo import Echo
 from tests.examples.processes import snapshot_path, start_service

@@ -7,8 +7,8 @@ from typing import Any
 import nats
 import pytest
 
-from liftpy.wire import frames
-from liftpy.wire._pb import replication_pb2
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import replication_pb2
 
 pytestmark = pytest.mark.processes
 

@@ -12,16 +12,15 @@ import pytest
 
 from liftpy.client.group_admin import describe_cursor, describe_group, reset_group, set_cursor
 from liftpy.config import DefaultQuota, SessionTimes
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.wire.batch import split_batches
 from liftpy.errors import AlreadyExistsError
-from liftpy.ids import PartitionKey
-from liftpy.wire.batch import split_batches
-from sidecar.backup.cluster_wide import ClusterWide, RestoredSetting
-from sidecar.backup.looking import list_backups, read_image, verify_backup
-from sidecar.backup.restoring import Restore, RestoreOptions, RestoreWish
+from sidecar.backup.create import TakeOptions, take_backup
+from sidecar.backup.inspect import list_backups, read_image, verify_backup
+from sidecar.backup.restore import ClusterWide, Restore, RestoredSetting, RestoreOptions, RestoreWish
 from sidecar.backup.store import Store
-from sidecar.backup.taking import TakeOptions, take_backup
 from sidecar.dev.cluster import DevCluster
-from sidecar.settings import Target
+from sidecar.runtime.settings import Target
 from tests.integration.conftest import Bench, close_bench, open_bench, show
 
 pytestmark = pytest.mark.processes

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from liftpy.client.group_admin import describe_cursor, set_cursor
-from liftpy.ids import PartitionKey
+from liftpy.core.base.ids import PartitionKey
 from tests import fork_server
 from tests.integration.conftest import Bench
 

@@ -13,12 +13,12 @@ import crc32c
 import pytest
 
 from liftpy.config import StreamConfig
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2, cluster_pb2
+from liftpy.core.wire.batch import parse_batch, parse_header, split_batches
 from liftpy.spark.options import Access, Selection
 from liftpy.spark.pipelines.audit import audit
-from liftpy.spark.pipelines.findings import AuditReport
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2, cluster_pb2
-from liftpy.wire.batch import parse_batch, parse_header, split_batches
+from liftpy.spark.pipelines.audit_findings import AuditReport
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 

@@ -148,7 +148,7 @@ async def test_a_copy_beside_the_original_ends_and_harms_nobody(fragile: Any, st
 
 
 _IMPATIENT = (
-    "import sys; from liftpy.cluster.predecessor import Predecessor; Predecessor.__init__.__defaults__ = (3.0, 3); "
+    "import sys; from liftpy.core.metadata.duplicate_process_check import Predecessor; Predecessor.__init__.__defaults__ = (3.0, 3); "
     "from sidecar.cli.main import main; main(['sidecar', *sys.argv[1:]])"
 )
 """A node that gives up after 3 s: production waits as long as a node may take to stop."""

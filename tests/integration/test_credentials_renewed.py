@@ -14,10 +14,10 @@ import nats
 import pytest
 
 from liftpy.client import Client, connect
-from liftpy.client.credentials import Credentials
+from liftpy.nats.credentials import Credentials
 from sidecar.dev.cluster import DevNode
-from sidecar.dev.embedded import NatsServer
-from sidecar.settings import child_environment
+from sidecar.dev.nats_server import NatsServer
+from sidecar.runtime.settings import child_environment
 from tests.integration.conftest import show
 
 pytestmark = pytest.mark.processes

@@ -13,13 +13,13 @@ import nats.js.errors
 import pytest
 
 from liftpy.config import AckPolicy, StreamConfig
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import client_pb2, replication_pb2
+from liftpy.core.wire.batch import split_batches
+from liftpy.core.wire.ping import decode_presence
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError
-from liftpy.wire import envelope, frames
-from liftpy.wire._pb import client_pb2, replication_pb2
-from liftpy.wire.batch import split_batches
-from liftpy.wire.presence import decode_presence
-from liftpy.wire.subjects import Subjects
-from sidecar.bus.absence import QUESTION, is_absent
+from sidecar.transport.liveness import QUESTION, is_absent
 
 pytestmark = pytest.mark.processes
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.dev.embedded import NatsServer
+from sidecar.dev.nats_server import NatsServer
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 

@@ -15,7 +15,7 @@ import pytest
 from liftpy.client import Client, Credentials, connect
 from liftpy.errors import UnavailableError
 from sidecar.dev.cluster import DevCluster, DevNode
-from sidecar.dev.embedded import NatsServer
+from sidecar.dev.nats_server import NatsServer
 from tests.integration.conftest import show
 
 pytestmark = [

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from liftpy.cluster.features import SPOKEN
-from liftpy.wire import frames
-from liftpy.wire._pb import cluster_pb2 as pb
-from sidecar.raft.sealing import seal
-from sidecar.raft.sessions import _FRAME, _HELLO
+from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from sidecar.quorum.peer_sessions import _FRAME, _HELLO
+from sidecar.quorum.sealing import seal
 from tests.integration.conftest import close_bench, open_bench
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]

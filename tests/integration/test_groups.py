@@ -12,10 +12,10 @@ import pytest
 from liftpy.client import GroupOptions, GroupRefusedError, QueueOptions, connect
 from liftpy.client.group import Group
 from liftpy.client.group_admin import describe_group, list_groups
-from liftpy.group.commands import partition_of
-from liftpy.ids import PartitionKey
-from liftpy.wire.batch import Record
-from liftpy.wire.subjects import GROUPS_STREAM
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.groups.commands import partition_of
+from liftpy.core.wire.batch import Record
+from liftpy.core.wire.subjects import GROUPS_STREAM
 from tests import fork_server
 from tests.integration.conftest import Bench
 

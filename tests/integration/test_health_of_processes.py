@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from liftpy.client import sync
-from liftpy.cluster.features import SPOKEN, STRICT
+from liftpy.core.metadata.features import SPOKEN, STRICT
 from sidecar.cli.main import main
 from sidecar.dev.cluster import DevCluster
 

@@ -8,7 +8,7 @@ import pytest
 
 from liftpy.client.consumer import ReadOptions
 from sidecar.dev.cluster import DevCluster
-from sidecar.dev.embedded import NatsServer
+from sidecar.dev.nats_server import NatsServer
 from tests.integration.conftest import close_bench, open_bench, show
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]

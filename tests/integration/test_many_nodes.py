@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from liftpy.wire import frames
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from sidecar.dev.cluster import DevCluster
 from tests.integration.conftest import QUICK, close_bench, open_bench, show
 

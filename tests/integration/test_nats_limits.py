@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from liftpy.wire.batch import split_batches
+from liftpy.core.wire.batch import split_batches
 from sidecar.dev.cluster import DevCluster
-from sidecar.dev.embedded import NatsServer
+from sidecar.dev.nats_server import NatsServer
 from tests.integration.conftest import QUICK, close_bench, open_bench, show
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from liftpy.client import ReadEvent, ReadOptions
-from liftpy.client.this_host import this_host
+from liftpy.client.closest_replica import this_host
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 

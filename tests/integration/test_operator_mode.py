@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from liftpy.client import Client, Credentials, connect
+from liftpy.core.wire.permissions import AccessRole, Rights, rights_of
 from liftpy.errors import NotAllowedError
-from liftpy.wire.rights import AccessRole, Rights, rights_of
 from sidecar.dev.cluster import DevCluster
-from sidecar.dev.embedded import NatsServer
+from sidecar.dev.nats_server import NatsServer
 from tests.integration.operator_mode import find_nsc, made_by_nsc, made_here
 from tests.integration.roles import NS, SCOPES, STREAM, SUBJECT
 

@@ -18,9 +18,9 @@ import nats
 import pytest
 
 from liftpy.client import connect
+from liftpy.core.observe.node_summary import ASKED
+from liftpy.core.observe.page_model import KINDS, figure, look_up
 from liftpy.errors import LiftError
-from liftpy.figures_text import KINDS, figure, look_up
-from liftpy.glance import ASKED
 from sidecar.dev.cluster import DevCluster, DevNode
 from tests.unit.node.test_site import HOSTILE
 

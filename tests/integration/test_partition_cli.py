@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from liftpy.client import connect
+from liftpy.core.wire.batch import Record
 from liftpy.errors import LogTruncatedError
-from liftpy.wire.batch import Record
 from sidecar.dev.cluster import DevCluster
 from tests import fork_server
 

@@ -12,7 +12,7 @@ import nats.js.errors
 import pytest
 
 from liftpy.config import StreamConfig
-from liftpy.partition import Pause
+from liftpy.core.base.partition import Pause
 from tests.integration.conftest import Bench
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]

@@ -16,7 +16,7 @@ import pytest
 from liftpy.client import connect
 from sidecar.dev import cluster as cluster_module
 from sidecar.dev.cluster import DevCluster
-from sidecar.dev.embedded import NatsServer
+from sidecar.dev.nats_server import NatsServer
 from tests.fork_server import spawn_interpreter
 
 pytestmark = pytest.mark.processes

@@ -103,7 +103,7 @@ def test_a_project_of_somebody_else_passes(project: Path) -> None:
 
 
 def test_without_a_nats_server_it_fails_and_says_what_to_install(project: Path) -> None:
-    hidden = "from pathlib import Path\nimport sidecar.dev.embedded as e\ne.shutil.which = lambda *a, **k: None\n"
+    hidden = "from pathlib import Path\nimport sidecar.dev.nats_server as e\ne.shutil.which = lambda *a, **k: None\n"
     (project / "conftest.py").write_text(hidden)
     done = run_pytest(project, "-k", "test_one")
     assert done.returncode == 1

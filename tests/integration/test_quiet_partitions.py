@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from liftpy.wire import envelope, frames
-from liftpy.wire._pb import replication_pb2 as pb
-from liftpy.wire.envelope import MessageType
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import replication_pb2 as pb
+from liftpy.core.wire.envelope import MessageType
 from sidecar.dev.cluster import DevCluster
 from tests.integration.conftest import QUICK, close_bench, open_bench, show
 

@@ -11,16 +11,16 @@ import nats
 import pytest
 from nats.aio.client import Client
 
-from liftpy.cluster.features import SPOKEN
 from liftpy.config import ReplicationConfig
+from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import CorruptionError, StorageError
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.subjects import Subjects
-from sidecar.dev.embedded import NatsServer
+from sidecar.dev.nats_server import NatsServer
 from sidecar.metadata.feed import FeedSubscriber
 from sidecar.metadata.forwarding import Forwarder
 from sidecar.metadata.member import RaftMember
-from sidecar.metadata.opening import MemberFolder
+from sidecar.metadata.member_log import MemberFolder
 
 OK = pb.ControlResponse.OK
 DEADLINE_S = 20.0

@@ -17,13 +17,13 @@ import nats
 import pytest
 
 from liftpy.client import Client, connect
-from liftpy.client.parser import watch_denials
-from liftpy.client.transport import open_connection
+from liftpy.core.wire.permissions import USES, AccessRole, as_nats_conf, rights_of
+from liftpy.core.wire.subjects import JETSTREAM_INBOX
 from liftpy.errors import NotAllowedError
-from liftpy.wire.rights import USES, AccessRole, as_nats_conf, rights_of
-from liftpy.wire.subjects import JETSTREAM_INBOX
+from liftpy.nats.parser import watch_denials
+from liftpy.nats.transport import open_connection
 from sidecar.dev.cluster import DevCluster
-from sidecar.dev.embedded import NatsServer
+from sidecar.dev.nats_server import NatsServer
 from tests import fork_server
 from tests.examples.echo import TIMES
 from tests.examples.processes import start_service

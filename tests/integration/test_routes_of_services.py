@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from liftpy.core.services.routing import place_of
 from liftpy.errors import LiftError
-from liftpy.service.routing import place_of
 from sidecar.dev.cluster import DevCluster
 from tests.examples.alarms import LIMIT
 from tests.examples.processes import start_service

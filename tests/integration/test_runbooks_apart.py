@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from liftpy.client import Client, connect
-from liftpy.client.plans import PlacementWish
+from liftpy.client.placement_plans import PlacementWish
 from liftpy.config import StreamConfig
 from liftpy.errors import LiftError
-from sidecar.clock_watch import HELD_BACK
+from sidecar.metadata.clock_watch import HELD_BACK
 from tests import fork_server
 from tests.integration.apart import Apart
 from tests.integration.conftest import Bench, close_bench, open_bench

@@ -11,9 +11,9 @@ from typing import Any
 import nats
 import pytest
 
-from liftpy.wire import frames
-from liftpy.wire._pb import service_pb2
-from sidecar.dev.embedded import NatsServer
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import service_pb2
+from sidecar.dev.nats_server import NatsServer
 from tests.examples.processes import start_service
 
 pytestmark = pytest.mark.processes

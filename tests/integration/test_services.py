@@ -18,16 +18,15 @@ from typing import Any
 import pytest
 
 from liftpy.client import Client, QueryFailedError
-from liftpy.client.transport import Transport, open_connection
 from liftpy.config import StreamConfig
+from liftpy.core.services.outbox import Output
+from liftpy.core.wire.subjects import Subjects
+from liftpy.nats.transport import Transport, open_connection
 from liftpy.service import Outbox
-from liftpy.service.emitter import Emitter
-from liftpy.service.outbox import Output
+from liftpy.service.output_writer import Emitter
 from liftpy.service.settings import ServiceSettings
-from liftpy.wire.subjects import Subjects
 from sidecar.cli.page import ClusterSite
-from sidecar.cli.service_endings import EXIT_CONFIG, EXIT_PLACE_TAKEN
-from sidecar.cli.service_orders import store_now
+from sidecar.cli.service import EXIT_CONFIG, EXIT_PLACE_TAKEN, store_now
 from sidecar.cli.status import gather
 from sidecar.dev.cluster import DevCluster
 from tests import fork_server

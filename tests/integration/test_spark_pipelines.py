@@ -15,17 +15,17 @@ pytest.importorskip("pyspark")
 pytest.importorskip("deltalake")
 
 from liftpy.client.client import connect
+from liftpy.core.wire.batch import build_batch, build_filler, parse_batch
 from liftpy.errors import DataLossError, FencedError
 from liftpy.spark.failures import SourceError
-from liftpy.spark.pipelines.archiving import Archived, ArchivePlan, archive, outlook
-from liftpy.spark.pipelines.compacting import CompactPlan, compact, next_step
-from liftpy.spark.pipelines.cutover import archived, whole
-from liftpy.spark.pipelines.opening import table_at
-from liftpy.spark.pipelines.replaying import ReplayPlan, replay
-from liftpy.testing.fake_node import FakeNode, FakePartition, fake_node_in_thread
-from liftpy.wire.batch import build_batch, build_filler, parse_batch
+from liftpy.spark.pipelines.archive import Archived, ArchivePlan, archive, outlook
+from liftpy.spark.pipelines.archive_reader import archived, whole
+from liftpy.spark.pipelines.compact import CompactPlan, compact, next_step
+from liftpy.spark.pipelines.replay import ReplayPlan, replay
+from liftpy.spark.pipelines.table_kind import table_at
 from sidecar.dev.cluster import DevCluster
-from sidecar.dev.embedded import NatsServer
+from sidecar.dev.nats_server import NatsServer
+from tests.sim.fake_node import FakeNode, FakePartition, fake_node_in_thread
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 

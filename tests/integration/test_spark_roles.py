@@ -16,9 +16,9 @@ from tests.integration.roles import NS, SCOPES, STREAM, SUBJECT, credentials
 pytest.importorskip("pyspark")
 
 from liftpy.client import connect
-from liftpy.wire.rights import AccessRole, Scope, as_nats_conf, rights_of
+from liftpy.core.wire.permissions import AccessRole, Scope, as_nats_conf, rights_of
 from sidecar.dev.cluster import DevCluster
-from sidecar.dev.embedded import NatsServer
+from sidecar.dev.nats_server import NatsServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes, pytest.mark.timeout(300)]
 QUERY_TIMEOUT_S = 120

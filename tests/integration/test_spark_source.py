@@ -19,13 +19,13 @@ pytest.importorskip("pyspark")
 
 from liftpy.client.client import connect
 from liftpy.client.group_admin import describe_cursor
+from liftpy.core.wire.batch import build_batch
 from liftpy.spark.lag import lag
 from liftpy.spark.local_files import FILES, counts
 from liftpy.spark.source import LiftDataSource
-from liftpy.testing.fake_node import FakeNode, FakePartition, fake_node_in_thread
-from liftpy.wire.batch import build_batch
 from sidecar.dev.cluster import DevCluster
-from sidecar.dev.embedded import NatsServer
+from sidecar.dev.nats_server import NatsServer
+from tests.sim.fake_node import FakeNode, FakePartition, fake_node_in_thread
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 QUERY_TIMEOUT_S = 120

@@ -11,9 +11,9 @@ pytest.importorskip("pyspark")
 pytest.importorskip("opentelemetry.sdk")
 
 from liftpy.client.client import connect
+from liftpy.core.observe.trace_context import created_in
 from liftpy.errors import ConfigError
 from liftpy.spark.tracing import processing
-from liftpy.trace.messages import created_in
 from sidecar.dev.cluster import DevCluster
 from tests.integration.test_uncommitted_reads import Application
 

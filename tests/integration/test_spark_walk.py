@@ -14,15 +14,15 @@ pytest.importorskip("deltalake")
 pytest.importorskip("matplotlib")
 
 import liftpy
-from liftpy.cluster.image import StreamImage
 from liftpy.config import Codec, StreamConfig
-from liftpy.spark.fetching import FetchRules
-from liftpy.spark.lined import read_range
-from liftpy.spark.link import link_to
+from liftpy.core.metadata.image import StreamImage
+from liftpy.spark.fast_fetch import read_range
 from liftpy.spark.options import Access, Selection
 from liftpy.spark.pipelines.audit import audit
 from liftpy.spark.pipelines.stats import stats
 from liftpy.spark.planning import PlannedRange
+from liftpy.spark.process_connection import link_to
+from liftpy.spark.retrying_fetch import FetchRules
 from sidecar.dev.cluster import DevCluster
 from tests.examples.shop import LARGE, orders_of, walk
 

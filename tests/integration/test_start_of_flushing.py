@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from liftpy.log.flush_place import PROBES
-from sidecar import node
-from sidecar.dev.embedded import NatsServer
-from sidecar.disk.flush_probe import PROBE_NAME
-from sidecar.node import Node
-from sidecar.settings import NodeSettings
+from liftpy.core.log.flush_scheduler import PROBES
+from sidecar.dev.nats_server import NatsServer
+from sidecar.disk.flush_times import PROBE_NAME
+from sidecar.node import node
+from sidecar.node.node import Node
+from sidecar.runtime.settings import NodeSettings
 
 pytestmark = pytest.mark.processes
 

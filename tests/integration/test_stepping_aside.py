@@ -10,8 +10,8 @@ import nats
 import nats.errors
 import pytest
 
-from liftpy.wire import frames
-from liftpy.wire._pb import replication_pb2
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import replication_pb2
 
 pytestmark = pytest.mark.processes
 

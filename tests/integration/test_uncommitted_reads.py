@@ -15,10 +15,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from liftpy.client import Client, Consumer, EventKind, ReadEvent, ReadOptions, connect
 from liftpy.config import AckPolicy, StreamConfig
+from liftpy.core.observe.trace_context import TraceContext, created_in, traceparent
+from liftpy.core.wire.batch import Record
 from liftpy.errors import LiftError, LogTruncatedError
-from liftpy.trace.context import TraceContext, traceparent
-from liftpy.trace.messages import created_in
-from liftpy.wire.batch import Record
 from sidecar.dev.cluster import DevCluster
 from tests.integration.collector import Collector, Seen
 from tests.integration.conftest import QUICK, Bench, show

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from liftpy.client import Client, connect
+from liftpy.core.observe.history import NAMES, rows_of
+from liftpy.core.observe.trace_context import TraceContext, traceparent
 from liftpy.errors import LiftError
-from liftpy.history import NAMES, rows_of
-from liftpy.trace.context import TraceContext, traceparent
 from sidecar.dev.cluster import DevCluster, DevNode
 from tests.integration.collector import Collector
 from tests.integration.conftest import QUICK, show

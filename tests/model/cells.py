@@ -17,34 +17,28 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from liftpy.config import AckPolicy, FlushPolicy, ReplicationConfig, StreamConfig
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.invariants import check
+from liftpy.core.base.partition import HeldPartition, PartitionState
+from liftpy.core.log.compaction_point import Horizon
+from liftpy.core.log.leader_epochs import EpochCache
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.candidate import CandidateRole
+from liftpy.core.replication.catchup_throttle import CatchupThrottle, LearnerCopy
+from liftpy.core.replication.fetch_handler import FetchHandler, Waiter, Waiters
+from liftpy.core.replication.follower import FollowerRole
+from liftpy.core.replication.follower_progress import FollowerProgress
+from liftpy.core.replication.inflight_limits import InflightLimits, NodeIntake
+from liftpy.core.replication.isr import IsrChange
+from liftpy.core.replication.leader import LeaderRole, Pausing
+from liftpy.core.replication.lease import Lease, Succession
+from liftpy.core.replication.log_offsets import LogOffsets
+from liftpy.core.replication.phases import Following
+from liftpy.core.replication.replica import FailedRole, Replica, StoppedRole, WaitingRole
+from liftpy.core.replication.role import Backoff, Deadlines, ReplicaContext, ReplicaRole
+from liftpy.core.replication.slow_disk import SlowFlushes
 from liftpy.errors import InvariantError
-from liftpy.ids import PartitionKey
-from liftpy.invariants import check
-from liftpy.log.epochs import EpochCache
-from liftpy.log.horizon import Horizon
-from liftpy.partition import HeldPartition, PartitionState
-from liftpy.replica import effects as do
-from liftpy.replica import events as ev
-from liftpy.replica.backoff import Backoff
-from liftpy.replica.candidate import CandidateRole
-from liftpy.replica.copying import CopyPace, LearnerCopy
-from liftpy.replica.deadlines import Deadlines
-from liftpy.replica.fetch_desk import FetchDesk
-from liftpy.replica.follower import FollowerRole
-from liftpy.replica.intake import Intake, NodeIntake
-from liftpy.replica.isr_change import IsrChange
-from liftpy.replica.leader import LeaderRole
-from liftpy.replica.lease import Lease
-from liftpy.replica.local_log import LocalLog
-from liftpy.replica.pausing import Pausing
-from liftpy.replica.phases import Following
-from liftpy.replica.progress import FollowerProgress
-from liftpy.replica.replica import Replica
-from liftpy.replica.role import ReplicaRole, Shared
-from liftpy.replica.slow_flushes import SlowFlushes
-from liftpy.replica.succession import Succession
-from liftpy.replica.waiters import Waiter, Waiters
-from liftpy.replica.waiting import FailedRole, StoppedRole, WaitingRole
 from tests.model.search import Broken
 from tests.model.structure import Interned, Names, Structure
 
@@ -91,8 +85,9 @@ class Stepped(NamedTuple):
 
 STRUCTURE = Structure(
     state=(
-        Cell, Replica, Shared, LocalLog, EpochCache, Deadlines, Lease, Backoff, Succession, IsrChange, FetchDesk,
-        FollowerProgress, Waiters, Intake, NodeIntake, CopyPace, LearnerCopy, SlowFlushes, Pausing, ReplicaRole, WaitingRole,
+        Cell, Replica, ReplicaContext, LogOffsets, EpochCache, Deadlines, Lease, Backoff, Succession, IsrChange, FetchHandler,
+        FollowerProgress, Waiters, InflightLimits, NodeIntake, CatchupThrottle, LearnerCopy, SlowFlushes, Pausing, ReplicaRole,
+        WaitingRole,
         FailedRole, StoppedRole, FollowerRole, CandidateRole, LeaderRole,
     ),
     values=(HeldPartition, PartitionState, PartitionKey, StreamConfig, FlushPolicy, ReplicationConfig, Waiter, Horizon),

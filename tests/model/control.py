@@ -17,14 +17,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from liftpy.cluster.codec import image_to_bytes
-from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.operations import OperationWindow
-from liftpy.cluster.starts import FolderStarts
-from liftpy.invariants import check
-from liftpy.partition import PartitionState, PartitionStatus
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.invariants import check
+from liftpy.core.base.partition import PartitionState, PartitionStatus
+from liftpy.core.metadata.codec import image_to_bytes
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.directory_identity import DirectoryIdentity
+from liftpy.core.metadata.idempotency_cache import IdempotencyCache
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.model.search import Broken
 from tests.model.structure import Interned
 
@@ -36,7 +36,7 @@ _MIN_ISR = 2
 class Node(NamedTuple):
     """A node: its folder, and the process on it. ``incarnation`` 0: none runs."""
 
-    starts: FolderStarts
+    starts: DirectoryIdentity
     stored: int
     """The incarnation that the folder knows."""
     data: int
@@ -57,7 +57,7 @@ class Budget(NamedTuple):
     """Sessions that end while the process lives."""
     moves: int = 1
     swaps: int = 0
-    """Wishes that a replica lies elsewhere, or that it stays. With some the partition begins on two of the nodes."""
+    """RequestBatcher that a replica lies elsewhere, or that it stays. With some the partition begins on two of the nodes."""
 
 
 class State(NamedTuple):
@@ -104,7 +104,7 @@ class ControlModel:
         """All nodes have registered, the stream is there, a leads it and all are in sync."""
         fsm, nodes = ClusterFsm(elections=True), []
         for number, name in enumerate(NODES, 1):
-            starts = FolderStarts(f"folder-{name}").next(number)
+            starts = DirectoryIdentity(f"folder-{name}").next(number)
             request = pb.RegisterNode(nodeId=name)
             starts.tell(request)
             self._apply_to(fsm, pb.ControlRequest(registerNode=request))
@@ -121,7 +121,7 @@ class ControlModel:
         request.operationId, request.timeNs = b"0123456789abcdef", 1
         response = pb.ControlResponse.FromString(fsm.apply(request.SerializeToString(deterministic=True), fsm.image.index + 1))
         check(fsm.failure_count == 0, "M6", response.detail)
-        fsm.image = replace(fsm.image, index=0, time_ns=0, operations=OperationWindow())
+        fsm.image = replace(fsm.image, index=0, time_ns=0, operations=IdempotencyCache())
         return response
 
     def _add(self, image: ClusterImage) -> int:
@@ -258,7 +258,7 @@ class ControlModel:
                 back = state.copy[1]._replace(lost=state.copy[1].data < state.committed)
                 yield (name, "copy is put back"), with_node(back, left=spent)
             if node.stored:
-                empty = Node(FolderStarts(f"new-{name}"), 0, 0, 0, lost=bool(node.data))
+                empty = Node(DirectoryIdentity(f"new-{name}"), 0, 0, 0, lost=bool(node.data))
                 yield (name, "folder is emptied"), with_node(empty, left=spent)
         starts = node.starts.next(self._nonce(state))
         request = pb.RegisterNode(nodeId=name, previousIncarnation=node.stored, flushedAlways=True)

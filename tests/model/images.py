@@ -13,14 +13,14 @@ from typing import Any
 
 from immutables import Map
 
-from liftpy.cluster.controller import decide
-from liftpy.cluster.draft import Rules
-from liftpy.cluster.image import ClusterImage, Counters, LeaderReport, NodeImage, StreamImage
-from liftpy.cluster.replay import replay_all
 from liftpy.config import StreamConfig
-from liftpy.invariants import check
-from liftpy.partition import HeldPartition, PartitionState
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.invariants import check
+from liftpy.core.base.partition import HeldPartition, PartitionState
+from liftpy.core.metadata.controller.requests import decide
+from liftpy.core.metadata.image import ClusterImage, Counters, LeaderReport, NodeImage, StreamImage
+from liftpy.core.metadata.record_builder import Rules
+from liftpy.core.metadata.replay import replay_all
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.model.cells import KEY, Message, in_name_order
 from tests.model.search import Broken
 from tests.model.structure import Interned, Names, Structure

@@ -19,13 +19,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from liftpy.cluster import session as sessions
-from liftpy.cluster.session import NodeSessions
 from liftpy.config import NS_PER_MS, NS_PER_S, ReplicationConfig, SessionTimes
-from liftpy.partition import PartitionStatus
-from liftpy.replica.lease import Lease
-from liftpy.replica.succession import Succession
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.metadata import sessions
+from liftpy.core.metadata.sessions import NodeSessions
+from liftpy.core.replication.lease import Lease, Succession
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.model.cells import KEY
 from tests.model.images import NODES, Images, first_image
 from tests.model.search import Broken

@@ -22,19 +22,18 @@ from unittest.mock import patch
 
 import pysyncobj.syncobj
 
-from liftpy.cluster.features import SPOKEN
-from liftpy.cluster.feed import FeedProducer
-from liftpy.cluster.fsm import ClusterFsm
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.feed import FeedProducer
 from liftpy.errors import CorruptionError, StorageError
-from sidecar.metadata.opening import MemberFolder, MemberLog, MemberSurroundings
-from sidecar.raft.driver import tick_once
-from sidecar.raft.journal import GroupJournal
-from sidecar.raft.library import Node, RaftCore, check_library
-from sidecar.raft.lineage import FolderLineage
-from sidecar.raft.probation import Probation
-from sidecar.raft.sealing import seal, unseal
-from sidecar.raft.sessions import _FRAME, Peer
-from sidecar.raft.transport import SessionTransport
+from sidecar.metadata.member_log import MemberFolder, MemberLog, MemberSurroundings
+from sidecar.quorum.driver import tick_once
+from sidecar.quorum.journal import GroupJournal
+from sidecar.quorum.library import Node, RaftCore, check_library
+from sidecar.quorum.peer_sessions import _FRAME, Peer
+from sidecar.quorum.probation import FolderLineage, Probation
+from sidecar.quorum.sealing import seal, unseal
+from sidecar.quorum.transport import SessionTransport
 from tests.model.memory_disk import Files, Flushed, MemoryDisk, MemoryPath, in_use
 from tests.model.search import Broken
 from tests.model.structure import Interned

@@ -20,12 +20,12 @@ import pysyncobj.serializer
 import pysyncobj.syncobj
 
 import sidecar.disk.files
-import sidecar.metadata.opening
-import sidecar.raft.journal
-import sidecar.raft.library
-import sidecar.raft.snapshot_file
+import sidecar.metadata.member_log
+import sidecar.quorum.journal
+import sidecar.quorum.library
+import sidecar.quorum.snapshot_file
 
-_MODULES = (sidecar.disk.files, sidecar.raft.journal, sidecar.raft.snapshot_file)
+_MODULES = (sidecar.disk.files, sidecar.quorum.journal, sidecar.quorum.snapshot_file)
 Files = tuple[tuple[str, bytes], ...]
 """(name, content), in the order of the names; what is temporary is left out: nobody reads it."""
 Flushed = tuple[tuple[str, bytes, bool], ...]
@@ -168,7 +168,7 @@ def in_use(disk: MemoryDisk) -> Iterator[None]:
     with ExitStack() as stack:
         for module in (*_MODULES, pysyncobj.syncobj):
             stack.enter_context(patch.object(module, "os", disk))
-        for user in (sidecar.metadata.opening, sidecar.raft.library):
+        for user in (sidecar.metadata.member_log, sidecar.quorum.library):
             stack.enter_context(patch.object(user, "Path", MemoryPath))
         stack.enter_context(patch.object(pysyncobj.serializer, "atomicReplace", disk.rename))
         stack.enter_context(patch.object(pysyncobj.serializer, "open", _reader, create=True))

@@ -5,21 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from liftpy.cluster import codec, election
-from liftpy.cluster.decisions import elections
-from liftpy.cluster.draft import Draft
-from liftpy.cluster.session import NodeSessions
 from liftpy.config import NS_PER_MS, SessionTimes
-from liftpy.partition import PartitionState
-from liftpy.replica import lag
-from liftpy.replica.lease import Lease
-from liftpy.replica.succession import Succession
-from sidecar.metadata import opening
-from sidecar.raft.hardening import Hardening
-from sidecar.raft.journal import GroupJournal
-from sidecar.raft.library import RaftCore
-from sidecar.raft.probation import Probation
-from sidecar.raft.transport import SessionTransport
+from liftpy.core.base.partition import PartitionState
+from liftpy.core.metadata import codec, election
+from liftpy.core.metadata.controller import elections
+from liftpy.core.metadata.record_builder import RecordBuilder
+from liftpy.core.metadata.sessions import NodeSessions
+from liftpy.core.replication import isr
+from liftpy.core.replication.lease import Lease, Succession
+from sidecar.metadata import member_log
+from sidecar.quorum.journal import GroupJournal
+from sidecar.quorum.library import RaftCore
+from sidecar.quorum.probation import Probation
+from sidecar.quorum.raft_rules import Hardening
+from sidecar.quorum.transport import SessionTransport
 from tests.simulation.mutants.bug import method
 
 Patches = list[Any]
@@ -28,23 +27,23 @@ Patches = list[Any]
 # ---- replica -----------------------------------------------------------------------------------------------------------
 def joins_before_it_has_caught_up() -> Patches:
     """Nor is it looked at whether a member still holds what is committed."""
-    may_join = method(lag, "may_join", lambda progress, live, high_watermark, epoch_start: progress.position is not None)
-    return [may_join, method(lag, "has_lost", lambda progress, high_watermark: False)]
+    may_join = method(isr, "may_join", lambda progress, live, high_watermark, epoch_start: progress.position is not None)
+    return [may_join, method(isr, "has_lost", lambda progress, high_watermark: False)]
 
 
 def two_lead_in_one_epoch() -> Patches:
     """A candidate gets the LeaderEpoch of the leader before."""
 
-    def propose(draft: Draft, partition: Any, candidate: str) -> Any:
+    def propose(draft: RecordBuilder, partition: Any, candidate: str) -> Any:
         return real(draft, replace(partition), candidate)
 
     real = election.propose
-    return [method(election, "propose", propose), method(Draft, "next_leader_epochs", lambda self, count=1: 1)]
+    return [method(election, "propose", propose), method(RecordBuilder, "next_leader_epochs", lambda self, count=1: 1)]
 
 
 # ---- control -----------------------------------------------------------------------------------------------------------
 def fenced_nodes_are_elected() -> Patches:
-    return [method(Draft, "is_live", lambda self, node_id: True)]
+    return [method(RecordBuilder, "is_live", lambda self, node_id: True)]
 
 
 def one_report_deposes() -> Patches:
@@ -192,13 +191,13 @@ def what_is_held_is_cut() -> Patches:
 
 
 def snapshot_without_last_term() -> Patches:
-    real = opening.MemberLog._save
+    real = member_log.MemberLog._save
 
-    def save(self: opening.MemberLog, name: str, state: Any) -> None:
+    def save(self: member_log.MemberLog, name: str, state: Any) -> None:
         (command, index, _), (before, earlier, _), nodes = state
         real(self, name, ((command, index, 0), (before, earlier, 0), nodes))
 
-    return [method(opening.MemberLog, "_save", save)]
+    return [method(member_log.MemberLog, "_save", save)]
 
 
 def snapshot_commits_what_is_not_matched() -> Patches:
@@ -229,7 +228,7 @@ def no_probation() -> Patches:
 
 def journal_ends_with_the_snapshot() -> Patches:
     """A start that finds more in the journal than its snapshot throws it away, as the library does."""
-    return [method(opening, "trim_journal", lambda *_: None)]
+    return [method(member_log, "trim_journal", lambda *_: None)]
 
 
 def barrier_of_any_time() -> Patches:

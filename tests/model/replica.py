@@ -23,7 +23,7 @@ from dataclasses import astuple, dataclass
 from itertools import combinations
 from typing import Any
 
-from liftpy.partition import PartitionStatus
+from liftpy.core.base.partition import PartitionStatus
 from tests.model.cells import ANSWERS, REQUESTS, STRUCTURE, Cell, Cells, Message, Record, Stepped
 from tests.model.images import NODES, PERMUTATIONS, Images, first_image, rename_message
 from tests.model.search import Broken

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from sidecar.raft.library import RaftCore
+from sidecar.quorum.library import RaftCore
 from tests.model.catalogue import MUTANTS, SMALL, search
 from tests.model.search import Bounds, Broken, Search
 from tests.model.structure import Structure

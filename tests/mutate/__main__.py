@@ -1,7 +1,7 @@
 """Make small mistakes in the shipped code, one at a time, and report the ones that no test notices.
 
     python -m tests.mutate --since main~5                      # mutants of the lines that changed since a revision
-    python -m tests.mutate --package liftpy/log --count 40 --seed 1
+    python -m tests.mutate --package liftpy/core/log --count 40 --seed 1
     python -m tests.mutate --package sidecar/disk/files.py --list
 
 The mistakes are made from the syntax tree: turned comparisons, dropped calls, missing raises, constants that are off by one. The tool

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from liftpy.config import StreamConfig
+from liftpy.core.wire.batch import Record
+from liftpy.core.wire.filters import Filter
 from liftpy.errors import LiftError, NotFoundError, OutcomeUnknownError, PublishRejectedError, UnavailableError
-from liftpy.wire.batch import Record
-from liftpy.wire.filters import Filter
 
 _NS = 1_000_000_000
 _AGE_SLACK_NS = 5 * _NS

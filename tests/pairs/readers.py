@@ -7,17 +7,17 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
-from liftpy.backup.manifest import Manifest
 from liftpy.client import ReadOptions
 from liftpy.client.cursor import Cursor
 from liftpy.config import StreamConfig
+from liftpy.core.backup.manifest import Manifest
+from liftpy.core.log.log import Log
+from liftpy.core.wire.batch import Record
 from liftpy.errors import LiftError, LogTruncatedError, NotFoundError, OffsetOutOfRangeError, UnavailableError
-from liftpy.log.log import Log
-from liftpy.wire.batch import Record
-from sidecar.backup.looking import verify_backup
+from sidecar.backup.create import TakeOptions, take_backup
+from sidecar.backup.inspect import verify_backup
 from sidecar.backup.staging import NOWHERE, stage
 from sidecar.backup.store import Store
-from sidecar.backup.taking import TakeOptions, take_backup
 from sidecar.disk.files import FolderStorage
 from tests.pairs.feature import Feature
 from tests.pairs.model import FoundLog, Reading, id_of

@@ -10,10 +10,10 @@ from typing import Any, Literal
 from liftpy.client.group import Group, GroupOptions
 from liftpy.client.group_admin import describe_group, reset_group
 from liftpy.client.queue import Job, LeaseLostError, QueueOptions
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.services.service import Service
+from liftpy.core.wire.batch import Record
 from liftpy.errors import LiftError, NotFoundError, OffsetOutOfRangeError
-from liftpy.ids import PartitionKey
-from liftpy.service.base import Service
-from liftpy.wire.batch import Record
 from tests.pairs.feature import Feature
 from tests.pairs.model import Newer, Reading, id_of
 from tests.pairs.readers import read_all

@@ -7,8 +7,8 @@ import random
 from typing import ClassVar
 
 from liftpy.config import Codec, CommitPolicy, FlushPolicy
+from liftpy.core.wire.filters import Filter
 from liftpy.errors import OffsetOutOfRangeError
-from liftpy.wire.filters import Filter
 from tests.pairs.feature import Feature
 from tests.pairs.model import WRITING_ERRORS, Outcome, Sent
 from tests.pairs.world import World

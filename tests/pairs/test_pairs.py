@@ -9,8 +9,8 @@ import pytest
 
 from liftpy.client.cursor import Cursor
 from liftpy.config import AckPolicy
-from liftpy.ingest.recent_ids import RecentIds
-from liftpy.service.machine import ServiceMachine
+from liftpy.core.publish.dedup_window import RecentIds
+from liftpy.core.services.machine import ServiceMachine
 from liftpy.testing.memory.replica import MemoryReplica
 from tests.pairs.__main__ import main, scenarios
 from tests.pairs.scenario import Scenario, run

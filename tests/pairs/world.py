@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 import nats
 
 from liftpy.client import Client, Publisher, PublishOptions, ReadOptions, connect
-from liftpy.cluster.image import StreamImage
 from liftpy.config import ReplicationConfig, StreamConfig
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.metadata.image import StreamImage
+from liftpy.core.wire.batch import Record, split_batches
+from liftpy.core.wire.subjects import data_subject
 from liftpy.errors import LiftError
-from liftpy.ids import PartitionKey
 from liftpy.testing.memory import MemoryCluster
-from liftpy.wire.batch import Record, split_batches
-from liftpy.wire.subjects import data_subject
 from sidecar.dev.under_test import ClusterUnderTest
 from tests.pairs.model import MARKER, FoundLog, Model, Outcome, Reading, Sent, check_replicas
 

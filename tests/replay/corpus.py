@@ -1,7 +1,7 @@
 """The corpus: histories of log entries, and for each feature level the digests of what they came to. Read, written, compared.
 
 A digest covers the answers of its block's entries and the image after the last one, so that a decision that comes to something else
-on any entry shows within ``BLOCK`` entries: which is a new feature level, never a fix (``liftpy/cluster/features.py``).
+on any entry shows within ``BLOCK`` entries: which is a new feature level, never a fix (``liftpy/core/metadata/features.py``).
 
 ``entries.zst``: zstd of, for each history, its length in entries (4 bytes, big endian), then of each entry its size (4) and its bytes.
 ``entries-L.zst``: the same, of what can be asked for from level L on; no digest of a level below has them.
@@ -18,9 +18,9 @@ from pathlib import Path
 
 import zstandard
 
-from liftpy.cluster.codec import image_to_bytes
-from liftpy.cluster.fsm import ClusterFsm
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.metadata.codec import image_to_bytes
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 BLOCK = 50
 DIGEST_SIZE = 8

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from liftpy.cluster.level_range import LevelRange
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.metadata.feature_range import LevelRange
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 _DRIVERS = str(Path(__file__).parents[1] / "unit" / "cluster")
 if _DRIVERS not in sys.path:

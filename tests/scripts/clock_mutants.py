@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from liftpy.clock_trust import ClockTrust
+from liftpy.core.base.clock_trust import ClockTrust
 from tests.simulation.mutants.bug import Mutant, Patches, method
 
 

@@ -14,21 +14,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from liftpy.config import NS_PER_S, AckPolicy, Codec, ReplicationConfig, StreamConfig
-from liftpy.ids import PartitionKey
-from liftpy.ingest.acks import PendingAcks
-from liftpy.ingest.derived import DerivedState
-from liftpy.ingest.ingest import Ingest
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.replica import effects as do
-from liftpy.replica import events as ev
-from liftpy.replica.lineage import Judgement, Lineage
-from liftpy.wire.batch import RecordBatch, split_batches
-from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.subjects import Subjects
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.publish.acks import PendingAcks
+from liftpy.core.publish.ingest import Ingest
+from liftpy.core.publish.log_state import LogState
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.epoch_validation import EpochVerdict, Lineage
+from liftpy.core.wire.batch import RecordBatch, split_batches
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import Subjects
 from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.replication import ReplicationDesk
-from sidecar.partition.timers import Timers
+from sidecar.runtime.timers import Timers
 
 SUBJECT = "shop.orders"
 EPOCH = 1
@@ -122,13 +122,13 @@ class Desk:
         inboxes = InboxRule(("_INBOX.",))
         self.acks = PendingAcks(shell, self.key, SUBJECT)
         self.may_refuse = may_refuse
-        self.judgement = Judgement(Lineage.SAME)
+        self.judgement = EpochVerdict(Lineage.SAME)
         """Of every reader."""
         self.ingest = Ingest(
             shell=shell, subject=SUBJECT, config=ReplicationConfig(**config), policy=AckPolicy.ALL, codec=Codec.NONE,
             inboxes=inboxes, acks=self.acks, feed=self._append, wall_ns=time.time_ns, log_end_offset=lambda:
             self.log.log_end_offset, may_refuse=lambda: self.may_refuse,
-            derived=DerivedState(self.log, 120 * NS_PER_S, 1 << 20,
+            derived=LogState(self.log, 120 * NS_PER_S, 1 << 20,
             time.monotonic_ns, subject=SUBJECT),
         )  # fmt: skip
         self.replication = ReplicationDesk(
@@ -198,5 +198,5 @@ class _Source:
     def may_answer_latest(self, now_ns: int) -> bool:
         return True
 
-    def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> Judgement:
+    def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
         return self._desk.judgement

@@ -8,40 +8,43 @@ from typing import Any
 from unittest.mock import patch
 
 from liftpy.client import progress
-from liftpy.cluster.accusations import Accusations, Said
-from liftpy.cluster.decisions import elections, leadership
-from liftpy.cluster.election_timers import ElectionTimers
-from liftpy.cluster.image import StreamImage
-from liftpy.cluster.session import NodeSessions
+from liftpy.core.base.partition import PartitionState
+from liftpy.core.log import compaction_point as horizon
+from liftpy.core.log import recovery
+from liftpy.core.log.compaction_point import CompactionHorizon
+from liftpy.core.log.corruption_reports import Recheck
+from liftpy.core.log.leader_epochs import EpochCache
+from liftpy.core.log.log import Log
+from liftpy.core.log.message_chunks import Portion
+from liftpy.core.log.segment import Segment
+from liftpy.core.metadata.controller import elections, leadership
+from liftpy.core.metadata.election import ElectionTimers
+from liftpy.core.metadata.failure_reports import Accusations, ProbeResult
+from liftpy.core.metadata.image import StreamImage
+from liftpy.core.metadata.sessions import NodeSessions
+from liftpy.core.publish import message_decoder as columns
+from liftpy.core.publish.ingest import Ingest
+from liftpy.core.publish.overload import Overload
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.replication import follower, leader, quiescence, reads, replica
+from liftpy.core.replication import isr as commit
+from liftpy.core.replication import isr as lag
+from liftpy.core.replication.epoch_validation import EpochVerdict, Lineage
+from liftpy.core.replication.fetch_handler import FetchHandler
+from liftpy.core.replication.follower import FollowerRole
+from liftpy.core.replication.follower_progress import FollowerProgress
+from liftpy.core.replication.isr import IsrChange
+from liftpy.core.replication.leader import LeaderRole
+from liftpy.core.replication.log_offsets import LogOffsets
+from liftpy.core.replication.reads import Reads
+from liftpy.core.replication.replica import FailedRole, WaitingRole
+from liftpy.core.replication.slow_disk import SlowFlushes
+from liftpy.core.wire.chunking import Assembly, Piece
+from liftpy.core.wire.inboxes import InboxRule
 from liftpy.errors import CorruptionError, LiftError
-from liftpy.ingest import columns
-from liftpy.ingest.ingest import Ingest
-from liftpy.ingest.overload import Overload
-from liftpy.log import horizon, recovery
-from liftpy.log.epochs import EpochCache
-from liftpy.log.horizon import CompactionHorizon
-from liftpy.log.log import Log
-from liftpy.log.pieces import Portion
-from liftpy.log.rechecks import Recheck
-from liftpy.log.segment import Segment
-from liftpy.partition import PartitionState
-from liftpy.replica import commit, follower, lag, moving, quiet, reads, replica
-from liftpy.replica import effects as do
-from liftpy.replica import events as ev
-from liftpy.replica.fetch_desk import FetchDesk
-from liftpy.replica.follower import FollowerRole
-from liftpy.replica.isr_change import IsrChange
-from liftpy.replica.leader import LeaderRole
-from liftpy.replica.lineage import Judgement, Lineage
-from liftpy.replica.local_log import LocalLog
-from liftpy.replica.progress import FollowerProgress
-from liftpy.replica.reads import Reads
-from liftpy.replica.slow_flushes import SlowFlushes
-from liftpy.replica.waiting import FailedRole, WaitingRole
-from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.pieces import Assembly, Piece
 from sidecar.partition import replication
-from sidecar.raft.journal import GroupJournal
+from sidecar.quorum.journal import GroupJournal
 from tests.scripts import clock_mutants, pause_mutants
 from tests.simulation.mutants.bug import Mutant, Patches, decided, method
 
@@ -209,7 +212,7 @@ def any_reply_subject() -> Patches:
 
 
 def lineage_not_looked_at() -> Patches:
-    return [method(replica, "judge", lambda *args, **known: Judgement(Lineage.SAME))]
+    return [method(replica, "judge", lambda *args, **known: EpochVerdict(Lineage.SAME))]
 
 
 def lagging_says_cut() -> Patches:
@@ -218,15 +221,15 @@ def lagging_says_cut() -> Patches:
 
 
 def negative_ack_before_the_heirs_have_joined() -> Patches:
-    return [method(FetchDesk, "heirs_have_joined", True)]
+    return [method(FetchHandler, "heirs_have_joined", True)]
 
 
 def negative_ack_when_the_isr_has_joined() -> Patches:
-    def joined(self: FetchDesk) -> bool:
+    def joined(self: FetchHandler) -> bool:
         isr = self._shared.state.isr
         return all(p.position is not None for replica, p in self.followers.items() if replica in isr)
 
-    return [method(FetchDesk, "heirs_have_joined", property(joined))]
+    return [method(FetchHandler, "heirs_have_joined", property(joined))]
 
 
 def positions_of_the_isr_only() -> Patches:
@@ -282,7 +285,7 @@ def the_accused_always_serves() -> Patches:
     real = Accusations.testified
 
     def testified(self: Accusations, question: Any, testimony: Any) -> None:
-        real(self, question, Said.SERVES)
+        real(self, question, ProbeResult.SERVES)
 
     return [method(Accusations, "testified", testified), method(LeaderRole, "_why_unreachable", lambda self, now_ns: "")]
 
@@ -367,7 +370,7 @@ def slow_by_one_flush() -> Patches:
 
 
 def compacted_log_is_cut_like_any_other() -> Patches:
-    return [method(LocalLog, "compacted", lambda self, horizon: None)]
+    return [method(LogOffsets, "compacted", lambda self, horizon: None)]
 
 
 def compacted_log_that_ends_early_goes_on() -> Patches:
@@ -456,11 +459,11 @@ def failed_replica_stays() -> Patches:
 
 
 def any_quiet_fetch_is_confirmed() -> Patches:
-    def confirm(self: FetchDesk, event: ev.QuietFetchReceived, now_ns: int) -> bool:
+    def confirm(self: FetchHandler, event: ev.QuietFetchReceived, now_ns: int) -> bool:
         self.followers[event.replica].still_waits(now_ns)
         return True
 
-    return [method(FetchDesk, "still_waits", confirm)]
+    return [method(FetchHandler, "still_waits", confirm)]
 
 
 def confirmed_and_not_counted() -> Patches:
@@ -468,7 +471,7 @@ def confirmed_and_not_counted() -> Patches:
 
 
 def silent_node_is_waited_for() -> Patches:
-    return [method(quiet, "MISSES", 1 << 30)]
+    return [method(quiescence, "MISSES", 1 << 30)]
 
 
 def quiet_follower_forgets_its_leader() -> Patches:
@@ -498,7 +501,7 @@ def one_replica_set_is_counted() -> Patches:
 
 
 def who_is_wanted_no_more_stays() -> Patches:
-    return [patch.object(moving, "next_to_go", lambda state, isr, min_isr: "")]
+    return [patch.object(leader, "next_to_go", lambda state, isr, min_isr: "")]
 
 
 def the_leader_goes_unasked() -> Patches:
@@ -509,7 +512,7 @@ def evicted_below_the_copies_that_are_wanted() -> Patches:
     def next_to_go(state: PartitionState, isr: frozenset[str], min_isr: int) -> str:
         return state.leaving if len(isr - {state.leaving}) >= min_isr - 1 else ""
 
-    return [patch.object(moving, "next_to_go", next_to_go)]
+    return [patch.object(leader, "next_to_go", next_to_go)]
 
 
 MUTANTS: Sequence[Mutant] = (

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from unittest.mock import patch
 
-from liftpy.cluster.decisions import altering
-from liftpy.ingest.standby import Standby
-from liftpy.partition import PartitionState, Pause
-from liftpy.replica.pausing import Pausing
+from liftpy.core.base.partition import PartitionState, Pause
+from liftpy.core.metadata.controller import streams
+from liftpy.core.publish.standby import Standby
+from liftpy.core.replication.leader import Pausing
 from tests.simulation.mutants.bug import Mutant, Patches, method
 
 
@@ -37,14 +37,14 @@ def heard_before_a_pause_is_kept() -> Patches:
 
 
 def heard_while_settings_change() -> Patches:
-    return [patch.object(altering, "_refuses_otherwise", lambda old, new: False)]
+    return [patch.object(streams, "_refuses_otherwise", lambda old, new: False)]
 
 
 def altered_twice_is_not_seen() -> Patches:
     def heard_anew(partition: PartitionState) -> PartitionState:
         return partition if partition.pause.takes_nothing else dataclasses.replace(partition, pause=Pause.ENDING)
 
-    return [patch.object(altering, "_heard_anew", heard_anew)]
+    return [patch.object(streams, "_heard_anew", heard_anew)]
 
 
 MUTANTS: Sequence[Mutant] = (

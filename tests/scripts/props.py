@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from liftpy.config import AckPolicy
-from liftpy.replica import events as ev
-from liftpy.replica.effects import SendEpochAnswer, SendFetchRefusal
-from liftpy.testing.clients import SimPublisher
-from liftpy.testing.clock import MS
-from liftpy.testing.cluster import Cluster
-from liftpy.testing.messages import (
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.effects import SendEpochAnswer, SendFetchRefusal
+from tests.sim.clients import SimPublisher
+from tests.sim.clock import MS
+from tests.sim.cluster import Cluster
+from tests.sim.messages import (
     Ack,
     AckFrame,
     EpochRequest,

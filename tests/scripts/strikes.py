@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from liftpy.log.memory import MemoryStorage
-from liftpy.replica.events import NoticeReceived
-from liftpy.testing.clock import MS, S
-from liftpy.testing.cluster import STREAM, Cluster
-from liftpy.testing.trace import Trace
-from liftpy.wire.batch import parse_header
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.replication.events import NoticeReceived
+from liftpy.core.wire.batch import parse_header
+from tests.sim.clock import MS, S
+from tests.sim.cluster import STREAM, Cluster
+from tests.sim.trace import Trace
 
 
 class Strikes:

@@ -11,7 +11,7 @@ Shows A2, C5, L1, L3.
 
 from __future__ import annotations
 
-from liftpy.partition import PartitionStatus
+from liftpy.core.base.partition import PartitionStatus
 from tests.scripts.stage import Stage
 
 KILLS = (

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import STREAM, Stage
 
 KILLS = (

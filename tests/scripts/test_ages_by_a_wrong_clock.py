@@ -1,6 +1,7 @@
 """The wall clock of a node is years off, and its streams have retention by age: it removes nothing by it.
 
-A clock that differs from a majority's is in doubt (``liftpy/clock_trust.py``), and so is one that jumped while nobody can be asked. By
+A clock that differs from a majority's is in doubt (``liftpy/core/base/clock_trust.py``), and so is one that jumped while
+nobody can be asked. By
 size, and to where an operator asked for, logs go on being shortened; and a clock that others agree with again counts at once.
 
 Shows D1, D28.

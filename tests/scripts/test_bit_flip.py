@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from liftpy.errors import CorruptionError
-from sidecar.raft.journal import GroupJournal
+from sidecar.quorum.journal import GroupJournal
 from tests.scripts.stage import Stage
 
 KILLS = (

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.partition import PartitionStatus
+from liftpy.core.base.partition import PartitionStatus
 from tests.scripts.stage import Stage
 
 KILLS = ("nobody is passed over",)

@@ -13,7 +13,7 @@ import itertools
 
 import pytest
 
-from liftpy.log.small_files import CHECKPOINT_NAME, EPOCHS_NAME
+from liftpy.core.log.small_files import CHECKPOINT_NAME, EPOCHS_NAME
 from tests.scripts.stage import Stage
 
 KILLS = (

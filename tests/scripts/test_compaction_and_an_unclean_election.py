@@ -13,11 +13,11 @@ from __future__ import annotations
 import pytest
 
 from liftpy.config import StreamConfig
-from liftpy.testing.messages import KEYS
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.batch import split_batches
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.batch import split_batches
 from tests.scripts.stage import Stage
 from tests.scripts.test_unclean_election_only_on_command import elect
+from tests.sim.messages import KEYS
 
 KILLS = (
     "a compacted log is cut like any other",

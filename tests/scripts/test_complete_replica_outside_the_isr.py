@@ -9,7 +9,7 @@ Shows C5, C10, D1, D2, D20, L1.
 
 from __future__ import annotations
 
-from liftpy.partition import PartitionStatus
+from liftpy.core.base.partition import PartitionStatus
 from tests.scripts.stage import Stage
 
 KILLS = ("who has lost something stays complete",)

@@ -13,11 +13,11 @@ from __future__ import annotations
 import pytest
 
 from liftpy.client.progress import ReadProgress
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.effects import SendFetchRefusal
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import NotFoundError
-from liftpy.replica import events as ev
-from liftpy.replica.effects import SendFetchRefusal
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
 from tests.scripts.desk import Desk, FakeBus
 from tests.scripts.stage import Stage
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.partition import PartitionStatus
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import STREAM, Stage
 from tests.scripts.test_a_replica_moves import has_moved, holds_nothing, wanted
 

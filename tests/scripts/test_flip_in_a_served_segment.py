@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.testing.clients import SimReader
-from liftpy.testing.clock import MS
 from tests.scripts.stage import Stage
+from tests.sim.clients import SimReader
+from tests.sim.clock import MS
 
 KILLS = (
     "wrong bytes are not complained of",

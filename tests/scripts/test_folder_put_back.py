@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.partition import PartitionStatus
+from liftpy.core.base.partition import PartitionStatus
 from tests.scripts.stage import Stage
 
 KILLS = ("a folder put back counts as complete",)

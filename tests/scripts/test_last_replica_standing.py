@@ -9,8 +9,8 @@ Shows C3, C5, C7, C10, C11, C12, D1, D20.
 
 from __future__ import annotations
 
-from liftpy.partition import PartitionStatus
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import Stage
 
 KILLS = ("election from all replicas", "lossy restart stays in the ISR", "min.isr not looked at")

@@ -8,9 +8,9 @@ Shows A2, D22.
 
 from __future__ import annotations
 
-from liftpy.testing.messages import Publish
-from liftpy.testing.network import Reply
 from tests.scripts.stage import Stage
+from tests.sim.messages import Publish
+from tests.sim.network import Reply
 
 KILLS = ("negative ack of a non-leader",)
 

@@ -8,7 +8,7 @@ Shows C1, D1, D12, D22, A2, L1, M11. The runbooks network-split and isr-stuck.
 
 from __future__ import annotations
 
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import STREAM, Stage
 
 

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import pytest
 
 from liftpy.errors import StorageError
-from sidecar.raft.journal import GroupJournal
+from sidecar.quorum.journal import GroupJournal
 from tests.scripts.stage import Stage
 
 KILLS = (

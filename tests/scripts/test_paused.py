@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 
 from liftpy.config import AckPolicy, StreamConfig
-from liftpy.partition import Pause
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.partition import Pause
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import STREAM, Stage
 
 KILLS = (

@@ -14,8 +14,8 @@ import json
 
 import pytest
 
-from liftpy.wire import envelope, frames
-from liftpy.wire._pb import client_pb2, replication_pb2
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import client_pb2, replication_pb2
 from tests.scripts.desk import Desk
 
 KILLS = (

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from liftpy.replica import effects as do
-from liftpy.replica import events as ev
-from liftpy.testing.clock import MS
-from liftpy.testing.sim_replica import SimReplica
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
 from tests.scripts.stage import Stage
+from tests.sim.clock import MS
+from tests.sim.sim_replica import SimReplica
 
 KILLS = ("progress does not count",)
 STEPS = 20

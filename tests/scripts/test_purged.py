@@ -7,11 +7,11 @@ Shows D5: what is left is the same everywhere, and nobody ends before a holder t
 from __future__ import annotations
 
 from liftpy.config import StreamConfig
-from liftpy.partition import Purge
-from liftpy.testing.cleaning_checks import held_ids
-from liftpy.testing.cluster import STREAM as NAME
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.partition import Purge
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import STREAM, Stage
+from tests.sim.cluster import STREAM as NAME
+from tests.sim.compaction_checks import held_ids
 
 KILLS: tuple[str, ...] = ()
 

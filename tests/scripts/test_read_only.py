@@ -5,9 +5,9 @@ Shows A2, M11.
 
 from __future__ import annotations
 
-from liftpy.cluster.stream_config import config_to_pb
 from liftpy.config import StreamConfig
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.metadata.codec import config_to_pb
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import STREAM, Stage
 
 KILLS = (

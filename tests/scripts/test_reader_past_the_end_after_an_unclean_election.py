@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.wire._pb.client_pb2 import ReadResponse
-from liftpy.wire.batch import split_batches
+from liftpy.core.wire._pb.client_pb2 import ReadResponse
+from liftpy.core.wire.batch import split_batches
 from tests.scripts.stage import Stage
 from tests.scripts.test_unclean_election_only_on_command import elect
 

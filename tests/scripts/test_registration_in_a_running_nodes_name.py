@@ -9,11 +9,11 @@ Shows C12, S15, L1.
 
 from __future__ import annotations
 
-from liftpy.cluster.session import PLACE_KEPT_S
 from liftpy.config import NS_PER_S
-from liftpy.testing.clock import MS
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.metadata.sessions import PLACE_KEPT_S
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import Stage
+from tests.sim.clock import MS
 
 KILLS = ("whoever registers takes the place", "who is fenced has stopped")
 

@@ -9,9 +9,9 @@ Shows C9, L8.
 
 from __future__ import annotations
 
-from liftpy.testing.cluster import STREAM
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import Stage
+from tests.sim.cluster import STREAM
 
 KILLS = ("one report deposes", "reports of any leadership count")
 

@@ -10,15 +10,15 @@ Shows A10, D5, D16, D19, D23, L3.
 
 from __future__ import annotations
 
-from liftpy.replica import effects as do
-from liftpy.replica.events import FetchReceived
-from liftpy.testing.messages import FetchResponse
-from liftpy.wire import frames
-from liftpy.wire._pb import replication_pb2 as pb
-from liftpy.wire.batch import RecordBatch, split_batches
-from liftpy.wire.pieces import NOTHING, Assembly, Held
+from liftpy.core.replication import effects as do
+from liftpy.core.replication.events import FetchReceived
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import replication_pb2 as pb
+from liftpy.core.wire.batch import RecordBatch, split_batches
+from liftpy.core.wire.chunking import NOTHING, Assembly, Held
 from tests.scripts.desk import Desk, FakeBus
 from tests.scripts.stage import Stage
+from tests.sim.messages import FetchResponse
 
 KILLS = (
     "an empty answer when it does not fit",

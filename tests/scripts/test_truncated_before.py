@@ -5,7 +5,7 @@ Shows D26.
 
 from __future__ import annotations
 
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import STREAM, Stage
 
 KILLS: tuple[str, ...] = ()

@@ -9,10 +9,10 @@ Shows C3, C5, C10, C11, D24.
 
 from __future__ import annotations
 
-from liftpy.partition import PartitionStatus
-from liftpy.testing.cluster import STREAM
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import Stage
+from tests.sim.cluster import STREAM
 
 KILLS = ("election from all replicas",)
 

@@ -14,10 +14,10 @@ import itertools
 
 import pytest
 
-from liftpy.testing.clock import S
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.batch import split_batches
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.batch import split_batches
 from tests.scripts.stage import Stage
+from tests.sim.clock import S
 
 KILLS = ("reports by the wall clock",)
 

@@ -31,15 +31,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from liftpy.client import Client, Credentials, connect
-from liftpy.client.parser import watch_denials
-from liftpy.client.transport import open_connection
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2, service_pb2
+from liftpy.core.wire.permissions import AccessRole, Scope, as_nats_conf, rights_of
+from liftpy.core.wire.subjects import Subjects, jetstream_api
 from liftpy.errors import LiftError
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2, service_pb2
-from liftpy.wire.rights import AccessRole, Scope, as_nats_conf, rights_of
-from liftpy.wire.subjects import Subjects, jetstream_api
+from liftpy.nats.parser import watch_denials
+from liftpy.nats.transport import open_connection
 from sidecar.dev.cluster import DevCluster
-from sidecar.dev.embedded import NatsServer
+from sidecar.dev.nats_server import NatsServer
 from tests.examples.echo import TIMES
 from tests.examples.processes import start_service
 

@@ -28,11 +28,11 @@ from typing import Any
 import yaml
 
 from liftpy.client import Client, connect
-from liftpy.client.ending import end_tasks
 from liftpy.errors import LiftError
+from liftpy.nats.cancellation import end_tasks
 from sidecar.dev.cluster import DevNode
-from sidecar.dev.embedded import NatsServer
-from sidecar.settings import child_environment
+from sidecar.dev.nats_server import NatsServer
+from sidecar.runtime.settings import child_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 OVERLAYS = ROOT / "deploy" / "k8s" / "overlays"

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from liftpy.client import Client, ProducerOptions, connect
-from liftpy.client.ending import end_tasks
 from liftpy.errors import LiftError
+from liftpy.nats.cancellation import end_tasks
 from sidecar.dev.cluster import DevCluster
 from tests.system.spark_driver import SparkDriver, until
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from liftpy.ids import PartitionKey
-from liftpy.wire.batch import build_batch
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.wire.batch import build_batch
 from tests.examples.processes import snapshot_path
 from tests.system.faults import cursors, services
 from tests.system.faults.check import Verdict, check

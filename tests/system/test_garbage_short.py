@@ -10,11 +10,11 @@ import random
 
 import pytest
 
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2
+from liftpy.core.wire.permissions import USES
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ProtocolError
-from liftpy.wire import frames
-from liftpy.wire._pb import cluster_pb2
-from liftpy.wire.rights import USES
-from liftpy.wire.subjects import Subjects
 from tests.system.garbage.__main__ import send_floods, send_garbage
 from tests.system.garbage.floods import FLOODS
 from tests.system.garbage.making import Maker, Overheard, Said

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from liftpy.wire.batch import Record
+from liftpy.core.wire.batch import Record
 from tests.system.service_chaos.catalogue import FAULTS
 from tests.system.service_chaos.ground import Ground
 from tests.system.service_chaos.model import Model, ViolationError

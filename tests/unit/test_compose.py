@@ -23,7 +23,7 @@ import yaml
 from click.testing import CliRunner
 
 from sidecar.cli.main import liftpy
-from sidecar.dev.embedded import find_nats_server, spawn
+from sidecar.dev.nats_server import find_nats_server, spawn
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))

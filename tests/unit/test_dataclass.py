@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from liftpy import dataclass as module
+from liftpy.core.base import dataclass as module
 
 quick: Callable[..., Any] = module.dataclass
 

@@ -14,12 +14,12 @@ import pytest
 import yaml
 
 from liftpy import __version__
-from liftpy.wire.rights import AccessRole, Scope, as_nats_conf, rights_of
+from liftpy.core.wire.permissions import AccessRole, Scope, as_nats_conf, rights_of
 from sidecar.cli.sidecar import sidecar as command
-from sidecar.dev.embedded import find_nats_server
-from sidecar.node import HARD_STOP_S
-from sidecar.restarting import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR
-from sidecar.settings import GivenSettings, NodeSettings
+from sidecar.dev.nats_server import find_nats_server
+from sidecar.node.node import HARD_STOP_S
+from sidecar.runtime.restarts import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR
+from sidecar.runtime.settings import GivenSettings, NodeSettings
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 OVERLAYS = sorted(path.name for path in (DEPLOY / "k8s" / "overlays").iterdir())

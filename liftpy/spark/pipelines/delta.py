@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from liftpy.errors import FencedError, StorageError
-from liftpy.spark.pipelines.committing import ArchivedRange, Commit, TableFile
+from liftpy.spark.pipelines.table_commit import ArchivedRange, Commit, TableFile
 from liftpy.spark.pipelines.tables import TableState
 
 _ADDING = ("WRITE", "CREATE TABLE")

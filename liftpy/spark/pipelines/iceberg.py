@@ -18,8 +18,8 @@ from typing import Any
 import pyarrow as pa
 
 from liftpy.errors import FencedError, StorageError
-from liftpy.spark.pipelines.committing import Commit
 from liftpy.spark.pipelines.naming import DATA
+from liftpy.spark.pipelines.table_commit import Commit
 from liftpy.spark.pipelines.tables import TableState
 
 CATALOG = "_catalog.sqlite"

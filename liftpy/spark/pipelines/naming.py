@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from liftpy.core.base.ids import check_name, is_internal
 from liftpy.errors import ConfigError
-from liftpy.ids import check_name, is_internal
 
 DATA = "data"
 """The folder in a table's folder that holds the files, one folder for each stream and partition."""

@@ -17,15 +17,15 @@ from dataclasses import field
 from liftpy.client.positions import Bounds
 from liftpy.client.progress import bounds_of, check_head, must_agree
 from liftpy.client.retrying import retrying
-from liftpy.client.transport import Transport
-from liftpy.dataclass import dataclass
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import RecordBatch, split_batches
+from liftpy.core.wire.chunking import Assembly
+from liftpy.core.wire.routing_check import must_be_for
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import CorruptionError, DamagedBatchError, LiftError, NotFoundError
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.addressee import must_be_for
-from liftpy.wire.batch import RecordBatch, split_batches
-from liftpy.wire.pieces import Assembly
-from liftpy.wire.subjects import Subjects
+from liftpy.nats.transport import Transport
 
 _ANSWER_TIMEOUT_S = 3.0
 _LATER_S = 0.2

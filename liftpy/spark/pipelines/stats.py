@@ -10,18 +10,18 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from liftpy.client.slices import one_by_one
-from liftpy.dataclass import dataclass
+from liftpy.client.batch_view import one_by_one
+from liftpy.core.base.dataclass import dataclass
 from liftpy.errors import ConfigError
 from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import coded
-from liftpy.spark.fetching import FetchRules, fetch_range
-from liftpy.spark.link import link_to
 from liftpy.spark.offsets import OffsetSpec, never_back
 from liftpy.spark.options import Access, Selection, SourceOptions
-from liftpy.spark.pipelines.measures import WIDTHS_NS, Bucket, Measures
-from liftpy.spark.pipelines.spreading import DEFAULT_TASKS, spread
+from liftpy.spark.pipelines.parallel import DEFAULT_TASKS, spread
+from liftpy.spark.pipelines.range_figures import WIDTHS_NS, Bucket, Measures
 from liftpy.spark.planning import MAX_PIECES, PlannedRange, plan_ranges, resolve_ends, resolve_starts, split_ranges
+from liftpy.spark.process_connection import link_to
+from liftpy.spark.retrying_fetch import FetchRules, fetch_range
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,8 +12,8 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from liftpy.dataclass import dataclass
-from liftpy.spark.pipelines.committing import Commit
+from liftpy.core.base.dataclass import dataclass
+from liftpy.spark.pipelines.table_commit import Commit
 
 FORMATS = {"delta": "deltalake", "iceberg": "pyiceberg"}
 """Kind of table -> the package that writes it."""

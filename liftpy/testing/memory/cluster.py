@@ -14,25 +14,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import sync
+from liftpy.client.awaitable_context import Opening
 from liftpy.client.client import Client
-from liftpy.client.ending import end_tasks
-from liftpy.client.opening import Opening
 from liftpy.client.tracing import making_of
-from liftpy.client.transport import Transport, open_connection
-from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.config import ReplicationConfig
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.groups.coordinator import GroupCoordinator
+from liftpy.core.metadata.image import ClusterImage, StreamImage
+from liftpy.core.services.service import Service
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import GROUPS_SERVICE, GROUPS_STREAM, Subjects
 from liftpy.errors import ConfigError, LiftError, UnavailableError
-from liftpy.group.coordinator import GroupCoordinator
-from liftpy.ids import PartitionKey
-from liftpy.service.base import Service
-from liftpy.testing.memory.bus import MAX_PAYLOAD_BYTES, Bus
-from liftpy.testing.memory.connection import URL, MemoryServer, MemoryTransport
+from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.transport import Transport, open_connection
 from liftpy.testing.memory.group import MemoryGroup
 from liftpy.testing.memory.home import FellowReplica
+from liftpy.testing.memory.nats import MAX_PAYLOAD_BYTES, URL, Bus, MemoryServer, MemoryTransport
 from liftpy.testing.memory.node import MemoryNode
 from liftpy.testing.memory.services import MemoryService
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.subjects import GROUPS_SERVICE, GROUPS_STREAM, Subjects
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider

@@ -1,4 +1,4 @@
-"""The metadata group of a cluster in memory: one log, the shipped ``ClusterFsm`` and ``MetadataDuties``, and no Raft underneath.
+"""The metadata group of a cluster in memory: one log, the shipped ``ClusterFsm`` and ``ActiveController``, and no Raft underneath.
 
 Requests of operators and clients come in by the subjects of the protocol, through the shipped doors and bounds; those of nodes by a
 call. Every decision is applied at once; the nodes are shown the new image in the loop's next turn.
@@ -11,27 +11,25 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from liftpy.cluster.birth import begin_at
-from liftpy.cluster.decisions.groups import say_how_many
-from liftpy.cluster.decisions.streams import MAX_PARTITIONS_PER_STREAM
-from liftpy.cluster.doors import Door, refusal
-from liftpy.cluster.duties import MetadataDuties, joined
-from liftpy.cluster.features import SPOKEN
-from liftpy.cluster.forwarding import error_response
-from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.level_check import levels_answer
-from liftpy.cluster.pages import cut_stream, fit_request, page_bytes
-from liftpy.cluster.request_bounds import fit
-from liftpy.cluster.subject_index import begins_under
 from liftpy.config import ReplicationConfig
+from liftpy.core.base.ids import shown
+from liftpy.core.metadata.controller.active_controller import ActiveController, joined
+from liftpy.core.metadata.controller.admission import RequestAcl, refusal
+from liftpy.core.metadata.controller.feature_negotiation import begin_at, levels_answer
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.controller.streams import MAX_PARTITIONS_PER_STREAM, say_how_many
+from liftpy.core.metadata.describe import cut_stream, fit_request, page_bytes
+from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.forwarding import error_response
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.request_limits import fit
+from liftpy.core.metadata.subject_index import begins_under
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import LiftError
-from liftpy.ids import shown
-from liftpy.testing.memory.bus import Bus
-from liftpy.wire import frames
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.subjects import Subjects
+from liftpy.testing.memory.nats import Bus
 
 _ID_BYTES = 16
 _NO_CONTROLLERS = "a cluster in memory has no controllers that could be changed"
@@ -55,7 +53,7 @@ class MemoryGroup:
         self._changed = changed
         self._leader = leader
         self._fsm = ClusterFsm(subjects.namespace, elections=True)
-        self._duties = MetadataDuties(config, self._fsm.rules)
+        self._duties = ActiveController(config, self._fsm.rules)
         self._index = 0
         self.changed_index = 0
         """Of the newest image that nodes have to know: entries after it have changed nothing."""
@@ -63,9 +61,9 @@ class MemoryGroup:
         birth.operationId, self._index = secrets.token_bytes(_ID_BYTES), 1
         self._fsm.apply(birth.SerializeToString(), self._index)
         self._duties.lead(self._fsm.image, time.monotonic_ns(), 1)
-        bus.listen(subjects.info(), partial(self._received, Door.INFO))
+        bus.listen(subjects.info(), partial(self._received, RequestAcl.INFO))
         for subject in subjects.control_admin_all():
-            bus.listen(subject, partial(self._received, Door.ADMIN))
+            bus.listen(subject, partial(self._received, RequestAcl.ADMIN))
 
     @property
     def image(self) -> ClusterImage:
@@ -122,7 +120,7 @@ class MemoryGroup:
         return response
 
     # ---- who asks by the bus -------------------------------------------------------------------------------------------
-    def _received(self, door: Door, subject: bytes, reply: bytes, payload: bytes, block: bytes) -> None:
+    def _received(self, door: RequestAcl, subject: bytes, reply: bytes, payload: bytes, block: bytes) -> None:
         if not self._inboxes.allows(reply):
             return
         try:

@@ -12,20 +12,20 @@ from collections.abc import Callable
 from typing import Protocol
 
 from liftpy.config import ReplicationConfig
-from liftpy.ids import PartitionKey
-from liftpy.ingest.derived_budget import NodeDerived
-from liftpy.ingest.heard import NodeHeard
-from liftpy.ingest.state_transfer import StatePiece, StateQuestion
-from liftpy.log.log import Log
-from liftpy.replica import events as ev
-from liftpy.replica.copying import CopyPace
-from liftpy.replica.intake import NodeIntake
-from liftpy.replica.reads import ReadBudget
-from liftpy.replica.replica import Replica
-from liftpy.testing.memory.bus import Bus
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.subjects import Subjects
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.log.log import Log
+from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.publish.standby_buffer import NodeHeard
+from liftpy.core.publish.state_transfer import StatePiece, StateQuestion
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.catchup_throttle import CatchupThrottle
+from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.reads import ReadBudget
+from liftpy.core.replication.replica import Replica
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import Subjects
+from liftpy.testing.memory.nats import Bus
 
 Answered = Callable[[pb.ControlResponse], None]
 
@@ -85,7 +85,7 @@ class HomeNode(Protocol):
     intake: NodeIntake
     derived: NodeDerived
     heard: NodeHeard
-    copy_pace: CopyPace
+    copy_pace: CatchupThrottle
     read_budget: ReadBudget
     counters: Counter[str]
     promises: dict[PartitionKey, int]

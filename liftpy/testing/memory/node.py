@@ -7,27 +7,27 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from liftpy.cluster.diff import diff
-from liftpy.cluster.features import SPOKEN
-from liftpy.cluster.image import ClusterImage, StreamImage
-from liftpy.cluster.starts import FolderStarts
 from liftpy.config import NS_PER_MS, ReplicationConfig
-from liftpy.ids import PartitionKey
-from liftpy.ingest.derived_budget import NodeDerived
-from liftpy.ingest.heard import NodeHeard
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.replica import events as ev
-from liftpy.replica.copying import pace_of
-from liftpy.replica.intake import NodeIntake
-from liftpy.replica.reads import ReadBudget
-from liftpy.testing.memory.bus import Bus
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.metadata.directory_identity import DirectoryIdentity
+from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.image import ClusterImage, StreamImage
+from liftpy.core.metadata.image_delta import diff
+from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.publish.standby_buffer import NodeHeard
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.catchup_throttle import pace_of
+from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.reads import ReadBudget
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import Subjects
 from liftpy.testing.memory.group import MemoryGroup
 from liftpy.testing.memory.home import Answered, FellowReplica
+from liftpy.testing.memory.nats import Bus
 from liftpy.testing.memory.replica import MemoryReplica
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.subjects import Subjects
 
 
 class MemoryNode:
@@ -61,7 +61,7 @@ class MemoryNode:
         self._served = served
         self._group: MemoryGroup | None = None
         self._storages: dict[PartitionKey, MemoryStorage] = {}
-        self._starts = FolderStarts(f"memory-{node_id}")
+        self._starts = DirectoryIdentity(f"memory-{node_id}")
         self._image = ClusterImage()
         self._begin()
 

@@ -9,21 +9,21 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from liftpy.dataclass import dataclass
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.log.compaction_point import Horizon
+from liftpy.core.log.group_commit import GroupCommit
+from liftpy.core.log.log import Log
+from liftpy.core.log.message_chunks import read_portion
+from liftpy.core.publish.state_transfer import StatePiece, StateQuestion
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.replica import Replica
+from liftpy.core.wire.batch import RecordBatch, split_batches
+from liftpy.core.wire.chunking import NOTHING
 from liftpy.errors import LiftError, StorageError
-from liftpy.ids import PartitionKey
-from liftpy.ingest.state_transfer import StatePiece, StateQuestion
-from liftpy.log.group_commit import GroupCommit
-from liftpy.log.horizon import Horizon
-from liftpy.log.log import Log
-from liftpy.log.pieces import read_portion
-from liftpy.replica import effects as do
-from liftpy.replica import events as ev
-from liftpy.replica.replica import Replica
 from liftpy.testing.memory.home import FellowReplica, HomeNode
 from liftpy.testing.memory.publishers import MemoryPublishers
-from liftpy.wire.batch import RecordBatch, split_batches
-from liftpy.wire.pieces import NOTHING
 
 _ROOM_BYTES = 1 << 40
 """There is no message that a batch would have to fit into."""

@@ -1,25 +1,25 @@
-"""The data subject of one replica in memory; the shipped ``Ingest``, ``PendingAcks``, ``Standby`` and ``DerivedState``."""
+"""The data subject of one replica in memory; the shipped ``Ingest``, ``PendingAcks``, ``Standby`` and ``LogState``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from liftpy.config import NS_PER_S
+from liftpy.core.publish.acks import PendingAcks
+from liftpy.core.publish.ingest import Ingest
+from liftpy.core.publish.log_state import derived_state
+from liftpy.core.publish.message_decoder import MessageDecoder
+from liftpy.core.publish.ports import Refuser, Sink
+from liftpy.core.publish.standby import Standby
+from liftpy.core.publish.standby_buffer import StandbyBuffer
+from liftpy.core.publish.standby_replay import SortingRules
+from liftpy.core.publish.state_file import state_owner
+from liftpy.core.publish.state_transfer import StateGiver, StateTaker
+from liftpy.core.publish.state_writer import StateWriter, pace_of, restore_state
+from liftpy.core.wire.batch import RecordBatch
 from liftpy.errors import LiftError
-from liftpy.ingest.acks import PendingAcks
-from liftpy.ingest.columns import MessageReader
-from liftpy.ingest.derived import derived_state
-from liftpy.ingest.heard import Heard
-from liftpy.ingest.ingest import Ingest
-from liftpy.ingest.ingest_shell import Refuser, Sink
-from liftpy.ingest.sorting import SortingRules
-from liftpy.ingest.standby import Standby
-from liftpy.ingest.state_file import state_owner
-from liftpy.ingest.state_transfer import StateGiver, StateTaker
-from liftpy.ingest.state_writer import StateWriter, pace_of, restore_state
-from liftpy.testing.memory.bus import Bus, BusSubscription
 from liftpy.testing.memory.home import HeldReplica
-from liftpy.wire.batch import RecordBatch
+from liftpy.testing.memory.nats import Bus, BusSubscription
 
 
 class MemoryPublishers:
@@ -52,8 +52,8 @@ class MemoryPublishers:
         )  # fmt: skip
         self.standby = Standby(
             shell=self, subject=replica.subject, replica=core, log=log, ids=self.derived.ids,
-            reader=MessageReader(replica.key, replica.subject, stream.ack_policy, node.inboxes, stream.codec),
-            heard=Heard(node.heard, config.standby_bytes, round(config.standby_age_s * NS_PER_S)),
+            reader=MessageDecoder(replica.key, replica.subject, stream.ack_policy, node.inboxes, stream.codec),
+            heard=StandbyBuffer(node.heard, config.standby_bytes, round(config.standby_age_s * NS_PER_S)),
             now_ns=replica.now_ns, wall_ns=node.wall_ns, rules=SortingRules(doubt_ns=round(config.lease_s * NS_PER_S)),
         )  # fmt: skip
 

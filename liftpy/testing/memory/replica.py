@@ -1,7 +1,11 @@
 """MemoryReplica: the shipped ``Replica``, ``Log``, ``Ingest`` and ``Reads`` of one partition on one node, and what carries out effects.
 
 The counterpart of the daemon's worker and executor, without a disk and a network between nodes. It keeps the ordering contract of
-``liftpy.replica.effects``.
+``liftpy.core.replication.effects``.
+
+What a replica in memory asks of the metadata group, the counterpart of ``sidecar.partition.proposals``.
+
+Readers: the subjects on which readers ask one replica in memory; what is answered is decided in ``liftpy.core.replication.reads``.
 """
 
 from __future__ import annotations
@@ -12,24 +16,183 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from liftpy.cluster.image import StreamImage
 from liftpy.config import NS_PER_S
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.partition import HeldPartition, PartitionState
+from liftpy.core.log.flush import Flush
+from liftpy.core.log.group_commit import GroupCommit
+from liftpy.core.log.log import Log
+from liftpy.core.metadata.codec import pause_to_pb
+from liftpy.core.metadata.controller.request_batcher import purge_report
+from liftpy.core.metadata.image import StreamImage
+from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.publish.state_transfer import StateGiver
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.effects import acts_of
+from liftpy.core.replication.reads import Chunks, Reads, ReplicaSource
+from liftpy.core.replication.replica import Replica
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import data_subject
 from liftpy.errors import LiftError, NoSpaceError, StorageError
-from liftpy.ingest.derived_budget import NodeDerived
-from liftpy.log.flush import Flush
-from liftpy.log.group_commit import GroupCommit
-from liftpy.log.log import Log
-from liftpy.partition import HeldPartition, PartitionState
-from liftpy.replica import effects as do
-from liftpy.replica import events as ev
-from liftpy.replica.effect_handler import acts_of
-from liftpy.replica.replica import Replica
-from liftpy.testing.memory.asking import MemoryAsking
-from liftpy.testing.memory.home import HomeNode
+from liftpy.testing.memory.home import Answered, HeldReplica, HomeNode
+from liftpy.testing.memory.nats import BusSubscription
 from liftpy.testing.memory.peers import Peers
 from liftpy.testing.memory.publishers import MemoryPublishers
-from liftpy.testing.memory.readers import Readers
-from liftpy.wire.subjects import data_subject
+
+
+def _nobody(response: pb.ControlResponse) -> None:
+    pass
+
+
+class MemoryAsking:
+    """The part of a ``MemoryReplica`` that carries these effects out."""
+
+    node: HomeNode
+    node_id: str
+    key: PartitionKey
+
+    log: Log
+    state: PartitionState | None
+    """As last heard of."""
+
+    def feed(self, event: ev.Event) -> None:
+        """One event for the replica."""
+        raise NotImplementedError
+
+    def _ask(self, request: pb.ControlRequest, answered: Answered = _nobody) -> None:
+        self.node.ask(request, answered)
+
+    def propose_isr(self, effect: do.ProposeIsr) -> None:
+        change = pb.ChangeIsr(
+            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, leader=self.node_id,
+            leaderEpoch=effect.leader_epoch, epoch=effect.epoch, isr=sorted(effect.isr),
+            incarnations=dict(effect.incarnations), lost=sorted(effect.lost), evicted=effect.evicted,
+        )  # fmt: skip
+
+        def answered(response: pb.ControlResponse) -> None:
+            accepted = response.error == pb.ControlResponse.OK
+            self.feed(ev.IsrChangeAnswered(epoch=effect.epoch, accepted=accepted))
+
+        self._ask(pb.ControlRequest(changeIsr=change), answered)
+
+    def report_leader(self, effect: do.ReportLeader) -> None:
+        report = pb.ReportLeader(
+            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, witness=self.node_id,
+            witnessIncarnation=self.node.incarnation, leader=effect.leader, leaderEpoch=effect.leader_epoch,
+            lastEpoch=effect.last_epoch, newestOffset=effect.newest_offset, highWatermark=effect.high_watermark,
+            leaderLacks=effect.leader_lacks,
+        )  # fmt: skip
+        self._ask(pb.ControlRequest(reportLeader=report))
+
+    def leave_isr(self, effect: do.LeaveIsr) -> None:
+        wish = pb.LeaveIsr(
+            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, node=self.node_id,
+            incarnation=self.node.incarnation, reason=effect.reason,
+        )  # fmt: skip
+        self._ask(pb.ControlRequest(leaveIsr=wish))
+
+    def give_up_leadership(self, effect: do.GiveUpLeadership) -> None:
+        self._another_leader(effect.leader_epoch, effect.reason)
+
+    def wake_partition(self, effect: do.WakePartition) -> None:
+        wish = pb.WakePartition(
+            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, leader=self.node_id,
+            leaderEpoch=effect.leader_epoch, pause=pause_to_pb(effect.pause), pauses=effect.pauses,
+        )  # fmt: skip
+        self._ask(pb.ControlRequest(wakePartition=wish))
+
+    def step_aside(self, effect: do.StepAside) -> None:
+        self._another_leader(effect.leader_epoch, effect.reason, effect.toward)
+
+    def _another_leader(self, leader_epoch: int, reason: str, toward: str = "") -> None:
+        wish = pb.GiveUpLeadership(
+            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, leader=self.node_id,
+            incarnation=self.node.incarnation, leaderEpoch=leader_epoch, reason=reason, toward=toward,
+        )  # fmt: skip
+        self._ask(pb.ControlRequest(giveUpLeadership=wish))
+
+    def report_promotion(self, effect: do.ReportPromotion) -> None:
+        report = pb.ReportPromotion(
+            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, candidate=self.node_id,
+            candidateIncarnation=self.node.incarnation, leaderEpoch=effect.leader_epoch, epoch=effect.epoch,
+            replayedEndOffset=effect.replayed_end_offset, newestOffset=effect.newest_offset, finished=effect.finished,
+        )  # fmt: skip
+        self._ask(pb.ControlRequest(reportPromotion=report))
+
+    def report_purged(self) -> None:
+        """Which purges are done here, where the group does not know."""
+        purged = self.log.cleaning.purged
+        report = purge_report(self.key, self.state, self.node_id, self.node.incarnation, purged) if self.state else None
+        if report is not None:
+            self._ask(report)
+
+
+class Readers:
+    """The ``ReadShell`` of one replica's ``Reads``. Who asks is known by his reply subject."""
+
+    def __init__(self, replica: HeldReplica, is_heard: Callable[[], bool], giver: StateGiver) -> None:
+        self._replica = replica
+        self._bus = replica.node.bus
+        key, node, subjects = replica.key, replica.node, replica.node.subjects
+        source = ReplicaSource(
+            replica.replica,
+            replica.log,
+            failed=lambda: bool(replica.failed),
+            is_heard=is_heard,
+        )
+        self._reads = Reads[str](key, node.node_id, source, self, node.counters, node.read_budget)
+        self._reads.giver = giver
+        self.advanced = self._reads.advanced
+        self._subject = subjects.read(key.stream, key.partition)
+        self._own = self._bus.listen(subjects.read_from(key.stream, key.partition, node.node_id), self._arrived)
+        self._shared: BusSubscription | None = None
+
+    def share(self, wanted: bool) -> None:
+        """Join or leave those that answer anybody's reads."""
+        if wanted and self._shared is None:
+            self._shared = self._bus.listen(self._subject, self._arrived, self._subject)
+        elif not wanted and self._shared is not None:
+            self._shared.close()
+            self._shared = None
+
+    def close(self) -> None:
+        """Listen no more, and answer everybody who waits: not here any more."""
+        self.share(False)
+        self._own.close()
+        self._reads.close()
+
+    def _arrived(self, subject: bytes, reply: bytes, payload: bytes, block: bytes) -> None:
+        if self._replica.node.inboxes.allows(reply):
+            self._reads.asked(payload, reply.decode())
+
+    # ---- what carries the answers ----------------------------------------------------------------------------------------
+    @property
+    def max_payload(self) -> int:
+        """Bytes of one message at most."""
+        return self._bus.max_payload
+
+    @property
+    def has_room(self) -> bool:
+        """Always: what is sent lies in the reader's own memory."""
+        return True
+
+    def now_ns(self) -> int:
+        """Monotonic."""
+        return self._replica.now_ns()
+
+    def answer(self, asker: str, chunks: Chunks) -> None:
+        """One message to the reply subject."""
+        self._bus.send(asker, chunks)
+
+    def request_failed(self, asker: str, error: Exception) -> None:
+        """A defect: tests are to see it."""
+        raise error
+
+    def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
+        """A timer of the loop."""
+        return self._replica.node.loop.call_at(at_ns / NS_PER_S, callback).cancel
+
 
 _COMPACT_FROM_DIRTY_RATIO = 0.5
 _LATER_NS = 20_000_000

@@ -14,18 +14,18 @@ from typing import Any
 
 from liftpy.client.client import Client
 from liftpy.client.consumer import ReadOptions
-from liftpy.client.ending import end_tasks
-from liftpy.service.acting import EffectRunner
-from liftpy.service.answering import QueryServer
-from liftpy.service.base import Role, Service
-from liftpy.service.decisions import RecordWriter
-from liftpy.service.emitter import Emitter
-from liftpy.service.machine import ServiceMachine
-from liftpy.service.outbox import Outbox
-from liftpy.service.replying import Replier
+from liftpy.core.services.machine import ServiceMachine
+from liftpy.core.services.outbox import Outbox
+from liftpy.core.services.service import Role, Service
+from liftpy.core.services.snapshot import Identity
+from liftpy.core.wire.subjects import Subjects
+from liftpy.nats.cancellation import end_tasks
+from liftpy.service.bad_record_writer import RecordWriter
+from liftpy.service.effect_runner import EffectRunner
+from liftpy.service.output_writer import Emitter
+from liftpy.service.query_server import QueryServer
+from liftpy.service.reply_sender import Replier
 from liftpy.service.settings import ServiceSettings
-from liftpy.service.snapshot import Identity
-from liftpy.wire.subjects import Subjects
 
 logger = logging.getLogger("liftpy.testing")
 

@@ -1,4 +1,4 @@
-// Figures in words, as liftpy/figures_text.py writes them; a test compares the two.
+// Figures in words, as liftpy/core/observe/page_model.py writes them; a test compares the two.
 const UNITS = ["", " k", " M", " G", " T"];
 export const NOTHING = "–";
 

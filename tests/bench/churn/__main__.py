@@ -22,8 +22,8 @@ from typing import Any
 from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import Client, PublishOptions, ReadOptions, connect
-from liftpy.client.transport import open_connection
 from liftpy.errors import LiftError
+from liftpy.nats.transport import open_connection
 from sidecar.dev.cluster import DevCluster
 
 STREAM = "churn"

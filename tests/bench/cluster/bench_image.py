@@ -17,13 +17,12 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
-from liftpy.cluster.codec import image_to_bytes
-from liftpy.cluster.diff import diff
-from liftpy.cluster.feed import CHUNK_SIZE_BYTES, FeedProducer
-from liftpy.cluster.feed_subscription import FeedSubscription
-from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.metadata.codec import image_to_bytes
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.feed import CHUNK_SIZE_BYTES, FeedProducer, FeedSubscription
+from liftpy.core.metadata.image_delta import diff
+from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 class Bench:

@@ -27,10 +27,10 @@ from typing import Any
 import nats
 
 from liftpy.client import Client, connect
-from liftpy.client.plans import PlacementWish
-from liftpy.cluster.image import StreamImage
+from liftpy.client.placement_plans import PlacementWish
 from liftpy.config import StreamConfig
-from liftpy.wire.subjects import data_subject
+from liftpy.core.metadata.image import StreamImage
+from liftpy.core.wire.subjects import data_subject
 from sidecar.bench.measuring import cpu_s
 from sidecar.dev.cluster import DevCluster
 

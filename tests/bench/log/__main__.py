@@ -23,11 +23,11 @@ import numpy as np
 import pyarrow as pa
 
 from liftpy.config import FlushPolicy, StreamConfig
-from liftpy.log.arrow import to_arrow
-from liftpy.log.log import Log
-from liftpy.wire.batch import build_batch, split_batches
+from liftpy.core.log.arrow import to_arrow
+from liftpy.core.log.log import Log
+from liftpy.core.wire.batch import build_batch, split_batches
 from sidecar.disk.files import FolderStorage
-from sidecar.disk.heap import retain_freed_memory
+from sidecar.runtime.memory import retain_freed_memory
 
 ROUNDS = 7
 Row = dict[str, Any]

@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any
 
 from liftpy.config import AckPolicy
-from liftpy.ingest.derived_budget import NodeDerived
-from liftpy.instruments import Instruments, PublishTimes
-from liftpy.replica.copying import CopyPace
-from liftpy.replica.phases import RoleName
-from sidecar import clock
-from sidecar.partition.node_counts import NodeCounts
+from liftpy.core.base.instruments import Instruments, PublishTimes
+from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.replication.catchup_throttle import CatchupThrottle
+from liftpy.core.replication.phases import RoleName
+from sidecar.partition.figures import NodeCounts
+from sidecar.runtime import clock
 from sidecar.status.figures import NodeFigures
 from sidecar.status.metrics import exposition
 from tests.unit.node.test_metrics import a_reporter, a_worker
@@ -46,7 +46,7 @@ class Partitions(list[Any]):
     def __init__(self, workers: list[Any]) -> None:
         super().__init__(workers)
         self.counts, self.failed, self.heard_bytes = NodeCounts(), {}, 0
-        self.copy_pace, self.derived = CopyPace(), NodeDerived()
+        self.copy_pace, self.derived = CatchupThrottle(), NodeDerived()
         for worker in workers:
             self.counts.begins(worker)
 

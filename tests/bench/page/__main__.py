@@ -21,8 +21,8 @@ from statistics import median
 from typing import Any
 
 from liftpy.client import Client, connect
-from liftpy.history import History
-from liftpy.partition import PartitionStatus
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.observe.history import History
 from sidecar.dev.cluster import DevCluster
 from sidecar.status.sampler import Sampler
 from tests.bench.metrics.__main__ import Partitions

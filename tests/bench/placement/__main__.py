@@ -16,11 +16,9 @@ from collections import Counter
 from random import Random
 from typing import Any
 
-from liftpy.cluster.placement import POLICIES, place
-from liftpy.cluster.placement.facts import NodeFacts, Wanted
-from liftpy.cluster.placement.leaderships import plan_leaderships
-from liftpy.cluster.placement.moves import plan_moves
-from liftpy.cluster.placement.sizes import plan_sizes
+from liftpy.core.metadata.placement import POLICIES, place
+from liftpy.core.metadata.placement.facts import NodeFacts, Wanted
+from liftpy.core.metadata.placement.rebalance import plan_leaderships, plan_moves, plan_sizes
 
 RACKS = 20
 

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sidecar.dev.embedded import NatsServer
+from sidecar.dev.nats_server import NatsServer
 from sidecar.dev.ports import free_ports
 
 

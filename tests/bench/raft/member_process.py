@@ -46,12 +46,12 @@ async def ours(node_id: str, members: tuple[str, ...], folder: Path, url: str) -
     """A member with our driver; submits when told to."""
     import nats
 
-    from liftpy.wire.subjects import Subjects
-    from sidecar.metadata.outgoing import Outgoing
-    from sidecar.raft.driver import GroupDriver
-    from sidecar.raft.journal import GroupJournal
-    from sidecar.raft.library import RaftCore, check_library, settings
-    from sidecar.raft.transport import SessionTransport
+    from liftpy.core.wire.subjects import Subjects
+    from sidecar.metadata.publish_queue import Outgoing
+    from sidecar.quorum.driver import GroupDriver
+    from sidecar.quorum.journal import GroupJournal
+    from sidecar.quorum.library import RaftCore, check_library, settings
+    from sidecar.quorum.transport import SessionTransport
 
     check_library()
     subjects = Subjects("bench")

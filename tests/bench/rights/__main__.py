@@ -18,9 +18,9 @@ import time
 from dataclasses import replace
 
 from liftpy.client import Client, Publisher, PublishOptions, connect
-from liftpy.wire.rights import AccessRole, Rights, Scope, as_nats_conf, rights_of
+from liftpy.core.wire.permissions import AccessRole, Rights, Scope, as_nats_conf, rights_of
 from sidecar.dev.cluster import DevCluster
-from sidecar.dev.embedded import NatsServer
+from sidecar.dev.nats_server import NatsServer
 
 WINDOW = 1000
 TURN = 20

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 
+from liftpy.core.wire.batch import Record
 from liftpy.service import Service
-from liftpy.wire.batch import Record
 
 EVERY = 1000
 

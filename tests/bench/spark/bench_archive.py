@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from liftpy.spark.pipelines.archiving import ArchivePlan, archive
+from liftpy.spark.pipelines.archive import ArchivePlan, archive
 from liftpy.spark.session import local_session
-from liftpy.testing.fake_node import fake_node_in_thread
-from sidecar.dev.embedded import NatsServer
+from sidecar.dev.nats_server import NatsServer
 from tests.bench.spark.filling import STREAM, fill
+from tests.sim.fake_node import fake_node_in_thread
 
 
 def through_the_jvm(spark: Any, url: str, folder: Path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from liftpy.testing.fake_node import FakeNode
-from liftpy.wire.batch import build_batch
+from liftpy.core.wire.batch import build_batch
+from tests.sim.fake_node import FakeNode
 
 STREAM = "bench"
 

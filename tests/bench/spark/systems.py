@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from liftpy.client import connect
-from liftpy.testing.fake_node import FakeNode, fake_node_in_thread
-from liftpy.wire.batch import build_batch
+from liftpy.core.wire.batch import build_batch
 from sidecar.dev.cluster import DevCluster
-from sidecar.dev.embedded import NatsServer
+from sidecar.dev.nats_server import NatsServer
 from tests.bench.peer.kafka import KafkaCluster
 from tests.bench.spark.prepared import KEYS
 from tests.clients.build import Program
+from tests.sim.fake_node import FakeNode, fake_node_in_thread
 
 CONNECTOR = Program(
     name="Spark's Kafka connector 4.2.0",

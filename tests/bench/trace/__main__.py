@@ -30,11 +30,11 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 
 from liftpy.client import Client, PublishOptions, connect
 from liftpy.client.consumer import Consumer
-from liftpy.client.lane import Lane
-from liftpy.client.spans import DROPPED
+from liftpy.client.partition_queue import PartitionQueue
+from liftpy.client.traced import DROPPED
 from liftpy.config import NS_PER_S
-from liftpy.trace.budget import SPANS_PER_S
-from liftpy.trace.context import TraceContext, traceparent
+from liftpy.core.observe.spans import SPANS_PER_S
+from liftpy.core.observe.trace_context import TraceContext, traceparent
 from sidecar.dev.cluster import DevCluster
 
 WINDOW = 256
@@ -45,13 +45,13 @@ LOOKS = 100_000
 Headers = list[tuple[str, str | bytes]] | None
 CUTS: tuple[tuple[Any, str, str, str], ...] = (
     (
-        Lane,
+        PartitionQueue,
         "add",
         "        if self.begun is not None:\n            headers = self.begun(gathered.ticket, headers)\n",
         "",
     ),
     (
-        Lane,
+        PartitionQueue,
         "add_many",
         "        if not first and self.begun is not None:\n            gathered.headers[0] = self.begun(gathered.ticket, ())\n"
         "            gathered.has_headers = bool(gathered.headers[0])\n",

@@ -6,46 +6,46 @@ from tests.simulation.group.planting import PlantedBug
 
 MEMBERS = (
     PlantedBug(
-        "a partition is granted before it was given up", "membership.ConsumerGroup._grant",
+        "a partition is granted before it was given up", "group.ConsumerGroup._grant",
         "place not in self.owners]", "self.owners.get(place) != self.targets[place]]", 1, "G1",
     ),
     PlantedBug(
-        "no fence behind a session", "membership.GroupMember.end_ns",
+        "no fence behind a session", "group.GroupMember.end_ns",
         "+ limits.FENCE_MS * NS_PER_MS", "- limits.FENCE_MS * NS_PER_MS", 1, "G1",
     ),
     PlantedBug(
-        "an outage is time that has passed", "clock.HeardClock.advance",
+        "an outage is time that has passed", "machine.HeardClock.advance",
         "min(max(0, stamp_ns - self.stamp_ns), MAX_CLOCK_STEP_MS * NS_PER_MS)", "max(0, stamp_ns - self.stamp_ns)", 1, "G4",
     ),
     PlantedBug(
-        "the difference of two leaders' clocks is time that has passed", "clock.HeardClock.advance",
+        "the difference of two leaders' clocks is time that has passed", "machine.HeardClock.advance",
         "if leader_epoch == self.leader_epoch:\n        self.now_ns += min(max(0, stamp_ns - self.stamp_ns), MAX_CLOCK_STEP_MS * NS_PER_MS)",
         "self.now_ns += max(0, stamp_ns - self.stamp_ns)", 1, "G4",
     ),
     PlantedBug(
-        "time is the greatest stamp", "clock.HeardClock.advance",
+        "time is the greatest stamp", "machine.HeardClock.advance",
         "self.stamp_ns, self.leader_epoch = stamp_ns, leader_epoch",
         "self.stamp_ns, self.leader_epoch = max(stamp_ns, self.stamp_ns), leader_epoch", 1, "G6",
     ),
     PlantedBug(
-        "any member may commit", "membership.ConsumerGroup.commit",
+        "any member may commit", "group.ConsumerGroup.commit",
         "known.uid == at.uid and member.held.get(place) == at.generation", "known.uid == at.uid", 17, "G2",
     ),
     PlantedBug(
-        "a commit of an earlier incarnation is taken for one of this", "membership.ConsumerGroup.commit",
+        "a commit of an earlier incarnation is taken for one of this", "group.ConsumerGroup.commit",
         "known is not None and known.uid == at.uid and member.held.get(place) == at.generation",
         "known is not None and place in member.held", 1, "G3",
     ),
     PlantedBug(
-        "a late commit sets the position back", "membership.ConsumerGroup.commit",
+        "a late commit sets the position back", "group.ConsumerGroup.commit",
         "is None or held[0] <= at.position", "is None or held[0] != -2", 1, "G3",
     ),
     PlantedBug(
-        "positions outlive their stream", "membership.ConsumerGroup.learn",
+        "positions outlive their stream", "group.ConsumerGroup.learn",
         "self.positions.pop((name, number), None)", "pass", 40, "G3",
     ),
     PlantedBug(
-        "a stream's earlier incarnation comes back", "membership.ConsumerGroup.learn",
+        "a stream's earlier incarnation comes back", "group.ConsumerGroup.learn",
         "if uid_order(uid) < uid_order(known.uid):", "if False:", 15, "G4",
     ),
     PlantedBug(

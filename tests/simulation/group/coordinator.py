@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from liftpy.group.machine import GroupMachine
-from liftpy.invariants import check
+from liftpy.core.base.invariants import check
+from liftpy.core.groups.machine import GroupMachine
 
 MS = 1_000_000
 S = 1000 * MS

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from liftpy.group.commands import decode_answer, encode_command
-from liftpy.group.member import MemberMachine, MemberStage, PartitionAsked, PartitionGained, PartitionLost
-from liftpy.ids import PartitionKey
-from liftpy.wire._pb import group_pb2 as pb
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.groups.commands import decode_answer, encode_command
+from liftpy.core.groups.member import MemberMachine, MemberStage, PartitionAsked, PartitionGained, PartitionLost
+from liftpy.core.wire._pb import group_pb2 as pb
 from tests.simulation.group.coordinator import MS, Events, S
 
 GROUP = "g"

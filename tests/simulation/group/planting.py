@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 @dataclass(frozen=True)
 class PlantedBug:
-    """``place``: module of liftpy.group, and the function in it. ``seed``: of a history that notices it, by invariant ``code``."""
+    """``place``: a module of liftpy.core.groups and a function in it. ``seed``: a history in which the bug breaks ``code``."""
 
     name: str
     place: str
@@ -28,7 +28,7 @@ class PlantedBug:
     def function(self) -> tuple[Any, str, Any]:
         """(what has it, its name there, itself)."""
         module_name, *path = self.place.split(".")
-        owner: Any = importlib.import_module(f"liftpy.group.{module_name}")
+        owner: Any = importlib.import_module(f"liftpy.core.groups.{module_name}")
         for name in path[:-1]:
             owner = getattr(owner, name)
         return owner, path[-1], inspect.getattr_static(owner, path[-1])
@@ -52,7 +52,7 @@ class PlantedBug:
         with ExitStack() as stack:
             stack.enter_context(patch.object(owner, name, bug))
             if inspect.ismodule(owner):
-                for other in [m for m in sys.modules.values() if getattr(m, "__name__", "").startswith("liftpy.group.")]:
+                for other in [m for m in sys.modules.values() if getattr(m, "__name__", "").startswith("liftpy.core.groups.")]:
                     if getattr(other, name, None) is found:
                         stack.enter_context(patch.object(other, name, bug))
             yield

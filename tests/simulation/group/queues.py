@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from liftpy.group.commands import encode_command
-from liftpy.group.queue import PieceKind
-from liftpy.invariants import check
-from liftpy.wire._pb import group_pb2 as pb
+from liftpy.core.base.invariants import check
+from liftpy.core.groups.commands import encode_command
+from liftpy.core.groups.queue import PieceKind
+from liftpy.core.wire._pb import group_pb2 as pb
 from tests.simulation.group.coordinator import HOUR, MS, Events, S, SimCoordinator
 
 STREAM, UID, GROUP = "jobs", "000001-1", "work"

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
-from liftpy.group.member import MemberStage, PartitionGained
-from liftpy.ids import PartitionKey
-from liftpy.invariants import check
-from liftpy.wire._pb import group_pb2 as pb
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.invariants import check
+from liftpy.core.groups.member import MemberStage, PartitionGained
+from liftpy.core.wire._pb import group_pb2 as pb
 from tests.simulation.group.coordinator import HOUR, MS, Events, S, SimCoordinator
 from tests.simulation.group.members import GROUP, SimProcess
 

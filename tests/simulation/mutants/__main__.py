@@ -11,9 +11,9 @@ import sys
 import time
 
 from liftpy.config import CommitPolicy
-from liftpy.testing.plan import draw_plan
-from liftpy.testing.run import Outcome, run_plan
 from tests.scripts import more_mutants, noticing
+from tests.sim.plan import draw_plan
+from tests.sim.run import Outcome, run_plan
 from tests.simulation.mutants.bug import Mutant
 from tests.simulation.mutants.catalogue import MUTANTS
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from liftpy.cluster.requests import REQUESTS
+from liftpy.core.metadata.controller.requests import REQUESTS
 
 Patches = list[Any]
 SEED_EVENTS = 8000

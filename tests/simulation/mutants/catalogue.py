@@ -10,29 +10,31 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from liftpy.cluster import election
-from liftpy.cluster.decisions import isr, leadership, nodes
-from liftpy.cluster.membership import AnsweredHeartbeats, Granted
-from liftpy.cluster.starts import Descent
-from liftpy.ingest.acks import PendingAcks
-from liftpy.log.epochs import EpochCache
-from liftpy.log.log import Log
-from liftpy.partition import PartitionStatus
-from liftpy.replica import commit, fetch_desk, follower, lag, leader
-from liftpy.replica import effects as do
-from liftpy.replica.events import MetadataHeard, RefusalReason
-from liftpy.replica.fetch_desk import FetchDesk
-from liftpy.replica.follower import FollowerRole
-from liftpy.replica.isr_change import IsrChange
-from liftpy.replica.leader import LeaderRole
-from liftpy.replica.lease import Lease
-from liftpy.replica.local_log import LocalLog
-from liftpy.replica.phases import Following
-from liftpy.replica.progress import FollowerProgress
-from liftpy.replica.reads import Reads
-from liftpy.replica.reconcile import Cut
-from liftpy.replica.replica import Replica
-from liftpy.replica.role import Shared
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.log.leader_epochs import EpochCache
+from liftpy.core.log.log import Log
+from liftpy.core.metadata import election
+from liftpy.core.metadata.controller import leadership, nodes
+from liftpy.core.metadata.controller import partitions as isr
+from liftpy.core.metadata.directory_identity import ProcessRelation
+from liftpy.core.metadata.node_session import AnsweredHeartbeats, Granted
+from liftpy.core.publish.acks import PendingAcks
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import follower, leader
+from liftpy.core.replication import isr as commit
+from liftpy.core.replication import isr as lag
+from liftpy.core.replication.events import MetadataHeard, RefusalReason
+from liftpy.core.replication.fetch_handler import FetchHandler
+from liftpy.core.replication.follower import Cut, FollowerRole
+from liftpy.core.replication.follower_progress import FollowerProgress
+from liftpy.core.replication.isr import IsrChange
+from liftpy.core.replication.leader import LeaderRole
+from liftpy.core.replication.lease import Lease
+from liftpy.core.replication.log_offsets import LogOffsets
+from liftpy.core.replication.phases import Following
+from liftpy.core.replication.reads import Reads
+from liftpy.core.replication.replica import Replica
+from liftpy.core.replication.role import ReplicaContext
 from tests.simulation.mutants import moving, unseen
 from tests.simulation.mutants.bug import Mutant, Patches, method
 
@@ -78,7 +80,7 @@ def truncate_by_high_watermark_when_nobody_answers() -> Patches:
 def single_shot_epoch_query() -> Patches:
     real = follower.reconcile
 
-    def once(log: LocalLog, answer: Any) -> Any:
+    def once(log: LogOffsets, answer: Any) -> Any:
         cut = real(log, answer)
         return Cut(cut.end_offset, True) if isinstance(cut, Cut) else cut
 
@@ -88,7 +90,7 @@ def single_shot_epoch_query() -> Patches:
 def minus_one_sentinel() -> Patches:
     """A leader without the asked epoch answers its own log end, as one that takes -1 for 'no later epoch' does."""
 
-    def answer(self: FetchDesk, event: Any, now_ns: int, out: list) -> None:
+    def answer(self: FetchHandler, event: Any, now_ns: int, out: list) -> None:
         epoch, end_offset = self._log.epochs.end_offset_for(event.asked_epoch, self._log.log_end_offset)
         if epoch == 0:
             epoch, end_offset = event.asked_epoch, self._log.log_end_offset
@@ -102,17 +104,17 @@ def minus_one_sentinel() -> Patches:
             )
         )
 
-    return [method(FetchDesk, "epoch_query_received", answer)]
+    return [method(FetchHandler, "epoch_query_received", answer)]
 
 
 def off_by_one_epoch_start() -> Patches:
-    def append(self: LocalLog, record_count: int, leader_epoch: int) -> int:
+    def append(self: LogOffsets, record_count: int, leader_epoch: int) -> int:
         base_offset = self.log_end_offset
         self.epochs.assign(leader_epoch, max(base_offset - 1, 0))
         self.log_end_offset += record_count
         return base_offset
 
-    return [method(LocalLog, "append", append)]
+    return [method(LogOffsets, "append", append)]
 
 
 def epoch_cache_not_cut() -> Patches:
@@ -124,14 +126,14 @@ def no_reconciliation() -> Patches:
 
 
 def offset_query_unfenced() -> Patches:
-    real = FetchDesk.epoch_query_received
+    real = FetchHandler.epoch_query_received
 
-    def answer(self: FetchDesk, event: Any, now_ns: int, out: list) -> None:
+    def answer(self: FetchHandler, event: Any, now_ns: int, out: list) -> None:
         mine: list = []
         real(self, replace(event, current_epoch=self._leader_epoch), now_ns, mine)
         out += [replace(e, current_epoch=event.current_epoch) if isinstance(e, do.SendEpochAnswer) else e for e in mine]
 
-    return [method(FetchDesk, "epoch_query_received", answer), method(LeaderRole, "leave", lambda self, out: None)]
+    return [method(FetchHandler, "epoch_query_received", answer), method(LeaderRole, "leave", lambda self, out: None)]
 
 
 # ---- positions and HW --------------------------------------------------------------------------------------------------
@@ -195,16 +197,16 @@ def high_watermark_before_the_cut() -> Patches:
 
 
 def fetches_of_other_epochs_count() -> Patches:
-    real = FetchDesk._refusal
+    real = FetchHandler._refusal
 
-    def lax(self: FetchDesk, event: Any) -> Any:
+    def lax(self: FetchHandler, event: Any) -> Any:
         return real(self, replace(event, leader_epoch=self._leader_epoch))
 
-    return [method(FetchDesk, "_refusal", lax)]
+    return [method(FetchHandler, "_refusal", lax)]
 
 
 def diverging_fetch_counts() -> Patches:
-    return [method(FetchDesk, "_position_refusal", lambda self, offset, epoch: None), *no_reconciliation()]
+    return [method(FetchHandler, "_position_refusal", lambda self, offset, epoch: None), *no_reconciliation()]
 
 
 def overtaken_fetch_counts() -> Patches:
@@ -223,7 +225,7 @@ def quorum_commits_older_epochs() -> Patches:
 
 
 def ack_before_flush_on_leader() -> Patches:
-    return [method(LocalLog, "flushed_newest_offset", property(lambda self: self.newest_offset)),
+    return [method(LogOffsets, "flushed_newest_offset", property(lambda self: self.newest_offset)),
             method(LeaderRole, "publishes_received", _append_and_advance)]  # fmt: skip
 
 
@@ -268,13 +270,13 @@ def gap_accepted() -> Patches:
         return read(self, max(from_offset, self.log_start_offset), max_bytes, end_offset=end_offset)
 
     read = Log.read
-    real = FetchDesk._position_refusal
+    real = FetchHandler._position_refusal
 
-    def no_start(self: FetchDesk, offset: int, epoch: int) -> Any:
+    def no_start(self: FetchHandler, offset: int, epoch: int) -> Any:
         reason = real(self, offset, epoch)
         return None if reason is RefusalReason.BEFORE_LOG_START else reason
 
-    return [method(Log, "read", from_the_start), method(FetchDesk, "_position_refusal", no_start),
+    return [method(Log, "read", from_the_start), method(FetchHandler, "_position_refusal", no_start),
             method(FollowerRole, "_problem", lambda self, event: "")]  # fmt: skip
 
 
@@ -342,8 +344,12 @@ def lossy_restart_stays_in_isr() -> Patches:
 def folder_put_back_counts() -> Patches:
     """Only a start below the known one shows that a folder is older: one that is put back counts up to exactly the known start."""
 
-    def by_count(known: Any, request: Any) -> Descent:
-        return Descent.OUTLIVED if known.folder_id == request.folderId and request.start < known.start else Descent.FOLLOWS
+    def by_count(known: Any, request: Any) -> ProcessRelation:
+        return (
+            ProcessRelation.OUTLIVED
+            if known.folder_id == request.folderId and request.start < known.start
+            else ProcessRelation.FOLLOWS
+        )
 
     return [method(nodes, "descent", by_count)]
 
@@ -407,7 +413,7 @@ def negative_ack_without_a_lease() -> Patches:
 
 
 def negative_ack_of_a_non_leader() -> Patches:
-    from liftpy.replica.role import ReplicaRole
+    from liftpy.core.replication.role import ReplicaRole
 
     def reject(self: ReplicaRole, event: Any, now_ns: int, out: list) -> None:
         out.append(do.RejectPublishes(token=event.token, reason=do.RejectReason.NOT_LEADER))
@@ -456,11 +462,11 @@ def reads_beyond_the_high_watermark() -> Patches:
 
 
 def raise_without_looking() -> Patches:
-    def raised(self: Shared, offset: int, out: list) -> None:
+    def raised(self: ReplicaContext, offset: int, out: list) -> None:
         self.log.high_watermark = offset
         out.append(do.RaiseHighWatermark(high_watermark=offset))
 
-    return [method(Shared, "raise_high_watermark", raised)]
+    return [method(ReplicaContext, "raise_high_watermark", raised)]
 
 
 MUTANTS = (
@@ -511,4 +517,4 @@ MUTANTS = (
     Mutant("reads beyond HW", "R1", reads_beyond_the_high_watermark),
 )
 
-__all__ = ["MUTANTS", "fetch_desk"]
+__all__ = ["MUTANTS"]

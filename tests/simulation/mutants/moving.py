@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from liftpy.cluster.decisions import moving as decisions
-from liftpy.cluster.moving import MovingReplicas
-from liftpy.partition import PartitionState
-from liftpy.replica import moving
+from liftpy.core.base.partition import PartitionState
+from liftpy.core.metadata.controller import reassign as decisions
+from liftpy.core.metadata.controller.reassignment_planner import ReassignmentPlanner
+from liftpy.core.replication import leader
 from tests.simulation.mutants.bug import Mutant, Patches, decided, method
 
 
@@ -60,12 +60,12 @@ def gone_before_the_learner_has_joined() -> Patches:
     def next_to_go(state: PartitionState, isr: frozenset[str], min_isr: int) -> str:
         return state.leaving if len(isr - {state.leaving}) >= 1 else ""
 
-    return [method(PartitionState, "leaving", property(leaving)), method(moving, "next_to_go", next_to_go)]
+    return [method(PartitionState, "leaving", property(leaving)), method(leader, "next_to_go", next_to_go)]
 
 
 def a_target_with_a_dead_member_stays() -> Patches:
     """The planner looks after nodes that a target wants next, and not after those that have joined."""
-    return [method(MovingReplicas, "_corrected", lambda self, look, place: iter(()))]
+    return [method(ReassignmentPlanner, "_corrected", lambda self, look, place: iter(()))]
 
 
 MUTANTS = (

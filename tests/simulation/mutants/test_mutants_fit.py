@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from liftpy.cluster.requests import REQUESTS
-from liftpy.testing.run import run_seed
+from liftpy.core.metadata.controller.requests import REQUESTS
 from tests.scripts import more_mutants
 from tests.scripts.noticing import is_a_misfit
+from tests.sim.run import run_seed
 from tests.simulation.mutants.bug import SEED_EVENTS, Mutant
 from tests.simulation.mutants.catalogue import MUTANTS
 from tests.simulation.replica.test_sim_seeds import EDGES, LEADERS, MOVES, SEEDS, TIMES

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from liftpy.cluster.session import LeaseAnswer, NodeSessions
 from liftpy.config import SessionTimes
-from liftpy.log import log, retention
-from liftpy.log.log import Log
-from liftpy.log.recovery import OpenReport
-from liftpy.log.superseded import Superseded
-from liftpy.replica import effects as do
-from liftpy.replica.data_path import REPLICATION, DataPath
-from liftpy.replica.intake import Intake
-from liftpy.replica.leader import LeaderRole
-from liftpy.replica.lease import Lease
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.log import log, retention
+from liftpy.core.log.compaction import Superseded
+from liftpy.core.log.log import Log
+from liftpy.core.log.recovery import OpenReport
+from liftpy.core.metadata.sessions import LeaseAnswer, NodeSessions
+from liftpy.core.replication import effects as do
+from liftpy.core.replication.inflight_limits import InflightLimits
+from liftpy.core.replication.leader import LeaderRole
+from liftpy.core.replication.lease import Lease
+from liftpy.core.replication.node_connections import REPLICATION, DataPath
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.simulation.mutants.bug import Mutant, Patches, method
 
 
@@ -86,11 +86,11 @@ def publishes_may_be_cut_off_for_ever() -> Patches:
 def another_partitions_bound_counts() -> Patches:
     """What the node has uncommitted holds back a partition that has nothing uncommitted."""
 
-    def may_append(self: Intake) -> bool:
+    def may_append(self: InflightLimits) -> bool:
         within = self._node.unreplicated_bytes < self._config.node_unreplicated_bytes
         return within and self.uncommitted_bytes < self._config.unreplicated_bytes
 
-    return [method(Intake, "may_append", may_append)]
+    return [method(InflightLimits, "may_append", may_append)]
 
 
 def compaction_keeps_the_oldest() -> Patches:

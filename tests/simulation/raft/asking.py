@@ -1,12 +1,12 @@
-"""A control request on its way over the simulated bus, by the rules of ``liftpy.cluster.forwarding``."""
+"""A control request on its way over the simulated bus, by the rules of ``liftpy.core.metadata.forwarding``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from liftpy.cluster.forwarding import ATTEMPT_NS, Forwarding
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.metadata.forwarding import ATTEMPT_NS, Forwarding
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 if TYPE_CHECKING:
     from tests.simulation.raft.group_simulation import Run

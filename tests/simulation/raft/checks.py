@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from liftpy.cluster.controller_list import ControllerList
-from liftpy.cluster.session import DEFAULT_CONFIRMED_WITHIN_S
 from liftpy.config import NS_PER_S
+from liftpy.core.metadata.controller_list import ControllerList
+from liftpy.core.metadata.sessions import DEFAULT_CONFIRMED_WITHIN_S
 from tests.simulation.raft.ghost import Violation
 
 if TYPE_CHECKING:

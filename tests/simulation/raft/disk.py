@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 
 import sidecar.disk.files
-import sidecar.raft.journal
-import sidecar.raft.snapshot_file
+import sidecar.quorum.journal
+import sidecar.quorum.snapshot_file
 
-_MODULES = (sidecar.disk.files, sidecar.raft.journal, sidecar.raft.snapshot_file)
+_MODULES = (sidecar.disk.files, sidecar.quorum.journal, sidecar.quorum.snapshot_file)
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
-from liftpy.cluster.features import FEATURES, Feature
-from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.snapshot import encode_snapshot
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.features import FEATURES, Feature
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.snapshot import encode_snapshot
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 class Violation(AssertionError):

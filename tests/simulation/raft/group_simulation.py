@@ -32,15 +32,15 @@ from pathlib import Path
 import pysyncobj.syncobj
 
 import sidecar.metadata.identity
-from liftpy.cluster.controller_list import ControllerList, first_list, waits_for
-from liftpy.cluster.decisions.streams import AS_MANY
-from liftpy.cluster.features import FEATURES
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.placement import POLICIES
 from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.core.metadata.controller.streams import AS_MANY
+from liftpy.core.metadata.controller_list import ControllerList, first_list, waits_for
+from liftpy.core.metadata.features import FEATURES
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.placement import POLICIES
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import StorageError
-from liftpy.wire._pb import cluster_pb2 as pb
-from sidecar.raft.library import MAX_APPEND_BYTES, Node, check_library
+from sidecar.quorum.library import MAX_APPEND_BYTES, Node, check_library
 from tests.simulation.raft.asking import Asking
 from tests.simulation.raft.checks import Checks
 from tests.simulation.raft.disk import FaultyDisk, faulty_disk

@@ -1,4 +1,4 @@
-"""SimMember: a controller between two crashes. ``MemberLog`` and ``MetadataMember`` as shipped; the shell around them is this one."""
+"""SimMember: a controller between two crashes. ``MemberLog`` and ``QuorumMember`` as shipped; the shell around them is this one."""
 
 from __future__ import annotations
 
@@ -8,17 +8,26 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from liftpy.cluster.accusations import LeaderQuestion, Said
-from liftpy.cluster.controller_list import ControllerList
-from liftpy.cluster.feed import FeedProducer
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.member import CatchUp, Decision, EntryOutcome, HandOver, LookFor, MetadataMember, Order, PublishEntry
-from liftpy.cluster.snapshot import encode_snapshot
 from liftpy.config import NS_PER_S
-from liftpy.wire._pb import cluster_pb2 as pb
-from sidecar.metadata.opening import UNLED_S, MemberFolder, MemberLog, MemberSurroundings
-from sidecar.raft.driver import tick_once
-from sidecar.raft.library import outcome_of
+from liftpy.core.metadata.controller.quorum_member import (
+    CatchUp,
+    Decision,
+    EntryOutcome,
+    HandOver,
+    LookFor,
+    Order,
+    PublishEntry,
+    QuorumMember,
+)
+from liftpy.core.metadata.controller_list import ControllerList
+from liftpy.core.metadata.failure_reports import LeaderQuestion, ProbeResult
+from liftpy.core.metadata.feed import FeedProducer
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.snapshot import encode_snapshot
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from sidecar.metadata.member_log import UNLED_S, MemberFolder, MemberLog, MemberSurroundings
+from sidecar.quorum.driver import tick_once
+from sidecar.quorum.library import outcome_of
 from tests.simulation.raft.asking import Asking
 from tests.simulation.raft.ghost import CheckedFsm, Violation
 
@@ -68,7 +77,7 @@ class SimMember:
         self.log = MemberLog(opened, fsm, self.feed, self._state_changed, around)
         self.log.core.conf.logCompactionBatchSize = run.piece_bytes
         self.log.core.conf.appendEntriesBatchSizeBytes = run.append_bytes
-        self.member = MetadataMember(run.config, fsm.rules, self.log, self.feed, lambda: run.draws["ids"].randbytes(16))
+        self.member = QuorumMember(run.config, fsm.rules, self.log, self.feed, lambda: run.draws["ids"].randbytes(16))
         self.log.transport.sessions.fit(run.max_payload)
         self.feed.fit(run.max_payload)
         self.log.transport.sessions.set_online(True)
@@ -177,7 +186,7 @@ class SimMember:
                 absent = run.is_absent(decision.node_id)
                 run.later(NS_PER_S // 200, lambda: self.run(lambda: self._looked_for(decision, absent)))
             case LeaderQuestion():
-                said = Said.ABSENT if run.is_absent(decision.node) else None
+                said = ProbeResult.ABSENT if run.is_absent(decision.node) else None
                 run.later(NS_PER_S // 200, lambda: self.run(lambda: self.member.answered(decision, said)))
 
     def _looked_for(self, looked: LookFor, absent: bool) -> None:

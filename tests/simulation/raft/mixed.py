@@ -19,17 +19,17 @@ from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
-from liftpy.cluster import halting
-from liftpy.cluster.decisions.nodes import set_node
-from liftpy.cluster.draft import Decision, Draft
-from liftpy.cluster.features import FEATURES, STRICT
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.requests import REQUESTS
-from liftpy.cluster.snapshot import encode_snapshot
 from liftpy.config import NS_PER_S
-from liftpy.errors import StorageError, UnspokenError
-from liftpy.wire._pb import cluster_pb2 as pb
-from sidecar.raft.diverged import MARK, mark_diverged
+from liftpy.core.metadata.controller import quorum_member
+from liftpy.core.metadata.controller.nodes import set_node
+from liftpy.core.metadata.controller.requests import REQUESTS
+from liftpy.core.metadata.features import FEATURES, STRICT
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.record_builder import Decision, RecordBuilder
+from liftpy.core.metadata.snapshot import encode_snapshot
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.errors import IncompatibleVersionError, StorageError
+from sidecar.quorum.diverged_folder import MARK, mark_diverged
 from tests.simulation.raft.asking import Asking
 from tests.simulation.raft.ghost import CheckedFsm, Ghost, Violation
 from tests.simulation.raft.group_simulation import CHAOS_S, Run
@@ -45,7 +45,7 @@ _PERSON_S = 5.0
 def decides(*, guarded: bool) -> Iterator[None]:
     """The new version rounds weights up, from level 2 on; not ``guarded``: whatever the level is."""
 
-    def decide(draft: Draft, request: pb.SetNode) -> Decision:
+    def decide(draft: RecordBuilder, request: pb.SetNode) -> Decision:
         level = draft.image.feature_level if guarded else draft.features[-1].level
         if level >= STRICT and request.HasField("weight"):
             rounded = pb.SetNode()
@@ -109,7 +109,7 @@ class MixedRun(Run):
     def _tick(self, member: SimMember, chaos: bool) -> None:
         try:
             super()._tick(member, chaos)
-        except UnspokenError:
+        except IncompatibleVersionError:
             self.seen["old versions that met the level and ended"] += 1
             self._ended.add(member.node_id)
             member.death = "by the version, within"
@@ -156,7 +156,7 @@ class DivergedRun(Run):
 
     def execute(self) -> None:
         """As any seed; fewer barriers than lie between two places, as shipped: else each of them begins the next."""
-        with patch.object(halting, "MAX_BARRIERS", 8):
+        with patch.object(quorum_member, "MAX_BARRIERS", 8):
             super().execute()
 
     def _work(self, member: SimMember, chaos: bool) -> None:

@@ -14,27 +14,25 @@ from unittest.mock import patch
 
 import crc32c
 
-from liftpy.cluster import controller_list, deletion, starts
-from liftpy.cluster import member as member_module
-from liftpy.cluster.controller_list import ControllerList
-from liftpy.cluster.feed import FeedProducer
-from liftpy.cluster.feed_subscription import FeedSubscription
-from liftpy.cluster.forwarding import Forwarding
-from liftpy.cluster.member import EntryOutcome, MetadataMember, Order
-from liftpy.cluster.membership import AnsweredHeartbeats, Granted
-from liftpy.cluster.session import NodeSessions
 from liftpy.config import NS_PER_S
-from liftpy.wire._pb import cluster_pb2 as pb
-from sidecar.metadata import opening
-from sidecar.raft import lineage, transport
-from sidecar.raft.hardening import Hardening
-from sidecar.raft.journal import GroupJournal
-from sidecar.raft.library import RaftCore
-from sidecar.raft.lineage import FolderLineage
-from sidecar.raft.log_controllers import LogControllers, change_in
-from sidecar.raft.pre_vote import LogEnd
-from sidecar.raft.probation import Probation
-from sidecar.raft.transport import SessionTransport
+from liftpy.core.metadata import controller_list, data_deletion, directory_identity
+from liftpy.core.metadata.controller import quorum_member as member_module
+from liftpy.core.metadata.controller.quorum_member import EntryOutcome, Order, QuorumMember
+from liftpy.core.metadata.controller_list import ControllerList
+from liftpy.core.metadata.feed import FeedProducer, FeedSubscription
+from liftpy.core.metadata.forwarding import Forwarding
+from liftpy.core.metadata.node_session import AnsweredHeartbeats, Granted
+from liftpy.core.metadata.sessions import NodeSessions
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from sidecar.metadata import member_log
+from sidecar.quorum import probation, transport
+from sidecar.quorum.journal import GroupJournal
+from sidecar.quorum.library import RaftCore
+from sidecar.quorum.log_controllers import LogControllers, change_in
+from sidecar.quorum.pre_vote import LogEnd
+from sidecar.quorum.probation import FolderLineage, Probation
+from sidecar.quorum.raft_rules import Hardening
+from sidecar.quorum.transport import SessionTransport
 
 Patches = list[Any]
 
@@ -135,12 +133,12 @@ def sessions_not_restarted_by_a_new_leader() -> Patches:
 
 # ---- outcomes --------------------------------------------------------------------------------------------------------
 def unknown_outcome_is_a_refusal_of_the_leader() -> Patches:
-    real = MetadataMember.ended
+    real = QuorumMember.ended
 
-    def ended(self: MetadataMember, order: Order, outcome: EntryOutcome, answer: bytes | None, now_ns: int) -> Any:
+    def ended(self: QuorumMember, order: Order, outcome: EntryOutcome, answer: bytes | None, now_ns: int) -> Any:
         return real(self, order, EntryOutcome.NEVER if outcome is EntryOutcome.UNKNOWN else outcome, answer, now_ns)
 
-    return [patch.object(MetadataMember, "ended", ended)]
+    return [patch.object(QuorumMember, "ended", ended)]
 
 
 def silence_is_a_refusal() -> Patches:
@@ -149,22 +147,22 @@ def silence_is_a_refusal() -> Patches:
 
 
 def new_operation_id_with_every_attempt() -> Patches:
-    real = MetadataMember.entry
+    real = QuorumMember.entry
 
-    def entry(self: MetadataMember, order: Order, *given: int) -> Any:
+    def entry(self: QuorumMember, order: Order, *given: int) -> Any:
         order.request.operationId = self._new_id()
         return real(self, order, *given)
 
-    return [patch.object(MetadataMember, "entry", entry)]
+    return [patch.object(QuorumMember, "entry", entry)]
 
 
 # ---- data and markers ------------------------------------------------------------------------------------------------
 def clean_stop_marker_after_an_unclean_stop() -> Patches:
-    return [patch.object(starts, "stopped_cleanly", lambda **_: True)]
+    return [patch.object(directory_identity, "stopped_cleanly", lambda **_: True)]
 
 
 def folders_of_unknown_streams_deleted() -> Patches:
-    return [patch.object(deletion, "may_go", lambda *_: True)]
+    return [patch.object(data_deletion, "may_go", lambda *_: True)]
 
 
 # ---- probation -------------------------------------------------------------------------------------------------------
@@ -183,7 +181,7 @@ def folder_that_went_back_is_believed() -> Patches:
     """By the others and by itself; by which process each is known they still remember."""
 
     def heard(self: FolderLineage, peer_id: str, tail: bytes) -> bool:
-        if tail and self.known.get(peer_id) != (nonce := lineage._parse(tail)[0]):
+        if tail and self.known.get(peer_id) != (nonce := probation._parse(tail)[0]):
             self.known[peer_id], self._changed = nonce, True
         return True
 
@@ -217,19 +215,19 @@ def journal_not_flushed() -> Patches:
 def duties_without_a_barrier() -> Patches:
     """A new leader decides on what it has applied so far."""
 
-    def take_over(self: MetadataMember) -> list[Any]:
+    def take_over(self: QuorumMember) -> list[Any]:
         self._term, self._image = self._log.term, self._log.image
         self._duties.lead(self._image, self._now_ns, self._term)  # type: ignore[attr-defined]
         self._feed.lead()
         return []
 
-    real = MetadataMember.tick
+    real = QuorumMember.tick
 
-    def tick(self: MetadataMember, now_ns: int, **given: bool) -> list[Any]:
+    def tick(self: QuorumMember, now_ns: int, **given: bool) -> list[Any]:
         self._now_ns = now_ns  # type: ignore[attr-defined]
         return real(self, now_ns, **given)
 
-    return [patch.object(MetadataMember, "_take_over", take_over), patch.object(MetadataMember, "tick", tick)]
+    return [patch.object(QuorumMember, "_take_over", take_over), patch.object(QuorumMember, "tick", tick)]
 
 
 # ---- the feed --------------------------------------------------------------------------------------------------------
@@ -338,8 +336,8 @@ def replaced_in_one_step() -> Patches:
 
 
 def snapshots_without_the_controllers() -> Patches:
-    real = opening.write_snapshot_file
-    return [patch.object(opening, "write_snapshot_file", lambda path, held: real(path, replace(held, controllers=None)))]
+    real = member_log.write_snapshot_file
+    return [patch.object(member_log, "write_snapshot_file", lambda path, held: real(path, replace(held, controllers=None)))]
 
 
 def deaf_to_those_of_the_list_before() -> Patches:
@@ -348,7 +346,7 @@ def deaf_to_those_of_the_list_before() -> Patches:
 
 
 def nobody_is_told_that_he_is_none() -> Patches:
-    return [patch.object(opening.MemberLog, "told", lambda self, response: False)]
+    return [patch.object(member_log.MemberLog, "told", lambda self, response: False)]
 
 
 MUTANTS = (

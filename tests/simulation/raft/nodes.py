@@ -1,6 +1,6 @@
 """Nodes that are no controllers: they register, keep a session, follow the feed, and hold folders of partitions.
 
-Shipped: ``NodeFile`` on its folder, ``FolderStarts``, the rules of registration and of answered heartbeats, ``FeedSubscription``,
+Shipped: ``NodeFile`` on its folder, ``DirectoryIdentity``, the rules of registration and of answered heartbeats, ``FeedSubscription``,
 ``Lease``, ``Departures`` and ``may_go``. Checked: while a node's lease runs nobody fences it [D22]; its image is one that the group
 has had [M5]; it claims no clean stop that there was not [S9]; a folder goes only by a committed delete [M11].
 """
@@ -12,17 +12,17 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from liftpy.cluster import deletion, starts
-from liftpy.cluster.deletion import Departures, question
-from liftpy.cluster.diff import diff
-from liftpy.cluster.features import SPOKEN
-from liftpy.cluster.feed_subscription import FeedSubscription
-from liftpy.cluster.membership import AnsweredHeartbeats, Granted, Registered, registered
 from liftpy.config import NS_PER_S
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.metadata import data_deletion, directory_identity
+from liftpy.core.metadata.data_deletion import Departures, question
+from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.feed import FeedSubscription
+from liftpy.core.metadata.image_delta import diff
+from liftpy.core.metadata.node_session import AnsweredHeartbeats, Granted, Registered, registered
+from liftpy.core.replication.lease import Lease
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import StorageError
-from liftpy.ids import PartitionKey
-from liftpy.replica.lease import Lease
-from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar.disk.data_folder import DataFolder
 from sidecar.metadata.identity import NodeFile
 from tests.simulation.raft.asking import Asking
@@ -216,7 +216,7 @@ class NodeProcess:
         self._ask(pb.ControlRequest(fenceNode=fence), _LEAVE_TIMEOUT_NS, lambda _: self._ended(logs_are_clean))
 
     def _ended(self, logs_are_clean: bool) -> None:
-        if starts.stopped_cleanly(failed=self._failed, opened=True, logs_are_clean=logs_are_clean, repairs=False):
+        if directory_identity.stopped_cleanly(failed=self._failed, opened=True, logs_are_clean=logs_are_clean, repairs=False):
             with suppress(StorageError):
                 self._identity.end_cleanly()
                 self._sim.seen["nodes: clean stops"] += 1
@@ -291,7 +291,7 @@ class NodeProcess:
         self._ask(question(key), _QUESTION_TIMEOUT_NS, partial(self._may_go, key))
 
     def _may_go(self, key: PartitionKey, response: pb.ControlResponse) -> None:
-        allowed = deletion.may_go(response, key, self.node.node_id)
+        allowed = data_deletion.may_go(response, key, self.node.node_id)
         if allowed is None:
             self._later(_RETRY_NS, lambda: self._ask_for(key))
         elif allowed:

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from liftpy.cluster.divergence import AppliedDigests
+from liftpy.core.metadata.state_checksum import AppliedDigests
 from tests.simulation.raft.__main__ import run_seed
 from tests.simulation.raft.mixed import DivergedRun, MixedRun, decides
 

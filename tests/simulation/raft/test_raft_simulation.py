@@ -12,9 +12,9 @@ from unittest.mock import patch
 import pytest
 from pysyncobj import FAIL_REASON
 
-from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.image import ClusterImage
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.simulation.raft.__main__ import run_seed, run_seeds
 from tests.simulation.raft.draws import Draws
 from tests.simulation.raft.ghost import CheckedFsm, Ghost, Violation

@@ -12,10 +12,10 @@ from unittest.mock import patch
 
 import pytest
 
-from liftpy.ingest.derived import DerivedState
-from liftpy.ingest.last_of_subjects import IndexWait, LastOfSubjects
-from liftpy.testing.plan import draw_plan
-from liftpy.testing.run import Outcome, run_plan
+from liftpy.core.publish.last_per_subject import IndexWait, LastOfSubjects
+from liftpy.core.publish.log_state import LogState
+from tests.sim.plan import draw_plan
+from tests.sim.run import Outcome, run_plan
 
 EVENTS = 2500
 SEEDS = (1, 2, 3)
@@ -62,15 +62,15 @@ def what_is_not_committed_is_not_looked_at() -> Patches:
 
 
 def a_follower_takes_no_subjects() -> Patches:
-    return [patch.object(DerivedState, "fetched", _fetched_without_subjects)]
+    return [patch.object(LogState, "fetched", _fetched_without_subjects)]
 
 
-def _fetched_without_subjects(self: DerivedState, batches: Any) -> None:
-    with patch("liftpy.ingest.last_of_subjects.last_of_each", lambda stored: {}):
+def _fetched_without_subjects(self: LogState, batches: Any) -> None:
+    with patch("liftpy.core.publish.last_per_subject.last_of_each", lambda stored: {}):
         _FETCHED(self, batches)
 
 
-_FETCHED = DerivedState.fetched
+_FETCHED = LogState.fetched
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,14 @@ from unittest.mock import patch
 
 import pytest
 
-from liftpy.client.lane import Lane
-from liftpy.ingest.derived_part import NewBatch
-from liftpy.ingest.digest import RollingDigest
-from liftpy.ingest.producer_desk import ProducerDesk
-from liftpy.ingest.producers import Claim, Finding, Producers, Ruling
-from liftpy.testing.plan import StreamPlan, draw_plan
-from liftpy.testing.run import Outcome, run_plan
-from liftpy.wire.batch_columns import ColumnSet
+from liftpy.client.partition_queue import PartitionQueue
+from liftpy.core.publish.digest import RollingDigest
+from liftpy.core.publish.log_state_part import NewBatch
+from liftpy.core.publish.producer_epochs import ProducerDesk
+from liftpy.core.publish.producer_state import Claim, Finding, Producers, Ruling
+from liftpy.core.wire.batch_columns import ColumnSet
+from tests.sim.plan import StreamPlan, draw_plan
+from tests.sim.run import Outcome, run_plan
 
 EVENTS = 2500
 SEEDS = (4, 11)
@@ -88,11 +88,11 @@ def what_is_cut_is_known_on() -> Patches:
 
 
 def a_follower_takes_no_producers() -> Patches:
-    return [patch("liftpy.ingest.derived.Numbering", lambda *given: None)]
+    return [patch("liftpy.core.publish.log_state.Numbering", lambda *given: None)]
 
 
 def said_before_the_commit() -> Patches:
-    return [patch("liftpy.ingest.ingest.last_offset_of", lambda state: -1)]
+    return [patch("liftpy.core.publish.ingest.last_offset_of", lambda state: -1)]
 
 
 def the_first_may_be_any() -> Patches:
@@ -130,12 +130,12 @@ def a_position_stays_where_it_was() -> Patches:
 
 
 def a_member_begins_before_what_is_there() -> Patches:
-    real = Lane.begin
+    real = PartitionQueue.begin
 
-    def begin(self: Lane, epoch: int, next_sequence: int, digest: RollingDigest, **more: Any) -> None:
+    def begin(self: PartitionQueue, epoch: int, next_sequence: int, digest: RollingDigest, **more: Any) -> None:
         real(self, epoch, next_sequence, digest, **more | {"position": max(more.get("position", -1) - 3, -1)})
 
-    return [patch.object(Lane, "begin", begin), patch.object(Producers, "_by_position", lambda state, claim: None)]
+    return [patch.object(PartitionQueue, "begin", begin), patch.object(Producers, "_by_position", lambda state, claim: None)]
 
 
 @pytest.mark.parametrize("bug", [a_position_stays_where_it_was, a_member_begins_before_what_is_there])

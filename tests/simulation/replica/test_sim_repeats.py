@@ -12,12 +12,12 @@ from unittest.mock import patch
 
 import pytest
 
-from liftpy.ingest.acks import PendingAcks, Publishers
-from liftpy.ingest.derived import DerivedState
-from liftpy.ingest.ingest import Ingest
-from liftpy.ingest.recent_ids import Stored
-from liftpy.testing.plan import draw_plan
-from liftpy.testing.run import Outcome, run_plan
+from liftpy.core.publish.acks import PendingAcks, Publishers
+from liftpy.core.publish.dedup_window import Stored
+from liftpy.core.publish.ingest import Ingest
+from liftpy.core.publish.log_state import LogState
+from tests.sim.plan import draw_plan
+from tests.sim.run import Outcome, run_plan
 
 EVENTS = 3000
 SEEDS = (4, 8, 14)
@@ -50,19 +50,19 @@ def said_before_the_commit() -> Patches:
 
 
 def followers_take_no_ids() -> Patches:
-    return [patch("liftpy.ingest.derived.headers_of", lambda batch: ({}, False))]
+    return [patch("liftpy.core.publish.log_state.headers_of", lambda batch: ({}, False))]
 
 
 def a_promotion_knows_only_what_is_committed() -> Patches:
-    real = DerivedState.replay
+    real = LogState.replay
 
-    def replay(self: DerivedState, *rest: Any) -> bool:
+    def replay(self: LogState, *rest: Any) -> bool:
         complete = real(self, *rest)
         for taken in self.ids._tail:
             self.ids._forget(taken)
         return complete
 
-    return [patch.object(DerivedState, "replay", replay)]
+    return [patch.object(LogState, "replay", replay)]
 
 
 def what_is_in_hand_is_not_known() -> Patches:
@@ -76,14 +76,14 @@ def what_is_in_hand_is_not_known() -> Patches:
 
 
 def a_leader_does_not_take_its_own() -> Patches:
-    real = DerivedState.appended
+    real = LogState.appended
 
     def appended(
-        self: DerivedState, base_offset: int, record_count: int, timestamp_ns: int, ids: Any, *rest: Any, **more: Any
+        self: LogState, base_offset: int, record_count: int, timestamp_ns: int, ids: Any, *rest: Any, **more: Any
     ) -> None:
         real(self, base_offset, record_count, timestamp_ns, {}, *rest, **more)
 
-    return [patch.object(DerivedState, "appended", appended)]
+    return [patch.object(LogState, "appended", appended)]
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from unittest.mock import patch
 
 import pytest
 
-from liftpy.ingest.derived import DerivedState
-from liftpy.ingest.derived_budget import Share
-from liftpy.ingest.recent_ids import RecentIds
-from liftpy.testing.plan import draw_plan
-from liftpy.testing.run import Outcome, run_plan
+from liftpy.core.publish.dedup_window import RecentIds
+from liftpy.core.publish.log_state import LogState
+from liftpy.core.publish.log_state_budget import Share
+from tests.sim.plan import draw_plan
+from tests.sim.run import Outcome, run_plan
 
 EVENTS = 2000
 SEEDS = (11,)
@@ -31,7 +31,7 @@ Patches = list[Any]
 @contextmanager
 def watching(seen: Counter[str]) -> Iterator[None]:
     """Count what no checker sees."""
-    real_lacks, real_lose, real_take = RecentIds.lacks, RecentIds._lose, DerivedState._take
+    real_lacks, real_lose, real_take = RecentIds.lacks, RecentIds._lose, LogState._take
 
     def lacks(self: RecentIds, ids: Any, now_wall_ns: int) -> str:
         why = real_lacks(self, ids, now_wall_ns)
@@ -43,7 +43,7 @@ def watching(seen: Counter[str]) -> Iterator[None]:
         real_lose(self, *taken)
         seen["let go"] += not self.is_whole
 
-    def take(self: DerivedState, batch: Any) -> None:
+    def take(self: LogState, batch: Any) -> None:
         before_bytes = self.ids.share._node.size_bytes
         real_take(self, batch)
         if self.ids.share._node.size_bytes > max(before_bytes, NODE_BYTES):
@@ -52,7 +52,7 @@ def watching(seen: Counter[str]) -> Iterator[None]:
     with (
         patch.object(RecentIds, "lacks", lacks),
         patch.object(RecentIds, "_lose", lose),
-        patch.object(DerivedState, "_take", take),
+        patch.object(LogState, "_take", take),
     ):
         yield
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from liftpy.testing.run import run_seed, shrink
+from tests.sim.run import run_seed, shrink
 from tests.simulation.mutants.bug import SEED_EVENTS
 from tests.simulation.mutants.catalogue import MUTANTS
 from tests.simulation.replica.worker import run_job
@@ -139,7 +139,7 @@ HISTORIES = ((7, ""), (8, "disks"), (10, "lasting"))
 
 def _digest(hash_seed: str) -> str:
     code = (
-        "import hashlib; from liftpy.testing.run import run_seed;"
+        "import hashlib; from tests.sim.run import run_seed;"
         f"lines = [line for seed, profile in {HISTORIES}"
         " for line in run_seed(seed, 1500, trace=True, profile=profile).trace.lines];"
         "print(len(lines), hashlib.sha256('\\n'.join(lines).encode()).hexdigest())"

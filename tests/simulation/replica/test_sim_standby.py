@@ -12,14 +12,13 @@ from unittest.mock import patch
 
 import pytest
 
-from liftpy.ingest.ingest import Ingest
-from liftpy.ingest.ingest_shell import Hearing
-from liftpy.ingest.recognising import InLog
-from liftpy.ingest.sorting import Sorting, TakenOver
-from liftpy.ingest.standby import Standby
-from liftpy.replica.leader import LeaderRole
-from liftpy.testing.plan import draw_plan
-from liftpy.testing.run import Outcome, run_plan
+from liftpy.core.publish.ingest import Ingest
+from liftpy.core.publish.ports import Hearing
+from liftpy.core.publish.standby import Standby
+from liftpy.core.publish.standby_replay import FailoverBacklog, InLog, StandbyReplay
+from liftpy.core.replication.leader import LeaderRole
+from tests.sim.plan import draw_plan
+from tests.sim.run import Outcome, run_plan
 
 EVENTS = 3000
 SEEDS = (4, 13)
@@ -51,22 +50,22 @@ def nothing_is_recognised() -> Patches:
 
 
 def what_is_committed_alone_is_recognised() -> Patches:
-    real = Sorting._recognise
+    real = StandbyReplay._recognise
 
-    def recognise(self: Sorting, steps: list[Any]) -> Generator[None, None, int]:
+    def recognise(self: StandbyReplay, steps: list[Any]) -> Generator[None, None, int]:
         unheard_ns = yield from real(self, steps)
         high_watermark = self.log.high_watermark
         for step in steps:
             step.stored = [None if at is None or at.last_offset > high_watermark else at for at in step.stored]
         return unheard_ns
 
-    return [patch.object(Sorting, "_recognise", recognise)]
+    return [patch.object(StandbyReplay, "_recognise", recognise)]
 
 
 def what_was_heard_is_forgotten() -> Patches:
     real = Standby._sorted
 
-    def forget(self: Standby, hearing: Hearing) -> Generator[None, None, TakenOver]:
+    def forget(self: Standby, hearing: Hearing) -> Generator[None, None, FailoverBacklog]:
         made = yield from real(self, hearing)
         made.fresh = []
         return made
@@ -75,18 +74,18 @@ def what_was_heard_is_forgotten() -> Patches:
 
 
 def what_was_passed_over_is_appended() -> Patches:
-    def nothing(self: Sorting, steps: list[Any], unheard_ns: int) -> Generator[None, None, None]:
+    def nothing(self: StandbyReplay, steps: list[Any], unheard_ns: int) -> Generator[None, None, None]:
         yield
         for step in steps:
             step.passed = [False] * len(step.messages)
 
-    return [patch.object(Sorting, "_pass_over", nothing)]
+    return [patch.object(StandbyReplay, "_pass_over", nothing)]
 
 
 def who_waits_is_answered_at_once() -> Patches:
     real = Ingest.start
 
-    def start(self: Ingest, taken: TakenOver | None = None) -> None:
+    def start(self: Ingest, taken: FailoverBacklog | None = None) -> None:
         if taken is not None:
             taken.known = [(stored._replace(last_offset=-1), publishers) for stored, publishers in taken.known]
         real(self, taken)

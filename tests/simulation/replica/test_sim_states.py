@@ -12,14 +12,14 @@ from unittest.mock import patch
 
 import pytest
 
-from liftpy.ingest import state_writer
-from liftpy.ingest.derived import DerivedState
-from liftpy.ingest.state_file import State, Unwritten, state_names
-from liftpy.ingest.state_transfer import StateTaker
-from liftpy.ingest.state_writer import StateWriter, restore_state
-from liftpy.log.log import Log
-from liftpy.testing.plan import draw_plan
-from liftpy.testing.run import Outcome, run_plan
+from liftpy.core.log.log import Log
+from liftpy.core.publish import state_writer
+from liftpy.core.publish.log_state import LogState
+from liftpy.core.publish.state_file import State, Unwritten, state_names
+from liftpy.core.publish.state_transfer import StateTaker
+from liftpy.core.publish.state_writer import StateWriter, restore_state
+from tests.sim.plan import draw_plan
+from tests.sim.run import Outcome, run_plan
 
 EVENTS = 2500
 SEEDS = (0, 10)
@@ -32,7 +32,7 @@ def tampering(seed: int) -> Iterator[None]:
     """Some of the files are torn, flipped, lost, or put back as they were earlier, before a log is opened."""
     rng, earlier = random.Random(seed), dict[str, tuple[str, bytes]]()
 
-    def restore(derived: DerivedState, log: Log, of: str) -> dict[str, str]:
+    def restore(derived: LogState, log: Log, of: str) -> dict[str, str]:
         for name in state_names(log.storage):
             data = log.storage.load(name) or b""
             match rng.randrange(8):
@@ -50,7 +50,7 @@ def tampering(seed: int) -> Iterator[None]:
                     earlier[of] = name, data
         return restore_state(derived, log, of)
 
-    with patch("liftpy.testing.sim_ingest.restore_state", restore):
+    with patch("tests.sim.sim_ingest.restore_state", restore):
         yield
 
 
@@ -69,26 +69,26 @@ def test_each_is_committed_once() -> None:
 
 
 def one_that_is_older_needs_no_replay() -> Patches:
-    real = DerivedState.restore
+    real = LogState.restore
 
-    def restore(self: DerivedState, state: State) -> bool:
+    def restore(self: LogState, state: State) -> bool:
         done = real(self, state)
         self.end_offset = self._log.log_end_offset if done else self.end_offset
         return done
 
-    return [patch.object(DerivedState, "restore", restore)]
+    return [patch.object(LogState, "restore", restore)]
 
 
 def one_is_written_above_hw() -> Patches:
-    real = DerivedState.snapshot
+    real = LogState.snapshot
 
-    def snapshot(self: DerivedState, of: str) -> Unwritten | None:
+    def snapshot(self: LogState, of: str) -> Unwritten | None:
         unwritten, log = real(self, of), self._log
         if unwritten is None or self.end_offset is None or self.end_offset != log.durable_end_offset:
             return unwritten
         return unwritten._replace(end_offset=self.end_offset, leader_epoch=log.epochs.epoch_at(self.end_offset - 1))
 
-    return [patch.object(DerivedState, "snapshot", snapshot), patch("liftpy.ingest.state_file.why_not", lambda *_: "")]
+    return [patch.object(LogState, "snapshot", snapshot), patch("liftpy.core.publish.state_file.why_not", lambda *_: "")]
 
 
 @pytest.mark.parametrize(("bug", "seed"), [(one_that_is_older_needs_no_replay, 0), (one_is_written_above_hw, 12)])

@@ -1,9 +1,9 @@
 """The metadata group of a simulated cluster as it is: Raft, controllers on the cluster's own nodes, the feed for all others.
 
 Takes the place of ``SimGroup`` below the shipped simulator: whole controllers (``tests.simulation.raft.member``: journal, library,
-``MetadataMember``) on the cluster's clock. What befalls a node befalls its controller: kills, power cuts (its folder keeps what was
+``QuorumMember``) on the cluster's clock. What befalls a node befalls its controller: kills, power cuts (its folder keeps what was
 flushed), pauses, and cuts of its connection; "no metadata leader" is a bus that carries no frame of the group. A node is shown what
-its own role knows: what its controller has applied, or its feed; the role changes in place, as ``sidecar.metadata.roles`` does it.
+its own role knows: what its controller has applied, or its feed; the role changes in place, as ``sidecar.metadata.group_role`` does it.
 
 The truth, which the checkers hold everything against, is the first apply of each entry anywhere (``Ghost``).
 """
@@ -15,14 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from liftpy.cluster.accusations import ANSWER_NS, LeaderQuestion
-from liftpy.cluster.controller_list import ControllerList
-from liftpy.cluster.feed_subscription import FeedSubscription
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.member import Decision, LookFor
-from liftpy.testing.clock import MS, Clock, S
-from liftpy.testing.group import Answer, Heard, SimGroup
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.metadata.controller.quorum_member import Decision, LookFor
+from liftpy.core.metadata.controller_list import ControllerList
+from liftpy.core.metadata.failure_reports import ANSWER_NS, LeaderQuestion
+from liftpy.core.metadata.feed import FeedSubscription
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.sim.clock import MS, Clock, S
+from tests.sim.group import Answer, Heard, SimGroup
 from tests.simulation.raft.asking import Asking
 from tests.simulation.raft.faults import Faults
 from tests.simulation.raft.group_simulation import TICK_S, Run

@@ -11,19 +11,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from liftpy.cluster.controller_list import majority
+from liftpy.core.base.invariants import check
+from liftpy.core.metadata.controller_list import majority
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import InvariantError
-from liftpy.invariants import check
-from liftpy.testing.availability import Availability
-from liftpy.testing.clock import S
-from liftpy.testing.cluster import Cluster
-from liftpy.testing.faults import Nemesis
-from liftpy.testing.group import SimGroup
-from liftpy.testing.plan import Plan, draw_plan
-from liftpy.testing.run import Outcome
-from liftpy.testing.trace import Trace
-from liftpy.testing.world import Life, Machine
-from liftpy.wire._pb import cluster_pb2 as pb
+from tests.sim.availability import Availability
+from tests.sim.clock import S
+from tests.sim.cluster import Cluster
+from tests.sim.faults import Nemesis
+from tests.sim.group import SimGroup
+from tests.sim.plan import Plan, draw_plan
+from tests.sim.run import Outcome
+from tests.sim.trace import Trace
+from tests.sim.world import Life, Machine
 from tests.simulation.raft.disk import faulty_disk
 from tests.simulation.raft.ghost import Violation
 from tests.simulation.raft.group_simulation import _virtual

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from liftpy.client import Client, connect
+from liftpy.core.wire.subjects import EVENTS_STREAM
 from liftpy.errors import LiftError
-from liftpy.wire.subjects import EVENTS_STREAM
 from sidecar.dev.cluster import DevCluster
 
 SETTINGS = {"LIFTPY_REPLICATION_EVENTS_STREAM": "true", "LIFTPY_REPLICATION_SESSION_S": "3", "LIFTPY_LOG_LEVEL": "warning"}

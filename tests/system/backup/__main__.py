@@ -24,20 +24,19 @@ from pathlib import Path
 
 from liftpy.client import Client, connect
 from liftpy.client.group_admin import describe_group, reset_group
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import LiftError, NotFoundError
-from liftpy.ids import PartitionKey
 from liftpy.spark.pipelines.replica_reads import ReplicaAddress, ReplicaReads
-from liftpy.wire.subjects import Subjects
-from sidecar.backup.cluster_wide import ClusterWide
+from sidecar.backup.create import TakeOptions, take_backup
 from sidecar.backup.drill import drill
-from sidecar.backup.looking import list_backups, prune_backups, verify_backup
+from sidecar.backup.inspect import list_backups, prune_backups, verify_backup
+from sidecar.backup.restore import ClusterWide, Restore, RestoreOptions
 from sidecar.backup.restore_node import PREFIX
-from sidecar.backup.restoring import Restore, RestoreOptions
 from sidecar.backup.staging import LogDigest, Until
 from sidecar.backup.store import Store
-from sidecar.backup.taking import TakeOptions, take_backup
 from sidecar.dev.cluster import DevCluster
-from sidecar.settings import Target
+from sidecar.runtime.settings import Target
 from tests.system.backup.dying import CREATE_STEPS, PIECE_BYTES, QUOTA, RESTORE_STEPS, wishes_for
 
 STREAM, PARTITIONS = "orders", 2

@@ -23,14 +23,14 @@ from random import Random
 
 from liftpy.client import Client, Publisher, connect
 from liftpy.config import StreamConfig
+from liftpy.core.wire.batch import Record
 from liftpy.errors import LiftError, OutcomeUnknownError, PublishRejectedError, UnavailableError
-from liftpy.wire.batch import Record
-from sidecar.backup.looking import verify_backup
-from sidecar.backup.restoring import Restore, RestoreOptions, RestoreWish
+from sidecar.backup.create import TakeOptions, take_backup
+from sidecar.backup.inspect import verify_backup
+from sidecar.backup.restore import Restore, RestoreOptions, RestoreWish
 from sidecar.backup.store import Store
-from sidecar.backup.taking import TakeOptions, take_backup
 from sidecar.dev.cluster import DevCluster
-from sidecar.settings import Target
+from sidecar.runtime.settings import Target
 from tests.system.backup.__main__ import ViolationError, must
 
 KEYS, SUBJECTS, KEPT = 3000, 30, 100

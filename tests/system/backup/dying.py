@@ -10,12 +10,11 @@ from pathlib import Path
 
 from liftpy.client import connect
 from liftpy.config import DefaultQuota
-from sidecar.backup.cluster_wide import ClusterWide
-from sidecar.backup.looking import read_image
-from sidecar.backup.restoring import Restore, RestoreOptions, RestoreWish
+from sidecar.backup.create import TakeOptions, take_backup
+from sidecar.backup.inspect import read_image
+from sidecar.backup.restore import ClusterWide, Restore, RestoreOptions, RestoreWish
 from sidecar.backup.store import Store
-from sidecar.backup.taking import TakeOptions, take_backup
-from sidecar.settings import Target
+from sidecar.runtime.settings import Target
 
 CREATE_STEPS = ("begin", "barrier", "pieces", "image", "check", "manifest", "end")
 RESTORE_STEPS = ("look", "stage", "register", "create", "serve", "replicate", "settings", "open", "leave", "remove", "cursors")

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from liftpy.shares import share_of
+from liftpy.core.base.worker_assignment import share_of
 from tests.system.faults.copies import COPIES
 from tests.system.faults.disks import DISKS
 from tests.system.faults.ground import STREAM, Ground

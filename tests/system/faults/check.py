@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from liftpy.core.wire.batch import split_batches
 from liftpy.errors import CorruptionError
-from liftpy.wire.batch import split_batches
 from tests.system.faults.load import Acked, payload
 from tests.system.faults.services import ServicesVerdict
 

@@ -11,12 +11,12 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from liftpy.client import Client, GroupOptions
-from liftpy.client.ending import end_tasks
 from liftpy.client.group_admin import describe_cursor, describe_group
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb.service_pb2 import SnapshotRequest
+from liftpy.core.wire.subjects import GROUPS_SERVICE, GROUPS_STREAM, Subjects
 from liftpy.errors import LiftError
-from liftpy.wire import frames
-from liftpy.wire._pb.service_pb2 import SnapshotRequest
-from liftpy.wire.subjects import GROUPS_SERVICE, GROUPS_STREAM, Subjects
+from liftpy.nats.cancellation import end_tasks
 from tests.system.faults.ground import STREAM
 
 _T = TypeVar("_T")

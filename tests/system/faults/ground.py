@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.client import connect
-from liftpy.client.ending import end_tasks
-from liftpy.cluster.image import StreamImage
 from liftpy.config import StreamConfig
+from liftpy.core.metadata.image import StreamImage
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import LiftError
-from liftpy.wire import frames
-from liftpy.wire._pb import cluster_pb2
-from liftpy.wire.subjects import Subjects
+from liftpy.nats.cancellation import end_tasks
 from sidecar.dev.cluster import DevCluster, LineSink
-from sidecar.dev.embedded import NatsServer
+from sidecar.dev.nats_server import NatsServer
 from tests.system.faults.check import partition_folder, read_log
 from tests.system.faults.relay import Relay
 from tests.system.faults.services import SERVICE, Services, ServicesVerdict

@@ -18,9 +18,9 @@ from typing import Any
 import nats
 import nats.errors
 
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import ProtocolError
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
 
 _Ack = client_pb2.Ack
 _AFTER_REFUSAL_S = 0.02

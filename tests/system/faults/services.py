@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from liftpy.core.wire.batch import split_batches
 from liftpy.service import Identity, Outbox, ServiceMachine
-from liftpy.wire.batch import split_batches
 from tests.examples.chain import Chain
 from tests.examples.processes import snapshot_path, start_service
 

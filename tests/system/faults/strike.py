@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from liftpy.cluster.image import StreamImage
+from liftpy.core.metadata.image import StreamImage
 from tests.system.faults.ground import DEADLINE_S, Ground, Seen
 from tests.system.faults.load import Load
 from tests.system.powercut.cut import PowerCut, Rule

@@ -2,7 +2,8 @@
 
 A cluster of real processes without NATS authorization, under load: three controllers and a node that follows the feed, publishers
 that wait for acks, a reader. Everything that is said on the bus is overheard, spoiled, and said again, on every subject of the table
-of subjects (``liftpy.wire.rights``) and on what nats-server says the nodes listen to. Nothing of it may end a node, move a leadership
+of subjects (``liftpy.core.wire.permissions``) and on what nats-server says the nodes listen to. Nothing of it may end a node,
+move a leadership
 or an ISR, begin a term, fill the memory or the log, or keep a publish from being acknowledged; and what was acknowledged is on all
 replicas, which are equal.
 

@@ -11,9 +11,9 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from liftpy.cluster.features import SPOKEN
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2, cluster_pb2
+from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2, cluster_pb2
 from tests.system.garbage.making import command
 from tests.system.garbage.targets import Place
 

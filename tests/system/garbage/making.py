@@ -11,9 +11,9 @@ import zlib
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from liftpy.wire import envelope, frames
-from liftpy.wire._pb import cluster_pb2
-from liftpy.wire.envelope import MessageType
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import cluster_pb2
+from liftpy.core.wire.envelope import MessageType
 from tests.fuzz.mutate import bytes_of, message_of, spoiled
 from tests.system.garbage.targets import Place
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.client import Client, ReadOptions, connect
-from liftpy.client.ending import end_tasks
-from liftpy.client.parser import StrictConnection
+from liftpy.core.wire.subjects import SERVER_CONNECTIONS, Subjects
 from liftpy.errors import ClientClosedError, LiftError
-from liftpy.wire.subjects import SERVER_CONNECTIONS, Subjects
+from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.parser import StrictConnection
 from sidecar.dev.cluster import DevCluster
 from tests.system.garbage.floods import FLOODS, QUIET, QUIET_DATA, Flood
 from tests.system.garbage.making import Maker, Overheard, Said

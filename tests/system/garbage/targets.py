@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 
-from liftpy.wire.rights import USES
-from liftpy.wire.subjects import Subjects, data_subject
+from liftpy.core.wire.permissions import USES
+from liftpy.core.wire.subjects import Subjects, data_subject
 
 PRINCIPAL = "mallory"
 

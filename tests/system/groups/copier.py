@@ -6,7 +6,7 @@ import asyncio
 import sys
 
 from liftpy.client import GroupOptions, connect
-from liftpy.wire.batch import Record
+from liftpy.core.wire.batch import Record
 from tests.system.groups.into import yields
 
 

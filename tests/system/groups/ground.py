@@ -16,9 +16,9 @@ from typing import Any
 
 from liftpy.client import Client, connect
 from liftpy.client.group_admin import GroupDescription, describe_group
+from liftpy.core.groups.commands import partition_of
+from liftpy.core.wire.subjects import GROUPS_STREAM
 from liftpy.errors import LiftError
-from liftpy.group.commands import partition_of
-from liftpy.wire.subjects import GROUPS_STREAM
 from sidecar.dev.cluster import DevCluster
 from tests.system.groups import judge
 

@@ -21,10 +21,10 @@ from random import Random
 
 from liftpy.client import Client, connect
 from liftpy.client.group_admin import describe_group
+from liftpy.core.groups.commands import partition_of as home_of
+from liftpy.core.wire.partitioner import partition_of
+from liftpy.core.wire.subjects import GROUPS_STREAM
 from liftpy.errors import LiftError
-from liftpy.group.commands import partition_of as home_of
-from liftpy.wire.keyed import partition_of
-from liftpy.wire.subjects import GROUPS_STREAM
 from sidecar.dev.cluster import DevCluster
 
 ROOT = Path(__file__).resolve().parents[3]

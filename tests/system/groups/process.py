@@ -17,8 +17,8 @@ from typing import Any
 
 from liftpy.client import GroupOptions, GroupRefusedError, connect
 from liftpy.client.group import Group
+from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import LiftError
-from liftpy.ids import PartitionKey
 
 COMMIT_S = 0.2
 

@@ -35,10 +35,10 @@ from typing import Any
 from liftpy.client import Client, GroupOptions, QueueOptions, connect
 from liftpy.client.group_admin import describe_cursor, describe_group, list_cursors, list_groups, reset_group
 from liftpy.config import StreamConfig
+from liftpy.core.wire.subjects import GROUPS_STREAM
 from liftpy.errors import LiftError
-from liftpy.wire.subjects import GROUPS_STREAM
 from sidecar.dev.cluster import DevCluster, DevNode
-from sidecar.dev.embedded import spawn
+from sidecar.dev.nats_server import spawn
 from tests.system.groups.charging import HOLD
 from tests.system.groups.ground import ROOT, ViolationError
 
@@ -46,7 +46,7 @@ NODES = ("n1", "n2", "n3")
 STREAM, PARTITIONS, DEAD, COMMANDS = "work", 2, "work-dead", "commands"
 SERVICE, FILL = "charging", "fill"
 SNAPSHOT_EVERY = 10_000
-"""Commands between two snapshots of a coordinator (``sidecar/coordinators.py``)."""
+"""Commands between two snapshots of a coordinator (``sidecar/groups/coordinators.py``)."""
 PATIENCE_S = 90.0
 _SMALL = {"segment_bytes": 4096, "retention_bytes": 8192}
 _SETTINGS = {

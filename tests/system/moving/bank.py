@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.client import Client
-from liftpy.client.ending import end_tasks
-from liftpy.client.plans import PlacementWish
+from liftpy.client.placement_plans import PlacementWish
 from liftpy.errors import OutcomeUnknownError, UnavailableError
+from liftpy.nats.cancellation import end_tasks
 from tests.examples.processes import start_service
 
 COMMANDS, RECEIPTS = "bank", "receipts"

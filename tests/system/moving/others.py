@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.client import Client
-from liftpy.client.ending import end_tasks
 from liftpy.errors import OutcomeUnknownError
+from liftpy.nats.cancellation import end_tasks
 
 _PAUSE_S = 0.05
 _LINE_BYTES = 64 << 20

@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.client import Client, connect
-from liftpy.client.ending import end_tasks
-from liftpy.client.plans import PlacementWish
-from liftpy.cluster.image import ClusterImage
+from liftpy.client.placement_plans import PlacementWish
 from liftpy.config import StreamConfig
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.wire.subjects import data_subject
 from liftpy.errors import LiftError
-from liftpy.wire.subjects import data_subject
+from liftpy.nats.cancellation import end_tasks
 from sidecar.dev.cluster import DevCluster
 from tests.system.faults.check import Verdict, check, partition_folder
 from tests.system.faults.load import Load

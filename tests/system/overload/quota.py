@@ -12,7 +12,7 @@ from typing import Any
 
 from liftpy.client import Client, PublishOptions, connect
 from liftpy.config import StreamConfig
-from liftpy.ingest.quota import BURST_S
+from liftpy.core.publish.quota import BURST_S
 from sidecar.dev.cluster import DevCluster
 
 QUOTA_PER_S, OFFERED_PER_S, NEIGHBOUR_PER_S = 1000, 3000, 1000

@@ -18,8 +18,8 @@ import sys
 from pathlib import Path
 
 from liftpy.client import Client, connect
+from liftpy.core.wire.partitioner import partition_of
 from liftpy.errors import LiftError
-from liftpy.wire.keyed import partition_of
 from sidecar.dev.cluster import DevCluster
 from tests.system.producers.process import yields
 

@@ -14,9 +14,9 @@ from itertools import islice
 import nats
 from nats.aio.client import Client as NatsConnection
 
-from liftpy.cluster.image import ClusterImage
-from liftpy.partition import PartitionStatus
-from liftpy.wire.subjects import Subjects
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.wire.subjects import Subjects
 from sidecar.metadata.feed import FeedSubscriber
 
 _POLL_S = 0.05

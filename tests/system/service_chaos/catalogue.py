@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from liftpy.config import StreamConfig
 from liftpy.errors import LiftError
-from sidecar.cli.service_endings import EXIT_CONFIG, EXIT_DIVERGED
+from sidecar.cli.service import EXIT_CONFIG, EXIT_DIVERGED
 from tests.examples.processes import start_service
 from tests.system.service_chaos.ground import CODE, EVERY, NODES, OUTPUTS, PATIENCE_S, SERVICE, STREAM, Ground
 from tests.system.service_chaos.model import ViolationError

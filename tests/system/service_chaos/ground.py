@@ -16,11 +16,10 @@ from typing import Any
 
 from liftpy.client import Client, connect
 from liftpy.config import StreamConfig
+from liftpy.core.services.snapshot import decode
 from liftpy.errors import LiftError
 from liftpy.service import Identity
-from liftpy.service.snapshot import decode
-from sidecar.cli.service_endings import DO_NOT_RESTART
-from sidecar.cli.service_orders import store_now
+from sidecar.cli.service import DO_NOT_RESTART, store_now
 from sidecar.dev.cluster import DevCluster
 from tests.examples.processes import ROOT, snapshot_path, start_service
 from tests.system.service_chaos.ledger import PLANT, PLANT_BELOW, POISON, TIMED, VERSION

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from liftpy.wire.batch import Record
+from liftpy.core.wire.batch import Record
 from tests.system.service_chaos.ledger import POISON, TIMED, TIMER, TIMER_NS
 
 SKIP = "Lift-Service-Skip"

@@ -24,11 +24,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from liftpy.client import Client
+from liftpy.core.base.strict_json import load_json
 from liftpy.spark.pipelines.naming import DATA, batch_mark, end_mark
-from liftpy.spark.pipelines.opening import state_of, table_at
-from liftpy.spark.pipelines.orphans import find_orphans, remove_orphans
+from liftpy.spark.pipelines.orphan_files import find_orphans, remove_orphans
+from liftpy.spark.pipelines.table_kind import state_of, table_at
 from liftpy.spark.session import FAST_START
-from liftpy.strict_json import load_json
 from sidecar.dev.cluster import DevCluster
 from tests.system import spark_rounds
 from tests.system.spark_driver import SparkDriver, until

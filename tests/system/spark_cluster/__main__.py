@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.client import Credentials, connect
-from liftpy.wire.rights import AccessRole, Rights, Scope, as_nats_conf, rights_of
+from liftpy.core.wire.permissions import AccessRole, Rights, Scope, as_nats_conf, rights_of
 from sidecar.dev.cluster import DevCluster
-from sidecar.dev.embedded import NatsServer, spawn
+from sidecar.dev.nats_server import NatsServer, spawn
 from tests.system.spark_cluster.standalone import Standalone
 
 ROOT = Path(__file__).resolve().parents[3]

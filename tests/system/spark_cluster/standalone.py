@@ -15,7 +15,7 @@ from typing import Any
 
 import pyspark
 
-from sidecar.dev.embedded import spawn
+from sidecar.dev.nats_server import spawn
 
 MASTER, WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
 START_TIMEOUT_S = 120.0

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.client import Client, connect
-from liftpy.client.ending import end_tasks
 from liftpy.config import StreamConfig
 from liftpy.errors import LiftError
+from liftpy.nats.cancellation import end_tasks
 from liftpy.spark.session import local_session
 from sidecar.dev.cluster import DevCluster
 from tests.system.spark_driver import until

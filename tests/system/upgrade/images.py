@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from liftpy.cluster.codec import image_to_bytes
-from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.image import ClusterImage
-from sidecar.raft.journal import GroupJournal
-from sidecar.raft.log_controllers import change_in
-from sidecar.raft.snapshot_file import decode_snapshot_file
+from liftpy.core.metadata.codec import image_to_bytes
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.image import ClusterImage
+from sidecar.quorum.journal import GroupJournal
+from sidecar.quorum.log_controllers import change_in
+from sidecar.quorum.snapshot_file import decode_snapshot_file
 
 
 def _entries(folder: Path) -> tuple[ClusterFsm, int, list[tuple[int, bytes]]]:

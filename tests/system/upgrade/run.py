@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.client import connect
-from liftpy.client.ending import end_tasks
-from liftpy.cluster.features import SPOKEN
-from liftpy.cluster.may_stop import why_not
+from liftpy.core.metadata.controller.preflight import why_not
+from liftpy.core.metadata.features import SPOKEN
 from liftpy.errors import LiftError
+from liftpy.nats.cancellation import end_tasks
 from sidecar.dev.cluster import DevCluster, DevNode
 from tests.system.upgrade.beside import Beside
 from tests.system.upgrade.images import equal, images

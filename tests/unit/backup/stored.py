@@ -1,4 +1,4 @@
-"""A store with backups of made-up streams, written as ``sidecar.backup.taking`` writes them, without a cluster."""
+"""A store with backups of made-up streams, written as ``sidecar.backup.create`` writes them, without a cluster."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from liftpy.backup.manifest import Manifest, PartitionCopy, StoredFile, StoredPiece, StreamCopy, image_path, piece_path
-from liftpy.backup.planning import chained, kept_pieces
-from liftpy.cluster.image import ClusterImage, StreamImage
-from liftpy.cluster.snapshot import encode_snapshot
 from liftpy.config import StreamConfig
-from liftpy.partition import PartitionState, Purge
-from liftpy.wire.batch import RecordBatch, build_batch, split_batches
+from liftpy.core.backup.manifest import Manifest, PartitionCopy, StoredFile, StoredPiece, StreamCopy, image_path, piece_path
+from liftpy.core.backup.pieces import chained, kept_pieces
+from liftpy.core.base.partition import PartitionState, Purge
+from liftpy.core.metadata.image import ClusterImage, StreamImage
+from liftpy.core.metadata.snapshot import encode_snapshot
+from liftpy.core.wire.batch import RecordBatch, build_batch, split_batches
 from sidecar.backup.store import Store
 
 FIRST, SECOND, THIRD = "20261101T000000Z-0000000a", "20261102T000000Z-0000000b", "20261103T000000Z-0000000c"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from liftpy.backup.manifest import (
+from liftpy.core.backup.manifest import (
     NO_CHAIN,
     CursorCopy,
     PartitionCopy,
@@ -24,11 +24,11 @@ from liftpy.backup.manifest import (
     running_path,
     writer_of,
 )
-from liftpy.backup.planning import kept_pieces
+from liftpy.core.backup.pieces import kept_pieces
 from liftpy.errors import ConfigError, CorruptionError, InvalidNameError, LiftError, NotFoundError, UnknownFormatError
-from sidecar.backup.looking import list_backups, prune_backups, read_image, verify_backup
+from sidecar.backup.create import TakeOptions, new_backup_id, take_backup
+from sidecar.backup.inspect import list_backups, prune_backups, read_image, verify_backup
 from sidecar.backup.store import Store
-from sidecar.backup.taking import TakeOptions, new_backup_id, take_backup
 from tests.unit.backup.stored import FIRST, SECOND, THIRD, UID, copied, log_of, put_backup, two_backups
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
-from liftpy.backup.manifest import manifest_path
-from sidecar.cli.backup_metrics import TABLE, shown_store
+from liftpy.core.backup.manifest import manifest_path
+from sidecar.cli.backup import TABLE, shown_store
 from sidecar.cli.main import liftpy
 from tests.unit.backup.stored import FIRST, SECOND, two_backups
 

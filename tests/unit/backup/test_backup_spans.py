@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from liftpy.core.observe import tracing as steps_module
+from liftpy.core.observe.tracing import StepSpans
 from liftpy.errors import CorruptionError
-from liftpy.trace import steps as steps_module
-from liftpy.trace.steps import StepSpans
-from sidecar.backup.taking import TakenBackup
+from sidecar.backup.create import TakenBackup
 from sidecar.cli import backup as create_module
-from sidecar.cli import backup_restore as restore_module
-from sidecar.cli.backup_spans import said_of, traced
-from sidecar.settings import Target
+from sidecar.cli import backup as restore_module
+from sidecar.cli.backup import said_of, traced
+from sidecar.runtime.settings import Target
 from tests.unit.backup.stored import SECOND, two_backups
 
 
@@ -138,7 +138,7 @@ def test_each_command_tells_its_steps(what: str, tmp_path: Path, monkeypatch: py
 
 def test_off_nothing_of_opentelemetry_is_loaded() -> None:
     code = (
-        "import sys; from sidecar.cli.backup_spans import traced; from sidecar.settings import Target\n"
+        "import sys; from sidecar.cli.backup import traced; from sidecar.runtime.settings import Target\n"
         "with traced('backup', Target(), 'off', '') as spans: spans.step('begin')\n"
         "assert not [name for name in sys.modules if name.startswith('opentelemetry')]"
     )

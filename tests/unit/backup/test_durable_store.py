@@ -14,19 +14,19 @@ from typing import Any
 
 import pytest
 
-from liftpy.backup.cutting import without_purged
-from liftpy.backup.manifest import manifest_path, piece_path, running_path
 from liftpy.client.positions import Bounds
-from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.config import StreamConfig
+from liftpy.core.backup.manifest import manifest_path, piece_path, running_path
+from liftpy.core.backup.pieces import without_purged
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.partition import Purge
+from liftpy.core.log.log import Log
+from liftpy.core.metadata.image import ClusterImage, StreamImage
+from liftpy.core.wire.batch import build_batch, split_batches
 from liftpy.errors import CorruptionError, NotFoundError, StorageError
-from liftpy.ids import PartitionKey
-from liftpy.log.log import Log
-from liftpy.partition import Purge
-from liftpy.wire.batch import build_batch, split_batches
+from sidecar.backup import create
 from sidecar.backup import store as store_module
-from sidecar.backup import taking
-from sidecar.backup.looking import prune_backups, read_image
+from sidecar.backup.inspect import prune_backups, read_image
 from sidecar.backup.staging import NOWHERE, stage
 from sidecar.backup.store import Store
 from sidecar.disk.files import FolderStorage, sync_folder
@@ -134,7 +134,7 @@ async def test_a_backup_asks_for_the_metadata_then_the_cursors_then_where_partit
         return Bounds(uid[0], "n1", "n1", 9, log_start_offset=0, high_watermark=-1)
 
     for name, stands_in in (("list_groups", list_groups), ("describe_group", describe_group), ("list_cursors", list_cursors)):
-        monkeypatch.setattr(taking, name, stands_in)
+        monkeypatch.setattr(create, name, stands_in)
     client: Any = SimpleNamespace(describe_cluster=describe_cluster, bounds=bounds)
     uid = [UID]
     store, marks = Store.at(str(tmp_path)), []
@@ -145,7 +145,7 @@ async def test_a_backup_asks_for_the_metadata_then_the_cursors_then_where_partit
         put(path, data)
 
     monkeypatch.setattr(store, "put", noted)
-    taken = await taking.take_backup(client, store, taking.TakeOptions())
+    taken = await create.take_backup(client, store, create.TakeOptions())
     assert marks == ["?", ""], "a prune knows of it before it has looked what to use, and what it uses then"
     assert store.sizes("running") == {}
     assert asked == ["metadata, linearizable True", "groups", "cursors", "ends"]
@@ -154,7 +154,7 @@ async def test_a_backup_asks_for_the_metadata_then_the_cursors_then_where_partit
         "of a queue what is settled; nothing of other streams"
     )
     asked.clear()
-    later = await taking.take_backup(client, store, taking.TakeOptions())
+    later = await create.take_backup(client, store, create.TakeOptions())
     assert (marks[2:], later.manifest.since) == (["?", taken.manifest.backup], taken.manifest.backup)
 
     def loses(step: str) -> None:
@@ -163,10 +163,10 @@ async def test_a_backup_asks_for_the_metadata_then_the_cursors_then_where_partit
             store.remove(path)
 
     with pytest.raises(CorruptionError, match="not whole"):
-        await taking.take_backup(client, store, taking.TakeOptions(), step=loses)
+        await create.take_backup(client, store, create.TakeOptions(), step=loses)
     uid[0] = "00000b-20"
     with pytest.raises(NotFoundError, match="made again"):
-        await taking.take_backup(client, Store.at(str(tmp_path)), taking.TakeOptions())
+        await create.take_backup(client, Store.at(str(tmp_path)), create.TakeOptions())
     assert store.backup_ids() == [taken.manifest.backup, later.manifest.backup]
 
 
@@ -212,10 +212,10 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Any:
     async def batches(offset: int) -> Any:
         return [batch for batch in made.log if batch.next_offset > offset][:1], None
 
-    monkeypatch.setattr(taking, "list_groups", none)
-    monkeypatch.setattr(taking, "list_cursors", none)
+    monkeypatch.setattr(create, "list_groups", none)
+    monkeypatch.setattr(create, "list_cursors", none)
     monkeypatch.setattr(
-        taking, "ReplicaReads", lambda transport, subjects, at: SimpleNamespace(batches=batches, compacted_end=0, deletes_end=0)
+        create, "ReplicaReads", lambda transport, subjects, at: SimpleNamespace(batches=batches, compacted_end=0, deletes_end=0)
     )
     made.describe_cluster, made.bounds = described, bounds
     return made
@@ -230,21 +230,21 @@ async def test_backup_into_a_full_store_leaves_the_room_that_it_found(
     disk = SmallDisk(store._fs, tmp_path, 0)
     full = Store(disk, str(tmp_path))
     full._is_local = True
-    options = taking.TakeOptions(since="", piece_bytes=3 * client.log[0].header.size_bytes)
+    options = create.TakeOptions(since="", piece_bytes=3 * client.log[0].header.size_bytes)
     needed = 0
     with monkeypatch.context() as roomy:
         roomy.setattr(disk, "room_bytes", 1 << 30)
-        taken = await taking.take_backup(client, full, options)
+        taken = await create.take_backup(client, full, options)
         needed = sum(store.sizes("").values()) - sum(before.values())
         for path in set(store.sizes("")) - set(before):
             store.remove(path)
     for room_bytes in range(0, needed, max(1, needed // 40)):
         disk.room_bytes = sum(before.values()) + room_bytes
         with pytest.raises(StorageError, match="No space left"):
-            await taking.take_backup(client, full, options)
+            await create.take_backup(client, full, options)
         assert store.sizes("") == before, f"with {room_bytes} bytes left"
     disk.room_bytes = 1 << 30
-    assert (await taking.take_backup(client, full, options)).manifest.size_bytes == taken.manifest.size_bytes
+    assert (await create.take_backup(client, full, options)).manifest.size_bytes == taken.manifest.size_bytes
 
 
 @pytest.mark.parametrize("leaves", ["mark", "pieces", "image"])
@@ -275,11 +275,11 @@ async def test_restored_log_has_no_record_of_a_purge_that_was_pending_at_the_bac
         )
     )
     client.purges = (Purge(number=5, keys=(b"ann",), end_offset=41),)
-    options = taking.TakeOptions(piece_bytes=3 * client.log[0].header.size_bytes)
-    first = (await taking.take_backup(client, store, options)).manifest
+    options = create.TakeOptions(piece_bytes=3 * client.log[0].header.size_bytes)
+    first = (await create.take_backup(client, store, options)).manifest
     purged = list(client.log)
     client.log, client.purges = [without_purged(batch, client.purges) for batch in purged], ()
-    second = (await taking.take_backup(client, store, options)).manifest
+    second = (await create.take_backup(client, store, options)).manifest
     for manifest in (first, second):
         folder = tmp_path / manifest.backup
         (copy,) = manifest.streams[0].partitions
@@ -302,7 +302,7 @@ async def test_restored_log_has_no_record_of_a_purge_that_was_pending_at_the_bac
 async def test_backup_that_copies_a_partition_again_keeps_nothing_of_earlier_backups(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, asked = taking.ReplicaReads, list[int]()
+    made, asked = create.ReplicaReads, list[int]()
 
     def compacted(*where: Any) -> Any:
         asked.append(1)
@@ -310,8 +310,8 @@ async def test_backup_that_copies_a_partition_again_keeps_nothing_of_earlier_bac
         reads.deletes_end = 70 if len(asked) > 4 else 0  # delete markers go that the copy has not read
         return reads
 
-    monkeypatch.setattr(taking, "ReplicaReads", compacted)
-    options = taking.TakeOptions(since="", piece_bytes=client.log[0].header.size_bytes)
-    taken = await taking.take_backup(client, Store.at(str(tmp_path)), options)
+    monkeypatch.setattr(create, "ReplicaReads", compacted)
+    options = create.TakeOptions(since="", piece_bytes=client.log[0].header.size_bytes)
+    taken = await create.take_backup(client, Store.at(str(tmp_path)), options)
     assert len(asked) > len(client.log), "it was not copied again"
     assert taken.kept_bytes == 0

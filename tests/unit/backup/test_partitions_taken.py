@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from liftpy.client.positions import Bounds
-from liftpy.cluster.image import StreamImage
 from liftpy.config import StreamConfig
+from liftpy.core.base.partition import PartitionState
+from liftpy.core.metadata.image import StreamImage
 from liftpy.errors import CorruptionError, NotFoundError, UnavailableError
-from liftpy.partition import PartitionState
 from liftpy.spark.pipelines.replica_reads import Away, Damaged
-from sidecar.backup import taking
+from sidecar.backup import create
 from sidecar.backup.store import Store
 from tests.unit.backup.stored import THIRD, UID, log_of
 
@@ -36,11 +36,11 @@ class World:
         self.spent = 0
         self.compacted_end = self.deletes_end = 0
         self.state: tuple[int, bytes] | None = None
-        monkeypatch.setattr(taking, "ReplicaReads", lambda transport, subjects, at: self.reads(at.node))
-        monkeypatch.setattr(taking, "_AGAIN_S", 0)
+        monkeypatch.setattr(create, "ReplicaReads", lambda transport, subjects, at: self.reads(at.node))
+        monkeypatch.setattr(create, "_AGAIN_S", 0)
         client: Any = SimpleNamespace(transport=None, bounds=self.bounds)
-        options = taking.TakeOptions(piece_bytes=3 * LOG[0].header.size_bytes)
-        self.home = taking._Taking(client, Store.at(str(folder)), options, lambda name: None, id=THIRD)
+        options = create.TakeOptions(piece_bytes=3 * LOG[0].header.size_bytes)
+        self.home = create._Taking(client, Store.at(str(folder)), options, lambda name: None, id=THIRD)
         self.home.pace = SimpleNamespace(spent=self.spend)  # type: ignore[assignment]
         state = PartitionState(partition=0, replicas=NODES, isr=NODES, leader="n1", leader_epoch=9, epoch=1)
         self.stream = StreamImage("orders", UID, "shop.orders", StreamConfig(), (state,))
@@ -69,7 +69,7 @@ class World:
 
     async def take(self, high_watermark: int = 79, before: Any = None) -> Any:
         bounds = Bounds(UID, "n1", "n1", 9, log_start_offset=self.start, high_watermark=high_watermark)
-        return await taking._PartitionTaking(self.home, self.stream, 0).run(bounds, before)
+        return await create._PartitionTaking(self.home, self.stream, 0).run(bounds, before)
 
 
 async def test_all_of_it_in_pieces_with_what_it_costs_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ async def test_all_of_it_in_pieces_with_what_it_costs_told(monkeypatch: pytest.M
     size_bytes = sum(batch.header.size_bytes for batch in LOG)
     assert (world.spent, world.home.written_bytes) == (size_bytes, size_bytes)
     assert {node for node, _ in world.asked} == {"n2"}, "a follower: the leader has enough to do"
-    world.home.id = taking.new_backup_id(datetime(2026, 12, 1, tzinfo=UTC))
+    world.home.id = create.new_backup_id(datetime(2026, 12, 1, tzinfo=UTC))
     assert [(piece.start, piece.end) for piece in (await world.take(24)).pieces] == [(0, 30)], "a batch is whole"
 
 
@@ -121,7 +121,7 @@ async def test_what_an_earlier_backup_holds_is_used_where_it_is_the_same_log(
     world = World(monkeypatch, tmp_path)
     before = await world.take(59)
     world.asked.clear()
-    world.home.id = taking.new_backup_id(datetime(2026, 12, 1, tzinfo=UTC))
+    world.home.id = create.new_backup_id(datetime(2026, 12, 1, tzinfo=UTC))
     if not same:
         world.log = log_of(8, epoch=7)  # as after an unclean election: other records at the same offsets
     copy = await world.take(79, before)
@@ -152,7 +152,7 @@ async def test_copy_begins_again_where_delete_markers_went_that_it_had_not_read(
     before = await world.take(59)
     world.asked.clear()
     world.deletes_end = 70
-    world.home.id = taking.new_backup_id(datetime(2026, 12, 1, tzinfo=UTC))
+    world.home.id = create.new_backup_id(datetime(2026, 12, 1, tzinfo=UTC))
     copy = await world.take(79, before)
     assert not {piece.file for piece in copy.pieces} & {piece.file for piece in before.pieces}
     assert (copy.pieces[0].start, copy.pieces[-1].end, copy.deletes_end) == (0, 80, 70)

@@ -11,16 +11,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from liftpy.backup.manifest import CursorCopy
-from liftpy.cluster.image import ClusterImage
 from liftpy.config import NO_QUOTA, DefaultQuota, SessionTimes
+from liftpy.core.backup.manifest import CursorCopy
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.metadata.image import ClusterImage
 from liftpy.errors import ConfigError, LiftError, NotFoundError, UnavailableError
-from liftpy.ids import PartitionKey
-from sidecar.backup import cursors as cursors_module
-from sidecar.backup.cluster_wide import NOTHING_WIDE, ClusterWide, RestoredSetting, cluster_wide_of, set_cluster_wide
-from sidecar.backup.cursors import set_cursors
-from sidecar.backup.restoring import Restored
-from sidecar.cli import backup_restore as module
+from sidecar.backup import positions as cursors_module
+from sidecar.backup.positions import set_cursors
+from sidecar.backup.restore import NOTHING_WIDE, ClusterWide, Restored, RestoredSetting, cluster_wide_of, set_cluster_wide
+from sidecar.cli import backup as module
 from tests.unit.backup.stored import UID, two_backups
 
 NOW = "00000b-20"

@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
-from liftpy.backup.manifest import CursorCopy, Manifest
 from liftpy.client.admin import Admin
 from liftpy.client.group import GroupRefusedError
-from liftpy.cluster.image import StreamImage
-from liftpy.cluster.request_bounds import fit
 from liftpy.config import StreamConfig
+from liftpy.core.backup.manifest import CursorCopy, Manifest
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.partition import PartitionState
+from liftpy.core.metadata.image import StreamImage
+from liftpy.core.metadata.request_limits import fit
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import AlreadyExistsError, ConfigError, OutcomeUnknownError, UnavailableError
-from liftpy.ids import PartitionKey
-from liftpy.partition import PartitionState
-from liftpy.wire import frames
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.subjects import Subjects
-from sidecar.backup import cursors as cursors_module
-from sidecar.backup import restoring as module
-from sidecar.backup.cursors import set_cursors
-from sidecar.backup.restoring import Restore, RestoreOptions, RestoreWish
+from sidecar.backup import positions as cursors_module
+from sidecar.backup import restore as module
+from sidecar.backup.positions import set_cursors
+from sidecar.backup.restore import Restore, RestoreOptions, RestoreWish
 from tests.unit.backup.stored import UID, two_backups
 from tests.unit.cluster.cluster_driver import Driver
 

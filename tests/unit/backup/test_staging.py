@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from liftpy.backup.cutting import cut_batch, end_of, first_leader_epoch
-from liftpy.backup.manifest import PartitionCopy, StreamCopy
 from liftpy.config import StreamConfig
+from liftpy.core.backup.manifest import PartitionCopy, StreamCopy
+from liftpy.core.backup.pieces import cut_batch, end_of, first_leader_epoch
+from liftpy.core.log.inspect import inspect
+from liftpy.core.log.log import Log
+from liftpy.core.wire.batch import RecordBatch, build_batch, build_filler, parse_batch, split_batches
 from liftpy.errors import ConfigError, CorruptionError
-from liftpy.log.inspect import inspect
-from liftpy.log.log import Log
-from liftpy.wire.batch import RecordBatch, build_batch, build_filler, parse_batch, split_batches
 from sidecar.backup.staging import NOWHERE, LogDigest, StagedLog, Until, stage
-from sidecar.cli.backup_restore import until_of
+from sidecar.cli.backup import until_of
 from sidecar.disk.files import FolderStorage
 from tests.unit.backup.stored import THIRD, copied, log_of, two_backups
 

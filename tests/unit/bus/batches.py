@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from liftpy.config import AckPolicy, Codec, ReplicationConfig
-from liftpy.ids import PartitionKey
-from liftpy.ingest.acks import PendingAcks
-from liftpy.ingest.ingest import Ingest
-from liftpy.replica.effects import AppendBatch
-from liftpy.replica.events import DuplicateReceived, PublishesReceived
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import RecordBatch, parse_batch
-from liftpy.wire.inboxes import InboxRule
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.publish.acks import PendingAcks
+from liftpy.core.publish.ingest import Ingest
+from liftpy.core.replication.effects import AppendBatch
+from liftpy.core.replication.events import DuplicateReceived, PublishesReceived
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import RecordBatch, parse_batch
+from liftpy.core.wire.inboxes import InboxRule
 from tests.unit.bus.unlogged import derived_state
 
 _Ack = client_pb2.Ack

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from liftpy.replica.intake import NodeIntake
-from sidecar.bus import inflow as module
-from sidecar.bus.inflow import Inflow
+from liftpy.core.replication.inflight_limits import NodeIntake
+from sidecar.transport import ingest_connection as module
+from sidecar.transport.ingest_connection import Inflow
 
 KIB = 1024
 BUFFER_BYTES = 1000 * KIB

@@ -19,7 +19,7 @@ from typing import Any
 from nats.aio.subscription import Subscription
 from nats.errors import ProtocolError
 
-from sidecar.bus.parser import SinkParser
+from sidecar.transport.parser import SinkParser
 
 Got = list[tuple[Any, ...]]
 """What was dispatched, in order: ("sink" or "nats-py", sid, subject, reply, payload, header block), or (operation,)."""

@@ -8,8 +8,8 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.wire.subjects import Subjects
-from sidecar.bus.absence import Probes
+from liftpy.core.wire.subjects import Subjects
+from sidecar.transport.liveness import Probes
 
 
 class Bus:

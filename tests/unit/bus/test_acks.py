@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from liftpy.config import AckPolicy
-from liftpy.ids import PartitionKey
-from liftpy.ingest.acks import Envelope, PendingAcks, Publishers
-from liftpy.ingest.jetstream import Unfit
-from liftpy.replica.effects import RejectReason
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.publish.acks import Envelope, PendingAcks, Publishers
+from liftpy.core.publish.jetstream_headers import Rejection
+from liftpy.core.replication.effects import RejectReason
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
 
 
 class FakeBus:
@@ -84,7 +84,7 @@ def test_negative_acks_in_both_forms() -> None:
     envelope = Envelope("c1", "", "ev", AckPolicy.ALL, 5)
     acks.reject(
         Publishers(AckPolicy.ALL, [b"_INBOX.p", b"", b"_INBOX.e"], [None, None, envelope]),
-        Unfit(RejectReason.NOT_LEADER, ""),
+        Rejection(RejectReason.NOT_LEADER, ""),
         "n2",
         4,
     )
@@ -97,7 +97,7 @@ def test_negative_acks_in_both_forms() -> None:
 def test_every_reason_has_a_jetstream_error() -> None:
     acks, bus = pending()
     for reason in RejectReason:
-        acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.p"]), Unfit(reason, ""))
+        acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.p"]), Rejection(reason, ""))
     assert all(json.loads(body)["error"]["err_code"] > 10_000 for _, body in bus.take())
 
 

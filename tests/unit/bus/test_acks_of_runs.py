@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from liftpy.config import AckPolicy
-from liftpy.ingest.acks import Envelope, Publishers
-from liftpy.ingest.jetstream import Unfit
-from liftpy.replica.effects import RejectReason
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.ordinary import Ordinary
-from liftpy.wire.runs import answered_by
+from liftpy.core.publish.acks import Envelope, Publishers
+from liftpy.core.publish.jetstream_headers import Rejection
+from liftpy.core.replication.effects import RejectReason
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.ack_ranges import answered_by
+from liftpy.core.wire.envelope import Ordinary
 from tests.unit.bus.batches import Bench
 
 _Ack = client_pb2.Ack
@@ -133,7 +133,7 @@ def test_a_batch_that_is_refused_tells_each() -> None:
 def test_a_no_to_a_batch_is_said_to_each_of_its_publishers() -> None:
     bench, wanted = Bench(), Envelope("", "", "ev.1", AckPolicy.ALL, 0, takes_runs=True)
     replies = [b"_INBOX.x.%d" % number for number in range(3)]
-    bench.acks.reject(Publishers(AckPolicy.ALL, replies, [wanted] * 3), Unfit(RejectReason.NOT_LEADER, ""), "n2", 4)
+    bench.acks.reject(Publishers(AckPolicy.ALL, replies, [wanted] * 3), Rejection(RejectReason.NOT_LEADER, ""), "n2", 4)
     assert _told(bench) == {f"_INBOX.x.{number}": (-1, _Ack.NOT_LEADER) for number in range(3)}
 
 

@@ -10,15 +10,15 @@ import pytest
 from unlogged import derived_state
 
 from liftpy.config import AckPolicy, Codec, ReplicationConfig
-from liftpy.ids import PartitionKey
-from liftpy.ingest.acks import PendingAcks
-from liftpy.ingest.ingest import Ingest
-from liftpy.replica.effects import AppendBatch
-from liftpy.replica.events import PublishesReceived
-from liftpy.wire import envelope, frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import Record, parse_batch
-from liftpy.wire.inboxes import InboxRule
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.publish.acks import PendingAcks
+from liftpy.core.publish.ingest import Ingest
+from liftpy.core.replication.effects import AppendBatch
+from liftpy.core.replication.events import PublishesReceived
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import Record, parse_batch
+from liftpy.core.wire.inboxes import InboxRule
 
 _Ack = client_pb2.Ack
 Header = client_pb2.Header

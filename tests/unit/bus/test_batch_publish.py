@@ -10,12 +10,12 @@ import pytest
 from batches import Bench, published
 
 from liftpy.config import AckPolicy, Codec, StreamConfig
-from liftpy.ingest.published_batch import MAX_BATCH_RECORDS
-from liftpy.replica.effects import RejectReason
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import build_batch, parse_batch
-from liftpy.wire.batch_columns import Columns
+from liftpy.core.publish.published_batch import MAX_BATCH_RECORDS
+from liftpy.core.replication.effects import RejectReason
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import build_batch, parse_batch
+from liftpy.core.wire.batch_columns import Columns
 
 _Ack = client_pb2.Ack
 

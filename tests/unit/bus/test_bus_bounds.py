@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from liftpy.errors import NotAllowedError
-from sidecar.bus import connection as module
-from sidecar.bus import drops
-from sidecar.bus.connection import BusConnection
-from sidecar.bus.drops import Drops
-from sidecar.bus.rights import _MAX_SAID, RightsWatch
+from sidecar.transport import connection as module
+from sidecar.transport import dropped_publishes
+from sidecar.transport.connection import BusConnection
+from sidecar.transport.credentials import _MAX_SAID, RightsWatch
+from sidecar.transport.dropped_publishes import Drops
 
 
 class Sending(BusConnection):
@@ -147,11 +147,11 @@ async def test_what_was_dropped_is_said_with_its_largest_and_leaves_no_timer(
 
     class Loop:
         def call_later(self, seconds: float, call: Any) -> Timer:
-            assert seconds == drops._SAY_EVERY_S
+            assert seconds == dropped_publishes._SAY_EVERY_S
             timers.append(Timer())
             return timers[-1]
 
-    monkeypatch.setattr(drops.asyncio, "get_running_loop", Loop)
+    monkeypatch.setattr(dropped_publishes.asyncio, "get_running_loop", Loop)
     made = Drops()
     made.count("s/0", "overloaded", 3)
     for number in range(10):

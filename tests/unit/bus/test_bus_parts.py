@@ -12,20 +12,20 @@ import nats.errors
 import pytest
 from nats.errors import UnexpectedEOF
 
-from liftpy.client.credentials import Credentials
-from liftpy.client.receiving import Receiver, receive
-from liftpy.cluster.predecessor import Sign
-from liftpy.ingest.node_room import NodeRoom
-from liftpy.replica.intake import NodeIntake
-from liftpy.wire.subjects import Subjects
-from sidecar.bus import absence, links, socket_thread
-from sidecar.bus import cuts as cuts_module
-from sidecar.bus.absence import QUESTION, Probes, is_absent, look_for
-from sidecar.bus.backlog import Told
-from sidecar.bus.cuts import Cuts
-from sidecar.bus.keys import Keys
-from sidecar.bus.links import Links, open_links
-from sidecar.bus.socket_thread import SocketThread
+from liftpy.core.metadata.duplicate_process_check import Sign
+from liftpy.core.publish.memory_budget import MemoryBudget
+from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.wire.subjects import Subjects
+from liftpy.nats.connection import Receiver, receive
+from liftpy.nats.credentials import Credentials
+from sidecar.transport import connections, liveness, socket_thread
+from sidecar.transport import ingest_connection as cuts_module
+from sidecar.transport.connections import Links, open_links
+from sidecar.transport.credentials import Keys
+from sidecar.transport.ingest_connection import Cuts
+from sidecar.transport.liveness import QUESTION, Probes, is_absent, look_for
+from sidecar.transport.server_pending import ConnectionStats
+from sidecar.transport.socket_thread import SocketThread
 
 
 # ---- receiving ---------------------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ async def test_who_asks_while_the_answer_is_on_its_way_is_not_told_by_it(monkeyp
         answers.append(asyncio.get_running_loop().create_future())
         return await answers[-1]
 
-    monkeypatch.setattr(absence, "is_absent", asked)
+    monkeypatch.setattr(liveness, "is_absent", asked)
     told: list[str] = []
     probes = Probes(SimpleNamespace(is_connected=True), Subjects())  # type: ignore[arg-type]
     probes.ask("n1", lambda: told.append("first"))
@@ -201,10 +201,10 @@ async def test_each_lost_connection_is_judged_by_what_it_brought_itself(monkeypa
     made: Any = Cuts(None, SimpleNamespace())  # type: ignore[arg-type]
     made._judge = lambda *given: judged.append(given) or SimpleNamespace(close=lambda: None)
     made.lost("s1", 7)
-    told = Told(0, "s2", 8, 0, 3, "")
+    told = ConnectionStats(0, "s2", 8, 0, 3, "")
     made.told(told)
     made.lost("s2", 8)
-    made.told(Told(0, "s3", 9, 0, 4, ""))  # by then of the next one
+    made.told(ConnectionStats(0, "s3", 9, 0, 4, ""))  # by then of the next one
     made.passed(10)
     made.passed(25)
     first, second = (given for given in judged if isinstance(given, tuple))
@@ -216,9 +216,14 @@ async def test_a_server_is_asked_again_after_a_while_as_long_as_it_calls_the_con
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waits: list[Any] = []
-    answers = [Told(0, "s1", 7, 0, 3, ""), None, Told(0, "s1", 7, 0, 4, "Slow Consumer (Pending Bytes)"), None]
+    answers = [
+        ConnectionStats(0, "s1", 7, 0, 3, ""),
+        None,
+        ConnectionStats(0, "s1", 7, 0, 4, "Slow Consumer (Pending Bytes)"),
+        None,
+    ]
 
-    class Queue(list[Told]):
+    class Queue(list[ConnectionStats]):
         put_nowait = list.append
 
         def get(self) -> Any:
@@ -261,11 +266,11 @@ async def test_each_link_has_its_name_and_its_bound_and_all_are_closed(monkeypat
         async def stop(self) -> None:
             closed.append(self.args[0])
 
-    monkeypatch.setattr(links, "open_bus", open_bus)
-    monkeypatch.setattr(links, "BusConnection", Made)
-    monkeypatch.setattr(links, "Inflow", lambda *args, **named: Made("ingest", *args, **named))
+    monkeypatch.setattr(connections, "open_bus", open_bus)
+    monkeypatch.setattr(connections, "BusConnection", Made)
+    monkeypatch.setattr(connections, "Inflow", lambda *args, **named: Made("ingest", *args, **named))
     settings: Any = SimpleNamespace(replication=SimpleNamespace(ingest_buffer_bytes=777, node_standby_bytes=888))
-    node, room, keys = NodeIntake(), NodeRoom(), Keys(Credentials())
+    node, room, keys = NodeIntake(), MemoryBudget(), Keys(Credentials())
     made: Any = await open_links(settings, node, room, keys)
     assert given == [(settings, keys)] * 3
     assert made.replication.args == ("replication",)

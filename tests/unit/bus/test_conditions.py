@@ -12,18 +12,18 @@ from test_ingest import Bench as IngestBench
 from test_ingest import turn
 
 from liftpy.config import StreamConfig
-from liftpy.ingest import conditions, last_of_subjects
-from liftpy.ingest.derived import DerivedState
-from liftpy.ingest.jetstream import Expected, expected_in, why_not_then
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.replica.effects import AppendBatch, RejectReason
-from liftpy.replica.events import PublishesReceived
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.publish import ingest, last_per_subject
+from liftpy.core.publish.jetstream_headers import Expected, expected_in, why_not_then
+from liftpy.core.publish.log_state import LogState
+from liftpy.core.replication.effects import AppendBatch, RejectReason
+from liftpy.core.replication.events import PublishesReceived
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import parse_batch
+from liftpy.core.wire.subjects import has_wildcards, matcher
 from liftpy.testing.memory import memory_cluster
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import parse_batch
-from liftpy.wire.subjects import has_wildcards, matcher
 
 OF = "Nats-Expected-Last-Subject-Sequence"
 NAMED = f"{OF}-Subject"
@@ -36,7 +36,7 @@ class Bench(IngestBench):
     def __init__(self, subject: str = "ev.>", room: int = 1 << 20, **more: Any) -> None:
         super().__init__(**more)
         self.log = Log.open(MemoryStorage(), StreamConfig(segment_bytes=4096))[0]
-        self.derived = self.ingest._derived = DerivedState(
+        self.derived = self.ingest._derived = LogState(
             self.log, 10**15, 1 << 20, lambda: 0, subject=subject, subjects_bytes=room
         )
         self.asked: list[PublishesReceived] = []
@@ -222,7 +222,7 @@ async def test_conditional_publish_behind_a_record_of_its_batch_does_not_wait() 
 
 @pytest.mark.parametrize("bound", ["WAIT_PUBLISHES", "WAIT_BYTES", "WAIT_NS"])
 async def test_conditional_publish_beyond_a_bound_of_waiting_is_rejected(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
-    monkeypatch.setattr(last_of_subjects, bound, 0)
+    monkeypatch.setattr(last_per_subject, bound, 0)
     bench = await an_indexing_bench()
     bench.send("ev.new", (OF, 0))
     await turn()
@@ -270,7 +270,7 @@ async def test_a_stream_with_too_many_subjects_refuses_such_publishes_and_no_oth
     assert await bench.says("ev.1") == 51
     assert await bench.says("ev.1", ("Nats-Expected-Last-Sequence", 51)) == 52
     many = Bench()
-    monkeypatch.setattr(conditions, "MANY", 2)
+    monkeypatch.setattr(ingest, "MANY", 2)
     for number in range(3):
         await many.says(f"ev.{number}", (OF, 0))
     assert (await many.says("ev.0", (OF, 3), (NAMED, "ev.*")))[:2] == (400, 10003)
@@ -280,7 +280,7 @@ async def test_a_stream_with_too_many_subjects_refuses_such_publishes_and_no_oth
 def test_a_subject_that_the_log_is_still_read_for_is_known_by_the_batch_before() -> None:
     derived: Any = SimpleNamespace(last_of=lambda subject: None, subjects=SimpleNamespace(is_full=False))
     for index, sequence, reason in ((1, 6, None), (1, 5, RejectReason.INCORRECT_OFFSET), (2, 6, RejectReason.OVERLOADED)):
-        unfit = conditions.unexpected({}, {index: Expected(sequence, "", b"")}, ["a", "a", "b"], derived, 5)
+        unfit = ingest.unexpected({}, {index: Expected(sequence, "", b"")}, ["a", "a", "b"], derived, 5)
         assert (unfit and unfit.reason) == reason
 
 
@@ -290,7 +290,7 @@ def test_a_filter_is_looked_up_over_ten_thousand_subjects_and_no_more() -> None:
     derived.subjects.read_below(0, {f"ev.{number}": number for number in range(10_000)})
 
     def judged(sequence: int) -> tuple[object, ...]:
-        return conditions.unexpected({}, {0: Expected(sequence, "ev.*", b"")}, ["ev.x"], derived, 10_000) or ()
+        return ingest.unexpected({}, {0: Expected(sequence, "ev.*", b"")}, ["ev.x"], derived, 10_000) or ()
 
     assert (judged(10_000), judged(9_999)[1:]) == ((), ("wrong last sequence: 10000", None))
     derived.subjects.read_below(0, {"ev.more": 10_000})

@@ -13,11 +13,11 @@ from typing import Any
 import nats
 import pytest
 
-from sidecar.bus import connection as connection_module
-from sidecar.bus.connection import BusConnection, open_bus
-from sidecar.bus.outlet import AT_ONCE, TOGETHER_BYTES
-from sidecar.dev.embedded import NatsServer
-from sidecar.settings import NodeSettings
+from sidecar.dev.nats_server import NatsServer
+from sidecar.runtime.settings import NodeSettings
+from sidecar.transport import connection as connection_module
+from sidecar.transport.connection import BusConnection, open_bus
+from sidecar.transport.write_coalescer import AT_ONCE, TOGETHER_BYTES
 from tests.unit.bus.fake_server import FakeServer
 
 Message = tuple[bytes, bytes, bytes, bytes]

@@ -10,8 +10,8 @@ import nats.errors
 import pytest
 
 from liftpy.errors import ConfigError
-from sidecar.bus import connection as module
-from sidecar.bus.connection import BusConnection, StrictConnection, check_nats_py
+from sidecar.transport import connection as module
+from sidecar.transport.connection import BusConnection, StrictConnection, check_nats_py
 
 
 class Outlet:

@@ -9,11 +9,11 @@ from test_ingest import Bench as IngestBench
 from test_ingest import turn
 
 from liftpy.config import AckPolicy
-from liftpy.replica.effects import AppendBatch, RejectReason
-from liftpy.replica.events import DuplicateReceived, PublishesReceived
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import build_batch, parse_batch
+from liftpy.core.replication.effects import AppendBatch, RejectReason
+from liftpy.core.replication.events import DuplicateReceived, PublishesReceived
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import build_batch, parse_batch
 
 
 class Bench(IngestBench):

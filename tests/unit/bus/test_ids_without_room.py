@@ -9,8 +9,8 @@ from typing import Any
 from test_duplicates import Bench as DuplicatesBench
 from test_ingest import turn
 
-from liftpy.ingest.derived_budget import NodeDerived
-from liftpy.ingest.recent_ids import size_of
+from liftpy.core.publish.dedup_window import size_of
+from liftpy.core.publish.log_state_budget import NodeDerived
 
 
 class Bench(DuplicatesBench):

@@ -9,11 +9,11 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.replica.intake import NodeIntake
-from sidecar.bus import inflow as module
-from sidecar.bus.backlog import Told
-from sidecar.bus.connection import BusConnection
-from sidecar.bus.inflow import Inflow
+from liftpy.core.replication.inflight_limits import NodeIntake
+from sidecar.transport import ingest_connection as module
+from sidecar.transport.connection import BusConnection
+from sidecar.transport.ingest_connection import Inflow
+from sidecar.transport.server_pending import ConnectionStats
 from tests.unit.bus.inflow_bench import BUFFER_BYTES, KIB, MS, Bench, Thread
 from tests.unit.bus.test_ingest_overload import message
 
@@ -356,7 +356,7 @@ async def test_only_what_is_said_of_this_connection_while_it_is_open_counts(
     bench.monkeypatch.setattr(bus.cuts, "told", noted.append)
     bus._client_id = 7
     bus._server_info = {"server_id": "s1"}
-    told = Told(3, server, client_id, 100, 5, reason)
+    told = ConnectionStats(3, server, client_id, 100, 5, reason)
     bus._heard(50, told)
     assert noted == ([told, (100, 50, 3)] if heard else [])
 

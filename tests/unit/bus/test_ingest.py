@@ -12,16 +12,16 @@ import pytest
 from unlogged import derived_state
 
 from liftpy.config import AckPolicy, Codec, ReplicationConfig
-from liftpy.ids import PartitionKey
-from liftpy.ingest.acks import PendingAcks
-from liftpy.ingest.ingest import Ingest
-from liftpy.replica.effects import AppendBatch, RejectReason
-from liftpy.replica.events import PublishesReceived
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import parse_batch
-from liftpy.wire.inboxes import InboxRule
-from sidecar.bus.drops import Drops
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.publish.acks import PendingAcks
+from liftpy.core.publish.ingest import Ingest
+from liftpy.core.replication.effects import AppendBatch, RejectReason
+from liftpy.core.replication.events import PublishesReceived
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import parse_batch
+from liftpy.core.wire.inboxes import InboxRule
+from sidecar.transport.dropped_publishes import Drops
 
 INBOXES = InboxRule(("_INBOX.",))
 
@@ -460,7 +460,7 @@ async def test_publishers_that_wait_for_acks_in_vain_do_not_cost_the_others_thei
 async def test_what_was_dropped_is_said_once_a_second_at_most(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sidecar.bus.drops._SAY_EVERY_S", 0.05)
+    monkeypatch.setattr("sidecar.transport.dropped_publishes._SAY_EVERY_S", 0.05)
     drops = Drops()
     for _ in range(1000):
         drops.count("orders/0", "overloaded", 3)

@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 
 from liftpy.config import AckPolicy, Codec
-from liftpy.ids import PartitionKey
-from liftpy.ingest.columns import MessageReader
-from liftpy.ingest.node_room import HeldByNode, NodeRoom, PartitionRoom
-from liftpy.ingest.published_batch import UnfitBatchError, body_to_store
-from liftpy.replica.effects import RejectReason
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import build_batch, parse_batch, seal
-from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.publish.memory_budget import HeldByNode, MemoryBudget, PartitionRoom
+from liftpy.core.publish.message_decoder import MessageDecoder
+from liftpy.core.publish.published_batch import UnfitBatchError, body_to_store
+from liftpy.core.replication.effects import RejectReason
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import build_batch, parse_batch, seal
+from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
 from tests.unit.bus.test_ingest import Bench, turn
 
 HEADER = [client_pb2.Header(name="a", value=b"1")]
 
 
-def reader(policy: AckPolicy = AckPolicy.ALL) -> MessageReader:
-    return MessageReader(PartitionKey("s", "u1", 0), "ev", policy, InboxRule(DEFAULT_INBOX_PREFIXES))
+def reader(policy: AckPolicy = AckPolicy.ALL) -> MessageDecoder:
+    return MessageDecoder(PartitionKey("s", "u1", 0), "ev", policy, InboxRule(DEFAULT_INBOX_PREFIXES))
 
 
 def enveloped(**fields: Any) -> bytes:
@@ -194,7 +194,7 @@ async def test_who_waits_for_a_refused_batch_is_counted_apart_from_who_does_not(
 
 async def test_a_publish_beyond_what_its_node_may_hold_is_answered_and_one_that_nobody_waits_for_is_counted() -> None:
     bench = Bench()
-    node = NodeRoom(1000)
+    node = MemoryBudget(1000)
     bench.ingest._may = bench.ingest._may._replace(room=PartitionRoom(node, 64 << 20, lambda: 0))
     bench.publish(b"taken", b"_INBOX.a")
     await turn()

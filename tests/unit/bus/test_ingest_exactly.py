@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from liftpy.config import AckPolicy, Codec
-from liftpy.ids import PartitionKey
-from liftpy.ingest.acks import Envelope, PendingAcks, Publishers
-from liftpy.ingest.columns import MessageReader
-from liftpy.ingest.jetstream import Unfit
-from liftpy.ingest.published_batch import UnfitBatchError, body_to_store
-from liftpy.replica.effects import RejectReason
-from liftpy.wire import envelope, frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import parse_batch
-from liftpy.wire.inboxes import InboxRule
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.publish.acks import Envelope, PendingAcks, Publishers
+from liftpy.core.publish.jetstream_headers import Rejection
+from liftpy.core.publish.message_decoder import MessageDecoder
+from liftpy.core.publish.published_batch import UnfitBatchError, body_to_store
+from liftpy.core.replication.effects import RejectReason
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import parse_batch
+from liftpy.core.wire.inboxes import InboxRule
 from tests.unit.bus.test_acks import FakeBus, pending
 from tests.unit.bus.test_ingest import Bench, Holding, turn
 
@@ -263,7 +263,7 @@ async def test_what_no_log_holds_is_refused_and_that_is_all() -> None:
 def test_a_negative_ack_envelope_says_why_and_who_leads() -> None:
     acks, bus = pending()
     asked = Envelope("c1", "_INBOX.e", "ev.x", AckPolicy.ALL, 5)
-    acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.e"], [asked]), Unfit(RejectReason.WRONG_STREAM, "not here"), "n2", 4, 7)
+    acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.e"], [asked]), Rejection(RejectReason.WRONG_STREAM, "not here"), "n2", 4, 7)
     assert answers(bus) == [
         client_pb2.Ack(
             stream="s", streamUid="u1", partition=0, partitionSubject="ev", msgSubject="ev.x", offset=-1, ackInbox="_INBOX.e",
@@ -291,7 +291,7 @@ def test_a_negative_ack_envelope_says_why_and_who_leads() -> None:
 def test_what_a_jetstream_client_reads_of_a_refusal(reason: RejectReason, code: int, err_code: int) -> None:
     acks, bus = pending()
     for detail in ("", "the detail"):
-        acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.p"]), Unfit(reason, detail))
+        acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.p"]), Rejection(reason, detail))
     general, detailed = (json.loads(body) for _, body in bus.take())
     assert general.pop("retry_after_ms", 0) == (50 if reason is RejectReason.OVERLOADED else 0)
     assert {**general, "error": {**general["error"], "description": ""}} == {
@@ -340,7 +340,7 @@ RULE = InboxRule(("_INBOX.",))
 def test_an_envelope_is_for_this_partition_or_is_refused(fields: dict[str, Any], ours: bool) -> None:
     """[A9]"""
     raw = (b"ev", b"_INBOX.a", message(value=b"v", **fields), b"")
-    columns = MessageReader(KEY, "ev", AckPolicy.ALL, RULE).read([raw], 0)
+    columns = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE).read([raw], 0)
     assert (columns.unfit is None) is ours
     if not ours:
         assert columns.unfit is not None
@@ -348,7 +348,7 @@ def test_an_envelope_is_for_this_partition_or_is_refused(fields: dict[str, Any],
         assert reason is RejectReason.WRONG_STREAM
         wanted = f"{fields.get('stream', '?')}/{fields.get('partition', 0)} (uid {fields.get('streamUid', '?')})"
         assert detail == f"it is addressed to {wanted}, and s/2 (uid u1) listens here"
-    assert MessageReader(KEY, "ev", AckPolicy.NONE, RULE).read([raw], 0).unfit is None, "that one answers nobody"
+    assert MessageDecoder(KEY, "ev", AckPolicy.NONE, RULE).read([raw], 0).unfit is None, "that one answers nobody"
 
 
 def test_the_envelope_of_a_publisher_is_kept_for_its_answer() -> None:
@@ -358,7 +358,7 @@ def test_the_envelope_of_a_publisher_is_kept_for_its_answer() -> None:
         message(value=b"v", correlationId="c", ackInbox="_INBOX.own", ackPolicy=client_pb2.NONE),
         b"",
     )
-    columns = MessageReader(KEY, "ev", AckPolicy.ALL, RULE).read([(b"ev", b"_INBOX.p", b"plain", b""), raw], 9)
+    columns = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE).read([(b"ev", b"_INBOX.p", b"plain", b""), raw], 9)
     assert columns.publishers.replies == [b"_INBOX.p", b"_INBOX.own"]
     assert columns.publishers.envelopes == [None, Envelope("c", "_INBOX.own", "ev.x", AckPolicy.NONE, 9)]
     assert columns.publishers.policies == [AckPolicy.ALL, AckPolicy.NONE]
@@ -370,14 +370,14 @@ def test_the_envelope_of_a_publisher_is_kept_for_its_answer() -> None:
 )
 def test_an_envelopes_headers_have_no_names_that_mean_something_here(headers: list[tuple[str, bytes]]) -> None:
     named = [client_pb2.Header(name=name, value=value) for name, value in headers]
-    columns = MessageReader(KEY, "ev", AckPolicy.ALL, RULE).read([(b"ev", b"", message(value=b"v", headers=named), b"")], 0)
+    columns = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE).read([(b"ev", b"", message(value=b"v", headers=named), b"")], 0)
     assert columns.unfit is not None
     assert columns.unfit[0] is RejectReason.MALFORMED
     assert repr(headers[-1][0]) in columns.unfit[1]
 
 
 def test_headers_beside_an_envelope_are_looked_at_as_its_own() -> None:
-    reader = MessageReader(KEY, "ev", AckPolicy.ALL, RULE)
+    reader = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE)
     named = [client_pb2.Header(name="b", value=b"2")]
     (kept, refused) = (
         reader.read([(b"ev", b"", message(value=b"v", headers=named), b"NATS/1.0\r\n%b: 1\r\n\r\n" % name)], 0)
@@ -388,14 +388,14 @@ def test_headers_beside_an_envelope_are_looked_at_as_its_own() -> None:
 
 
 def test_an_answer_is_an_inbox_or_there_is_none() -> None:
-    reader = MessageReader(KEY, "ev", AckPolicy.ALL, RULE)
+    reader = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE)
     columns = reader.read([(b"ev", b"", b"a", b""), (b"ev", b"_INBOX.a", b"b", b""), (b"ev", b"elsewhere", b"c", b"")], 0)
     assert columns.publishers.replies == [b"", b"_INBOX.a", b""]
     assert reader.refused_replies == 1, "who asks for none was refused none"
 
 
 def test_bytes_that_only_begin_as_an_envelope_are_a_value() -> None:
-    reader = MessageReader(KEY, "ev", AckPolicy.ALL, RULE)
+    reader = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE)
     raw = (b"ev", b"_INBOX.a", envelope.MAGIC + b"\0", b"NATS/1.0\r\nLift-Key: k\r\n\r\n")
     columns = reader.read([raw], 0)
     assert (columns.values, columns.keys, columns.publishers.envelopes) == ([envelope.MAGIC + b"\0"], [b"k"], None)

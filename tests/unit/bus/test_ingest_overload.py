@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from liftpy.replica.intake import NodeIntake
-from liftpy.wire.envelope import MAGIC
-from liftpy.wire.subjects import SERVER_CONNECTIONS
-from sidecar.bus.connection import BusConnection, open_bus
-from sidecar.bus.inflow import Inflow
-from sidecar.bus.leaving_out import InflowParser
-from sidecar.dev.embedded import NatsServer
-from sidecar.settings import NodeSettings
+from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.wire.envelope import MAGIC
+from liftpy.core.wire.subjects import SERVER_CONNECTIONS
+from sidecar.dev.nats_server import NatsServer
+from sidecar.runtime.settings import NodeSettings
+from sidecar.transport.connection import BusConnection, open_bus
+from sidecar.transport.ingest_connection import Inflow
+from sidecar.transport.shedding_parser import InflowParser
 from tests.unit.bus.fake_server import FakeServer
 from tests.unit.bus.test_connection import until
 
@@ -165,8 +165,8 @@ class Encrypted:
 async def test_what_exceeds_every_bound_is_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The buffer is full and nothing is taken: the server is never made to cut. Its bound is so far above what it may hold that this
     process can be without a turn for a while; 77 MB are published."""
-    monkeypatch.setattr("liftpy.replica.intake._PATIENCE_NS", 1 << 60)
-    monkeypatch.setattr("liftpy.replica.intake._STUCK_NS", 1 << 60)
+    monkeypatch.setattr("liftpy.core.replication.inflight_limits._PATIENCE_NS", 1 << 60)
+    monkeypatch.setattr("liftpy.core.replication.inflight_limits._STUCK_NS", 1 << 60)
     with NatsServer(config=f"max_pending: {14 * MAX_PENDING}") as server:
         asks = await open_bus(NodeSettings("n1", Path("unused"), nats=(server.url,)), lambda: BusConnection("reads"))
         taker = Taker()
@@ -188,10 +188,10 @@ async def test_what_exceeds_every_bound_is_left_out_and_counted(monkeypatch: pyt
 async def test_what_a_cut_connection_cost_is_counted(
     server: NatsServer, asks: BusConnection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("liftpy.replica.overflow.Overflow.due_bytes", lambda *_: 0)
-    monkeypatch.setattr("liftpy.replica.overflow.Overflow.leaves_alone", lambda *_: True)
-    monkeypatch.setattr("liftpy.replica.intake._PATIENCE_NS", 1 << 60)
-    monkeypatch.setattr("liftpy.replica.intake._STUCK_NS", 1 << 60)
+    monkeypatch.setattr("liftpy.core.replication.load_shedding.Overflow.due_bytes", lambda *_: 0)
+    monkeypatch.setattr("liftpy.core.replication.load_shedding.Overflow.leaves_alone", lambda *_: True)
+    monkeypatch.setattr("liftpy.core.replication.inflight_limits._PATIENCE_NS", 1 << 60)
+    monkeypatch.setattr("liftpy.core.replication.inflight_limits._STUCK_NS", 1 << 60)
     taker = Taker()
     await taker.open(server, asks, 64 * 1024)
     taker.node.full_count = 1

@@ -9,15 +9,15 @@ import pytest
 from test_ingest import Bench, turn
 
 from liftpy.config import AckPolicy, Codec
-from liftpy.ids import PartitionKey
-from liftpy.ingest import jetstream
-from liftpy.ingest.acks import PendingAcks, Publishers
-from liftpy.ingest.columns import MessageReader
-from liftpy.replica.effects import RejectReason
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import parse_batch
-from liftpy.wire.inboxes import InboxRule
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.publish import jetstream_headers
+from liftpy.core.publish.acks import PendingAcks, Publishers
+from liftpy.core.publish.message_decoder import MessageDecoder
+from liftpy.core.replication.effects import RejectReason
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import parse_batch
+from liftpy.core.wire.inboxes import InboxRule
 
 REPLY = b"_INBOX.p"
 ROWS = [
@@ -123,7 +123,7 @@ async def test_a_block_as_large_as_jetstream_takes_is_taken() -> None:
     bench = Bench()
     empty = b"NATS/1.0\r\na:\r\n\r\n"
     full = empty.replace(b"a:", b"a:" + b"x" * (65_535 - len(empty)))
-    assert len(full) == jetstream.MAX_BLOCK_BYTES
+    assert len(full) == jetstream_headers.MAX_BLOCK_BYTES
     assert (await answered(bench, full))["seq"] == 1
     refused = await answered(bench, full.replace(b"a:", b"a:x"))
     assert refused["error"] == {"code": 400, "err_code": 10097, "description": "header size exceeds maximum allowed of 64k"}
@@ -141,7 +141,7 @@ async def test_an_envelope_is_told_too_whether_the_header_is_within_it_or_beside
 
 
 def test_a_stream_that_answers_nobody_keeps_everything() -> None:
-    reader = MessageReader(PartitionKey("s", "u1", 0), "ev", AckPolicy.NONE, InboxRule(("_INBOX.",)), Codec.NONE)
+    reader = MessageDecoder(PartitionKey("s", "u1", 0), "ev", AckPolicy.NONE, InboxRule(("_INBOX.",)), Codec.NONE)
     columns = reader.read([(b"ev", b"_INBOX.a.$FI", b"v", block("Nats-TTL", "Nats-Rollup"))], 0)
     assert (columns.unfit, columns.unfit_then) == (None, None)
 
@@ -156,13 +156,13 @@ def test_every_partition_has_a_name_of_its_own_in_answers() -> None:
     acks = PendingAcks(Bus(), PartitionKey("s", "u1", 3), "ev.3")  # type: ignore[arg-type]
     acks.add(6, Publishers(AckPolicy.ALL, [REPLY]))
     acks.release(AckPolicy.ALL, 6, 1, 0)
-    acks.reject(Publishers(AckPolicy.ALL, [REPLY]), jetstream.Unfit(RejectReason.TOO_LARGE, ""))
+    acks.reject(Publishers(AckPolicy.ALL, [REPLY]), jetstream_headers.Rejection(RejectReason.TOO_LARGE, ""))
     stored, refused = (json.loads(line.split(b"\r\n", 2)[1]) for line in sent)
     assert stored == {"stream": "s.3", "seq": 7}
     assert refused["stream"] == "s.3"
     for expected in ("s", "s.3"):
-        assert jetstream.why_not_first([("Nats-Expected-Stream", expected.encode())], "s", 3) is None
-    assert jetstream.why_not_first([("Nats-Expected-Stream", b"s.2")], "s", 3) is not None
+        assert jetstream_headers.why_not_first([("Nats-Expected-Stream", expected.encode())], "s", 3) is None
+    assert jetstream_headers.why_not_first([("Nats-Expected-Stream", b"s.2")], "s", 3) is not None
 
 
 async def test_what_comes_behind_one_that_is_refused_does_not_make_it_fit() -> None:

@@ -13,14 +13,14 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.client.credentials import PROOFS, Credentials
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError
-from liftpy.wire.subjects import Subjects
-from sidecar.bus import keys as keys_module
-from sidecar.bus.connection import BusConnection, open_bus
-from sidecar.bus.keys import PROVE_S, Keys, prove
-from sidecar.dev.embedded import NatsServer
-from sidecar.settings import NodeSettings
+from liftpy.nats.credentials import PROOFS, Credentials
+from sidecar.dev.nats_server import NatsServer
+from sidecar.runtime.settings import NodeSettings
+from sidecar.transport import credentials as keys_module
+from sidecar.transport.connection import BusConnection, open_bus
+from sidecar.transport.credentials import PROVE_S, Keys, prove
 
 FIRST, SECOND = (Credentials(user=name, password=f"{name}-secret") for name in ("first", "second"))
 DEAF = Credentials(user="deaf", password="deaf-secret")

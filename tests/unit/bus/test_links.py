@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 
-from liftpy.client.parser import StrictConnection
-from liftpy.replica.data_path import GRACES_NS, INGEST
-from liftpy.replica.intake import NodeIntake
-from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.subjects import Subjects
-from sidecar.bus.connection import BusConnection, open_bus
-from sidecar.bus.inflow import Inflow
-from sidecar.bus.links import Links
-from sidecar.bus.standby_link import StandbyLink
-from sidecar.dev.embedded import NatsServer
+from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.node_connections import GRACES_NS, INGEST
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import Subjects
+from liftpy.nats.parser import StrictConnection
+from sidecar.dev.nats_server import NatsServer
 from sidecar.disk.data_folder import DataFolder
 from sidecar.metadata.joining import GroupLink
-from sidecar.settings import NodeSettings
+from sidecar.runtime.settings import NodeSettings
+from sidecar.transport.connection import BusConnection, open_bus
+from sidecar.transport.connections import Links
+from sidecar.transport.ingest_connection import Inflow
+from sidecar.transport.standby_connection import StandbyLink
 from tests.unit.bus.fake_server import FakeServer
 from tests.unit.bus.test_connection import until
 from tests.unit.client.test_client_parser import publish_raw
@@ -171,7 +171,7 @@ async def test_what_arrives_does_not_overtake_what_waits(fake: tuple[FakeServer,
 async def test_a_full_buffer_leaves_the_rest_to_the_server_and_nothing_is_lost(
     fake: tuple[FakeServer, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("liftpy.replica.overflow._BLIND_NS", 1 << 60)
+    monkeypatch.setattr("liftpy.core.replication.load_shedding._BLIND_NS", 1 << 60)
     server, url = fake
     node = NodeIntake(full_count=1)
     bus = await inflow(url, node, buffer_bytes=100_000)

@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 
 from liftpy.config import AckPolicy
-from liftpy.ids import PartitionKey
-from liftpy.ingest.columns import MessageColumns, MessageReader
-from liftpy.wire import envelope, frames
-from liftpy.wire._pb import client_pb2, replication_pb2
-from liftpy.wire.header_block import is_status, parse_headers
-from liftpy.wire.inboxes import InboxRule
-from sidecar.bus.absence import QUESTION
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.publish.message_decoder import MessageColumns, MessageDecoder
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import client_pb2, replication_pb2
+from liftpy.core.wire.headers import is_status, parse_headers
+from liftpy.core.wire.inboxes import InboxRule
+from sidecar.transport.liveness import QUESTION
 
 KEY = PartitionKey("s", "u1", 0)
 INBOXES = InboxRule(("_INBOX.",))
 HEADERS = b"NATS/1.0\r\nA: 1\r\nA:2\r\nLift-Key: k\r\nLift-Ack: leader\r\n\r\n"
 
 
-def read(*messages: tuple[bytes, bytes, bytes, bytes]) -> tuple[MessageColumns, MessageReader]:
-    reader = MessageReader(KEY, "ev", AckPolicy.ALL, INBOXES)
+def read(*messages: tuple[bytes, bytes, bytes, bytes]) -> tuple[MessageColumns, MessageDecoder]:
+    reader = MessageDecoder(KEY, "ev", AckPolicy.ALL, INBOXES)
     return reader.read(list(messages), 77), reader
 
 
@@ -124,7 +124,7 @@ PROTOCOL = frames.encode(replication_pb2.ReplicationRequest(replicaID="n2", offs
 @pytest.mark.parametrize("payload", [PROTOCOL, QUESTION, PROTOCOL[:7] + b"\xfe", PROTOCOL[:4] + b"\x07" + PROTOCOL[5:]])
 def test_another_clusters_protocol_is_stored_as_it_is_and_never_answered(own: str, subject: bytes, payload: bytes) -> None:
     """Its nodes would take our ack for the answer of the peer that they asked [A8]."""
-    reader = MessageReader(KEY, own, AckPolicy.ALL, INBOXES)
+    reader = MessageDecoder(KEY, own, AckPolicy.ALL, INBOXES)
     columns = reader.read([(subject, b"_INBOX.a", payload, b""), (subject, b"_INBOX.b", b"plain", b"")], 77)
     assert columns.values == [payload, b"plain"]
     assert columns.publishers.replies == [b"", b"_INBOX.b"]
@@ -132,7 +132,7 @@ def test_another_clusters_protocol_is_stored_as_it_is_and_never_answered(own: st
 
 
 def test_a_stream_with_the_policy_none_answers_nobody_whatever_the_message_asks_for() -> None:
-    reader = MessageReader(KEY, "ev", AckPolicy.NONE, INBOXES)
+    reader = MessageDecoder(KEY, "ev", AckPolicy.NONE, INBOXES)
     enveloped = message(offset=-1, value=b"v", ackPolicy=client_pb2.ALL, ackInbox="_INBOX.c")
     columns = reader.read(
         [(b"ev", b"_INBOX.a", b"one", HEADERS), (b"ev", b"_INBOX.b", enveloped, b""), (b"ev", b"", b"x", b"")], 77

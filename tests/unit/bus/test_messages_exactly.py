@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from nats.aio.subscription import Subscription
 
-from liftpy.client.parser import LARGEST_MESSAGE_BYTES
-from liftpy.wire.envelope import MAGIC
-from sidecar.bus.leaving_out import InflowParser
-from sidecar.bus.parser import SinkParser
+from liftpy.core.wire.envelope import MAGIC
+from liftpy.nats.parser import LARGEST_MESSAGE_BYTES
+from sidecar.transport.parser import SinkParser
+from sidecar.transport.shedding_parser import InflowParser
 from tests.unit.bus.test_parser import FakeClient
 
 ONE = b"MSG ev 1 1\r\na\r\n"

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from liftpy.ids import PartitionKey
-from liftpy.replica import effects as do
-from liftpy.replica import events as ev
-from liftpy.shares import WHOLE, WorkerShare, share_of
-from liftpy.wire import frames
-from liftpy.wire._pb import replication_pb2 as pb
-from liftpy.wire._pb import service_pb2
-from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.refusals import REFUSED, REPLY
-from liftpy.wire.subjects import Subjects
-from sidecar.bus.notify import Notifications, Requests
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.worker_assignment import WHOLE, WorkerShare, share_of
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import replication_pb2 as pb
+from liftpy.core.wire._pb import service_pb2
+from liftpy.core.wire.decode_errors import REFUSED, REPLY
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import Subjects
+from sidecar.transport.notify import Notifications, Requests
 from tests.unit.bus.test_wake_ups import Bus
 
 KEY = PartitionKey("orders", "uid-1", 2)

@@ -8,12 +8,12 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.client.credentials import Credentials
-from liftpy.replica.intake import NodeIntake
-from sidecar.bus import connection as module
-from sidecar.bus.connection import open_bus
-from sidecar.bus.inflow import Inflow
-from sidecar.settings import NodeSettings
+from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.nats.credentials import Credentials
+from sidecar.runtime.settings import NodeSettings
+from sidecar.transport import connection as module
+from sidecar.transport.connection import open_bus
+from sidecar.transport.ingest_connection import Inflow
 
 
 class Attempt:

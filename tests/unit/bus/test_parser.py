@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from nats.aio.subscription import Subscription
 from nats.protocol.parser import ProtocolError
 
-from liftpy.client.parser import Pattern
-from sidecar.bus.parser import SinkParser
+from liftpy.nats.parser import Pattern
+from sidecar.transport.parser import SinkParser
 from tests.unit.bus.parser_fuzz import fuzz
 
 MESSAGES = [

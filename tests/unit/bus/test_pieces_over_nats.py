@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from liftpy.client.progress import ReadProgress
-from liftpy.replica import effects as do
-from liftpy.wire import frames
-from liftpy.wire._pb import replication_pb2 as pb
-from liftpy.wire.batch import split_batches
-from liftpy.wire.pieces import Assembly
+from liftpy.core.replication import effects as do
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import replication_pb2 as pb
+from liftpy.core.wire.batch import split_batches
+from liftpy.core.wire.chunking import Assembly
 from tests.scripts.desk import EPOCH, Desk, FakeBus
 
 MAX_PAYLOAD = 1 << 20

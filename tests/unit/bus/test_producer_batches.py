@@ -8,9 +8,9 @@ import pytest
 from batches import Bench, published
 
 from liftpy.config import AckPolicy, Codec, ReplicationConfig, StreamConfig
-from liftpy.ingest.digest import RollingDigest
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import build_batch, parse_batch
+from liftpy.core.publish.digest import RollingDigest
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import build_batch, parse_batch
 
 _Ack = client_pb2.Ack
 P, INSTANCE = 77, 5

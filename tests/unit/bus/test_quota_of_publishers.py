@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from liftpy.config import AckPolicy, StreamConfig
-from liftpy.ingest import acks
-from liftpy.ingest.acks import Publishers
-from liftpy.ingest.jetstream import Unfit
-from liftpy.ingest.node_room import LEAST_WAIT_MS, NodeRoom, PartitionRoom
-from liftpy.ingest.sorting import TakenOver
-from liftpy.replica.effects import RejectReason
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
+from liftpy.core.publish import acks
+from liftpy.core.publish.acks import Publishers
+from liftpy.core.publish.jetstream_headers import Rejection
+from liftpy.core.publish.memory_budget import LEAST_WAIT_MS, MemoryBudget, PartitionRoom
+from liftpy.core.publish.standby_replay import FailoverBacklog
+from liftpy.core.replication.effects import RejectReason
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
 from tests.unit.bus import test_producer_batches as producers
 from tests.unit.bus.batches import Bench
 from tests.unit.bus.test_ingest import turn
@@ -130,7 +130,7 @@ def test_a_batch_of_which_a_part_is_stored_is_not_refused() -> None:
 async def test_what_was_heard_standing_by_is_not_refused_and_what_comes_later_is() -> None:
     hearing = Hearing()
     fresh = [message(b"%d" % number) for number in range(6)]
-    leader = Leader(TakenOver(hearing, fresh=fresh), batch_max_records=4)
+    leader = Leader(FailoverBacklog(hearing, fresh=fresh), batch_max_records=4)
     leader.ingest.settings_changed(StreamConfig(quota_records_per_s=PER_S))
     await turn()
     hearing.sink(b"ev", b"_INBOX.x", b"x", b"")  # type: ignore[misc]
@@ -205,15 +205,15 @@ def test_by_token_the_one_does_not_pay_for_the_other() -> None:
 
 def test_who_is_refused_for_want_of_room_is_told_when_too() -> None:
     bench = Bench()
-    bench.acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.a"]), Unfit(RejectReason.OVERLOADED, ""))
+    bench.acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.a"]), Rejection(RejectReason.OVERLOADED, ""))
     assert json_of(bench)[b"_INBOX.a"]["retry_after_ms"] == LEAST_WAIT_MS
-    bench.acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.a"]), Unfit(RejectReason.READ_ONLY, ""))
+    bench.acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.a"]), Rejection(RejectReason.READ_ONLY, ""))
     assert "retry_after_ms" not in json_of(bench)[b"_INBOX.a"]
 
 
 def test_a_node_that_is_late_refuses_who_waits_and_takes_the_others() -> None:
     bench = Bench()
-    node = NodeRoom()
+    node = MemoryBudget()
     bench.ingest._overload._may = bench.ingest._may._replace(room=PartitionRoom(node, 1 << 20, lambda: 0))
     came = ((b"", b"p", b""), (b"_INBOX.1", b"v", b""), (b"_INBOX.2", b"w", b""), (b"_INBOX.3", enveloped(b"e"), b""))
     node.is_late = True

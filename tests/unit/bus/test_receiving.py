@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from nats.errors import UnexpectedEOF
 
-from liftpy.client.receiving import Receiver, receive
+from liftpy.nats.connection import Receiver, receive
 
 BOUND_BYTES = 100
 

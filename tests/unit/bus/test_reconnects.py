@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from liftpy.client.parser import StrictConnection
-from liftpy.replica.intake import NodeIntake
-from sidecar.bus.connection import BusConnection, open_bus
-from sidecar.bus.inflow import Inflow
-from sidecar.settings import NodeSettings
+from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.nats.parser import StrictConnection
+from sidecar.runtime.settings import NodeSettings
+from sidecar.transport.connection import BusConnection, open_bus
+from sidecar.transport.ingest_connection import Inflow
 from tests.unit.bus.test_connection import until
 
 

@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.config import AckPolicy
-from liftpy.ingest.ingest_shell import is_refused_unread
-from liftpy.ingest.node_room import LEAST_WAIT_MS, LONGEST_WAIT_MS, HeldByNode, NodeRoom, PartitionRoom
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.envelope import MAGIC
-from liftpy.wire.ordinary import Ordinary
-from sidecar.bus.inflow import _PIECE_BYTES as PIECE_BYTES
-from sidecar.bus.leaving_out import InflowParser
+from liftpy.core.publish.memory_budget import LEAST_WAIT_MS, LONGEST_WAIT_MS, HeldByNode, MemoryBudget, PartitionRoom
+from liftpy.core.publish.ports import is_refused_unread
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.envelope import MAGIC, Ordinary
+from sidecar.transport.ingest_connection import _PIECE_BYTES as PIECE_BYTES
+from sidecar.transport.shedding_parser import InflowParser
 from tests.unit.bus.batches import Bench, published
 from tests.unit.bus.inflow_bench import MS
 from tests.unit.bus.inflow_bench import Bench as BusBench
@@ -214,7 +213,7 @@ async def test_whatever_comes_and_however_it_is_cut(frames: list[Any], cuts: lis
 
 
 async def test_each_turn_says_how_long_bytes_have_waited_and_shuts_or_opens_the_door(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, room = BusBench(monkeypatch), NodeRoom(late_s=0.1)
+    bench, room = BusBench(monkeypatch), MemoryBudget(late_s=0.1)
     bus = bench.bus
     bus._room_of_node = room
     bus.listen("two", lambda *_: None, refuser=(door := Door([], 2)))
@@ -238,7 +237,7 @@ async def test_each_turn_says_how_long_bytes_have_waited_and_shuts_or_opens_the_
 
 async def test_who_comes_when_all_is_taken_finds_the_door_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last turn began late: what comes alone from then on is taken where it arrives, without a turn."""
-    bench, room = BusBench(monkeypatch), NodeRoom(late_s=0.1)
+    bench, room = BusBench(monkeypatch), MemoryBudget(late_s=0.1)
     bench.bus._room_of_node = room
     bench.parsing()
     bench.bus._append(bytes(2))
@@ -257,7 +256,7 @@ async def test_who_comes_when_all_is_taken_finds_the_door_open(monkeypatch: pyte
 async def test_more_is_looked_at_in_a_turn_while_most_of_it_is_refused(
     waited_ms: int, taken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench, room = BusBench(monkeypatch), NodeRoom(late_s=0.1)
+    bench, room = BusBench(monkeypatch), MemoryBudget(late_s=0.1)
     bench.bus._room_of_node = room
     pieces = bench.parsing(each_ns=1)
     bench.bus._append(bytes(20 * PIECE_BYTES))
@@ -273,7 +272,7 @@ class Refused(Bench):
 
     def __init__(self, own_bytes: int = 1 << 20) -> None:
         super().__init__()
-        self.node = NodeRoom(100)
+        self.node = MemoryBudget(100)
         self.may(room=PartitionRoom(self.node, own_bytes, lambda: 0))
 
     def may(self, **changed: Any) -> None:
@@ -335,7 +334,7 @@ def test_answers_that_go_out_late_shut_the_door_in_a_calm_too() -> None:
     """A queue that stands before the commit, at the begin of a flood: nothing waits unread for long."""
     bench = Refused()
     door = bench.ingest._overload
-    bench.node = NodeRoom(100, late_s=1.0)
+    bench.node = MemoryBudget(100, late_s=1.0)
     bench.may(room=PartitionRoom(bench.node, 1 << 20, lambda: 0))
     seen = []
     for step in range(100):
@@ -355,7 +354,7 @@ def test_answers_that_go_out_late_shut_the_door_in_a_calm_too() -> None:
 def test_while_it_refuses_for_commits_the_node_stays_pressed() -> None:
     """What comes is refused as soon as it is read then: no age of unread bytes would say that too much comes."""
     bench = Refused()
-    bench.node = NodeRoom(100, late_s=1.0)
+    bench.node = MemoryBudget(100, late_s=1.0)
     bench.may(room=PartitionRoom(bench.node, 1 << 20, lambda: 0))
     _waits_for_its_commit(bench)
     assert bench.ingest._overload.refuses()
@@ -381,7 +380,7 @@ def test_each_is_told_when_to_come_again_and_who_is_no_inbox_is_not() -> None:
 
 
 def test_the_wait_is_what_others_have_waited_within_bounds() -> None:
-    node = NodeRoom()
+    node = MemoryBudget()
     said = []
     for waited_ms in (0, LEAST_WAIT_MS, 1234, 60_000):
         node.waited_ns = waited_ms * 1_000_000
@@ -419,7 +418,7 @@ def test_who_sends_again_what_is_stored_is_not_told_no_and_others_beside_him_are
 
 
 def test_looks_are_apart_so_that_few_suffice_for_a_long_wait() -> None:
-    node, ms = NodeRoom(late_s=1.0), 1_000_000
+    node, ms = MemoryBudget(late_s=1.0), 1_000_000
     for number in range(60_000):  # a minute of turns of 1 ms, in which nothing is looked at
         node.look_at_age(1 + number, 0, number * ms)
     assert len(node._looks) < 600

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sidecar.bus import socket_thread
-from sidecar.bus.socket_thread import SocketThread
+from sidecar.transport import socket_thread
+from sidecar.transport.socket_thread import SocketThread
 
 LIMIT_S = 30.0
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from liftpy.errors import ConfigError
-from sidecar.bus import standby_link
-from sidecar.bus.standby_link import StandbyLink
+from sidecar.transport import standby_connection
+from sidecar.transport.standby_connection import StandbyLink
 from tests.unit.bus.test_connection import until
 
 
@@ -137,7 +137,7 @@ async def test_it_is_settled_once_though_the_server_is_slow(monkeypatch: pytest.
     assert seen[1:] == []
     link.heard.pop()()
     assert seen[1:] == ["heard"]
-    monkeypatch.setattr(standby_link, "_SETTLES_S", 0.01)
+    monkeypatch.setattr(standby_connection, "_SETTLES_S", 0.01)
     hearing.when_settled(lambda: seen.append("late"))
     await until(lambda: seen[2:] == ["late"], "it waits no longer")
     link.heard.pop()()
@@ -174,7 +174,7 @@ async def test_who_leads_by_a_subscription_that_nats_denies_listens_in_another_w
 async def test_credentials_that_can_not_be_read_for_a_moment_end_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(standby_link, "_AGAIN_S", 0.001)
+    monkeypatch.setattr(standby_connection, "_AGAIN_S", 0.001)
     link, tries = FakeLink(), 0
 
     async def connect() -> Any:

@@ -6,9 +6,9 @@ from test_ingest import Bench, turn
 from test_jetstream_promises import REPLY, answered, block
 
 from liftpy.config import StreamConfig
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import parse_batch
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import parse_batch
 
 
 def bench(**settings: object) -> Bench:

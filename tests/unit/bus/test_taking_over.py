@@ -8,10 +8,10 @@ import json
 from typing import Any
 
 from liftpy.config import AckPolicy
-from liftpy.ingest.acks import Publishers
-from liftpy.ingest.recent_ids import Stored
-from liftpy.ingest.sorting import TakenOver
-from liftpy.replica.events import DuplicateReceived
+from liftpy.core.publish.acks import Publishers
+from liftpy.core.publish.dedup_window import Stored
+from liftpy.core.publish.standby_replay import FailoverBacklog
+from liftpy.core.replication.events import DuplicateReceived
 from tests.unit.bus.test_ingest import Bench, FakeBus, turn
 
 
@@ -28,7 +28,7 @@ class Hearing(FakeBus):
 class Leader(Bench):
     """Begins with ``taken`` in place of a subscription of its own."""
 
-    def __init__(self, taken: TakenOver, may_refuse: bool = True, **config: Any) -> None:
+    def __init__(self, taken: FailoverBacklog, may_refuse: bool = True, **config: Any) -> None:
         super().__init__(may_refuse, **config)
         self.ingest.stop()
         self.bus.listened = 0
@@ -53,7 +53,7 @@ def message(payload: bytes, inbox: bytes = b"", block: bytes = b"") -> tuple[byt
 
 async def test_what_was_heard_comes_first_and_what_is_heard_goes_on_behind_it() -> None:
     hearing = Hearing()
-    leader = Leader(TakenOver(hearing, fresh=[message(b"a"), message(b"b", b"_INBOX.b")]))
+    leader = Leader(FailoverBacklog(hearing, fresh=[message(b"a"), message(b"b", b"_INBOX.b")]))
     hearing.sink(b"ev", b"", b"c", b"")  # type: ignore[misc]
     await turn()
     assert leader.counts() == [3]
@@ -63,7 +63,7 @@ async def test_what_was_heard_comes_first_and_what_is_heard_goes_on_behind_it() 
 
 async def test_who_is_in_the_log_is_answered_as_its_first_leader_would_have() -> None:
     known = [(Stored(offset, offset), Publishers(AckPolicy.ALL, [b"_INBOX.%d" % offset])) for offset in (7, 5)]
-    leader = Leader(TakenOver(Hearing(), known=known))
+    leader = Leader(FailoverBacklog(Hearing(), known=known))
     assert leader.repeated == [DuplicateReceived(last_offset=5)]
     assert leader.answers(6) == [("_INBOX.5", {"stream": "s", "seq": 6})]
     assert leader.answers(7)[1:] == [("_INBOX.7", {"stream": "s", "seq": 8})]
@@ -73,7 +73,7 @@ async def test_who_is_in_the_log_is_answered_as_its_first_leader_would_have() ->
 async def test_who_is_bound_to_a_condition_is_told_no_when_that_may_be_said() -> None:
     block = b"NATS/1.0\r\nNats-Expected-Last-Sequence: 0\r\n\r\n"
     for may_refuse in (False, True):
-        leader = Leader(TakenOver(Hearing(), undecided=[message(b"a", b"_INBOX.a", block)]), may_refuse)
+        leader = Leader(FailoverBacklog(Hearing(), undecided=[message(b"a", b"_INBOX.a", block)]), may_refuse)
         leader.ingest.settle()
         leader.ingest.settle()
         assert leader.ingest.idle is may_refuse
@@ -84,7 +84,7 @@ async def test_who_is_bound_to_a_condition_is_told_no_when_that_may_be_said() ->
 
 async def test_when_that_connection_is_lost_it_listens_on_its_own() -> None:
     hearing = Hearing()
-    leader = Leader(TakenOver(hearing))
+    leader = Leader(FailoverBacklog(hearing))
     hearing.lost()
     assert (hearing.sink, leader.bus.listened, leader.ingest.heard) == (None, 1, False)
     leader.publish(b"a")
@@ -94,7 +94,7 @@ async def test_when_that_connection_is_lost_it_listens_on_its_own() -> None:
 
 async def test_who_steps_aside_and_comes_back_listens_on_its_own_connection() -> None:
     hearing = Hearing()
-    leader = Leader(TakenOver(hearing))
+    leader = Leader(FailoverBacklog(hearing))
     leader.ingest.leave()
     hearing.lost()
     assert (hearing.left, leader.bus.listened) == (1, 0), "it is leaving anyway"
@@ -107,7 +107,7 @@ async def test_who_steps_aside_and_comes_back_listens_on_its_own_connection() ->
 async def test_where_others_hear_what_goes_past_nothing_is_taken_until_it_comes_back() -> None:
     for by_standby in (True, False):
         hearing = Hearing()
-        leader = Leader(TakenOver(hearing))
+        leader = Leader(FailoverBacklog(hearing))
         if not by_standby:
             leader.ingest.stop()
             leader.ingest.start()
@@ -135,7 +135,7 @@ async def test_where_others_hear_what_goes_past_nothing_is_taken_until_it_comes_
 
 async def test_a_subscription_that_is_denied_is_no_reason_to_hand_over() -> None:
     hearing = Hearing()
-    leader = Leader(TakenOver(hearing))
+    leader = Leader(FailoverBacklog(hearing))
     leader.may_leave = hearing.is_denied = True
     hearing.lost()
     assert (hearing.left, leader.bus.listened) == (0, 1)
@@ -143,7 +143,7 @@ async def test_a_subscription_that_is_denied_is_no_reason_to_hand_over() -> None
 
 async def test_of_many_that_were_heard_one_batch_is_taken_in_a_turn_and_what_comes_meanwhile_stands_behind() -> None:
     hearing = Hearing()
-    leader = Leader(TakenOver(hearing, fresh=[message(b"%d" % number) for number in range(35)]), batch_max_records=10)
+    leader = Leader(FailoverBacklog(hearing, fresh=[message(b"%d" % number) for number in range(35)]), batch_max_records=10)
     took = []
     while sum(leader.counts()) < 36:
         if len(took) == 1:
@@ -160,7 +160,7 @@ async def test_who_stops_while_it_takes_what_was_heard_forgets_the_rest() -> Non
             super().feed(event)
             self.ingest.stop()
 
-    leader = Deposed(TakenOver(Hearing(), fresh=[message(b"%d" % number) for number in range(35)]), batch_max_records=10)
+    leader = Deposed(FailoverBacklog(Hearing(), fresh=[message(b"%d" % number) for number in range(35)]), batch_max_records=10)
     for _ in range(5):
         await turn()
     assert leader.counts() == [10]

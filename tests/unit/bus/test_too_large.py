@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.replica import effects as do
-from liftpy.replica.events import FetchReceived
-from liftpy.wire import frames
-from liftpy.wire._pb import replication_pb2 as pb
+from liftpy.core.replication import effects as do
+from liftpy.core.replication.events import FetchReceived
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import replication_pb2 as pb
 from tests.scripts.desk import EPOCH, Desk
 
 

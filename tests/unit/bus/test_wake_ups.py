@@ -6,14 +6,14 @@ from collections import Counter
 from dataclasses import fields
 from typing import Any
 
-from liftpy.ids import PartitionKey
-from liftpy.replica import effects as do
-from liftpy.replica import events
-from liftpy.wire import frames
-from liftpy.wire._pb import replication_pb2 as pb
-from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.subjects import Subjects
-from sidecar.bus.notify import Notifications, Requests
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import replication_pb2 as pb
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import Subjects
+from sidecar.transport.notify import Notifications, Requests
 
 KEY = PartitionKey("orders", "uid-1", 2)
 

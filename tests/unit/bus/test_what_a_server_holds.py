@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from liftpy.wire.subjects import SERVER_CONNECTIONS
-from sidecar.bus import backlog as module
-from sidecar.bus import cuts as cuts_module
-from sidecar.bus import links
-from sidecar.bus.backlog import Backlog, Told
-from sidecar.bus.connection import BusConnection
-from sidecar.bus.cuts import Cuts
-from sidecar.bus.leaving_out import InflowParser
+from liftpy.core.wire.subjects import SERVER_CONNECTIONS
+from sidecar.transport import connections
+from sidecar.transport import ingest_connection as cuts_module
+from sidecar.transport import server_pending as module
+from sidecar.transport.connection import BusConnection
+from sidecar.transport.ingest_connection import Cuts
+from sidecar.transport.server_pending import Backlog, ConnectionStats
+from sidecar.transport.shedding_parser import InflowParser
 from tests.unit.bus.test_ingest_overload import Connection, message
 
 MS = 1_000_000
@@ -56,7 +56,7 @@ class Asker:
         monkeypatch.setattr(module, "clock", SimpleNamespace(now_ns=lambda: self.now_ns))
         self.bus = Bus()
         self.backlog = Backlog(self.bus)  # type: ignore[arg-type]
-        self.heard: list[Told] = []
+        self.heard: list[ConnectionStats] = []
 
     def ask(self, after_ms: float = 0, **how: bool) -> int:
         """Whether it was asked."""
@@ -79,7 +79,7 @@ def test_an_answer_is_told_once_and_says_when_it_was_asked_for(asker: Asker) -> 
     asker.bus.answer(1, reason="Slow Consumer")
     asker.bus.answer(1)
     asker.bus.answer(2)
-    assert asker.heard == [Told(asked_ns, "s1", 7, 100, 5, "Slow Consumer")]
+    assert asker.heard == [ConnectionStats(asked_ns, "s1", 7, 100, 5, "Slow Consumer")]
     assert asker.ask() == 1, "who has answered may be asked at once"
 
 
@@ -163,22 +163,22 @@ def test_only_the_newest_questions_are_waited_for(asker: Asker) -> None:
 class Server:
     """In the place of Backlog: answers with what the test gives; None: silence."""
 
-    def __init__(self, *answers: Told | None) -> None:
+    def __init__(self, *answers: ConnectionStats | None) -> None:
         self.answers = list(answers)
         self.asked: list[Any] = []
 
-    def ask(self, server_id: str, client_id: int, heard: Callable[[Told], None], *, at_once: bool = False) -> None:
+    def ask(self, server_id: str, client_id: int, heard: Callable[[ConnectionStats], None], *, at_once: bool = False) -> None:
         self.asked.append((server_id, client_id, at_once))
         answer = self.answers.pop(0) if self.answers else None
         if answer is not None:
             heard(answer)
 
 
-CLOSED = Told(0, "s1", 7, 4096, 30, "Slow Consumer (Pending Bytes)")
+CLOSED = ConnectionStats(0, "s1", 7, 4096, 30, "Slow Consumer (Pending Bytes)")
 
 
 async def judged(
-    server: Server | None, last: Told | None, seen: int, monkeypatch: pytest.MonkeyPatch
+    server: Server | None, last: ConnectionStats | None, seen: int, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Cuts, list[int]]:
     monkeypatch.setattr(cuts_module, "_TRY_S", 0.001)
     learned: list[int] = []
@@ -200,13 +200,19 @@ async def judged(
     ("answers", "last", "lost", "unknown", "learned"),
     [
         ((CLOSED,), None, 5, 0, [4096]),  # 30 were delivered, 25 arrived
-        ((Told(0, "s1", 7, 0, 30, ""), CLOSED), None, 5, 0, [4096]),  # it is asked again until the connection is closed
+        (
+            (ConnectionStats(0, "s1", 7, 0, 30, ""), CLOSED),
+            None,
+            5,
+            0,
+            [4096],
+        ),  # it is asked again until the connection is closed
         ((None, CLOSED), None, 5, 0, [4096]),
-        ((Told(0, "s1", 7, 9, 20, "Client Closed"),), None, 0, 0, []),
-        ((Told(0, "s1", 7, 9, 20, "Client Closed"),), Told(0, "s1", 7, 0, 28, ""), 3, 0, []),
-        ((), Told(0, "s1", 7, 0, 28, ""), 3, 1, []),
-        ((), Told(0, "s1", 6, 0, 28, ""), 0, 1, []),
-        ((), Told(0, "s2", 7, 0, 28, ""), 0, 1, []),  # each server counts from one on
+        ((ConnectionStats(0, "s1", 7, 9, 20, "Client Closed"),), None, 0, 0, []),
+        ((ConnectionStats(0, "s1", 7, 9, 20, "Client Closed"),), ConnectionStats(0, "s1", 7, 0, 28, ""), 3, 0, []),
+        ((), ConnectionStats(0, "s1", 7, 0, 28, ""), 3, 1, []),
+        ((), ConnectionStats(0, "s1", 6, 0, 28, ""), 0, 1, []),
+        ((), ConnectionStats(0, "s2", 7, 0, 28, ""), 0, 1, []),  # each server counts from one on
         ((), None, 0, 1, []),
     ],
 )
@@ -305,17 +311,17 @@ async def test_the_data_path_looks_again_in_time_and_a_node_that_has_stopped_wai
         def on_change(self, changed: Any) -> None:
             self.changed = changed
 
-    monkeypatch.setattr(links, "DataPath", Path)
-    monkeypatch.setattr(links, "clock", SimpleNamespace(now_ns=lambda: 5 * 10**9))
-    monkeypatch.setattr(links.asyncio, "get_running_loop", Loop)
+    monkeypatch.setattr(connections, "DataPath", Path)
+    monkeypatch.setattr(connections, "clock", SimpleNamespace(now_ns=lambda: 5 * 10**9))
+    monkeypatch.setattr(connections.asyncio, "get_running_loop", Loop)
     replication, ingest, changes = Link(), Link(), []
-    path: Any = links._DataPath(SimpleNamespace(replication=replication, ingest=ingest), changes.append)  # type: ignore[arg-type]
+    path: Any = connections._DataPath(SimpleNamespace(replication=replication, ingest=ingest), changes.append)  # type: ignore[arg-type]
     replication.changed(False)
-    assert (told, timers, changes) == ([("link", links.REPLICATION, False)], [], [])
+    assert (told, timers, changes) == ([("link", connections.REPLICATION, False)], [], [])
     path._path.next = 7 * 10**9
     path._path.answer = False
     ingest.changed(False)
-    assert (told[1:], changes, timers[0].seconds) == ([("link", links.INGEST, False)], [False], 2.0)
+    assert (told[1:], changes, timers[0].seconds) == ([("link", connections.INGEST, False)], [False], 2.0)
     path._path.answer = None
     timers[0].call()
     assert told[2:] == [("due", "", False)]
@@ -324,7 +330,9 @@ async def test_the_data_path_looks_again_in_time_and_a_node_that_has_stopped_wai
     path._path.next = None
     timers[1].call()
     replication.changed(False)
-    assert told[3:] == [("link", links.INGEST, True), ("link", links.REPLICATION, True)], "a closed one is missed by nobody"
+    assert told[3:] == [("link", connections.INGEST, True), ("link", connections.REPLICATION, True)], (
+        "a closed one is missed by nobody"
+    )
     assert timers[1].cancelled
     assert len(timers) == 2
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sidecar.bus import inflow as module
-from sidecar.bus.inflow import Inflow
+from sidecar.transport import ingest_connection as module
+from sidecar.transport.ingest_connection import Inflow
 from tests.unit.bus.inflow_bench import MS, Bench, Thread
 
 

@@ -20,8 +20,8 @@ import pytest
 import pyspark_liftpy
 from liftpy.client import PublishAck
 from liftpy.config import AckPolicy
+from liftpy.core.wire.batch import Record, build_batch, parse_batch
 from liftpy.errors import PublishRejectedError
-from liftpy.wire.batch import Record, build_batch, parse_batch
 from sidecar.cli import main, publish
 from sidecar.cli.consume import record_json
 from sidecar.dev import demo_processes, demo_steps

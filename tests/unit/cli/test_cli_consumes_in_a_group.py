@@ -22,7 +22,7 @@ from liftpy.client import Client, GroupOptions
 from liftpy.client.group_admin import describe_group
 from liftpy.errors import NotFoundError
 from liftpy.testing.memory import MemoryCluster, memory_cluster
-from sidecar.cli.consume_group import write_out
+from sidecar.cli.consume import write_out
 from sidecar.cli.main import main
 from tests.only_in import only_in
 
@@ -107,7 +107,7 @@ def test_a_filter_passes_over_what_it_leaves_out(
 ) -> None:
     """The last record of partition 1 fits nobody, nor does one of partition 0: positions go on past them all the same."""
     lines: list[bytes] = []
-    monkeypatch.setattr("sidecar.cli.consume_group.GroupOptions", partial(GroupOptions, auto_commit_s=0.05))
+    monkeypatch.setattr("sidecar.cli.consume.GroupOptions", partial(GroupOptions, auto_commit_s=0.05))
 
     async def passed(client: Client) -> bool:
         lines.extend(capsysbinary.readouterr().out.splitlines())
@@ -143,7 +143,7 @@ def test_ctrl_c_waits_for_what_is_being_printed_and_commits_it_only_if_it_was(
 ) -> None:
     begun, may_end, threads = threading.Event(), threading.Event(), set()
     if not in_time:
-        monkeypatch.setattr("sidecar.cli.consume_group._LAST_S", 0.05)
+        monkeypatch.setattr("sidecar.cli.consume._LAST_S", 0.05)
 
     def write(lines: Iterator[bytes]) -> None:
         threads.add(threading.get_ident())
@@ -151,7 +151,7 @@ def test_ctrl_c_waits_for_what_is_being_printed_and_commits_it_only_if_it_was(
         begun.set()
         may_end.wait(30)
 
-    monkeypatch.setattr("sidecar.cli.consume_group.write_out", write)
+    monkeypatch.setattr("sidecar.cli.consume.write_out", write)
 
     async def pressed(_: Client) -> bool:
         if begun.is_set() and in_time:
@@ -231,8 +231,10 @@ def test_what_was_printed_while_the_loop_stood_still_is_committed(
         lines_out.extend(lines)
         written.set()
 
-    async def wait(_: Any, timeout: float) -> None:
+    async def wait(waited: Any, *, timeout: float | None = None, **named: Any) -> Any:
         """The loop turns no more until that time is over."""
+        if timeout is None:
+            return await asyncio.wait(waited, **named)
         suspended.set()
         assert written.wait(10)
         time.sleep(0.05)  # noqa: ASYNC251 - until the thread has said so
@@ -240,8 +242,8 @@ def test_what_was_printed_while_the_loop_stood_still_is_committed(
     async def look(_: Client) -> bool:
         return begun.is_set()
 
-    monkeypatch.setattr("sidecar.cli.consume_group.write_out", write)
-    only_in(monkeypatch, importlib.import_module("sidecar.cli.consume_group"), "asyncio", wait=wait)
+    monkeypatch.setattr("sidecar.cli.consume.write_out", write)
+    only_in(monkeypatch, importlib.import_module("sidecar.cli.consume"), "asyncio", wait=wait)
     assert consume(cluster, monkeypatch, look, name, "--group", name) == 130
     assert sum(asyncio.run(positions(cluster, name)).values()) == len(lines_out) > 0
 
@@ -278,7 +280,7 @@ async def test_what_was_printed_is_finished_whenever_ctrl_c_is_pressed(monkeypat
         assert may_print.wait(10)
 
     took_up = threading.Event()
-    module = importlib.import_module("sidecar.cli.consume_group")
+    module = importlib.import_module("sidecar.cli.consume")
     monkeypatch.setattr(module, "write_out", write)
     only_in(monkeypatch, module, "asyncio", wait=wait)
     asked = module.GroupReading("g", "orders", "earliest", (), (), "text", None)
@@ -301,7 +303,7 @@ def test_what_could_not_be_printed_is_not_committed(cluster: MemoryCluster, name
     def fails(_: Iterator[bytes]) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sidecar.cli.consume_group.write_out", fails)
+    monkeypatch.setattr("sidecar.cli.consume.write_out", fails)
 
     async def never(_: Client) -> bool:
         return False

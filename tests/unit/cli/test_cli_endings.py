@@ -18,15 +18,15 @@ import click
 import pytest
 
 from liftpy.client import Client
-from liftpy.cluster.controller_list import ControllerList
+from liftpy.core.log.log import Log
+from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.errors import ConfigError, LiftError, NotFoundError, UnavailableError
-from liftpy.log.log import Log
 from liftpy.service.settings import ServiceSettings
-from sidecar.cli import consume, controllers, pipes, service, session
+from sidecar.cli import closed_pipe, consume, controllers, service, session
 from sidecar.cli.main import COMMANDS, exit_code, liftpy, main
 from sidecar.cli.stream_settings import SETTINGS
 from sidecar.disk.files import FolderStorage
-from sidecar.settings import Target
+from sidecar.runtime.settings import Target
 from tests.unit.log.log_model import SMALL, fill
 
 demo = importlib.import_module("sidecar.cli.demo")
@@ -103,7 +103,7 @@ def test_what_nobody_reads_does_not_fail_at_the_interpreters_end() -> None:
         sys.stdout = out
         try:
             out.write("lost")
-            pipes.nobody_reads()
+            closed_pipe.nobody_reads()
             out.flush()
         finally:
             sys.stdout = real
@@ -122,10 +122,10 @@ def test_every_command_is_listed_and_there() -> None:
 
 # ---- pipes -------------------------------------------------------------------------------------------------------------------
 async def test_a_reader_that_goes_ends_the_command_also_while_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipes, "_LOOK_S", 0.0)
+    monkeypatch.setattr(closed_pipe, "_LOOK_S", 0.0)
     read, write = os.pipe()
     with os.fdopen(write, "w") as out:
-        watching = asyncio.ensure_future(pipes.reader_gone(out))
+        watching = asyncio.ensure_future(closed_pipe.reader_gone(out))
         for _ in range(5):
             await asyncio.sleep(0)
         assert not watching.done(), "the reader is there"
@@ -137,9 +137,9 @@ async def test_a_reader_that_goes_ends_the_command_also_while_nothing_is_written
 
 @pytest.mark.parametrize("what", ["file", "memory"])
 async def test_what_is_no_pipe_has_no_reader_to_lose(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipes, "_LOOK_S", 0.0)
+    monkeypatch.setattr(closed_pipe, "_LOOK_S", 0.0)
     with (tmp_path / "out").open("w") if what == "file" else io.StringIO() as out:
-        watching = asyncio.ensure_future(pipes.reader_gone(out))
+        watching = asyncio.ensure_future(closed_pipe.reader_gone(out))
         for _ in range(5):
             await asyncio.sleep(0)
         assert not watching.done()

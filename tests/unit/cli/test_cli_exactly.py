@@ -14,7 +14,9 @@ from typing import Any, ClassVar
 import pytest
 from rich.console import Console
 
-from liftpy.client.credentials import Credentials
+from liftpy.core.services.bad_records import Unit
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import service_pb2
 from liftpy.errors import (
     ConfigError,
     LiftError,
@@ -24,12 +26,12 @@ from liftpy.errors import (
     ProtocolError,
     UnavailableError,
 )
-from liftpy.service.poison import Unit
-from liftpy.wire import frames
-from liftpy.wire._pb import service_pb2
-from sidecar.cli import service, service_orders, service_query
+from liftpy.nats.credentials import Credentials
+from sidecar.cli import service
+from sidecar.cli import service as service_orders
+from sidecar.cli import service as service_query
 from sidecar.cli.main import main
-from sidecar.cli.tables import table
+from sidecar.cli.output import table
 from sidecar.dev.demo_failover import MAX_RECORDS, Failover
 from sidecar.dev.demo_steps import Positions, Step
 from tests.unit.cli.test_cli_with_a_cluster import Cluster, cluster, run

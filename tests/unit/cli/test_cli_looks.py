@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from liftpy.client.credentials import Credentials
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.wire.batch import Record
 from liftpy.errors import ConfigError, UnavailableError
-from liftpy.partition import PartitionStatus
-from liftpy.wire.batch import Record
+from liftpy.nats.credentials import Credentials
 from sidecar.cli import log, session
 from sidecar.cli.consume import record_json
 from sidecar.cli.main import exit_code
 from sidecar.cli.placement import MAX_FILE_BYTES, plan_json
-from sidecar.settings import Target
+from sidecar.runtime.settings import Target
 from tests.unit.cli.test_cli_with_a_cluster import Cluster, cluster, run
 
 __all__ = ["cluster"]
 node, partition, service_query, controllers = (
-    importlib.import_module(f"sidecar.cli.{name}") for name in ("node", "partition", "service_query", "controllers")
+    importlib.import_module(f"sidecar.cli.{name}") for name in ("node", "partition", "service", "controllers")
 )
 
 

@@ -11,15 +11,18 @@ import pytest
 
 from liftpy.client import Client
 from liftpy.client.admin import MoveWish
-from liftpy.cluster.movements import movements
-from liftpy.cluster.request_bounds import MAX_REQUEST_BYTES
+from liftpy.core.metadata.reassignment_progress import movements
+from liftpy.core.metadata.request_limits import MAX_REQUEST_BYTES
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import UnavailableError
-from liftpy.wire import frames
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.subjects import Subjects
-from sidecar.cli import alter, drain, move, movement, node, rebalance, status, stream
+from sidecar.cli import node, reassignment, rebalance, status, stream
+from sidecar.cli import node as drain
+from sidecar.cli import reassignment as movement
+from sidecar.cli import stream as alter
 from sidecar.cli.main import main
-from sidecar.cli.movement import Estimate, Standing, sentence
+from sidecar.cli.reassignment import Estimate, MoveProgress, sentence
 from tests.unit.cluster.moving_driver import Moved
 
 GB = 1_000_000_000
@@ -76,7 +79,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     client = Client(Wire(moved), Subjects("liftpy"), owns_connection=False)  # type: ignore[arg-type]
     monkeypatch.setattr(client, "node_status", made.node_status)
     monkeypatch.setattr(movement, "POLL_S", 0.0)
-    for module in (alter, drain, move, node, rebalance, status, stream):
+    for module in (alter, drain, reassignment, node, rebalance, status, stream):
         monkeypatch.setattr(module, "with_client", lambda _target, work, **_: asyncio.run(work(client)))
     monkeypatch.setenv("COLUMNS", "160")
     return made
@@ -235,10 +238,10 @@ def test_an_estimate_needs_something_that_was_done() -> None:
     assert estimate.seconds(1.0, 1000) is None
     assert estimate.seconds(2.0, 500) == 2.0
     assert estimate.seconds(3.0, 2000) is None
-    assert sentence(Standing(partitions=3, copying=1, left_bytes=2_500_000), 7.4) == (
+    assert sentence(MoveProgress(partitions=3, copying=1, left_bytes=2_500_000), 7.4) == (
         "3 partitions move, 1 are being copied, 2.5 MB left, about 7 s"
     )
-    assert "nothing moves yet" in sentence(Standing(partitions=0, copying=0, left_bytes=0), None)
+    assert "nothing moves yet" in sentence(MoveProgress(partitions=0, copying=0, left_bytes=0), None)
 
 
 async def test_many_wishes_go_together_and_each_is_answered() -> None:

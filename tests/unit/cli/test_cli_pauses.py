@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from liftpy.cluster.image import StreamImage
-from liftpy.partition import Pause
+from liftpy.core.base.partition import Pause
+from liftpy.core.metadata.image import StreamImage
 from tests.unit.cli.test_cli_with_a_cluster import Cluster, cluster, run
 
 __all__ = ["cluster"]

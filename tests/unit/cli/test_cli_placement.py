@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from liftpy.client import Client
-from liftpy.client.plans import assignment_from_json, plan_from_pb
-from liftpy.cluster.placement import POLICIES
+from liftpy.client.placement_plans import assignment_from_json, plan_from_pb
+from liftpy.core.metadata.placement import POLICIES
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, UnavailableError
-from liftpy.wire import frames
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.subjects import Subjects
 from sidecar.cli import node, rebalance, status, stream
 from sidecar.cli.main import main
 from tests.unit.cluster.cluster_driver import Driver

@@ -12,12 +12,12 @@ from typing import Any
 import click
 import pytest
 
+from liftpy.core.log.log import Log
 from liftpy.errors import UnavailableError
-from liftpy.log.log import Log
 from sidecar.cli import controllers, publish, service
 from sidecar.cli.main import main
 from sidecar.disk.files import FolderStorage
-from sidecar.settings import Target
+from sidecar.runtime.settings import Target
 from tests.unit.log.log_model import SMALL, fill
 
 

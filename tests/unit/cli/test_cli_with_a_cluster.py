@@ -20,21 +20,21 @@ import pytest
 
 from liftpy.client import BatchSlice
 from liftpy.client.admin import ClusterState
-from liftpy.cluster.image import ClusterImage, StreamImage
-from liftpy.cluster.watched import ClusterWatch
+from liftpy.core.base.partition import PartitionState, PartitionStatus
+from liftpy.core.metadata.controller_metrics import ControllerMetrics
+from liftpy.core.metadata.image import ClusterImage, StreamImage
+from liftpy.core.observe.cluster_health import judge
+from liftpy.core.observe.node_summary import glance_of
+from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.errors import ConfigError, NotFoundError, OutcomeUnknownError, UnavailableError
-from liftpy.glance import glance_of
-from liftpy.partition import PartitionState, PartitionStatus
-from liftpy.verdict import judge
-from liftpy.wire.batch import build_batch, parse_batch
 from sidecar.cli.main import main
-from sidecar.status.glance import glance_at
+from sidecar.status.node_summary import glance_at
 from tests.unit.cluster.cluster_driver import Driver
 from tests.unit.node.test_metrics import a_reporter, gathered
 
 MODULES = {
     name: importlib.import_module(f"sidecar.cli.{name}")
-    for name in ("partition", "node", "status", "stream", "rights", "consume", "pause", "purge")
+    for name in ("partition", "node", "status", "stream", "rights", "consume", "delete_records")
 }
 
 
@@ -574,7 +574,7 @@ def test_every_view_names_a_partition_that_waits_because_its_log_may_be_lost(
     code, said, _ = run(capsys, "health")
     assert (code, command in said) == (1, True)
 
-    watch = ClusterWatch()
+    watch = ControllerMetrics()
     watch.changed(cluster.image, 0)
     reporter = a_reporter([], cluster_watch=watch, incarnation=6, uptime_s=7.0)
     glance = glance_of(json.loads(glance_at(gathered(reporter), reporter).encode())["glance"])

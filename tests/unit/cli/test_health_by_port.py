@@ -82,8 +82,8 @@ def test_over_nats_it_loads_no_more_than_it_asks_with() -> None:
         "except BaseException as error: print(repr(error))"
     )
     heavy = (
-        "numpy", "uvloop", "liftpy.client.client", "liftpy.client.producer", "liftpy.client.admin", "liftpy.cluster.image",
-        "liftpy.replica", "liftpy.wire.batch", "rich",
+        "numpy", "uvloop", "liftpy.client.client", "liftpy.client.producer", "liftpy.client.admin", "liftpy.core.metadata.image",
+        "liftpy.core.replication", "liftpy.core.wire.batch", "rich",
     )  # fmt: skip
     seen = f"print([m for m in {heavy!r} if m in sys.modules], 'nats' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", f"{words}\n{seen}"], capture_output=True, text=True, timeout=30, check=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from liftpy.log.log import Log
+from liftpy.core.log.log import Log
 from sidecar.cli.main import main
 from sidecar.disk.data_folder import DataFolder
 from sidecar.disk.files import FolderStorage

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.movements import Movement, Phase, movement_of
 from liftpy.config import StreamConfig
+from liftpy.core.base.partition import MoveReason, PartitionStatus
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.reassignment_progress import Movement, Phase, movement_of
 from liftpy.errors import OutcomeUnknownError, ProtocolError, UnavailableError
-from liftpy.partition import MoveReason, PartitionStatus
-from sidecar.cli import alter, movement, rebalance
-from sidecar.cli.asking import ask_nodes
-from sidecar.cli.drain import _what_stays
-from sidecar.cli.move import _rests
-from sidecar.cli.movement import Estimate, Standing, follow, left_bytes, movement_json, sentence, standing
+from sidecar.cli import reassignment, rebalance
+from sidecar.cli import stream as alter
+from sidecar.cli.node import _what_stays
+from sidecar.cli.partition_reports import ask_nodes
+from sidecar.cli.reassignment import Estimate, MoveProgress, _rests, follow, left_bytes, movement_json, sentence, standing
 from sidecar.cli.rebalance import RebalancePlan, plan_of
 from tests.unit.cluster.small_images import a_partition, a_stream, an_image
 
@@ -52,9 +52,9 @@ def test_what_is_left_of_a_move_is_what_the_newcomers_lack() -> None:
 def test_how_far_all_of_them_are() -> None:
     copying = moving(joining="d")
     drops = moving(replicas=("a", "b", "d", "c"), isr=("a", "b", "d", "c"))
-    assert standing([drops], said(a=10)) == Standing(partitions=1, copying=0, left_bytes=0)
-    assert standing([copying, moving(), copying], said(a=10, d=4)) == Standing(partitions=3, copying=2, left_bytes=18)
-    assert standing([], {}) == Standing(partitions=0, copying=0, left_bytes=0)
+    assert standing([drops], said(a=10)) == MoveProgress(partitions=1, copying=0, left_bytes=0)
+    assert standing([copying, moving(), copying], said(a=10, d=4)) == MoveProgress(partitions=3, copying=2, left_bytes=18)
+    assert standing([], {}) == MoveProgress(partitions=0, copying=0, left_bytes=0)
     assert movement_json(copying, said(a=10, d=4)) == {
         "stream": "s", "uid": "u1", "partition": 0, "replicas": ["a", "b", "c"], "target": ["a", "b", "d"], "phase": "copies",
         "into": "d", "out": "c", "why": "drain", "left_bytes": 6,
@@ -69,10 +69,10 @@ def test_the_rate_is_counted_from_the_first_look() -> None:
 
 
 def test_the_sentence() -> None:
-    now = Standing(partitions=3, copying=2, left_bytes=12_345_678)
+    now = MoveProgress(partitions=3, copying=2, left_bytes=12_345_678)
     assert sentence(now, None) == "3 partitions move, 2 are being copied, 12.3 MB left"
     assert sentence(now, 0.4) == "3 partitions move, 2 are being copied, 12.3 MB left, about 0 s"
-    nothing = Standing(partitions=0, copying=0, left_bytes=5)
+    nothing = MoveProgress(partitions=0, copying=0, left_bytes=5)
     assert sentence(nothing, 3.0) == "nothing moves yet: nodes are asked for, or nobody may take what is to go"
 
 
@@ -94,9 +94,9 @@ class Looked:
             self.asked.append(nodes)
             return said(**self.sizes_bytes)
 
-        monkeypatch.setattr(movement, "asyncio", SimpleNamespace(sleep=sleep))
-        monkeypatch.setattr(movement, "time", SimpleNamespace(monotonic=lambda: self.now_s))
-        monkeypatch.setattr(movement, "ask_nodes", ask)
+        monkeypatch.setattr(reassignment, "asyncio", SimpleNamespace(sleep=sleep))
+        monkeypatch.setattr(reassignment, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+        monkeypatch.setattr(reassignment, "ask_nodes", ask)
 
     async def describe_cluster(self) -> Any:
         return SimpleNamespace(image=self.images.pop(0) if len(self.images) > 1 else self.images[0])
@@ -138,7 +138,7 @@ async def test_the_time_that_is_left_is_from_the_rate_so_far(
         looked.sizes_bytes["d"] = looked.sizes_bytes.get("d", -2_000_000) + 2_000_000
         return said(**looked.sizes_bytes)
 
-    monkeypatch.setattr(movement, "ask_nodes", ask)
+    monkeypatch.setattr(reassignment, "ask_nodes", ask)
     await looked.follow(lambda found: True)
     assert capsys.readouterr().out.splitlines() == [
         "1 partitions move, 1 are being copied, 8.0 MB left",

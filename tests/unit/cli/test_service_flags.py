@@ -13,20 +13,19 @@ from typing import Any
 
 import pytest
 
+from liftpy.core.services.bad_records import Unit
+from liftpy.core.services.routing import Route
+from liftpy.core.services.rules import parameters_digest
+from liftpy.core.wire.batch import Record
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 from liftpy.service import Service
-from liftpy.service.poison import Unit
-from liftpy.service.routing import Route
-from liftpy.service.rules import parameters_digest
 from liftpy.service.settings import ServiceSettings
-from liftpy.wire.batch import Record
 from sidecar.cli import service
 from tests.only_in import only_in
 from tests.unit.cli.test_cli_with_a_cluster import run
 
-service_orders, service_call, service_query, rights = (
-    importlib.import_module(f"sidecar.cli.{name}") for name in ("service_orders", "service_call", "service_query", "rights")
-)
+service_orders = service_call = service_query = importlib.import_module("sidecar.cli.service")
+rights = importlib.import_module("sidecar.cli.rights")
 
 
 class Told(Service):

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from liftpy.client.plans import PlacementPlan, PlannedNode
-from liftpy.log.log import Log
-from liftpy.wire.batch import parse_batch
+from liftpy.client.placement_plans import PlacementPlan, PlannedNode
+from liftpy.core.log.log import Log
+from liftpy.core.wire.batch import parse_batch
 from sidecar.cli import placement, status
 from sidecar.cli.main import main
 from sidecar.disk.files import FolderStorage

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from liftpy.client.admin import ClusterState
-from liftpy.cluster.image import NodeImage
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.metadata.image import NodeImage
+from liftpy.core.services.bad_records import Unit
 from liftpy.errors import NotFoundError
-from liftpy.partition import PartitionStatus
-from liftpy.service.poison import Unit
-from sidecar.cli import controllers, service_orders, status
+from sidecar.cli import controllers, service, status
 from sidecar.cli import dev as dev_module
 from tests.unit.cli.test_cli_endings import run
 from tests.unit.cli.test_cli_exactly import Asked, Dev
@@ -121,9 +121,9 @@ async def test_the_partition_that_is_asked_for_is_the_one_that_is_looked_at(monk
             asked.append((identity.service, identity.stream, identity.uid, identity.partition))
             return 42
 
-    monkeypatch.setattr(service_orders, "DecisionWriter", Writer)
+    monkeypatch.setattr(service, "DecisionWriter", Writer)
     client: Any = Client(n1={"position": 5})
-    assert await service_orders.pass_over(client, "counter", "s", 0, Unit(5, "")) == 42
+    assert await service.pass_over(client, "counter", "s", 0, Unit(5, "")) == 42
     assert asked == [("s", 0), ("counter", "s", "u1", 0)]
 
 

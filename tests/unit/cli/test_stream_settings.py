@@ -10,8 +10,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from liftpy.cluster.stream_config import config_from_pb, config_to_pb
 from liftpy.config import FlushPolicy, StreamConfig
+from liftpy.core.metadata.codec import config_from_pb, config_to_pb
 from liftpy.errors import ConfigError
 from sidecar.cli.stream_settings import SETTINGS, changed, setting_options, shown
 

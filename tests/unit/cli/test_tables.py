@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from sidecar.cli import status
-from sidecar.cli.tables import table
+from sidecar.cli.output import table
 
 
 def printed(what: Any, width: int = 80) -> str:

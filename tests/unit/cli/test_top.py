@@ -25,12 +25,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from liftpy.core.observe.cluster_health import DEGRADED, OK, UNAVAILABLE, judge, leader_of, states
+from liftpy.core.observe.cluster_model import HISTORY, Model, NodeRow, Watching
+from liftpy.core.observe.node_summary import LATENCY_S, MOST_NODES, NodeSummary, glance_of, percentile
 from liftpy.errors import UnavailableError
-from liftpy.glance import LATENCY_S, MOST_NODES, Glance, glance_of, percentile
-from liftpy.verdict import DEGRADED, OK, UNAVAILABLE, judge, leader_of, states
-from liftpy.watching import HISTORY, Model, NodeRow, Watching
-from sidecar.cli.top import Looking, as_object
-from sidecar.cli.top_render import SORTS, View, pressed, render, rows_of, spark
+from sidecar.cli.top import SORTS, Looking, View, as_object, pressed, render, rows_of, spark
 
 FRAMES = Path(__file__).parent / "frames"
 RUNBOOKS = Path(__file__).resolve().parents[3] / "docs" / "runbooks"
@@ -38,11 +37,11 @@ NODES = {"n1": "live", "n2": "live", "n3": "live"}
 CLUSTER: dict[str, Any] = {"is_controller": True, "nodes": NODES, "index": 40, "streams": 7}
 
 
-def a_glance(node: str, tick: int = 0, **more: Any) -> Glance:
+def a_glance(node: str, tick: int = 0, **more: Any) -> NodeSummary:
     """As of second ``tick`` of a node that takes 1,000 records a second."""
     acks = [0] * (len(LATENCY_S) + 1)
     acks[3], acks[6] = 950 * tick, 50 * tick
-    return Glance(**{
+    return NodeSummary(**{
         "node": node, "version": "0.1.0", "incarnation": 4, "uptime_s": 90.0 + tick, "metadata_leader": "n1", "records_in": 1000 * tick,
         "bytes_in": 100_000 * tick, "records_out": 2500 * tick, "bytes_out": 250_000 * tick, "acks": tuple(acks),
         "loop_lag": (10 * tick, *(0,) * len(LATENCY_S)), "leads": 3, "replicas": 9, "disk_free": 0.62, "queued": 0.01,
@@ -74,7 +73,7 @@ def test_a_glance_comes_back_as_it_was_and_is_small() -> None:
     encoded = told.encode()
     assert len(encoded) <= 1024
     assert glance_of(json.loads(encoded)["glance"]) == told
-    assert json.loads(Glance(node="a").encode()) == {"glance": {"node": "a"}}
+    assert json.loads(NodeSummary(node="a").encode()) == {"glance": {"node": "a"}}
 
 
 @pytest.mark.parametrize("said", [None, 1, [], {}, {"node": 4}, {"node": ""}, {"leads": 3}])
@@ -91,7 +90,7 @@ def test_what_is_no_glance_is_none(said: object) -> None:
     ],
 )  # fmt: skip
 def test_a_field_of_another_kind_is_left_out(more: dict[str, Any]) -> None:
-    assert glance_of({"node": "n1", **more}) == Glance(node="n1")
+    assert glance_of({"node": "n1", **more}) == NodeSummary(node="n1")
 
 
 @pytest.mark.parametrize(
@@ -264,7 +263,7 @@ def test_markup_in_names_is_text() -> None:
 
 def test_rows_are_sorted_and_found() -> None:
     rows = tuple(
-        NodeRow(node=node, state="live", glance=Glance(node=node, lag_s=lag), records_in_s=rate, ack_p99_s=p99)
+        NodeRow(node=node, state="live", glance=NodeSummary(node=node, lag_s=lag), records_in_s=rate, ack_p99_s=p99)
         for node, rate, lag, p99 in (("a", 1.0, 9.0, 0.2), ("b", 3.0, 0.0, None), ("ab", 3.0, 5.0, 0.1), ("c", None, 1.0, 0.3))
     )
     model = replace(Watching("ns").model(), rows=rows)
@@ -324,7 +323,7 @@ class Nodes:
             raise UnavailableError("nobody leads")
         return self.named
 
-    async def node_glance(self, node: str, timeout_s: float) -> Glance | None:
+    async def node_glance(self, node: str, timeout_s: float) -> NodeSummary | None:
         self.asked.append(node)
         if node == "n2":
             raise UnavailableError("silent")
@@ -356,7 +355,7 @@ PROGRAM = """
 import asyncio
 from sidecar.cli import top
 from liftpy.watching import Watching
-from sidecar.cli.top_render import View
+from sidecar.cli.top import View
 from tests.unit.cli.test_top import Nodes
 nodes = Nodes()
 nodes.named = ["n1", "n2", "n3"]

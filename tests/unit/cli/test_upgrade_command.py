@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from liftpy.cluster.features import FEATURES
-from liftpy.cluster.image import NodeImage
-from liftpy.cluster.level_range import FeatureLevels, LevelRange
+from liftpy.core.metadata.feature_range import FeatureLevels, LevelRange
+from liftpy.core.metadata.features import FEATURES
+from liftpy.core.metadata.image import NodeImage
 from sidecar.cli import upgrade as commands
 
 BOTH, OLD = LevelRange(1, 2), LevelRange(1, 1)

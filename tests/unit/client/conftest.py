@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from liftpy.client.transport import Transport, open_connection
-from sidecar.dev.embedded import NatsServer
+from liftpy.nats.transport import Transport, open_connection
+from sidecar.dev.nats_server import NatsServer
 
 
 @pytest.fixture(scope="session")

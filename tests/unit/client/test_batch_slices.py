@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from liftpy.client.slices import BatchSlice, one_by_one
+from liftpy.client.batch_view import BatchSlice, one_by_one
 from liftpy.config import Codec
-from liftpy.wire.batch import RecordBatch, build_batch, build_filler, parse_batch
+from liftpy.core.wire.batch import RecordBatch, build_batch, build_filler, parse_batch
 
 BASE, COUNT = 100, 5
 TIME_NS = 1_000

@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from liftpy.client.batch_view import BatchSlice, one_by_one
 from liftpy.client.iteration import Fetch, Iteration, ReadAhead
 from liftpy.client.progress import MAX_DECOMPRESSED_BYTES, ReadProgress
-from liftpy.client.slices import BatchSlice, one_by_one
 from liftpy.config import Codec
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import build_batch, parse_batch, parse_header
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import build_batch, parse_batch, parse_header
 
 MIB = 1 << 20
 BATCHES = 200
@@ -90,7 +90,7 @@ def test_one_batch_above_the_bound_is_given_alone() -> None:
 
 
 def test_spark_builds_its_rows_batch_by_batch() -> None:
-    rows = pytest.importorskip("liftpy.spark.rows")
+    rows = pytest.importorskip("liftpy.spark.range_reader")
     pieces = [piece for data in log() for piece in [BatchSlice.between(parse_batch(data), 0, None)] if piece]
     builder = rows.RowBuilder("s", 0, ("offset", "value"))
     tracemalloc.start()

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from liftpy.client import Client, PublishOptions, ReadOptions
-from liftpy.client.transport import Transport
-from liftpy.cluster.codec import image_from_pb
-from liftpy.cluster.pages import describer
 from liftpy.config import AckPolicy
+from liftpy.core.metadata.codec import image_from_pb
+from liftpy.core.metadata.describe import describer
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, NotFoundError, OutcomeUnknownError, UnavailableError
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.subjects import Subjects
+from liftpy.nats.transport import Transport
 
 _Ack = client_pb2.Ack
 _names = count()

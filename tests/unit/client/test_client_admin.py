@@ -11,9 +11,11 @@ from click import ClickException
 
 from liftpy.client import admin as admin_module
 from liftpy.client.admin import Admin
-from liftpy.client.credentials import Credentials
-from liftpy.client.transport import Transport, open_connection
 from liftpy.config import AckPolicy, StreamConfig
+from liftpy.core.base.partition import Pause
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import (
     AlreadyExistsError,
     ConfigError,
@@ -26,10 +28,8 @@ from liftpy.errors import (
     StaleRequestError,
     UnavailableError,
 )
-from liftpy.partition import Pause
-from liftpy.wire import frames
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.subjects import Subjects
+from liftpy.nats.credentials import Credentials
+from liftpy.nats.transport import Transport, open_connection
 from sidecar.cli import session
 from sidecar.cli.main import liftpy
 from tests.unit.backup.stored import two_backups

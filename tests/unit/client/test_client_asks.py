@@ -13,13 +13,13 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.client import ending, queries, retrying
-from liftpy.client import transport as transport_module
+from liftpy.client import retrying, service_queries
 from liftpy.client.admin import Admin
 from liftpy.client.client import _READY, Client
-from liftpy.client.credentials import Credentials
-from liftpy.client.queries import QueryAnswer, QueryFailedError, QueryRefusedError
-from liftpy.client.transport import Transport, _ErrorsSeen
+from liftpy.client.service_queries import QueryAnswer, QueryRefusedError
+from liftpy.core.services.queries import QueryFailedError
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import (
     ClientClosedError,
     ConfigError,
@@ -31,8 +31,10 @@ from liftpy.errors import (
     ProtocolError,
     UnavailableError,
 )
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.subjects import Subjects
+from liftpy.nats import cancellation
+from liftpy.nats import transport as transport_module
+from liftpy.nats.credentials import Credentials
+from liftpy.nats.transport import Transport, _ErrorsSeen
 
 
 # ---- queries -----------------------------------------------------------------------------------------------------------------
@@ -56,7 +58,7 @@ REFUSED = (b"it is behind", {"Lift-Error": "QUERY_REFUSED"})
 
 
 async def ask(transport: Any, at_least: int | None = None, timeout_s: float = 30.0, partition: int = 0) -> QueryAnswer:
-    return await queries.ask(transport, Subjects("ns"), "bank", b"query", partition, at_least, timeout_s)
+    return await service_queries.ask(transport, Subjects("ns"), "bank", b"query", partition, at_least, timeout_s)
 
 
 async def test_a_query_is_asked_again_until_it_is_answered() -> None:
@@ -210,8 +212,8 @@ async def test_what_is_worth_another_try(error: Exception, tried: bool, as_read:
 async def test_a_task_that_swallows_cancellations_is_cancelled_until_it_ends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ending, "_TRY_AGAIN_S", 0.001)
-    monkeypatch.setattr(ending, "_TRIES", 5)
+    monkeypatch.setattr(cancellation, "_TRY_AGAIN_S", 0.001)
+    monkeypatch.setattr(cancellation, "_TRIES", 5)
     swallowed = 0
 
     async def deaf(times: int) -> None:
@@ -229,18 +231,18 @@ async def test_a_task_that_swallows_cancellations_is_cancelled_until_it_ends(
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context["message"]))
     failed = asyncio.create_task(failing())
     await asyncio.wait([failed])
-    await ending.end_tasks([failed])
+    await cancellation.end_tasks([failed])
     del failed
     gc.collect()
     assert unseen == [], "an error of a task that was ended is no one's any more"
     some, never = asyncio.create_task(deaf(3)), asyncio.create_task(deaf(100), name="deaf")
     done = asyncio.create_task(asyncio.sleep(0))
     await asyncio.sleep(0.001)
-    await ending.end_tasks([some, None, done])
+    await cancellation.end_tasks([some, None, done])
     assert some.done()
     assert caplog.messages == []
     before = swallowed
-    await ending.end_tasks([never])
+    await cancellation.end_tasks([never])
     assert swallowed == before + 5
     assert caplog.messages == ["tasks that do not end: deaf"]
     while not never.done():

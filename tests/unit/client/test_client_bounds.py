@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from liftpy.client import Client, PublishOptions, connect
-from liftpy.client import transport as transport_module
-from liftpy.client.outgoing import Address, plain
+from liftpy.client.encode_publish import Address, plain
+from liftpy.client.in_flight import Window
 from liftpy.client.publisher import Publisher
-from liftpy.client.transport import ROOM_BYTES, NoAnswerError, Transport, open_connection
-from liftpy.client.window import Window
 from liftpy.config import AckPolicy
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.headers import pairs_of
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import (
     ClientClosedError,
     ConfigError,
@@ -26,11 +28,9 @@ from liftpy.errors import (
     OutcomeUnknownError,
     UnavailableError,
 )
-from liftpy.wire import envelope, frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.headers import pairs_of
-from liftpy.wire.subjects import Subjects
-from sidecar.dev.embedded import NatsServer
+from liftpy.nats import transport as transport_module
+from liftpy.nats.transport import ROOM_BYTES, RequestTimeoutError, Transport, open_connection
+from sidecar.dev.nats_server import NatsServer
 
 
 class Blocked:
@@ -108,7 +108,7 @@ async def test_a_large_request_that_was_handed_over_ends_in_time(monkeypatch: py
         stuck._answers.begin("_INBOX.stuck", None)
         began = asyncio.get_running_loop().time()
         for _ in range(3):  # the first ones fill what the kernel takes
-            with pytest.raises((NoAnswerError, UnavailableError)):
+            with pytest.raises((RequestTimeoutError, UnavailableError)):
                 await stuck.request("anybody", bytes(8 << 20), 0.3)
         assert asyncio.get_running_loop().time() - began < 4
         writing = asyncio.create_task(stuck.write("x", bytes(4 << 20), "", None, began + 60))

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from tenacity import AsyncRetrying, stop_after_attempt
 
-from liftpy.client import calling
-from liftpy.client.calling import Command, CommandAnswer, CommandFailedError, call
-from liftpy.client.outgoing import Address
-from liftpy.client.transport import NoAnswerError, NobodyListensError
+from liftpy.client import service_commands
+from liftpy.client.encode_publish import Address
+from liftpy.client.service_commands import Command, CommandAnswer, CommandFailedError, call
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import NotFoundError, OutcomeUnknownError, ProtocolError, PublishRejectedError, UnavailableError
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
+from liftpy.nats.transport import NoRespondersError, RequestTimeoutError
 
 _Ack = client_pb2.Ack
 COMMAND = Command("bank", "commands", 3, b"pay", b"k", (("h", b"1"),), "id-1")
@@ -155,9 +155,9 @@ async def test_nobody_there_is_unavailable_only_while_nothing_may_be_stored(monk
     assert (await late.call()).offset == 17
     assert len(late.sent) == 3
     twice = AsyncRetrying(stop=stop_after_attempt(2), reraise=True)
-    monkeypatch.setattr(calling, "retrying", lambda patience_s: twice)
-    monkeypatch.setattr(calling, "_ATTEMPT_S", 0.01)
-    with pytest.raises(NobodyListensError, match=r"^nobody listens on shop\.commands$"):
+    monkeypatch.setattr(service_commands, "retrying", lambda patience_s: twice)
+    monkeypatch.setattr(service_commands, "_ATTEMPT_S", 0.01)
+    with pytest.raises(NoRespondersError, match=r"^nobody listens on shop\.commands$"):
         await Wire(nobody, nobody).call()
     with pytest.raises(OutcomeUnknownError, match=r"nobody listens .*; an earlier attempt may have been stored \(id-1\)"):
         await Wire((None, None), nobody).call()
@@ -166,8 +166,8 @@ async def test_nobody_there_is_unavailable_only_while_nothing_may_be_stored(monk
 @pytest.mark.parametrize("said", [_Ack.NOT_LEADER, _Ack.PAUSED, _Ack.READ_ONLY])
 async def test_what_refuses_an_attempt_says_nothing_of_an_earlier_one(monkeypatch: pytest.MonkeyPatch, said: Any) -> None:
     twice = AsyncRetrying(stop=stop_after_attempt(2), reraise=True)
-    monkeypatch.setattr(calling, "retrying", lambda patience_s: twice)
-    monkeypatch.setattr(calling, "_ATTEMPT_S", 0.01)
+    monkeypatch.setattr(service_commands, "retrying", lambda patience_s: twice)
+    monkeypatch.setattr(service_commands, "_ATTEMPT_S", 0.01)
     with pytest.raises(OutcomeUnknownError, match=r"an earlier attempt may have been stored \(id-1\)") as caught:
         await Wire((None, None), (ack(ackError=said), None)).call()
     assert caught.value.message_id == "id-1"
@@ -200,7 +200,7 @@ async def test_a_leader_that_is_none_leaves_the_address_as_it_is_and_so_does_nob
 async def test_a_service_that_is_silent_is_asked_again_within_the_time_and_named() -> None:
     wire = Wire(*[(ack(), None)] * 100)
     text = r"^no service bank has answered on shop\.commands within 0\.02 s: is it running, and does it reply\?$"
-    with pytest.raises(NoAnswerError, match=text):
+    with pytest.raises(RequestTimeoutError, match=text):
         await wire.call(timeout_s=0.02)
     assert {timeout_s for _, timeout_s in wire.expected} == {0.02}
 

@@ -11,9 +11,9 @@ import nats.errors
 import pytest
 from nats.aio.client import Client as NatsConnection
 
-from liftpy.client import transport as transport_module
-from liftpy.client.answers import Answers
-from liftpy.client.parser import (
+from liftpy.errors import ClientClosedError, NotAllowedError, UnavailableError
+from liftpy.nats import transport as transport_module
+from liftpy.nats.parser import (
     _REMEMBERED_BYTES,
     _REMEMBERED_SUBJECTS,
     READ_BYTES,
@@ -24,8 +24,8 @@ from liftpy.client.parser import (
     make_strict,
     watch_denials,
 )
-from liftpy.client.transport import NobodyListensError, Transport
-from liftpy.errors import ClientClosedError, NotAllowedError, UnavailableError
+from liftpy.nats.request_reply import Answers
+from liftpy.nats.transport import NoRespondersError, Transport
 
 
 # ---- what is read --------------------------------------------------------------------------------------------------------------
@@ -407,7 +407,7 @@ async def test_nobody_there_is_an_error_and_the_request_is_forgotten() -> None:
         await transport._answers.arrived(SimpleNamespace(subject=reply, data=b"", headers={"Status": "503"}))
 
     connection.publish = publish  # type: ignore[method-assign]
-    with pytest.raises(NobodyListensError, match=r"^nobody listens on s$"):
+    with pytest.raises(NoRespondersError, match=r"^nobody listens on s$"):
         await transport.exchange("s", b"q", 60, {"h": "1"})
     assert transport.waiting_count == 0
 

@@ -13,11 +13,14 @@ import crc32c
 import pytest
 
 from liftpy.client import Client, ReadOptions
+from liftpy.client.batch_view import BatchSlice
 from liftpy.client.consumer import Consumer
 from liftpy.client.progress import ReadProgress
-from liftpy.client.slices import BatchSlice
-from liftpy.client.transport import Transport
 from liftpy.config import Codec
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import build_batch, parse_batch
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import (
     ClientClosedError,
     ConfigError,
@@ -26,10 +29,7 @@ from liftpy.errors import (
     OffsetOutOfRangeError,
     UnavailableError,
 )
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import build_batch, parse_batch
-from liftpy.wire.subjects import Subjects
+from liftpy.nats.transport import Transport
 
 _Error = client_pb2.ReadResponse.Error
 _numbers = count()

@@ -10,9 +10,9 @@ from typing import Any
 import nkeys
 import pytest
 
-from liftpy.client.credentials import Credentials
-from liftpy.client.urls import check_urls, shown, shown_address, wants_tls
 from liftpy.errors import ConfigError
+from liftpy.nats.credentials import Credentials
+from liftpy.nats.urls import check_urls, shown, shown_address, wants_tls
 
 
 # ---- who we are ----------------------------------------------------------------------------------------------------------------

@@ -10,9 +10,10 @@ import pytest
 
 from liftpy.client import Client, Publisher, PublishOptions, consumer
 from liftpy.client.consumer import PartitionReader, ReadOptions
-from liftpy.client.transport import Transport, open_connection
-from liftpy.client.urls import check_urls
-from liftpy.client.window import Window
+from liftpy.client.in_flight import Window
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import (
     ClientClosedError,
     ConfigError,
@@ -21,9 +22,8 @@ from liftpy.errors import (
     ProtocolError,
     UnavailableError,
 )
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.subjects import Subjects
+from liftpy.nats.transport import Transport, open_connection
+from liftpy.nats.urls import check_urls
 
 
 async def turns(count: int = 3) -> None:

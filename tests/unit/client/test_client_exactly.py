@@ -13,17 +13,13 @@ import pytest
 from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import client as client_module
-from liftpy.client import transport as transport_module
-from liftpy.client.addressing import Address
-from liftpy.client.credentials import Credentials
+from liftpy.client.encode_publish import Address
+from liftpy.client.factories import ClientFactories
 from liftpy.client.in_flight import InFlight, PublishOptions
 from liftpy.client.iteration import HandedOn, Iteration
-from liftpy.client.making import Making
-from liftpy.client.parser import LONGEST_LINE_BYTES, StrictParser, message_fields
-from liftpy.client.posting import Posts
 from liftpy.client.progress import _MOST_BEHIND, NotServedError, ReadProgress, bounds_of, check_head, must_agree
-from liftpy.client.publisher import Publisher
-from liftpy.client.transport import open_connection
+from liftpy.client.publisher import FireAndForget, Publisher
+from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import (
     ConfigError,
     LogTruncatedError,
@@ -34,7 +30,10 @@ from liftpy.errors import (
     ProtocolError,
     UnavailableError,
 )
-from liftpy.wire._pb import client_pb2
+from liftpy.nats import transport as transport_module
+from liftpy.nats.credentials import Credentials
+from liftpy.nats.parser import LONGEST_LINE_BYTES, StrictParser, message_fields
+from liftpy.nats.transport import open_connection
 from tests.unit.client.test_client_progress import answer, batch, offsets
 
 _Error = client_pb2.ReadResponse.Error
@@ -477,7 +476,7 @@ async def test_whose_connection_it_is_decides_who_closes_it(strict: type[Strict]
 
     class Made:
         def __init__(self, transport: Any, subjects: Any, *, owns_connection: bool, making: Any) -> None:
-            assert type(making) is Making
+            assert type(making) is ClientFactories
             made.append((transport, subjects.namespace, subjects.principal, owns_connection))
 
     monkeypatch.setattr(client_module, "Client", Made)
@@ -525,7 +524,7 @@ async def test_a_denial_fails_what_it_concerns(is_publish: bool, subject: str, c
     failed: list[tuple[int, Exception]] = []
     made: Any = Publisher.__new__(Publisher)
     made._addressing = SimpleNamespace(address=Address("ev", "u1", True))
-    made._inbox, made._posts, made._subscription = "inbox", Posts(made, "s", 0, 1.0), "listens"
+    made._inbox, made._posts, made._subscription = "inbox", FireAndForget(made, "s", 0, 1.0), "listens"
     made._posts._some = True
     made._in_flight, made._has_right = {1: None, 2: None}, had_right
     made._fail = lambda number, error: failed.append((number, error))

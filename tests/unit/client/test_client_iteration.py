@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from liftpy.client.batch_view import BatchSlice
 from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions, read_range
 from liftpy.client.iteration import Iteration
 from liftpy.client.positions import Bounds
 from liftpy.client.progress import ReadProgress
-from liftpy.client.slices import BatchSlice
+from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch
 from liftpy.errors import ConfigError, LiftError, UnavailableError
-from liftpy.wire.batch import RecordBatch, build_batch, parse_batch
 
 RECORDS, PER_BATCH, PER_ANSWER = 18, 2, 2
 

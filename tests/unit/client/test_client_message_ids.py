@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from liftpy.client import publisher as publisher_module
+from liftpy.client.encode_publish import Address, promised
 from liftpy.client.in_flight import MessageIds, PublishAck, PublishOptions
-from liftpy.client.outgoing import Address, promised
 from liftpy.client.publisher import Publisher
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import ConfigError, LiftError, NotFoundError, OutcomeUnknownError, PublishRejectedError, UnavailableError
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
 from tests.unit.client.test_client_publisher_steps import Found, Wire, ack, nobody
 
 _Ack = client_pb2.Ack

@@ -11,9 +11,9 @@ import pytest
 from nats.protocol.parser import Parser
 
 from liftpy.client import connect
-from liftpy.client.parser import StrictParser, make_strict
-from liftpy.client.transport import open_connection
 from liftpy.errors import ConfigError
+from liftpy.nats.parser import StrictParser, make_strict
+from liftpy.nats.transport import open_connection
 
 HOSTILE = (
     b"PUB shop.\xff\xfe 2\r\nhi\r\n"

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from liftpy.client import Client
+from liftpy.core.base.partition import Pause
 from liftpy.errors import ConfigError, NotFoundError, PublishRejectedError, StaleRequestError
-from liftpy.partition import Pause
 from liftpy.testing.memory import memory_cluster
 
 

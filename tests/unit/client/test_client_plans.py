@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from liftpy.client import calling, queries
 from liftpy.client import client as client_module
+from liftpy.client import service_commands, service_queries
 from liftpy.client.admin import Admin, control_error
 from liftpy.client.client import Client, _address, _address_of
-from liftpy.client.outgoing import Address
-from liftpy.client.plans import (
+from liftpy.client.encode_publish import Address
+from liftpy.client.placement_plans import (
     PlacementPlan,
     PlacementWish,
     PlannedNode,
@@ -22,13 +22,13 @@ from liftpy.client.plans import (
     plan_from_pb,
     tally_rows,
 )
-from liftpy.client.transport import Transport
-from liftpy.cluster.stream_config import config_to_pb
 from liftpy.config import AckPolicy, StreamConfig
+from liftpy.core.metadata.codec import config_to_pb
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, InvalidNameError, LiftError, NotFoundError, ProtocolError, UnavailableError
-from liftpy.wire import frames
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.subjects import Subjects
+from liftpy.nats.transport import Transport
 from tests.only_in import only_in
 
 _Error = pb.ControlResponse.Error
@@ -462,17 +462,17 @@ async def test_a_service_is_called_where_its_stream_is(monkeypatch: pytest.Monke
     called: list[Any] = []
     anew = False
 
-    async def call(transport: Any, find: Any, command: calling.Command, timeout_s: float) -> str:
+    async def call(transport: Any, find: Any, command: service_commands.Command, timeout_s: float) -> str:
         called.append((transport, await find(anew), command, timeout_s))
         return "answer"
 
-    monkeypatch.setattr(calling, "call", call)
+    monkeypatch.setattr(service_commands, "call", call)
     given: Any = {"partition": 2, "key": b"k", "headers": {"h": "1"}, "message_id": "id", "timeout_s": 9.0}
     assert await made.call_service("bank", "s", b"pay", **given) == "answer"
-    command = calling.Command("bank", "s", 2, b"pay", b"k", (("h", b"1"),), "id")
+    command = service_commands.Command("bank", "s", 2, b"pay", b"k", (("h", b"1"),), "id")
     assert called == [(made.transport, Address("shop.s.2", "u1"), command, 9.0)]
     await made.call_service("bank", "s", b"pay")
-    assert called[1][1:] == (Address("shop.s", "u1"), calling.Command("bank", "s", 0, b"pay"), 5.0)
+    assert called[1][1:] == (Address("shop.s", "u1"), service_commands.Command("bank", "s", 0, b"pay"), 5.0)
     assert len(told.asked) == 1, "it is known already"
     anew = True
     await made.call_service("bank", "s", b"pay")
@@ -493,7 +493,7 @@ async def test_a_service_is_asked_for_its_state(monkeypatch: pytest.MonkeyPatch)
         asked.append(given)
         return "answer"
 
-    monkeypatch.setattr(queries, "ask", ask)
+    monkeypatch.setattr(service_queries, "ask", ask)
     assert await made.query_service("bank", b"q", partition=2, at_least=7, timeout_s=9.0) == "answer"
     assert asked == [(made.transport, made._subjects, "bank", b"q", 2, 7, 9.0)]
 

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from liftpy.client import positions
 from liftpy.client import progress as progress_module
+from liftpy.client.batch_view import BatchSlice
 from liftpy.client.positions import Bounds
 from liftpy.client.progress import NotServedError, ReadProgress
-from liftpy.client.slices import BatchSlice
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import build_batch, parse_batch
+from liftpy.core.wire.filters import Filter
 from liftpy.errors import ConfigError, CorruptionError, LogTruncatedError, NotFoundError, OffsetOutOfRangeError, ProtocolError
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import build_batch, parse_batch
-from liftpy.wire.filters import Filter
 
 _Error = client_pb2.ReadResponse.Error
 

@@ -8,16 +8,16 @@ import pytest
 
 from liftpy.client import Client
 from liftpy.client import publisher as publisher_module
+from liftpy.client.encode_publish import Address
 from liftpy.client.in_flight import PublishAck, PublishOptions
-from liftpy.client.outgoing import Address
 from liftpy.client.publisher import Publisher
-from liftpy.client.transport import Transport, open_connection
 from liftpy.config import AckPolicy
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ClientClosedError, ConfigError, OutcomeUnknownError, PublishRejectedError, UnavailableError
-from liftpy.wire import envelope, frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.subjects import Subjects
-from sidecar.dev.embedded import NatsServer
+from liftpy.nats.transport import Transport, open_connection
+from sidecar.dev.nats_server import NatsServer
 
 _Ack = client_pb2.Ack
 

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from liftpy.client import publisher as publisher_module
+from liftpy.client.encode_publish import Address, enveloped
 from liftpy.client.in_flight import PublishAck, PublishOptions
-from liftpy.client.outgoing import Address, enveloped
 from liftpy.client.publisher import Publisher
 from liftpy.config import AckPolicy
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import (
     ClientClosedError,
     ConfigError,
@@ -25,8 +27,6 @@ from liftpy.errors import (
     PublishRejectedError,
     UnavailableError,
 )
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
 
 _Ack = client_pb2.Ack
 

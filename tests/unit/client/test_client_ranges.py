@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from liftpy.client.ranges import RangeFacts, facts_of
+from liftpy.client.range_size import RangeFacts, facts_of
+from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import ProtocolError
-from liftpy.wire._pb import client_pb2
 
 
 def head(**fields: Any) -> client_pb2.ReadResponse:

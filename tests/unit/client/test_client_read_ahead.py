@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from liftpy.client.calling import CommandAnswer, _once
+from liftpy.client.encode_publish import Address
 from liftpy.client.iteration import HandedOn, Iteration, ReadAhead
-from liftpy.client.outgoing import Address
+from liftpy.client.service_commands import CommandAnswer, _once
 from liftpy.errors import ClientClosedError, ConfigError, LiftError, UnavailableError
 from tests.unit.client.test_client_calling import COMMAND, Wire, reply
 

@@ -14,12 +14,16 @@ import pytest
 from liftpy.client import consumer as consumer_module
 from liftpy.client import iteration as iteration_module
 from liftpy.client.admin import Admin
+from liftpy.client.batch_view import BatchSlice
 from liftpy.client.client import Client
 from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions, _cut, _looked_at, read_range
 from liftpy.client.positions import Bounds
 from liftpy.client.progress import NotServedError, ReadProgress
-from liftpy.client.slices import BatchSlice
-from liftpy.client.transport import NobodyListensError
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.batch import build_batch, parse_batch
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import (
     ConfigError,
     LogTruncatedError,
@@ -28,11 +32,7 @@ from liftpy.errors import (
     ProtocolError,
     UnavailableError,
 )
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.batch import build_batch, parse_batch
-from liftpy.wire.subjects import Subjects
+from liftpy.nats.transport import NoRespondersError
 from tests.unit.client.test_client_progress import answer, batch, offsets
 
 _Error = client_pb2.ReadResponse.Error
@@ -297,10 +297,10 @@ async def test_if_nobody_at_all_listens_it_is_asked_whether_there_is_a_stream(no
     reader._exists = exists
 
     async def ask(*_: Any) -> bytes:
-        raise NobodyListensError("nobody")
+        raise NoRespondersError("nobody")
 
     reader._ask = ask
-    with pytest.raises(NotFoundError if looks else NobodyListensError):
+    with pytest.raises(NotFoundError if looks else NoRespondersError):
         await reader._answer(node, client_pb2.ReadRequest(), 0.0)
     assert len(looked) == looks
 
@@ -541,7 +541,7 @@ MOVED_AWAY = [
         for error in (_Error.NO_SUCH_PARTITION, _Error.NOT_LEADER, _Error.NOT_READY)
     ),
     ([], {"hw": 9, "error": _Error.UNKNOWN, "node": "n3"}),
-    NobodyListensError("n3 has left"),
+    NoRespondersError("n3 has left"),
     UnavailableError("n3 is silent"),
 ]
 """What a node says that has just lost a partition, or got it, or has left."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from liftpy.client import receiving
-from liftpy.client.parser import READ_BYTES
-from liftpy.client.receiving import ClientConnection
+from liftpy.nats import connection as receiving
+from liftpy.nats.connection import ClientConnection
+from liftpy.nats.parser import READ_BYTES
 
 PAYLOAD = bytes(range(250)) * 4000
 LINE = b"MSG a.b 1 %d\r\n" % len(PAYLOAD)

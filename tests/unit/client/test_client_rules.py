@@ -11,18 +11,17 @@ from typing import Any
 
 import pytest
 
-from liftpy.client.addressing import Addressing
-from liftpy.client.answers import Answers
+from liftpy.client.batch_view import BatchSlice
 from liftpy.client.client import Client, _partition_of
-from liftpy.client.credentials import Credentials
-from liftpy.client.outgoing import Address, enveloped, plain
-from liftpy.client.parser import _REMEMBERED_SUBJECTS, LARGEST_MESSAGE_BYTES, Pattern, size_of
+from liftpy.client.encode_publish import Address, Addressing, enveloped, plain
+from liftpy.client.in_flight import Window
 from liftpy.client.positions import Bounds, end_offset, parse_start, parse_until, start_offset, timestamp_ns
 from liftpy.client.progress import ReadProgress
-from liftpy.client.slices import BatchSlice
-from liftpy.client.transport import Transport, _not_swallowed
-from liftpy.client.window import Window
 from liftpy.config import AckPolicy
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import build_batch, parse_batch
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import (
     ClientClosedError,
     ConfigError,
@@ -33,11 +32,11 @@ from liftpy.errors import (
     OffsetOutOfRangeError,
     ProtocolError,
 )
+from liftpy.nats.credentials import Credentials
+from liftpy.nats.parser import _REMEMBERED_SUBJECTS, LARGEST_MESSAGE_BYTES, Pattern, size_of
+from liftpy.nats.request_reply import Answers
+from liftpy.nats.transport import Transport, _not_swallowed
 from liftpy.testing.memory import memory_cluster
-from liftpy.wire import envelope, frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import build_batch, parse_batch
-from liftpy.wire.subjects import Subjects
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 BOUNDS = Bounds("u", "n1", "n1", 1, 5, 9)

@@ -11,8 +11,8 @@ import pytest
 
 from liftpy.client import publisher as publisher_module
 from liftpy.client.in_flight import PublishAck
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
 from tests.unit.client.test_client_publisher_steps import ack, publisher, turns
 
 _Ack = client_pb2.Ack

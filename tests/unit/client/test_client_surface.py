@@ -15,10 +15,10 @@ import pytest
 import liftpy
 from liftpy.client import client as client_module
 from liftpy.client import sync
-from liftpy.client.likeness import differences
-from liftpy.client.opening import Opening
-from liftpy.cluster.image import StreamImage
+from liftpy.client.awaitable_context import Opening
+from liftpy.client.stream_diff import differences
 from liftpy.config import AckPolicy, StreamConfig
+from liftpy.core.metadata.image import StreamImage
 from liftpy.errors import AlreadyExistsError, ClientClosedError, ConfigError, NotFoundError
 from tests.unit.client.test_client_publisher import Leader
 

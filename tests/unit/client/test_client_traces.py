@@ -19,20 +19,19 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, StatusC
 
 import liftpy
 from liftpy.client import Client, ProducerOptions
-from liftpy.client.outgoing import MESSAGE_ID
+from liftpy.client.encode_publish import MESSAGE_ID
+from liftpy.client.partition_sender import BATCH_BYTES, RECORD_BYTES
 from liftpy.client.producer import Producer
-from liftpy.client.producing import BATCH_BYTES, RECORD_BYTES
 from liftpy.client.publisher import Publisher
-from liftpy.client.spans import DROPPED
+from liftpy.client.traced import DROPPED
 from liftpy.client.tracing import making_of
 from liftpy.config import AckPolicy
+from liftpy.core.observe.spans import SPANS_PER_S, SpanBudget
+from liftpy.core.observe.trace_context import TraceContext, created_in, parse_traceparent, traceparent
+from liftpy.core.wire.batch import Record
+from liftpy.core.wire.headers import Pairs
 from liftpy.errors import ConfigError, PublishRejectedError
 from liftpy.testing.memory import MemoryCluster, memory_cluster
-from liftpy.trace.budget import SPANS_PER_S, SpanBudget
-from liftpy.trace.context import TraceContext, parse_traceparent, traceparent
-from liftpy.trace.messages import created_in
-from liftpy.wire.batch import Record
-from liftpy.wire.headers import Pairs
 
 WAIT_S = 10.0
 OTHER = TraceContext(0xABC, 0xD, 1)

@@ -14,22 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.client import Position
-from liftpy.client.backwards import BackwardProgress
 from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions
-from liftpy.client.progress import ReadProgress
+from liftpy.client.progress import BackwardProgress, ReadProgress
 from liftpy.config import StreamConfig
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.log import filtered_read
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.replication.epoch_validation import EpochVerdict, Lineage
+from liftpy.core.replication.reads import Chunks, Reads
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import Record, build_batch, split_batches
+from liftpy.core.wire.filters import Filter
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, NotFoundError, OffsetOutOfRangeError, ProtocolError, UnavailableError
-from liftpy.ids import PartitionKey
-from liftpy.log import selecting
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.replica.lineage import Judgement, Lineage
-from liftpy.replica.reads import Chunks, Reads
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import Record, build_batch, split_batches
-from liftpy.wire.filters import Filter
-from liftpy.wire.subjects import Subjects
 
 BEGAN = datetime(2026, 3, 1, tzinfo=UTC)
 BEGAN_NS = int(BEGAN.timestamp()) * 10**9
@@ -76,9 +75,9 @@ class Node:
     def may_answer_latest(self, now_ns: int) -> bool:
         return True
 
-    def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> Judgement:
+    def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
         assert last_epoch == self.log.epochs.epoch_at(last_offset), "what a reader says of its last record is so"
-        return Judgement(Lineage.SAME)
+        return EpochVerdict(Lineage.SAME)
 
     # ---- the way ---------------------------------------------------------------------------------------------------------
     def now_ns(self) -> int:
@@ -176,7 +175,7 @@ def test_it_gives_what_a_naive_reader_would(
         assert found == expected
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selecting, "LOOK_BYTES", 3000)
+        patch.setattr(filtered_read, "LOOK_BYTES", 3000)
         asyncio.run(run())
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from liftpy.client import ManyConsumer, Position, ReadOptions, positions_from
-from liftpy.client import many as module
-from liftpy.client.many import Place, Places, bounded_ahead, selects
+from liftpy.client import multi_consumer as module
+from liftpy.client.multi_consumer import Place, Places, bounded_ahead, selects
 from liftpy.errors import (
     ConfigError,
     CorruptionError,

@@ -13,9 +13,9 @@ from liftpy.client import cursor as module
 from liftpy.client.group import GroupRefusedError
 from liftpy.client.group_admin import delete_cursor, describe_cursor, list_cursors, list_groups, set_cursor
 from liftpy.client.positions import Position
+from liftpy.core.wire._pb import group_pb2
 from liftpy.errors import ConfigError, NotFoundError, OffsetOutOfRangeError
 from liftpy.testing.memory import memory_cluster
-from liftpy.wire._pb import group_pb2
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ import pytest
 
 from liftpy.client.client import Client
 from liftpy.client.progress import _MOST_BEHIND, NotServedError, ReadProgress, SecondOpinion
-from liftpy.client.transport import Transport
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import LiftError, LogTruncatedError, NotFoundError, OffsetOutOfRangeError
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.subjects import Subjects
+from liftpy.nats.transport import Transport
 from tests.unit.client.test_client_consumer import QUICK, Replica, expected, values
 from tests.unit.client.test_client_progress import answer, batch
 

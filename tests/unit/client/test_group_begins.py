@@ -12,9 +12,9 @@ from liftpy.client import Client, GroupOptions
 from liftpy.client import group as module
 from liftpy.client.group import Group
 from liftpy.client.group_admin import describe_group
-from liftpy.cluster.image import StreamImage
+from liftpy.core.groups.commands import decode_command
+from liftpy.core.metadata.image import StreamImage
 from liftpy.errors import UnavailableError
-from liftpy.group.commands import decode_command
 from liftpy.testing.memory import memory_cluster
 
 

@@ -13,12 +13,12 @@ from liftpy.client import GroupOptions
 from liftpy.client import group as group_module
 from liftpy.client import queue as queue_module
 from liftpy.client.group import Group
-from liftpy.client.transport import NoAnswerError
+from liftpy.core.groups import limits
+from liftpy.core.groups.commands import decode_command
+from liftpy.core.groups.machine import GroupMachine
+from liftpy.core.groups.member import PartitionGained, PartitionLost
 from liftpy.errors import UnavailableError
-from liftpy.group import limits
-from liftpy.group.commands import decode_command
-from liftpy.group.machine import GroupMachine
-from liftpy.group.member import PartitionGained, PartitionLost
+from liftpy.nats.transport import RequestTimeoutError
 from tests.unit.client.test_consuming import Node, consumer
 
 
@@ -243,7 +243,7 @@ async def test_nothing_is_handed_on_while_the_session_may_be_over(monkeypatch: p
 
 async def test_a_read_that_nobody_answered_in_time_is_asked_again() -> None:
     """So it is for a process that was stopped for longer than its patience: its group goes on, if its session does."""
-    home, failures = Coordinated(), [NoAnswerError("no answer"), UnavailableError("nobody")]
+    home, failures = Coordinated(), [RequestTimeoutError("no answer"), UnavailableError("nobody")]
     made = home.consume
 
     class Stopped:

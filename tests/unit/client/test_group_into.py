@@ -10,10 +10,10 @@ import pytest
 from liftpy.client import Client, GroupOptions, Source
 from liftpy.client.group import Group
 from liftpy.client.group_admin import describe_group
+from liftpy.core.wire.batch import Record
+from liftpy.core.wire.partitioner import partition_of
 from liftpy.errors import PublishRejectedError
 from liftpy.testing.memory import MemoryCluster, memory_cluster
-from liftpy.wire.batch import Record
-from liftpy.wire.keyed import partition_of
 
 SOURCES, TARGETS = 2, 3
 SHORT = GroupOptions(session_s=3.0, auto_commit_s=0.05)
@@ -178,7 +178,7 @@ async def test_a_target_that_is_closed_for_a_while_is_waited_for_and_gets_all_on
 async def test_a_target_that_stays_closed_is_said_and_nothing_is_committed_that_it_does_not_have(
     cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("liftpy.client.copying._FAREWELLS", 0.2)
+    monkeypatch.setattr("liftpy.client.stream_copy._FAREWELLS", 0.2)
     async with cluster.client() as client:
         await feed(client, 0, 20)
         group, task = await copying(client)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from nats.aio.client import Client as NatsConnection
 
-from liftpy.client.outgoing import enveloped, promised
-from liftpy.client.parser import StrictConnection
-from liftpy.client.transport import ROOM_BYTES, Transport
+from liftpy.client.encode_publish import enveloped, promised
 from liftpy.config import AckPolicy
+from liftpy.core.wire.envelope import Ordinary
 from liftpy.errors import ConfigError
-from liftpy.wire.ordinary import Ordinary
+from liftpy.nats.parser import StrictConnection
+from liftpy.nats.transport import ROOM_BYTES, Transport
 
 
 # ---- envelopes -----------------------------------------------------------------------------------------------------------------

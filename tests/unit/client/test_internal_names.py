@@ -6,18 +6,18 @@ import asyncio
 
 import pytest
 
-from liftpy.client import round_opening
+from liftpy.client import producer as round_opening
 from liftpy.client.admin import Admin
 from liftpy.client.group_admin import delete_group, describe_group, list_groups, reset_group
-from liftpy.client.many import selects
-from liftpy.client.producing import ProducerOptions
-from liftpy.client.round_opening import open_producer
-from liftpy.client.rounds import Round
+from liftpy.client.multi_consumer import selects
+from liftpy.client.partition_sender import ProducerOptions
+from liftpy.client.producer import open_producer
+from liftpy.client.write_epoch import Round
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.wire.columnar import ByteArray, RecordColumns
+from liftpy.core.wire.subjects import GROUPS_STREAM, Subjects
 from liftpy.errors import ConfigError, InvalidNameError, NotFoundError, PublishRejectedError
-from liftpy.ids import PartitionKey
 from liftpy.testing.memory import memory_cluster
-from liftpy.wire.columnar import ByteArray, RecordColumns
-from liftpy.wire.subjects import GROUPS_STREAM, Subjects
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from liftpy.client import Client, js_reads
-from liftpy.client.js_answers import JsAnswer
-from liftpy.client.js_reads import StatelessReads
+from liftpy.client import Client, jetstream_api
+from liftpy.client.jetstream_api import JsAnswer, StatelessReads
 from liftpy.config import StreamConfig
 from liftpy.testing.memory import memory_cluster
 
@@ -218,11 +217,11 @@ async def test_direct_get_below_the_log_start_finds_no_message(client: Client) -
 
 
 async def test_what_is_too_much_is_said(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(js_reads, "MAX_BYTES", 3)
+    monkeypatch.setattr(jetstream_api, "MAX_BYTES", 3)
     found = [direct(part)[0] for part in await parts(client, "DIRECT.GET.orders", multi_last=["orders.*"])]
     assert found == ["413 Too Many Results"]
     assert [direct(part)[0] for part in await parts(client, "DIRECT.GET.orders", seq=1, batch=9)] == [b"v0", b"v1", "204 EOB"]
-    monkeypatch.setattr(js_reads, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(jetstream_api, "PATIENCE_S", 0.0)
     (late,) = await parts(client, "DIRECT.GET.orders", seq=1)
     assert direct(late)[0] == "408 Request Timeout"
     assert (await said(client, "STREAM.MSG.GET.orders", seq=1))["error"]["code"] == 503

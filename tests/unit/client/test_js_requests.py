@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftpy.client.js_answers import refused, time_text
-from liftpy.client.js_requests import JsQuestion, JsRefusal, Kind, kind_of, overlap, parse_question
+from liftpy.client.jetstream_api import JsQuestion, JsRefusal, Kind, kind_of, overlap, parse_question, refused, time_text
 
 GET, DIRECT = "STREAM.MSG.GET.orders", "DIRECT.GET.orders"
 

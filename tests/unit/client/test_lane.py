@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from liftpy.client.lane import FIRST_PAUSE_S, LONGEST_PAUSE_S, Landed, Lane, Parcel, Refusal
-from liftpy.ingest.derived_part import NewBatch, Numbering
-from liftpy.ingest.digest import RollingDigest
-from liftpy.ingest.producers import Claim, Finding, Producers
-from liftpy.wire.batch import RecordBatch, build_batch, parse_batch
+from liftpy.client.partition_queue import FIRST_PAUSE_S, LONGEST_PAUSE_S, BatchResult, PartitionQueue, ProducerBatch, Refusal
+from liftpy.core.publish.digest import RollingDigest
+from liftpy.core.publish.log_state_part import NewBatch, Numbering
+from liftpy.core.publish.producer_state import Claim, Finding, Producers
+from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch
 
 
-def a_lane(window: int = 3, batch_records: int = 2, batch_bytes: int = 1000, linger_s: float = 0.0) -> Lane:
-    lane = Lane(
+def a_lane(window: int = 3, batch_records: int = 2, batch_bytes: int = 1000, linger_s: float = 0.0) -> PartitionQueue:
+    lane = PartitionQueue(
         7,
         window=window,
         batch_bytes=batch_bytes,
@@ -28,30 +28,30 @@ def a_lane(window: int = 3, batch_records: int = 2, batch_bytes: int = 1000, lin
     return lane
 
 
-def fill(lane: Lane, *values: bytes) -> None:
+def fill(lane: PartitionQueue, *values: bytes) -> None:
     for value in values:
         ticket, index = lane.add(value, None, (), len(value), 0.0)
         assert index == len(ticket)
         ticket.append(value.decode())
 
 
-def sent(lane: Lane, now: float) -> list[Parcel]:
+def sent(lane: PartitionQueue, now: float) -> list[ProducerBatch]:
     found = []
     while (parcel := lane.next_to_send(now)) is not None:
         found.append(parcel)
     return found
 
 
-def values_of(parcel: Parcel) -> list[bytes | None]:
+def values_of(parcel: ProducerBatch) -> list[bytes | None]:
     return parse_batch(parcel.batch).values()
 
 
-def tokens(told: list[tuple[Parcel, Landed]]) -> list[str]:
+def tokens(told: list[tuple[ProducerBatch, BatchResult]]) -> list[str]:
     return [token for parcel, _ in told for token in parcel.ticket]
 
 
-def at(offset: int, known: int = 0) -> Landed:
-    return Landed(offset, 1, known)
+def at(offset: int, known: int = 0) -> BatchResult:
+    return BatchResult(offset, 1, known)
 
 
 # ---- batches -----------------------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def test_the_refusals_of_what_came_behind_one_that_was_refused_change_nothing() 
 
 
 def test_nothing_goes_before_it_has_an_epoch_and_the_refusal_of_nothing_says_nothing() -> None:
-    lane = Lane(7, window=3, batch_bytes=1000, batch_records=2, attempt_s=1.0, new_ticket=list)
+    lane = PartitionQueue(7, window=3, batch_bytes=1000, batch_records=2, attempt_s=1.0, new_ticket=list)
     fill(lane, b"a")
     assert (lane.asks, sent(lane, 0), lane.wake_at()) == (True, [], None)
     lane.begin(0, 0, RollingDigest())
@@ -333,7 +333,7 @@ class Leader:
     end: int = 0
     committed: int = 0
 
-    def hear(self, parcel: Parcel) -> tuple[Refusal | None, Landed, int]:
+    def hear(self, parcel: ProducerBatch) -> tuple[Refusal | None, BatchResult, int]:
         batch = parse_batch(parcel.batch)
         head = batch.header
         claim = Claim(7, head.producer_epoch, parcel.sequence, parcel.record_count, False, parcel.digest)
@@ -384,8 +384,8 @@ def test_each_record_once_and_in_order_whatever_the_wire_and_the_leaders_do(seed
     lane, leader = a_lane(window=rng.choice((1, 2, 5)), batch_records=3), Leader()
     given: list[bytes] = []
     told: list[str] = []
-    wire: list[Parcel] = []
-    waiting: list[tuple[Parcel, int, Landed]] = []
+    wire: list[ProducerBatch] = []
+    waiting: list[tuple[ProducerBatch, int, BatchResult]] = []
     now, quiet = 0.0, False
     for step in range(1200):
         quiet = step > 600

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from liftpy.client.client import Client
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, InvalidNameError
 from liftpy.testing.memory import memory_cluster
-from liftpy.wire.subjects import Subjects
 
 WRONG = ("", "a.b", "a b", "*", ">", "a\r\nPUB x 0")
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from liftpy.client import admin as admin_module
-from liftpy.client import nearest as nearest_module
+from liftpy.client import closest_replica as nearest_module
 from liftpy.client.admin import Admin
+from liftpy.client.closest_replica import AWAY_S, LOOK_EVERY_S, Nearest
 from liftpy.client.consumer import Consumer, ReadOptions
-from liftpy.client.nearest import AWAY_S, LOOK_EVERY_S, Nearest
-from liftpy.client.transport import NoAnswerError
+from liftpy.core.wire._pb import cluster_pb2
 from liftpy.errors import ConfigError, UnavailableError
-from liftpy.wire._pb import cluster_pb2
+from liftpy.nats.transport import RequestTimeoutError
 from tests.unit.client.test_uncommitted_and_events import Log, taken
 
 
@@ -122,7 +122,7 @@ async def test_a_reader_asks_its_rack_and_others_when_that_fails(time: Time) -> 
     log.high_watermark = 7
     consumer = Consumer(log.reader, 4, "end")
     await consumer.begin()
-    log.failing = [NoAnswerError("no")]
+    log.failing = [RequestTimeoutError("no")]
     assert await taken(consumer, 4) == [4, 5, 6, 7]
     assert [node for node, request in log.asked if not request.boundsOnly] == ["n3", "n2"]
     time.now += AWAY_S

@@ -12,11 +12,15 @@ from typing import Any
 
 import pytest
 
-from liftpy.client import addressing
-from liftpy.client.outgoing import Address
+from liftpy.client import encode_publish
+from liftpy.client.encode_publish import Address
+from liftpy.client.partition_sender import BATCH_BYTES, RECORD_BYTES, ManyAck, ProducerOptions
 from liftpy.client.producer import Partitioner, Producer
-from liftpy.client.producing import BATCH_BYTES, RECORD_BYTES, ManyAck, ProducerOptions
-from liftpy.client.transport import NoAnswerError, NobodyListensError
+from liftpy.core.publish.jetstream_headers import Rejection
+from liftpy.core.publish.producer_state import Finding
+from liftpy.core.replication.effects import RejectReason
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import (
     ClientClosedError,
     LiftError,
@@ -26,11 +30,7 @@ from liftpy.errors import (
     PublishRejectedError,
     UnavailableError,
 )
-from liftpy.ingest.jetstream import Unfit
-from liftpy.ingest.producers import Finding
-from liftpy.replica.effects import RejectReason
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
+from liftpy.nats.transport import NoRespondersError, RequestTimeoutError
 from tests.unit.bus.batches import Bench
 
 _Ack = client_pb2.Ack
@@ -86,7 +86,7 @@ class Wire:
     async def exchange(self, subject: str, payload: bytes, timeout_s: float) -> Any:
         self.asked += 1
         if self.loses():
-            raise NoAnswerError("lost")
+            raise RequestTimeoutError("lost")
         (answer,) = [data for reply, data in self._through(subject, payload, "_INBOX.asked") if reply == "_INBOX.asked"]
         return SimpleNamespace(subject="_INBOX.asked", data=answer, headers=None)
 
@@ -326,7 +326,7 @@ async def test_what_was_on_its_way_when_the_connection_broke_goes_out_at_once() 
     renewed.set_result(None)
     assert (await receipt).offset == 0
     assert (wire.values(), p.resends) == ([b"a"], 1)
-    assert p._courses[0].addressing._wait_s == addressing._FIRST_WAIT_S, (
+    assert p._courses[0].addressing._wait_s == encode_publish._FIRST_WAIT_S, (
         "its leader has answered: the next doubt waits no longer"
     )
     await p.close()
@@ -421,7 +421,7 @@ async def test_patience_ends() -> None:
     with pytest.raises(OutcomeUnknownError):
         await receipt
     await p.close()
-    with pytest.raises(NoAnswerError):
+    with pytest.raises(RequestTimeoutError):
         await a_producer(wire, patience_s=0.05)
     assert wire.left == 2, "one that could not be opened leaves nothing behind"
 
@@ -478,7 +478,7 @@ async def test_where_nobody_listens_it_goes_on_asking() -> None:
     await p.send(b"a")
     await p.flush()
     assert (wire.values(), p.resends) == ([b"a"], 1)
-    assert p._courses[0].addressing._wait_s == addressing._FIRST_WAIT_S, (
+    assert p._courses[0].addressing._wait_s == encode_publish._FIRST_WAIT_S, (
         "its leader has answered: the next doubt waits no longer"
     )
     await p.close()
@@ -487,7 +487,7 @@ async def test_where_nobody_listens_it_goes_on_asking() -> None:
 async def test_what_can_not_be_written_is_written_later() -> None:
     wire = Wire()
     p = await a_producer(wire)
-    through, full = wire.publish, [UnavailableError("full"), NobodyListensError("none")]
+    through, full = wire.publish, [UnavailableError("full"), NoRespondersError("none")]
 
     async def publish(subject: str, payload: bytes, reply: str = "", *, give_up_at: float) -> None:
         if full:
@@ -552,6 +552,6 @@ async def test_a_refusal_to_be_opened_is_raised() -> None:
         await a_producer(wire, patience_s=0.05)
     for node in wire.nodes:
         node.ingest._desk.ask = lambda asked: Finding.FULL  # type: ignore[method-assign]
-        node.ingest._desk.why_not = lambda finding: Unfit(RejectReason.READ_ONLY, "ro")  # type: ignore[method-assign]
+        node.ingest._desk.why_not = lambda finding: Rejection(RejectReason.READ_ONLY, "ro")  # type: ignore[method-assign]
     with pytest.raises(PublishRejectedError, match="READ_ONLY ro"):
         await a_producer(wire)

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from liftpy.client.addressing import Address
-from liftpy.client.lane import Landed, Lane, Refusal
+from liftpy.client.encode_publish import Address
+from liftpy.client.partition_queue import BatchResult, PartitionQueue, Refusal
+from liftpy.client.partition_sender import ProducerOptions, Source, name_for
 from liftpy.client.producer import Producer
-from liftpy.client.producing import ProducerOptions, Source, name_for
+from liftpy.core.base.partition import PartitionState
+from liftpy.core.wire.batch import parse_batch
+from liftpy.core.wire.partitioner import partition_of
+from liftpy.core.wire.producer_note import ProducerNote, SourcePosition
 from liftpy.errors import ConfigError, LiftError, NotFoundError, PublishRejectedError
-from liftpy.partition import PartitionState
-from liftpy.wire.batch import parse_batch
-from liftpy.wire.keyed import partition_of
-from liftpy.wire.producer_note import ProducerNote, SourcePosition
 from tests.unit.client.test_producer import PATIENT, Wire
 
 COUNT = 120
@@ -156,7 +156,7 @@ def test_a_source_is_a_partition_of_a_stream_that_is_there() -> None:
 
 
 def test_what_one_record_yields_comes_into_one_batch() -> None:
-    lane = Lane(7, window=9, batch_bytes=40, batch_records=4, attempt_s=1.0)
+    lane = PartitionQueue(7, window=9, batch_bytes=40, batch_records=4, attempt_s=1.0)
     lane.begin(0, 0, lane.unanswered[1], position=2)
     values = [b"%d" % n for n in range(14)]
     positions = [3, 3, 3, 4, 4, 5, 6, 6, 6, 6, 6, 6, 7, 8]
@@ -170,7 +170,7 @@ def test_what_one_record_yields_comes_into_one_batch() -> None:
     assert [value for parcel in sent for value in parse_batch(parcel.batch).values()] == [*values, b"14"]
     assert [(first, count) for _, first, count in shares] == [(0, 3), (0, 3), (0, 6), (0, 2)]
     assert [parcel.names for parcel in sent] == [True, False, False, False]
-    lane.placed(0, Landed(0, 1))
+    lane.placed(0, BatchResult(0, 1))
     assert lane.refused(3, 1, Refusal.UNKNOWN, 0.0)
     lane.begin_again(1)
     assert [parcel.names for parcel in lane._parcels] == [True, False, False]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from liftpy.client.outgoing import Address
-from liftpy.client.producing import RECORD_BYTES
+from liftpy.client.encode_publish import Address
+from liftpy.client.partition_sender import RECORD_BYTES
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import OutcomeUnknownError, ProtocolError, PublishRejectedError
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
 from tests.unit.client.test_producer import Wire, a_producer
 
 _Ack = client_pb2.Ack

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from liftpy.client.producing import ProducerOptions
+from liftpy.client.partition_sender import ProducerOptions
+from liftpy.core.wire.partitioner import murmur2, partition_of, partitions_of
 from liftpy.errors import ConfigError
-from liftpy.wire.keyed import murmur2, partition_of, partitions_of
 from tests.unit.client.test_producer import Wire, a_producer
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from liftpy.client.outgoing import Address
+from liftpy.client.encode_publish import Address
+from liftpy.client.partition_sender import ProducerOptions
 from liftpy.client.producer import Producer
-from liftpy.client.producing import ProducerOptions
-from liftpy.client.rounds import PlanChangedError, Repeat, Round, offset_in, partitions_in
+from liftpy.client.write_epoch import PlanChangedError, Repeat, Round, offset_in, partitions_in
+from liftpy.core.wire.batch import build_batch, seal
+from liftpy.core.wire.columnar import ByteArray, HeaderArray, RecordColumns, body_of
+from liftpy.core.wire.producer_note import SourcePosition
 from liftpy.errors import ConfigError, LiftError, PublishRejectedError
-from liftpy.wire.batch import build_batch, seal
-from liftpy.wire.columnar import ByteArray, HeaderArray, RecordColumns, body_of
-from liftpy.wire.producer_note import SourcePosition
 from tests.unit.client.test_producer import PATIENT, Wire, a_producer
 
 

@@ -15,12 +15,12 @@ from liftpy.client import Client, Job, LeaseLostError, Queue, QueueOptions, Read
 from liftpy.client import queue as module
 from liftpy.client.consumer import PartitionReader
 from liftpy.client.group_admin import describe_group
+from liftpy.client.queue import TakePace
 from liftpy.client.queue_log import QueueLog
-from liftpy.client.queue_pace import TakePace
 from liftpy.config import StreamConfig
+from liftpy.core.wire._pb import group_pb2
 from liftpy.errors import ConfigError, NotFoundError, OutcomeUnknownError, PublishRejectedError, UnavailableError
 from liftpy.testing.memory import memory_cluster
-from liftpy.wire._pb import group_pb2
 
 SHORT = QueueOptions(ack_wait_s=0.2)
 

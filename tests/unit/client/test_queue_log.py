@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from liftpy.client import queue_log as module
+from liftpy.client.batch_view import BatchSlice
 from liftpy.client.consumer import ReadOptions
 from liftpy.client.positions import Bounds
 from liftpy.client.progress import ReadProgress
 from liftpy.client.queue_log import QueueLog
-from liftpy.client.slices import BatchSlice
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.errors import LiftError, OffsetOutOfRangeError, UnavailableError
-from liftpy.ids import PartitionKey
-from liftpy.wire.batch import build_batch, parse_batch
 
 
 class Reader:

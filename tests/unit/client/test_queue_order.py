@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from liftpy.client import Client, Job, QueueOptions, next_keys
+from liftpy.client import Client, Job, QueueOptions
 from liftpy.client import queue as module
+from liftpy.client import queue as next_keys
 from liftpy.client.group import GroupRefusedError
 from liftpy.testing.memory import memory_cluster
 

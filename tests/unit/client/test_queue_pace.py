@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from liftpy.client.queue_pace import TakePace
+from liftpy.client.queue import TakePace
 
 MS = 1_000_000
 

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from liftpy.client.settling import Settlements, gaps, joined, ranges_of, settlement
+from liftpy.client.job_acks import Settlements, gaps, joined, ranges_of, settlement
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.groups import limits
+from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.errors import UnavailableError
-from liftpy.group import limits
-from liftpy.ids import PartitionKey
-from liftpy.wire._pb import group_pb2 as pb
 
 KEY, OTHER = PartitionKey("jobs", "u1", 0), PartitionKey("jobs", "u1", 1)
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from liftpy.client.batch_view import BatchSlice
 from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions
 from liftpy.client.positions import Bounds
 from liftpy.client.progress import ReadProgress
-from liftpy.client.slices import BatchSlice
 from liftpy.config import Codec
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import RecordBatch, build_batch, parse_header
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import RecordBatch, build_batch, parse_header
 
 MIB = 1 << 20
 RECORDS, PER_BATCH = 400, 2

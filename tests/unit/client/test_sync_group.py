@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.client.sync_group import SyncCursor, SyncGroup
+from liftpy.client.sync import SyncCursor, SyncGroup
 
 PARTS = ["a", "b", "c"]
 

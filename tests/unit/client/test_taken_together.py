@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from liftpy.client.batch_view import BatchSlice
 from liftpy.client.iteration import Iteration, ReadAhead
-from liftpy.client.slices import BatchSlice
+from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.errors import CorruptionError, LiftError, UnavailableError
-from liftpy.wire.batch import build_batch, parse_batch
 
 
 async def test_what_can_not_be_unfolded_stays_the_next_and_ends_what_is_taken_together() -> None:

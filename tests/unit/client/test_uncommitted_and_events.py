@@ -11,23 +11,23 @@ from typing import Any
 import pytest
 
 from liftpy.client import consumer as consumer_module
-from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions
-from liftpy.client.events import EventKind, ReadEvent, Teller
+from liftpy.client.consumer import Consumer, EventKind, PartitionReader, ReadEvent, ReadOptions, Teller
 from liftpy.client.positions import Position
 from liftpy.client.retrying import retrying
-from liftpy.client.transport import NoAnswerError
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import build_batch, parse_batch
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, LiftError, LogTruncatedError, OffsetOutOfRangeError, UnavailableError
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import build_batch, parse_batch
-from liftpy.wire.subjects import Subjects
+from liftpy.nats.transport import RequestTimeoutError
 
 _Error = client_pb2.ReadResponse.Error
 _Isolation = client_pb2.ReadRequest.Isolation
 
 
 class Log:
-    """A partition on two nodes. ``leader`` has all of ``batches``, who follows up to HW; both answer as ``liftpy/replica/reads.py``."""
+    """A partition on two nodes. ``leader`` has all of ``batches``, who follows up to HW; both answer as
+    ``liftpy/core/replication/reads.py``."""
 
     def __init__(self, options: ReadOptions) -> None:
         self.leader, self.high_watermark, self.epoch = "n1", 3, 1
@@ -170,11 +170,11 @@ async def test_answers_failures_and_changes_of_replica_are_told() -> None:
     assert first.size_bytes > sum(map(len, log.batches[:2]))
     assert first.took_s >= 0
     told.clear()
-    log.failing = [NoAnswerError("nobody answers")]
+    log.failing = [RequestTimeoutError("nobody answers")]
     log.high_watermark = 7
     consumer = Consumer(log.reader, 4, "end")
     await consumer.begin()
-    log.failing, log.reader.node = [NoAnswerError("nobody answers")], "n1"
+    log.failing, log.reader.node = [RequestTimeoutError("nobody answers")], "n1"
     assert await taken(consumer, 4) == [4, 5, 6, 7]
     assert [(event.kind, event.node, event.detail) for event in told] == [
         (EventKind.FAILED, "n1", "NO_ANSWER: nobody answers"),

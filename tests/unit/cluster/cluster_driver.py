@@ -6,12 +6,12 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from liftpy.cluster.forecast import without_log
-from liftpy.cluster.fsm import MAX_TIME_NS, ClusterFsm
-from liftpy.cluster.operations import OPERATION_ID_SIZE_BYTES
-from liftpy.cluster.records import OperationDone
-from liftpy.partition import PartitionState
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.partition import PartitionState
+from liftpy.core.metadata.controller.preflight import without_log
+from liftpy.core.metadata.controller.state_machine import MAX_TIME_NS, ClusterFsm
+from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES
+from liftpy.core.metadata.records import OperationDone
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 MS = 1_000_000
 SECOND = 1000 * MS

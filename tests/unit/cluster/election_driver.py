@@ -6,9 +6,9 @@ from typing import Any
 
 from cluster_driver import Driver
 
-from liftpy.cluster.checks import check_image
-from liftpy.partition import PartitionStatus
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.metadata.checks import check_image
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 OFFLINE, ONLINE = PartitionStatus.OFFLINE, PartitionStatus.ONLINE
 ELECTION, CANDIDATE_FOUND = PartitionStatus.ELECTION, PartitionStatus.CANDIDATE_FOUND

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from liftpy.cluster.checks import check_image, check_step
-from liftpy.cluster.image import ClusterImage, StreamImage
-from liftpy.cluster.moving import LOOK_EVERY_NS, MovingReplicas
 from liftpy.config import NS_PER_S, ReplicationConfig
-from liftpy.partition import PartitionState, PartitionStatus
-from liftpy.replica.moving import next_to_go
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.partition import PartitionState, PartitionStatus
+from liftpy.core.metadata.checks import check_image, check_step
+from liftpy.core.metadata.controller.reassignment_planner import LOOK_EVERY_NS, ReassignmentPlanner
+from liftpy.core.metadata.image import ClusterImage, StreamImage
+from liftpy.core.replication.leader import next_to_go
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.unit.cluster.cluster_driver import Driver
 
 GRACE_S = 300.0
@@ -24,7 +24,7 @@ class Moved:
         for number, node in enumerate(nodes):
             self.driver.register(node, rack=racks[number] if racks else "")
         self.config = ReplicationConfig(replacement_grace_s=GRACE_S, **config)  # type: ignore[arg-type]
-        self.moving = MovingReplicas(self.config)
+        self.moving = ReassignmentPlanner(self.config)
         self.now_ns = 0
         self.moving.lead(self.image, 0)
         self.copies = True
@@ -39,7 +39,7 @@ class Moved:
 
     def elect_a_new_metadata_leader(self) -> None:
         self.moving.resign()
-        self.moving = MovingReplicas(self.config)
+        self.moving = ReassignmentPlanner(self.config)
         self.moving.lead(self.image, self.now_ns)
 
     def held(self, node: str) -> int:

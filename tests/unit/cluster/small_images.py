@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from liftpy.cluster.image import ClusterImage, Counters, NodeImage, StreamImage
 from liftpy.config import StreamConfig
-from liftpy.partition import PartitionState, PartitionStatus
+from liftpy.core.base.partition import PartitionState, PartitionStatus
+from liftpy.core.metadata.image import ClusterImage, Counters, NodeImage, StreamImage
 
 S = 1_000_000_000
 

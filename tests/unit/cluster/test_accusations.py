@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from election_driver import Cluster
 
-from liftpy.cluster.accusations import ANSWER_NS, Accusations, Said
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.metadata.failure_reports import ANSWER_NS, Accusations, ProbeResult
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
-SERVES, DOES_NOT, ABSENT = Said.SERVES, Said.DOES_NOT, Said.ABSENT
+SERVES, DOES_NOT, ABSENT = ProbeResult.SERVES, ProbeResult.DOES_NOT, ProbeResult.ABSENT
 
 
 def report(cluster: Cluster, witness: str) -> pb.ReportLeader:
@@ -41,7 +41,7 @@ def test_of_three_followers_reports_go_into_the_log_as_they_come_and_bear_the_le
     ],
 )  # fmt: skip
 def test_a_leader_makes_way_when_it_does_not_serve_and_the_witness_can_be_reached(
-    of_accused: Said | None, of_witness: Said | None, proposed: bool
+    of_accused: ProbeResult | None, of_witness: ProbeResult | None, proposed: bool
 ) -> None:
     cluster, accusations = accused()
     assert accusations.reported(report(cluster, "b"), cluster.fsm.image, 0)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from cluster_driver import Driver, Error
 
-from liftpy.cluster.diff import diff
-from liftpy.cluster.stream_config import altered, camel_case, config_to_pb
 from liftpy.config import ALTERABLE, AckPolicy, StreamConfig
+from liftpy.core.base.partition import Pause
+from liftpy.core.metadata.codec import altered, camel_case, config_to_pb
+from liftpy.core.metadata.image_delta import diff
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import ConfigError
-from liftpy.partition import Pause
-from liftpy.wire._pb import cluster_pb2 as pb
 
 
 def driver(**settings: object) -> Driver:

@@ -6,9 +6,9 @@ import pytest
 from cluster_driver import Driver, Error
 from moving_driver import Moved
 
-from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
-from liftpy.partition import MoveReason
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.partition import MoveReason
+from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 def alter(driver: Driver, factor: int, **more: object) -> pb.ControlResponse:

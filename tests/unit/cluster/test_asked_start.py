@@ -6,9 +6,9 @@ import pytest
 from cluster_driver import Driver, Error
 from election_driver import CANDIDATE_FOUND, ONLINE, Cluster
 
-from liftpy.cluster.codec import partition_to_pb
-from liftpy.cluster.diff import diff
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.metadata.codec import partition_to_pb
+from liftpy.core.metadata.image_delta import diff
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 def ask(driver: Driver, offset: int, **more: object) -> pb.ControlResponse:

@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from liftpy.cluster import batches
-from liftpy.cluster.batches import batch_of
-from liftpy.cluster.duties import MetadataDuties, joined
-from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.trail import Trail
 from liftpy.config import ReplicationConfig
-from liftpy.partition import PartitionStatus
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.metadata.controller import request_batcher
+from liftpy.core.metadata.controller.active_controller import ActiveController, joined
+from liftpy.core.metadata.controller.request_batcher import batch_of
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.image import ClusterImage, DirtyStreams
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 _E = pb.ControlResponse
 
@@ -66,7 +65,7 @@ class Group:
 
 def comparable(image: ClusterImage) -> ClusterImage:
     """Without what tells how many entries there were."""
-    return replace(image, index=0, time_ns=0, operations=ClusterImage().operations, trail=Trail())
+    return replace(image, index=0, time_ns=0, operations=ClusterImage().operations, trail=DirtyStreams())
 
 
 def test_a_batch_does_what_its_requests_do() -> None:
@@ -96,14 +95,14 @@ def test_a_batch_is_applied_once() -> None:
 def test_a_request_that_meets_a_bug_keeps_none_of_the_others_back(monkeypatch: pytest.MonkeyPatch) -> None:
     group = Group()
     requests = group.wishes()
-    real = batches.decide
+    real = request_batcher.decide
 
     def decide(image: Any, request: pb.ControlRequest, *more: Any) -> Any:
         if request == requests[0]:
             raise ZeroDivisionError("a bug")
         return real(image, request, *more)
 
-    monkeypatch.setattr(batches, "decide", decide)
+    monkeypatch.setattr(request_batcher, "decide", decide)
     answer = group.apply(batch_of(requests))
     errors = {a.number: a.error for a in answer.batch.answers}
     assert errors[0] == _E.UNKNOWN
@@ -122,7 +121,7 @@ def test_what_is_no_partitions_wish_has_no_place_in_a_batch() -> None:
 
 def test_the_metadata_leader_answers_its_part_and_logs_the_rest() -> None:
     group = Group()
-    duties = MetadataDuties(ReplicationConfig())
+    duties = ActiveController(ReplicationConfig())
     duties.lead(group.image, 0, term=1)
     finished = next(wish for wish in group.wishes() if wish.HasField("reportPromotion"))
     progress = pb.ControlRequest()
@@ -147,7 +146,7 @@ def test_the_metadata_leader_answers_its_part_and_logs_the_rest() -> None:
 
 def test_what_is_due_of_many_partitions_is_proposed_in_batches() -> None:
     group = Group()
-    duties = MetadataDuties(ReplicationConfig())
+    duties = ActiveController(ReplicationConfig())
     duties.lead(group.image, 0, term=1)
     candidates = sum(p.status is PartitionStatus.CANDIDATE_FOUND for p in group.image.streams["s"].partitions)
     assert candidates == 3

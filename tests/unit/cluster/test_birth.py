@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 from test_metadata_member import MAX_BYTES, Log, Member
 
-from liftpy.cluster.birth import HEARD_WITHIN_NS, begin_at, is_unborn, level_at_birth
-from liftpy.cluster.controller_list import ControllerList, GroupView
-from liftpy.cluster.draft import Rules
-from liftpy.cluster.features import FEATURES, SPOKEN
-from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.image import ClusterImage, ClusterRules, Counters, NodeImage
-from liftpy.cluster.level_range import LevelRange
-from liftpy.cluster.member import EntryOutcome, Order
 from liftpy.config import NS_PER_S, SessionTimes
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.metadata.controller.feature_negotiation import HEARD_WITHIN_NS, begin_at, is_unborn, level_at_birth
+from liftpy.core.metadata.controller.quorum_member import EntryOutcome, Order
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.controller_list import ControllerList, GroupView
+from liftpy.core.metadata.feature_range import LevelRange
+from liftpy.core.metadata.features import FEATURES, SPOKEN
+from liftpy.core.metadata.image import ClusterImage, ClusterRules, Counters, NodeImage
+from liftpy.core.metadata.record_builder import Rules
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 OLD, BOTH = LevelRange(1, 1), LevelRange(1, 2)
 VOTERS = ControllerList(("n1", "n2", "n3"))

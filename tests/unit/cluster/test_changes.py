@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from cluster_driver import Driver
 
-from liftpy.cluster.changes import entry_between, records_between
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.records import record_from_pb
-from liftpy.cluster.replay import replay_all
-from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
 from liftpy.config import DefaultQuota
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.image_delta import entry_between, records_between
+from liftpy.core.metadata.records import record_from_pb
+from liftpy.core.metadata.replay import replay_all
+from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 def _shown(image: ClusterImage) -> tuple[object, ...]:

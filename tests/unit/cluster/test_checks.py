@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from immutables import Map
 
-from liftpy.cluster.checks import LeadershipHistory, check_image, check_step
-from liftpy.cluster.image import ClusterImage, Counters, NodeImage
-from liftpy.cluster.replay import check_partition
 from liftpy.config import CommitPolicy
+from liftpy.core.base.partition import PartitionState, PartitionStatus
+from liftpy.core.metadata.checks import LeadershipHistory, check_image, check_step
+from liftpy.core.metadata.image import ClusterImage, Counters, NodeImage
+from liftpy.core.metadata.replay import check_partition
 from liftpy.errors import InvariantError
-from liftpy.partition import PartitionState, PartitionStatus
 from tests.unit.cluster.small_images import a_partition, a_stream, an_image
 
 HIGH = Counters(100, 100, 100, 100, 100)

@@ -10,15 +10,15 @@ import pytest
 from cluster_driver import MS, Driver, Error
 from election_driver import Cluster
 
-from liftpy.cluster.birth import begin_at
-from liftpy.cluster.cluster_events import KINDS, ClusterEvent, EventTrail, events_of, in_words, is_recent
-from liftpy.cluster.draft import Rules
-from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.records import PartitionStateChanged
-from liftpy.cluster.requests import REQUESTS, AskedBy
 from liftpy.config import SessionTimes
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.metadata.controller.cluster_events import KINDS, ClusterEvent, EventTrail, events_of, in_words, is_recent
+from liftpy.core.metadata.controller.feature_negotiation import begin_at
+from liftpy.core.metadata.controller.requests import REQUESTS, AskedBy
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.record_builder import Rules
+from liftpy.core.metadata.records import PartitionStateChanged
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 def all_events(log: list[bytes], *, elections: bool = False) -> list[ClusterEvent]:
@@ -219,7 +219,7 @@ def test_a_change_of_the_session_times_is_told_and_when_it_is_settled() -> None:
 
 def test_each_kind_is_documented_and_is_made_somewhere() -> None:
     root = Path(__file__).resolve().parents[3]
-    source = (root / "liftpy" / "cluster" / "cluster_events.py").read_text(encoding="utf-8")
+    source = (root / "liftpy/core/metadata/controller/cluster_events.py").read_text(encoding="utf-8")
     page = (root / "docs" / "operating.md").read_text(encoding="utf-8")
     for kind in KINDS:
         assert f"`{kind}`" in page, kind

@@ -15,16 +15,16 @@ from cluster_driver import Driver, Error
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from liftpy.cluster.checks import LeadershipHistory, check_image, check_step
-from liftpy.cluster.codec import image_to_bytes
-from liftpy.cluster.election import is_quorum
-from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.image import ClusterImage, StreamImage
-from liftpy.cluster.operations import OperationWindow
-from liftpy.cluster.records import record_from_pb
-from liftpy.cluster.replay import replay_all
-from liftpy.partition import PartitionState
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.partition import PartitionState
+from liftpy.core.metadata.checks import LeadershipHistory, check_image, check_step
+from liftpy.core.metadata.codec import image_to_bytes
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.election import is_quorum
+from liftpy.core.metadata.idempotency_cache import IdempotencyCache
+from liftpy.core.metadata.image import ClusterImage, StreamImage
+from liftpy.core.metadata.records import record_from_pb
+from liftpy.core.metadata.replay import replay_all
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 NODES = ("n1", "n2", "n3", "n4")
 STREAMS = ("s1", "s2")
@@ -197,7 +197,7 @@ def test_any_history_keeps_the_invariants_on_every_kind_of_node(
     assert image_to_bytes(follower.image, operations=False) == image_to_bytes(driver.fsm.image, operations=False)
     if restored is not None:
         assert image_to_bytes(restored.image) == image_to_bytes(driver.fsm.image)
-        none = OperationWindow()
+        none = IdempotencyCache()
         assert replace(restored.image, operations=none) == replace(driver.fsm.image, operations=none)
         check_image(restored.image)
     again = ClusterFsm(elections=elections)
@@ -211,7 +211,7 @@ HISTORY = """
 import sys
 sys.path.insert(0, "tests/unit/cluster")
 from cluster_driver import Driver
-from liftpy.cluster.codec import image_to_bytes
+from liftpy.core.metadata.codec import image_to_bytes
 driver = Driver(tuple(f"node{n}" for n in range(9)))
 for n in range(20):
     driver.create(f"stream{n}", "x.y", partitions=4)

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import pytest
 from cluster_driver import MS, Driver
 
-from liftpy.cluster.checks import LeadershipHistory, check_image, check_step
-from liftpy.cluster.duties import MetadataDuties
-from liftpy.cluster.image import StreamImage
-from liftpy.cluster.placement import POLICIES
 from liftpy.config import CommitPolicy, ReplicationConfig
-from liftpy.partition import PartitionState, PartitionStatus
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.partition import PartitionState, PartitionStatus
+from liftpy.core.metadata.checks import LeadershipHistory, check_image, check_step
+from liftpy.core.metadata.controller.active_controller import ActiveController
+from liftpy.core.metadata.image import StreamImage
+from liftpy.core.metadata.placement import POLICIES
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 TICK_NS = 50 * MS
 NODES = ("a", "b", "c", "d")
@@ -38,7 +38,7 @@ class World:
         self.orders = random.Random(seed + 1_000_000)
         self.made = 0
         self.driver = Driver(elections=True)
-        self.duties = MetadataDuties(ReplicationConfig())
+        self.duties = ActiveController(ReplicationConfig())
         self.now_ns = 0
         self.nodes = {name: Process() for name in NODES}
         self.history = LeadershipHistory()

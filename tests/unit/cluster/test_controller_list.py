@@ -8,10 +8,11 @@ from itertools import chain
 
 import pytest
 
-from liftpy.cluster.controller_list import (
-    Already,
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.controller_list import (
     ControllerList,
     GroupView,
+    NoChange,
     Refused,
     hands_over,
     list_from_pb,
@@ -23,8 +24,7 @@ from liftpy.cluster.controller_list import (
     waits_for,
     well_formed,
 )
-from liftpy.cluster.fsm import ClusterFsm
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 ABC = ("a", "b", "c")
 NODES = frozenset("abcdefgh")
@@ -50,7 +50,7 @@ def asked(what: int, node: str, replaced: str = "") -> pb.ChangeControllers:
     return pb.ChangeControllers(what=what, node=node, replaced=replaced)  # type: ignore[arg-type]
 
 
-def plan(what: int, node: str, of: GroupView, replaced: str = "", fenced: str = "") -> ControllerList | Already | Refused:
+def plan(what: int, node: str, of: GroupView, replaced: str = "", fenced: str = "") -> ControllerList | NoChange | Refused:
     return planned(asked(what, node, replaced), of, NODES, frozenset(fenced))
 
 
@@ -125,7 +125,7 @@ def test_there_are_seven_at_most() -> None:
     ],
 )
 def test_the_same_command_again_finishes_what_it_began(what: int, node: str, replaced: str, of: GroupView) -> None:
-    assert isinstance(plan(what, node, of, replaced), Already)
+    assert isinstance(plan(what, node, of, replaced), NoChange)
 
 
 def _come_to(of: GroupView) -> list[ControllerList]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.cluster.features import SPOKEN
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.replay.corpus import FOLDER, differences, read_entries
 
 
 @pytest.mark.parametrize("level", range(SPOKEN.least, SPOKEN.most + 1))
 def test_each_level_comes_to_what_was_recorded(level: int) -> None:
     assert differences(level) == [], (
-        "the same entries come to something else: that needs a new feature level (liftpy/cluster/features.py), and a branch on it"
+        "the same entries come to something else: that needs a new feature level (liftpy/core/metadata/features.py), and a branch on it"
     )
 
 

@@ -13,11 +13,12 @@ import pytest
 
 from liftpy.client.admin import Admin
 from liftpy.client.client import Client
-from liftpy.cluster import codec
-from liftpy.cluster import pages as pages_module
-from liftpy.cluster.controller_list import ControllerList, list_to_pb
-from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.pages import (
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.metadata import codec
+from liftpy.core.metadata import describe as pages_module
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.controller_list import ControllerList, list_to_pb
+from liftpy.core.metadata.describe import (
     DEFAULT_PAGE_BYTES,
     MAX_PAGE_BYTES,
     ClusterPages,
@@ -27,13 +28,12 @@ from liftpy.cluster.pages import (
     describe_stream,
     describer,
 )
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import NotFoundError, ProtocolError
-from liftpy.ids import PartitionKey
-from liftpy.wire import frames
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.subjects import Subjects
-from sidecar.status.desk import PAGE_PARTITIONS, _page_of
 from sidecar.status.report import Reporter
+from sidecar.status.status_api import PAGE_PARTITIONS, _page_of
 
 STREAMS, PARTITIONS, WIDE = 150, 40, 10_000
 MESSAGE_BYTES = 1024 * 1024

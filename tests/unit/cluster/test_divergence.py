@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from liftpy.cluster.divergence import EVERY, KEPT, NONE, AppliedDigests
+from liftpy.core.metadata.state_checksum import EVERY, KEPT, NONE, AppliedDigests
 
 D, E, F = b"d" * 8, b"e" * 8, b"f" * 8
 ABC = ("a", "b", "c")

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from liftpy.client import admin
-from liftpy.cluster.doors import Door, refusal
-from liftpy.cluster.requests import REQUESTS, AskedBy, RequestKind, changes_nothing, kind_of, may_be_logged
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.metadata.controller.admission import RequestAcl, refusal
+from liftpy.core.metadata.controller.requests import REQUESTS, AskedBy, RequestKind, changes_nothing, kind_of, may_be_logged
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 KINDS = {field.name: field for field in pb.ControlRequest.DESCRIPTOR.oneofs_by_name["request"].fields}
 NOT_READ = sorted(name for name, kind in REQUESTS.items() if kind.asked_by is not AskedBy.READERS)
@@ -29,9 +29,9 @@ def test_every_kind_of_request_has_one_row() -> None:
     assert set(REQUESTS) == set(KINDS)
 
 
-@pytest.mark.parametrize("door", Door)
+@pytest.mark.parametrize("door", RequestAcl)
 @pytest.mark.parametrize("name", sorted(REQUESTS))
-def test_what_this_version_does_not_know_of_is_refused_at_every_door(name: str, door: Door) -> None:
+def test_what_this_version_does_not_know_of_is_refused_at_every_door(name: str, door: RequestAcl) -> None:
     request = asked(name)
     getattr(request, name).MergeFromString(bytes.fromhex("c23e0161"))
     assert refusal(door, "n1", request).startswith("UNSUPPORTED: the request holds fields")
@@ -106,34 +106,38 @@ def test_operators_have_a_way_to_ask_for_what_is_theirs() -> None:
 
 def test_a_kind_of_a_later_version_is_nobody_s() -> None:
     assert kind_of(pb.ControlRequest()).asked_by is AskedBy.NOBODY
-    for door in Door:
+    for door in RequestAcl:
         assert refusal(door, "n1", pb.ControlRequest())
 
 
 @pytest.mark.parametrize("name", NOT_READ)
-@pytest.mark.parametrize("door", list(Door))
-def test_nobody_speaks_for_somebody_else(door: Door, name: str) -> None:
+@pytest.mark.parametrize("door", list(RequestAcl))
+def test_nobody_speaks_for_somebody_else(door: RequestAcl, name: str) -> None:
     kind, request = REQUESTS[name], asked(name)
-    whose = {Door.INFO: AskedBy.READERS, Door.ADMIN: AskedBy.OPERATORS, Door.NODE: AskedBy.NODES}[door]
+    whose = {RequestAcl.INFO: AskedBy.READERS, RequestAcl.ADMIN: AskedBy.OPERATORS, RequestAcl.NODE: AskedBy.NODES}[door]
     assert (refusal(door, "n1", request) == "") is (kind.asked_by is whose)
     if kind.asker:
         assert refusal(door, "n2", request)
     if kind.batched:
         batch = pb.ControlRequest(batch={"requests": [{"request": request}]})
-        allowed = door is not Door.INFO and kind.asked_by is whose and (bool(kind.asker) or door is Door.ADMIN)
+        allowed = door is not RequestAcl.INFO and kind.asked_by is whose and (bool(kind.asker) or door is RequestAcl.ADMIN)
         assert (refusal(door, "n1", batch) == "") is allowed
 
 
 @pytest.mark.parametrize("internal", [False, True])
 def test_nobody_makes_a_stream_under_the_clusters_own_names(internal: bool) -> None:
-    said = refusal(Door.ADMIN, "", pb.ControlRequest(createStream=pb.CreateStream(name="_liftpy-mine"), internal=internal))
+    said = refusal(
+        RequestAcl.ADMIN, "", pb.ControlRequest(createStream=pb.CreateStream(name="_liftpy-mine"), internal=internal)
+    )
     probed = pb.ControlRequest(createStream=pb.CreateStream(name="_liftpy-probe"), internal=internal)
-    assert (refusal(Door.ADMIN, "", probed) == "") is internal, "operators probe with it"
+    assert (refusal(RequestAcl.ADMIN, "", probed) == "") is internal, "operators probe with it"
     assert said == "stream '_liftpy-mine' can't be made: names that begin with _liftpy are the cluster's own"
-    assert refusal(Door.ADMIN, "", pb.ControlRequest(createStream=pb.CreateStream(name="liftpy"))) == ""
+    assert refusal(RequestAcl.ADMIN, "", pb.ControlRequest(createStream=pb.CreateStream(name="liftpy"))) == ""
 
 
 @pytest.mark.parametrize("name", ["-rf", "-", "--yes"])
 def test_doors_refuse_stream_names_that_read_as_options(name: str) -> None:
-    said = refusal(Door.ADMIN, "", pb.ControlRequest(createStream=pb.CreateStream(name=name, subject="x.s"), internal=True))
+    said = refusal(
+        RequestAcl.ADMIN, "", pb.ControlRequest(createStream=pb.CreateStream(name=name, subject="x.s"), internal=True)
+    )
     assert "begins with -" in said

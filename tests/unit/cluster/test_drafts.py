@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from liftpy.cluster.batches import decide_batch
-from liftpy.cluster.decisions.moving import evicted
-from liftpy.cluster.deletion import may_go
-from liftpy.cluster.doors import Door, refusal
-from liftpy.cluster.draft import Draft, Rules, refuse
-from liftpy.cluster.records import CountersMoved, PartitionStateChanged
-from liftpy.cluster.replay import replay_all
-from liftpy.ids import PartitionKey
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.metadata.controller.admission import RequestAcl, refusal
+from liftpy.core.metadata.controller.reassign import evicted
+from liftpy.core.metadata.controller.request_batcher import decide_batch
+from liftpy.core.metadata.data_deletion import may_go
+from liftpy.core.metadata.record_builder import RecordBuilder, Rules, refuse
+from liftpy.core.metadata.records import CountersMoved, PartitionStateChanged
+from liftpy.core.metadata.replay import replay_all
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.unit.cluster.small_images import a_partition, a_stream, an_image
 
 KEY = PartitionKey("s", "u1", 0)
@@ -52,19 +52,19 @@ def test_each_request_of_a_batch_is_in_the_askers_own_name(others: int) -> None:
     requests = [pb.BatchedRequest(request=pb.ControlRequest(leaveIsr=pb.LeaveIsr(node="n1"))) for _ in range(3)]
     if others:
         requests[others].request.leaveIsr.node = "n2"
-    assert bool(refusal(Door.NODE, "n1", pb.ControlRequest(batch=pb.Batch(requests=requests)))) is bool(others)
+    assert bool(refusal(RequestAcl.NODE, "n1", pb.ControlRequest(batch=pb.Batch(requests=requests)))) is bool(others)
 
 
 @pytest.mark.parametrize(
     ("door", "request_", "fits"),
     [
-        (Door.NODE, fence("n1"), True),
-        (Door.NODE, fence("n2"), False),
-        (Door.ADMIN, fence("n1"), False),
-        (Door.INFO, fence("n1"), False),
+        (RequestAcl.NODE, fence("n1"), True),
+        (RequestAcl.NODE, fence("n2"), False),
+        (RequestAcl.ADMIN, fence("n1"), False),
+        (RequestAcl.INFO, fence("n1"), False),
     ],
 )
-def test_a_node_asks_at_its_own_door(door: Door, request_: pb.ControlRequest, fits: bool) -> None:
+def test_a_node_asks_at_its_own_door(door: RequestAcl, request_: pb.ControlRequest, fits: bool) -> None:
     assert (refusal(door, "n1", request_) == "") is fits
 
 
@@ -76,7 +76,7 @@ def test_a_leadership_is_counted_when_it_begins() -> None:
         ({"leader": ""}, 2),
         ({"leader_epoch": 9}, 3),
     ):
-        draft = Draft(an_image(stream), 1, Rules())
+        draft = RecordBuilder(an_image(stream), 1, Rules())
         changed = draft.change(stream, dataclasses.replace(stream.partitions[0], **change))
         assert changed.leaderships == counted, change
         assert changed.last_leader == (change.get("leader") or "a")
@@ -103,13 +103,13 @@ def test_a_batch_takes_what_may_be_in_one_and_gives_each_number_once() -> None:
 
 
 def test_a_node_that_nobody_knows_is_not_live() -> None:
-    draft = Draft(an_image(a_stream(), "abc", "b"), 9, Rules())
+    draft = RecordBuilder(an_image(a_stream(), "abc", "b"), 9, Rules())
     assert [draft.is_live(node_id) for node_id in ("a", "b", "z", "")] == [True, False, False, False]
 
 
 def test_who_is_appointed_in_one_decision_counts_each_time() -> None:
     """Or one fenced node's leaderships would all go to the same successor."""
-    draft = Draft(an_image(a_stream()), 1, Rules())
+    draft = RecordBuilder(an_image(a_stream()), 1, Rules())
     counts = []
     for node_id in ("b", "b", "a", "b"):
         draft.appointed(node_id)

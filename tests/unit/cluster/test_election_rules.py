@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
-from liftpy.cluster import election
-from liftpy.cluster.accusations import ANSWER_NS, Accusations, Said
-from liftpy.cluster.batch_bounds import SENT_TOGETHER
-from liftpy.cluster.draft import Draft, Rules
-from liftpy.cluster.duties import MetadataDuties
-from liftpy.cluster.election_timers import ElectionTimers
-from liftpy.cluster.image import LeaderReport
 from liftpy.config import CommitPolicy, ReplicationConfig
-from liftpy.partition import PartitionState, PartitionStatus
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.partition import PartitionState, PartitionStatus
+from liftpy.core.metadata import election
+from liftpy.core.metadata.batch_limits import SENT_TOGETHER
+from liftpy.core.metadata.controller.active_controller import ActiveController
+from liftpy.core.metadata.election import ElectionTimers
+from liftpy.core.metadata.failure_reports import ANSWER_NS, Accusations, ProbeResult
+from liftpy.core.metadata.image import LeaderReport
+from liftpy.core.metadata.record_builder import RecordBuilder, Rules
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.unit.cluster.small_images import S, a_partition, a_stream, an_image
 
 
 def elect(partition: PartitionState, fenced: str = "", **config: Any) -> tuple[str, ...]:
     stream = a_stream(partition, **config)
-    return election.eligible(Draft(an_image(stream, fenced=fenced), 1, Rules()), stream, partition)
+    return election.eligible(RecordBuilder(an_image(stream, fenced=fenced), 1, Rules()), stream, partition)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def chosen(
         for node, (epoch, offset) in reports.items()
     )
     image = dataclasses.replace(image, reports=image.reports.set(("u1", 0), told))
-    return election.conclude(Draft(image, 1, Rules()), stream, partition)
+    return election.conclude(RecordBuilder(image, 1, Rules()), stream, partition)
 
 
 QUORUM: dict[str, Any] = {"commit_policy": CommitPolicy.QUORUM}
@@ -146,7 +146,7 @@ def test_only_replicas_are_waited_for() -> None:
 
 @pytest.mark.parametrize("count", [1, SENT_TOGETHER, SENT_TOGETHER + 1, 3 * SENT_TOGETHER])
 def test_all_that_is_due_is_sent(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    duties = MetadataDuties(ReplicationConfig())
+    duties = ActiveController(ReplicationConfig())
     messages = [pb.PassOver(stream="s", partition=n) for n in range(count)]
     monkeypatch.setattr(duties._timers, "due", lambda now_ns: messages)
     sent = duties.due(0)
@@ -156,8 +156,8 @@ def test_all_that_is_due_is_sent(count: int, monkeypatch: pytest.MonkeyPatch) ->
     assert [request.passOver.partition for request in flat] == list(range(count))
 
 
-def leading(now_ns: int = 0) -> MetadataDuties:
-    duties = MetadataDuties(ReplicationConfig(), Rules())
+def leading(now_ns: int = 0) -> ActiveController:
+    duties = ActiveController(ReplicationConfig(), Rules())
     duties.lead(an_image(a_stream(), fenced="c"), now_ns, 4)
     return duties
 
@@ -186,15 +186,15 @@ def test_a_node_that_runs_is_not_removed_by_what_was_said_of_it() -> None:
 @pytest.mark.parametrize(
     ("said", "proven", "closed"),
     [
-        ({"a": Said.SERVES}, 0, True),
-        ({"a": Said.DOES_NOT, "b": Said.DOES_NOT}, 1, True),
-        ({"a": Said.ABSENT, "b": Said.SERVES}, 1, True),
-        ({"b": Said.ABSENT}, 0, True),
-        ({"a": Said.DOES_NOT}, 0, False),
-        ({"b": Said.DOES_NOT}, 0, False),
+        ({"a": ProbeResult.SERVES}, 0, True),
+        ({"a": ProbeResult.DOES_NOT, "b": ProbeResult.DOES_NOT}, 1, True),
+        ({"a": ProbeResult.ABSENT, "b": ProbeResult.SERVES}, 1, True),
+        ({"b": ProbeResult.ABSENT}, 0, True),
+        ({"a": ProbeResult.DOES_NOT}, 0, False),
+        ({"b": ProbeResult.DOES_NOT}, 0, False),
     ],
 )
-def test_an_accusation_needs_a_witness_and_an_accused(said: dict[str, Said], proven: int, closed: bool) -> None:
+def test_an_accusation_needs_a_witness_and_an_accused(said: dict[str, ProbeResult], proven: int, closed: bool) -> None:
     cases, image = Accusations(), an_image(a_stream(a_partition(isr=("a", "b"))))
     cases.lead(7)
     report = pb.ReportLeader(stream="s", uid="u1", witness="b", leader="a", leaderEpoch=5)
@@ -202,9 +202,9 @@ def test_an_accusation_needs_a_witness_and_an_accused(said: dict[str, Said], pro
     assert (report.stampNs, report.stampTerm) == (100, 7)
     questions = {question.node: question for question in cases.questions()}
     for node, word in said.items():
-        cases.testified(dataclasses.replace(questions[node], leader_epoch=4), Said.SERVES)
+        cases.testified(dataclasses.replace(questions[node], leader_epoch=4), ProbeResult.SERVES)
         cases.testified(questions[node], word)
     assert len(cases.due(101)) == proven
     assert (not cases._cases) is closed
     late = len(cases.due(100 + ANSWER_NS))
-    assert late == (1 if said == {"b": Said.DOES_NOT} else 0)
+    assert late == (1 if said == {"b": ProbeResult.DOES_NOT} else 0)

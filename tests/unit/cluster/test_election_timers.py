@@ -8,10 +8,10 @@ import pytest
 from cluster_driver import MS, SECOND, Driver
 from election_driver import Cluster
 
-from liftpy.cluster.election_timers import PATIENCE, ElectionTimers
 from liftpy.config import ReplicationConfig
-from liftpy.partition import PartitionState, PartitionStatus
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.partition import PartitionState, PartitionStatus
+from liftpy.core.metadata.election import PATIENCE, ElectionTimers
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 WAIT, TIMEOUT, RETRY = 250 * MS, 2000 * MS, 1000 * MS
 

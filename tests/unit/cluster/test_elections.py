@@ -8,8 +8,8 @@ import pytest
 from cluster_driver import MS, Driver, Error
 from election_driver import CANDIDATE_FOUND, ELECTION, OFFLINE, ONLINE, Cluster
 
-from liftpy.cluster.decisions.elections import REPORT_WINDOW_NS
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.metadata.controller.elections import REPORT_WINDOW_NS
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 # ---- witnesses -----------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cluster_driver import Error
 from election_driver import CANDIDATE_FOUND, ELECTION, OFFLINE, ONLINE, Cluster
 
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 # ---- what may be lost ----------------------------------------------------------------------------------------------

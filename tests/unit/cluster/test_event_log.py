@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from liftpy.cluster.cluster_events import ClusterEvent, EventTrail
-from liftpy.cluster.event_log import GAP, NOTHING, EventLog, Tail, place_in
+from liftpy.core.metadata.controller.cluster_events import GAP, NOTHING, ClusterEvent, EventLog, EventTrail, Tail, place_in
 
 
 class Stream:

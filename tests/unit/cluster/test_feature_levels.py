@@ -7,11 +7,15 @@ from dataclasses import replace
 import pytest
 from cluster_driver import Driver
 
-from liftpy.cluster import level_check
-from liftpy.cluster.codec import image_from_bytes, image_from_pb, image_to_bytes, node_to_pb
-from liftpy.cluster.draft import Rules
-from liftpy.cluster.duties import MetadataDuties
-from liftpy.cluster.features import (
+from liftpy.config import DefaultQuota, ReplicationConfig, SessionTimes, StreamConfig
+from liftpy.core.metadata.codec import image_from_bytes, image_from_pb, image_to_bytes, node_to_pb
+from liftpy.core.metadata.controller import feature_negotiation
+from liftpy.core.metadata.controller.active_controller import ActiveController
+from liftpy.core.metadata.controller.feature_negotiation import HeardLevels, levels_answer
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.describe import ClusterPages, describe
+from liftpy.core.metadata.feature_range import LevelRange, said
+from liftpy.core.metadata.features import (
     DEFAULT_QUOTA,
     DEFAULT_QUOTA_NEEDS,
     FEATURES,
@@ -26,18 +30,14 @@ from liftpy.cluster.features import (
     refused_level,
     why_not_yet,
 )
-from liftpy.cluster.feed_subscription import MAX_UNREADABLE, FeedSubscription
-from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.image import ClusterImage, ClusterRules
-from liftpy.cluster.level_check import HeardLevels, levels_answer
-from liftpy.cluster.level_range import LevelRange, said
-from liftpy.cluster.membership import Registered, registered
-from liftpy.cluster.pages import ClusterPages, describe
-from liftpy.cluster.snapshot import LEVELLED, VERSION, decode_snapshot, encode_snapshot
-from liftpy.config import DefaultQuota, ReplicationConfig, SessionTimes, StreamConfig
-from liftpy.errors import CorruptionError, UnspokenError
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.unknown import has_unknown_fields
+from liftpy.core.metadata.feed import MAX_UNREADABLE, FeedSubscription
+from liftpy.core.metadata.image import ClusterImage, ClusterRules
+from liftpy.core.metadata.node_session import Registered, registered
+from liftpy.core.metadata.record_builder import Rules
+from liftpy.core.metadata.snapshot import LEVELLED, VERSION, decode_snapshot, encode_snapshot
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.decode_errors import has_unknown_fields
+from liftpy.errors import CorruptionError, IncompatibleVersionError
 
 NEWEST, NEXT = SPOKEN.most, SPOKEN.most + 1
 NEWER = (*FEATURES, Feature(NEXT, "9.0", "something", has_way_back=True, in_use=lambda image: sorted(image.streams)))
@@ -170,7 +170,7 @@ def test_a_dry_run_says_what_each_node_speaks_and_changes_nothing() -> None:
 
 def test_the_metadata_leader_forgets_with_its_leadership_and_with_nodes() -> None:
     driver = a_driver("a")
-    duties = MetadataDuties(ReplicationConfig(), driver.fsm.rules)
+    duties = ActiveController(ReplicationConfig(), driver.fsm.rules)
     duties.lead(driver.fsm.image, 0, 1)
     beat = pb.Heartbeat(nodeId="a", incarnation=driver.incarnation("a"), minLevel=1, maxLevel=2)
     duties.answer(pb.ControlRequest(heartbeat=beat), driver.fsm.image, 0, 0)
@@ -320,7 +320,7 @@ def test_at_level_2_apply_refuses_who_does_not_speak_it_and_says_both() -> None:
 def test_at_level_1_the_metadata_leader_alone_refuses_since_versions_without_levels_apply_the_same_entry() -> None:
     driver = a_driver("a")
     request = pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="new", minLevel=2, maxLevel=3))
-    duties = MetadataDuties(ReplicationConfig(), driver.fsm.rules)
+    duties = ActiveController(ReplicationConfig(), driver.fsm.rules)
     duties.lead(driver.fsm.image, 0, 1)
     answer = duties.answer(request, driver.fsm.image, 0, 0)
     assert answer is not None
@@ -349,7 +349,7 @@ def test_apply_ends_at_what_it_does_not_know_from_level_2_on(strange: bytes) -> 
     assert pb.ControlResponse.FromString(at_1.fsm.apply(entry, 100)).error == Error.INVALID
     at_2 = finalized("a")
     before = at_2.fsm.image
-    with pytest.raises(UnspokenError, match="entry 100 of the metadata group's log is of a newer version"):
+    with pytest.raises(IncompatibleVersionError, match="entry 100 of the metadata group's log is of a newer version"):
         at_2.fsm.apply(entry, 100)
     assert at_2.fsm.image is before
 
@@ -359,7 +359,7 @@ def test_an_unknown_field_deep_in_an_entry_ends_apply_too() -> None:
     item = pb.ControlRequest(registerNode=pb.RegisterNode.FromString(inner))
     batch = pb.Batch(requests=[pb.BatchedRequest(number=1, request=item)])
     entry = pb.ControlRequest(operationId=b"o" * 16, timeNs=1, batch=batch).SerializeToString()
-    with pytest.raises(UnspokenError):
+    with pytest.raises(IncompatibleVersionError):
         finalized("a").fsm.apply(entry, 100)
 
 
@@ -371,10 +371,12 @@ def test_a_controller_that_does_not_speak_the_next_level_ends_instead_of_guessin
         older.apply(entry, index)
     assert asked(newer, NEXT, heard_of(newer)).error == Error.OK
     before = older.image
-    with pytest.raises(UnspokenError, match=f"the feature level becomes {NEXT}, this version speaks 1 to {NEWEST}"):
+    with pytest.raises(IncompatibleVersionError, match=f"the feature level becomes {NEXT}, this version speaks 1 to {NEWEST}"):
         older.apply(newer.log[-1], len(newer.log))
     assert older.image is before
-    with pytest.raises(UnspokenError, match=f"the cluster is at feature level {NEXT}, this version speaks 1 to {NEWEST}"):
+    with pytest.raises(
+        IncompatibleVersionError, match=f"the cluster is at feature level {NEXT}, this version speaks 1 to {NEWEST}"
+    ):
         older.restore(newer.fsm.snapshot())
     assert older.image is before
 
@@ -407,7 +409,7 @@ def test_an_image_that_says_more_than_is_understood_is_not_read(inner: str) -> N
     message = pb.Image.FromString(image_to_bytes(driver.fsm.image))
     part = message.streams[0].config if inner == "config" else message.nodes[0]
     part.MergeFromString(UNKNOWN_FIELD)
-    with pytest.raises(UnspokenError, match="holds fields of a newer version"):
+    with pytest.raises(IncompatibleVersionError, match="holds fields of a newer version"):
         image_from_bytes(message.SerializeToString())
 
 
@@ -428,7 +430,7 @@ def test_a_follower_of_the_feed_takes_no_level_that_it_does_not_speak_and_ends_w
     take(encode_snapshot(replace(newer.fsm.image, feature_level=2), operations=False))
     for _ in range(MAX_UNREADABLE - 1):
         take(data)
-    with pytest.raises(UnspokenError, match=f"feature level {NEXT}"):
+    with pytest.raises(IncompatibleVersionError, match=f"feature level {NEXT}"):
         take(data)
 
 
@@ -496,10 +498,12 @@ def test_the_digest_goes_on_with_every_entry_and_over_snapshots_and_tells_record
 def test_a_repeated_finalization_is_answered_as_before() -> None:
     driver = a_driver("a")
     request = pb.ControlRequest(setFeatureLevel=pb.SetFeatureLevel(level=2), operationId=b"f" * 16, timeNs=5)
-    assert level_check.levels_answer(request, driver.fsm.image, heard_of(driver), {}, Rules("shop", True), TIMES) is None
+    assert (
+        feature_negotiation.levels_answer(request, driver.fsm.image, heard_of(driver), {}, Rules("shop", True), TIMES) is None
+    )
     driver.apply(request.SerializeToString())
     driver.restart("a")
-    answer = level_check.levels_answer(request, driver.fsm.image, HeardLevels(), {}, driver.fsm.rules, TIMES)
+    answer = feature_negotiation.levels_answer(request, driver.fsm.image, HeardLevels(), {}, driver.fsm.rules, TIMES)
     assert answer is not None
     assert answer.detail == "the feature level is 2, it was 1"
 

@@ -8,14 +8,13 @@ import crc32c
 import pytest
 from cluster_driver import Driver
 
-from liftpy.cluster import feed as feed_module
-from liftpy.cluster.codec import image_to_bytes
-from liftpy.cluster.feed import FeedProducer
-from liftpy.cluster.feed_subscription import RETRY_AFTER_NS, FeedSubscription
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.snapshot import encode_snapshot
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.addressee import MisdirectedError
+from liftpy.core.metadata import feed as feed_module
+from liftpy.core.metadata.codec import image_to_bytes
+from liftpy.core.metadata.feed import RETRY_AFTER_NS, FeedProducer, FeedSubscription
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.snapshot import encode_snapshot
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.routing_check import MisdirectedError
 
 
 class Feed:

@@ -6,15 +6,14 @@ import dataclasses
 
 import pytest
 
-from liftpy.cluster import feed as feed_module
-from liftpy.cluster import feed_subscription as subscription_module
-from liftpy.cluster.feed import FeedProducer
-from liftpy.cluster.feed_subscription import FeedSubscription
-from liftpy.cluster.image import StreamImage
-from liftpy.cluster.records import StreamCreated
-from liftpy.cluster.snapshot import encode_snapshot
 from liftpy.config import StreamConfig
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.metadata import feed as feed_module
+from liftpy.core.metadata import feed as subscription_module
+from liftpy.core.metadata.feed import FeedProducer, FeedSubscription
+from liftpy.core.metadata.image import StreamImage
+from liftpy.core.metadata.records import StreamCreated
+from liftpy.core.metadata.snapshot import encode_snapshot
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.unit.cluster.small_images import S, a_partition, a_stream, an_image
 
 
@@ -100,7 +99,7 @@ def test_a_feed_that_contradicts_itself_is_not_believed() -> None:
 def test_what_waits_for_a_gap_has_a_bound_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     made, several = subscribed(), entries(12)
     size = max(entry.ByteSize() for entry in several)
-    monkeypatch.setattr("liftpy.cluster.feed_subscription.MAX_WAITING_BYTES", 3 * size)
+    monkeypatch.setattr("liftpy.core.metadata.feed.MAX_WAITING_BYTES", 3 * size)
     for entry in several[1:]:
         made.entry_received(entry)
         assert sum(held.ByteSize() for held in made._waiting.values()) <= 3 * size

@@ -8,17 +8,17 @@ import pytest
 from cluster_driver import MS, Driver, Error
 from election_driver import Cluster
 
-from liftpy.cluster.duties import MetadataDuties
-from liftpy.cluster.forecast import without_log
 from liftpy.config import ReplicationConfig
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.metadata.controller.active_controller import ActiveController
+from liftpy.core.metadata.controller.preflight import without_log
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 ID = b"sixteen bytes id"
 CREATE = pb.CreateStream(name="more", subject="shop.more")
 
 
-def leading(driver: Driver) -> MetadataDuties:
-    duties = MetadataDuties(ReplicationConfig(), driver.fsm.rules)
+def leading(driver: Driver) -> ActiveController:
+    duties = ActiveController(ReplicationConfig(), driver.fsm.rules)
     duties.lead(driver.fsm.image, 0, 1)
     return duties
 
@@ -134,7 +134,7 @@ def test_a_bug_in_a_decision_is_shown_by_the_log(driver: Driver, monkeypatch: py
     def broken(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("liftpy.cluster.decisions.streams.create_stream", broken)
+    monkeypatch.setattr("liftpy.core.metadata.controller.streams.create_stream", broken)
     assert without_log(driver.fsm.image, pb.ControlRequest(createStream=CREATE), 1, driver.fsm.rules) is None
 
 
@@ -169,7 +169,7 @@ def test_an_election_that_nobody_can_win_is_refused_before_it_is_logged(kind: st
         gives_up = cluster.about(leader="a", leaderEpoch=partition.leader_epoch, incarnation=cluster.incarnation("a"))
         asked = pb.ControlRequest(giveUpLeadership=pb.GiveUpLeadership(**gives_up))
     fsm = cluster.fsm
-    duties = MetadataDuties(ReplicationConfig(), fsm.rules)
+    duties = ActiveController(ReplicationConfig(), fsm.rules)
     duties.lead(fsm.image, 0, 1)
     answer = without_log(fsm.image, asked, 0, fsm.rules) if kind == "a witness" else duties.answer(asked, fsm.image, 0, 0)
     assert answer is not None

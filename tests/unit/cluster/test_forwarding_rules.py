@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.cluster.forwarding import PAUSE_NS, Forwarding
 from liftpy.config import NS_PER_S
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.metadata.forwarding import PAUSE_NS, Forwarding
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 E = pb.ControlResponse
 END_NS = 10 * NS_PER_S

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from cluster_driver import MS, Driver, Error
 
-from liftpy.cluster import fsm as fsm_module
-from liftpy.cluster import operations
-from liftpy.cluster.codec import image_to_bytes
-from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.records import CountersMoved, NodeChanged, OperationDone
+from liftpy.core.metadata import idempotency_cache
+from liftpy.core.metadata.codec import image_to_bytes
+from liftpy.core.metadata.controller import state_machine as fsm_module
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.records import CountersMoved, NodeChanged, OperationDone
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import CorruptionError, UnknownFormatError
-from liftpy.wire._pb import cluster_pb2 as pb
 
 YEARS_NS = 10 * 365 * 86_400 * 1000 * MS
 
@@ -83,15 +83,15 @@ def test_a_clock_that_is_years_off_neither_empties_the_window_of_operations_nor_
     again = driver.ask(first.operationId, registerNode=pb.RegisterNode(nodeId="a"))
     assert again == first, "it is applied once"
     for _ in range(200):
-        driver.now_ns += operations.MAX_STEP_NS
+        driver.now_ns += idempotency_cache.MAX_STEP_NS
         driver.register("d")
-    assert len(driver.fsm.image.operations) <= 1 + operations.MAX_AGE_NS // operations.MAX_STEP_NS
+    assert len(driver.fsm.image.operations) <= 1 + idempotency_cache.MAX_AGE_NS // idempotency_cache.MAX_STEP_NS
 
 
 def test_a_night_in_which_nothing_is_asked_ages_the_window_by_one_step() -> None:
     driver = Driver()
     first = driver.register("a")
-    driver.now_ns += 10 * operations.MAX_AGE_NS
+    driver.now_ns += 10 * idempotency_cache.MAX_AGE_NS
     driver.register("b")
     assert driver.ask(first.operationId, registerNode=pb.RegisterNode(nodeId="a")) == first
 
@@ -116,22 +116,22 @@ def test_a_registration_that_comes_twice_is_one_incarnation() -> None:
 
 
 def test_the_window_of_operations_is_bounded_by_count_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations, "MAX_OPERATIONS", 10)
+    monkeypatch.setattr(idempotency_cache, "MAX_OPERATIONS", 10)
     driver = Driver()
     for number in range(25):
         driver.register(f"n{number}")
     window = driver.fsm.image.operations
     assert len(window) == len(window.by_id) == len(window.order) == 10
     assert [o.operation_id for o in window] == [n.to_bytes(16, "big") for n in range(16, 26)]
-    for _ in range(2 * operations.MAX_AGE_NS // operations.MAX_STEP_NS):
-        driver.now_ns += 2 * operations.MAX_STEP_NS
+    for _ in range(2 * idempotency_cache.MAX_AGE_NS // idempotency_cache.MAX_STEP_NS):
+        driver.now_ns += 2 * idempotency_cache.MAX_STEP_NS
         driver.register("late")
-    monkeypatch.setattr(operations, "MAX_OPERATIONS", 1000)
+    monkeypatch.setattr(idempotency_cache, "MAX_OPERATIONS", 1000)
     assert len(driver.fsm.image.operations) == 10
 
 
 def test_the_window_of_operations_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations, "MAX_SIZE_BYTES", 20_000)
+    monkeypatch.setattr(idempotency_cache, "MAX_SIZE_BYTES", 20_000)
     driver = Driver(("a",))
     for number in range(300):
         driver.create(f"s{number}", "not a subject" * 500)

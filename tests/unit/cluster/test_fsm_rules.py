@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.cluster.image import NodeImage
-from liftpy.partition import PartitionStatus
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.metadata.image import NodeImage
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.unit.cluster.cluster_driver import Driver
 from tests.unit.cluster.small_images import S
 
@@ -44,7 +44,7 @@ def test_bugs_and_foreign_entries_are_counted_and_nothing_else_is(monkeypatch: p
     def broken(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("liftpy.cluster.fsm.kind_of", broken)
+    monkeypatch.setattr("liftpy.core.metadata.controller.state_machine.kind_of", broken)
     answer = pb.ControlResponse.FromString(
         fsm.apply(pb.ControlRequest(operationId=b"o" * 16, barrier=pb.Barrier()).SerializeToString(), driver.index + 2)
     )
@@ -112,7 +112,7 @@ def test_leaders_of_streams_made_one_after_another_are_spread() -> None:
     [(1, True, False, True), (1, False, True, True), (1, False, False, False), (0, True, True, False), (7, True, True, False)],
 )
 def test_who_comes_back_with_all_that_it_acknowledged(previous: int, clean: bool, always: bool, complete: bool) -> None:
-    from liftpy.cluster.decisions.nodes import holds_all_it_acknowledged
+    from liftpy.core.metadata.controller.nodes import holds_all_it_acknowledged
 
     known = NodeImage(node_id="a", incarnation=1)
     if previous == 7:

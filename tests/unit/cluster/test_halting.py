@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 from test_metadata_member import MAX_BYTES, Log, Member
 
-from liftpy.cluster.controller_list import ControllerList, GroupView
-from liftpy.cluster.divergence import EVERY, NONE, AppliedDigests
-from liftpy.cluster.halting import MAX_BARRIERS
-from liftpy.cluster.member import EntryOutcome, Order
 from liftpy.config import NS_PER_S
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.metadata.controller.quorum_member import MAX_BARRIERS, EntryOutcome, Order
+from liftpy.core.metadata.controller_list import ControllerList, GroupView
+from liftpy.core.metadata.state_checksum import EVERY, NONE, AppliedDigests
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 Error = pb.ControlResponse
 VOTERS = ControllerList(("n1", "n2", "n3"))

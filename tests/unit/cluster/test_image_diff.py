@@ -6,15 +6,15 @@ from dataclasses import replace
 
 from cluster_driver import Driver
 
-from liftpy.cluster import diff as diff_module
-from liftpy.cluster import trail
-from liftpy.cluster.diff import diff
-from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.image import StreamImage
-from liftpy.cluster.stream_config import config_from_pb
 from liftpy.config import NO_QUOTA, CommitPolicy, DefaultQuota, StreamConfig
-from liftpy.partition import PartitionState
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.partition import PartitionState
+from liftpy.core.metadata import image
+from liftpy.core.metadata import image_delta as diff_module
+from liftpy.core.metadata.codec import config_from_pb
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.image import StreamImage
+from liftpy.core.metadata.image_delta import diff
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 def test_one_changed_partition_is_one_change() -> None:
@@ -85,7 +85,7 @@ def test_a_difference_of_one_line_looks_at_the_touched_streams_only_and_in_full_
     old = driver.fsm.image
     driver.change_isr(["a"], "s2" if driver.partition("s2").leader == "a" else "s1")
     assert len(driver.fsm.image.trail.since(old.trail) or ()) == 1
-    monkeypatch.setattr(trail, "MAX_STEPS", 3)
+    monkeypatch.setattr(image, "MAX_STEPS", 3)
     driver.create("s4")
     driver.create("s5")
     assert len(driver.fsm.image.trail.since(old.trail) or ()) == 3

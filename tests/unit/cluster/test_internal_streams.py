@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from liftpy.cluster.decisions.groups import RETENTION_BYTES, SEGMENT_BYTES, say_how_many
-from liftpy.cluster.doors import Door, refusal
 from liftpy.config import AckPolicy, ReplicationConfig
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.subjects import GROUPS_STREAM
+from liftpy.core.metadata.controller.admission import RequestAcl, refusal
+from liftpy.core.metadata.controller.streams import RETENTION_BYTES, SEGMENT_BYTES, say_how_many
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import GROUPS_STREAM
 from tests.unit.cluster.cluster_driver import Driver, Error
 
 
@@ -70,15 +70,15 @@ GUARDED: list[dict[str, Any]] = [
 @pytest.mark.parametrize("asked", GUARDED, ids=lambda asked: next(iter(asked)))
 def test_nobody_changes_one_by_accident(asked: dict[str, Any]) -> None:
     ((kind, message),) = asked.items()
-    said = refusal(Door.ADMIN, "", pb.ControlRequest(**asked))
+    said = refusal(RequestAcl.ADMIN, "", pb.ControlRequest(**asked))
     assert f"stream '_x' is internal, the cluster's own: {kind} needs" in said
     assert "--internal" in said
-    assert refusal(Door.ADMIN, "", pb.ControlRequest(internal=True, **asked)) == ""
-    for door in (Door.INFO, Door.NODE):
+    assert refusal(RequestAcl.ADMIN, "", pb.ControlRequest(internal=True, **asked)) == ""
+    for door in (RequestAcl.INFO, RequestAcl.NODE):
         assert refusal(door, "n1", pb.ControlRequest(internal=True, **asked)), "to say so opens no other door"
     field = "stream" if hasattr(message, "stream") else "name"
     setattr(message, field, "x_")
-    assert refusal(Door.ADMIN, "", pb.ControlRequest(**asked)) == "", "any other name is anybody's"
+    assert refusal(RequestAcl.ADMIN, "", pb.ControlRequest(**asked)) == "", "any other name is anybody's"
     setattr(message, field, "_x")
 
 
@@ -86,15 +86,15 @@ def test_not_in_a_batch_either() -> None:
     cut = pb.ControlRequest(truncateBefore=pb.TruncateBefore(stream="_x"))
     other = pb.ControlRequest(truncateBefore=pb.TruncateBefore(stream="x"))
     batch = pb.Batch(requests=[pb.BatchedRequest(request=request) for request in (other, cut)])
-    assert "--internal" in refusal(Door.ADMIN, "", pb.ControlRequest(batch=batch))
-    assert refusal(Door.ADMIN, "", pb.ControlRequest(batch=batch, internal=True)) == ""
+    assert "--internal" in refusal(RequestAcl.ADMIN, "", pb.ControlRequest(batch=batch))
+    assert refusal(RequestAcl.ADMIN, "", pb.ControlRequest(batch=batch, internal=True)) == ""
 
 
 def test_where_its_replicas_are_is_said_as_of_any_other() -> None:
     for asked in ({"reassign": pb.Reassign(stream="_x")}, {"electLeader": pb.ElectLeader(stream="_x")}):
-        assert refusal(Door.ADMIN, "", pb.ControlRequest(**asked)) == ""
+        assert refusal(RequestAcl.ADMIN, "", pb.ControlRequest(**asked)) == ""
 
 
-@pytest.mark.parametrize("door", list(Door))
-def test_whoever_reads_may_need_the_stream_of_groups(door: Door) -> None:
+@pytest.mark.parametrize("door", list(RequestAcl))
+def test_whoever_reads_may_need_the_stream_of_groups(door: RequestAcl) -> None:
     assert refusal(door, "n1", pb.ControlRequest(openGroups=pb.OpenGroups())) == ""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from cluster_driver import Driver, Error
 
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 @pytest.fixture

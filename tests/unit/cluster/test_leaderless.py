@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from liftpy.cluster.leaderless import LONG_NS, Leaderless
+from liftpy.core.metadata.controller.quorum_member import LONG_NS, Leaderless
 
 TICK_NS = 20_000_000
 

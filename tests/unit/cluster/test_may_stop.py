@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from liftpy.cluster.may_stop import why_not
 from liftpy.config import StreamConfig
-from liftpy.partition import PartitionState, PartitionStatus
+from liftpy.core.base.partition import PartitionState, PartitionStatus
+from liftpy.core.metadata.controller.preflight import why_not
 
 ONLINE = PartitionState(partition=0, replicas=("a", "b", "c"), isr=("a", "b", "c"), leader="a", leader_epoch=1, epoch=1)
 ALL = {"a": True, "b": True, "c": True}

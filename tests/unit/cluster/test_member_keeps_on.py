@@ -6,16 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from liftpy.cluster.fsm import MAX_TIME_NS, ClusterFsm
-from liftpy.cluster.member import LOOK_EVERY_NS, MAX_DUTY_ORDERS, LookFor, Order
-from liftpy.cluster.pages import ClusterPages
-from liftpy.cluster.request_bounds import MAX_LIST_LENGTH, MAX_REQUEST_BYTES, MAX_TEXT_BYTES, fit
-from liftpy.cluster.session import NodeSessions
-from liftpy.cluster.stepping_aside import who_steps_aside
 from liftpy.config import NS_PER_S, ReplicationConfig
-from liftpy.partition import PartitionStatus
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire._pb import replication_pb2
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.metadata.controller.quorum_member import LOOK_EVERY_NS, MAX_DUTY_ORDERS, LookFor, Order, who_steps_aside
+from liftpy.core.metadata.controller.state_machine import MAX_TIME_NS, ClusterFsm
+from liftpy.core.metadata.describe import ClusterPages
+from liftpy.core.metadata.request_limits import MAX_LIST_LENGTH, MAX_REQUEST_BYTES, MAX_TEXT_BYTES, fit
+from liftpy.core.metadata.sessions import NodeSessions
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire._pb import replication_pb2
 from tests.unit.cluster.small_images import S, a_partition, a_stream, an_image
 from tests.unit.cluster.test_feed_bounds import entries, subscribed
 from tests.unit.cluster.test_metadata_member import Member, heartbeat

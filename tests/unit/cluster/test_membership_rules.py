@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from liftpy.cluster.deletion import Departures
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.membership import MAX_WAITING, AnsweredHeartbeats, Registered, registered
-from liftpy.cluster.starts import stopped_cleanly
-from liftpy.ids import PartitionKey
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.metadata.data_deletion import Departures
+from liftpy.core.metadata.directory_identity import stopped_cleanly
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.node_session import MAX_WAITING, AnsweredHeartbeats, Registered, registered
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 E = pb.ControlResponse
 

@@ -1,4 +1,4 @@
-"""MetadataDuties: a cluster that runs on nothing but its proposals loses a leader, elects another, and takes it back."""
+"""ActiveController: a cluster that runs on nothing but its proposals loses a leader, elects another, and takes it back."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 from cluster_driver import MS, Error
 from election_driver import Cluster
 
-from liftpy.cluster.duties import MetadataDuties
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.stepping_aside import who_steps_aside
 from liftpy.config import ReplicationConfig
-from liftpy.partition import PartitionStatus
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.metadata.controller.active_controller import ActiveController
+from liftpy.core.metadata.controller.quorum_member import who_steps_aside
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 class Led:
@@ -21,7 +21,7 @@ class Led:
 
     def __init__(self) -> None:
         self.cluster = Cluster()
-        self.duties = MetadataDuties(ReplicationConfig())
+        self.duties = ActiveController(ReplicationConfig())
         self.now_ns = 0
         self.alive = set("abc")
         self.duties.lead(self.image, 0, 1)
@@ -124,7 +124,7 @@ def test_a_leadership_goes_back_to_the_first_replica_when_that_is_asked_for() ->
     moved = pb.ElectLeader(stream="orders", uid=uid, node="b")
     assert led.cluster.ask(electLeader=moved).error == Error.OK
     led.cluster.promote()
-    led.duties = MetadataDuties(ReplicationConfig(preferred_leaders_every=10.0))
+    led.duties = ActiveController(ReplicationConfig(preferred_leaders_every=10.0))
     led.duties.lead(led.image, led.now_ns, 1)
     assert led.cluster.now == (PartitionStatus.ONLINE, "b", "")
     found = []

@@ -1,4 +1,4 @@
-"""MetadataMember: when a leader's duties begin and end, what it has done on a tick, and what becomes of an order."""
+"""QuorumMember: when a leader's duties begin and end, what it has done on a tick, and what becomes of an order."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from liftpy.cluster.accusations import LeaderQuestion, Said
-from liftpy.cluster.controller_list import ControllerList, GroupView
-from liftpy.cluster.feed import FeedProducer
-from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.image import ClusterImage, Counters
-from liftpy.cluster.member import (
+from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.metadata.controller.quorum_member import (
     HAND_OVER_EVERY_NS,
     HEAD_EVERY_NS,
     LOOK_EVERY_NS,
@@ -23,13 +20,16 @@ from liftpy.cluster.member import (
     EntryOutcome,
     HandOver,
     LookFor,
-    MetadataMember,
     Order,
     PublishEntry,
+    QuorumMember,
 )
-from liftpy.config import NS_PER_S, ReplicationConfig
-from liftpy.ids import PartitionKey
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.controller_list import ControllerList, GroupView
+from liftpy.core.metadata.failure_reports import LeaderQuestion, ProbeResult
+from liftpy.core.metadata.feed import FeedProducer
+from liftpy.core.metadata.image import ClusterImage, Counters
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 MAX_BYTES = 1 << 20
 
@@ -72,13 +72,13 @@ class Log:
 
 
 class Member:
-    """A MetadataMember and what its shell does."""
+    """A QuorumMember and what its shell does."""
 
     def __init__(self) -> None:
         self.log = Log()
         self.ids = 0
         self.config = ReplicationConfig()
-        self.member = MetadataMember(self.config, self.log.fsm.rules, self.log, self.log.feed, self.new_id)
+        self.member = QuorumMember(self.config, self.log.fsm.rules, self.log, self.log.feed, self.new_id)
         self.member.caught_up()
 
     def new_id(self) -> bytes:
@@ -235,13 +235,13 @@ def test_questions_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     made = Member()
     made.lead()
     questions = [LeaderQuestion(PartitionKey("s", "u", number), 1, "d0") for number in range(MAX_QUESTIONS + 2)]
-    said: list[tuple[LeaderQuestion, Said]] = []
+    said: list[tuple[LeaderQuestion, ProbeResult]] = []
     monkeypatch.setattr(made.member._duties, "testified", lambda *told: said.append(told))
     monkeypatch.setattr(made.member._duties, "questions", lambda: questions)
     assert [d for d in made.tick() if isinstance(d, LeaderQuestion)] == questions[:MAX_QUESTIONS]
     made.member.answered(questions[0], None)
-    made.member.answered(questions[1], Said.SERVES)
-    assert said == [(questions[1], Said.SERVES)], "silence is no testimony"
+    made.member.answered(questions[1], ProbeResult.SERVES)
+    assert said == [(questions[1], ProbeResult.SERVES)], "silence is no testimony"
     monkeypatch.setattr(made.member._duties, "questions", lambda: questions[MAX_QUESTIONS:])
     assert [d for d in made.tick() if isinstance(d, LeaderQuestion)] == questions[MAX_QUESTIONS:]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from cluster_driver import Driver, Error
 
-from liftpy.cluster.checks import check_image, check_step
-from liftpy.cluster.diff import diff
-from liftpy.cluster.feed import FeedProducer
-from liftpy.cluster.placement import POLICIES
-from liftpy.cluster.records import record_from_pb
-from liftpy.cluster.replay import replay_all
-from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.metadata.checks import check_image, check_step
+from liftpy.core.metadata.feed import FeedProducer
+from liftpy.core.metadata.image_delta import diff
+from liftpy.core.metadata.placement import POLICIES
+from liftpy.core.metadata.records import record_from_pb
+from liftpy.core.metadata.replay import replay_all
+from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 FIVE = ("0", "1", "2", "3", "4")
 

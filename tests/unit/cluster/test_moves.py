@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftpy.cluster.placement import place
-from liftpy.cluster.placement.facts import NodeFacts, Replicas, Wanted
-from liftpy.cluster.placement.moves import Key, MovePlan, plan_moves
+from liftpy.core.metadata.placement import place
+from liftpy.core.metadata.placement.facts import NodeFacts, Replicas, Wanted
+from liftpy.core.metadata.placement.rebalance import Key, MovePlan, plan_moves
 
 Held = dict[Key, Replicas]
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.movements import Phase, movement_of, movements, replicas_to_come
-from liftpy.cluster.moving import AGAIN_AFTER_NS, LOOK_EVERY_NS, MovingReplicas
 from liftpy.config import NS_PER_S, ReplicationConfig
-from liftpy.partition import MoveReason, PartitionState, PartitionStatus
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.partition import MoveReason, PartitionState, PartitionStatus
+from liftpy.core.metadata.controller.reassignment_planner import AGAIN_AFTER_NS, LOOK_EVERY_NS, ReassignmentPlanner
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.reassignment_progress import Phase, movement_of, movements, replicas_to_come
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.unit.cluster.small_images import a_partition, a_stream, an_image
 
 GRACE_NS = 300 * NS_PER_S
@@ -44,7 +44,7 @@ class Planner:
     """One that leads the metadata group from time 0 on."""
 
     def __init__(self, image: ClusterImage, **config: Any) -> None:
-        self.moving = MovingReplicas(ReplicationConfig(**config))
+        self.moving = ReassignmentPlanner(ReplicationConfig(**config))
         self.now_ns = 0
         self.image = image
         self.moving.lead(image, 0)

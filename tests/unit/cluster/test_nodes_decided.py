@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from cluster_driver import Driver, Error
 
-from liftpy.cluster.checks import check_image
-from liftpy.cluster.codec import image_from_bytes, image_to_bytes
-from liftpy.cluster.decisions.nodes import MAX_NODES
-from liftpy.cluster.starts import MAX_EARLIER_NONCES, FolderStarts
-from liftpy.partition import PartitionStatus
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.metadata.checks import check_image
+from liftpy.core.metadata.codec import image_from_bytes, image_to_bytes
+from liftpy.core.metadata.controller.nodes import MAX_NODES
+from liftpy.core.metadata.directory_identity import MAX_EARLIER_NONCES, DirectoryIdentity
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 def test_every_registration_is_a_new_incarnation_of_the_cluster() -> None:
@@ -170,7 +170,7 @@ def test_a_registration_that_outlived_its_process_does_not_depose_the_next_one()
 
 
 # ---- a folder that went back in time [S15] ------------------------------------------------------------------------------
-def start(driver: Driver, history: FolderStarts, previous: int, **how: bool) -> pb.ControlResponse:
+def start(driver: Driver, history: DirectoryIdentity, previous: int, **how: bool) -> pb.ControlResponse:
     """A process of "b" registers with what its folder says."""
     request = pb.RegisterNode(nodeId="b", previousIncarnation=previous, **({"flushedAlways": True} | how))
     history.tell(request)
@@ -181,10 +181,10 @@ def in_isr(driver: Driver) -> bool:
     return "b" in driver.partition().isr
 
 
-def cluster_with_folder() -> tuple[Driver, FolderStarts]:
+def cluster_with_folder() -> tuple[Driver, DirectoryIdentity]:
     """Nodes a, b, c with a stream; the process of b has registered from a folder and runs."""
     driver = Driver(("a", "c"))
-    history = FolderStarts("f").next(101)
+    history = DirectoryIdentity("f").next(101)
     start(driver, history, 0)
     driver.create()
     assert in_isr(driver)
@@ -273,7 +273,7 @@ def test_a_folder_that_another_version_registered_is_judged_by_its_starts() -> N
     driver = Driver(("a", "c"))
     driver.register("b", folderId="f", start=7)
     driver.create()
-    old = FolderStarts("f", starts=7)
+    old = DirectoryIdentity("f", starts=7)
     start(driver, old.next(1), driver.incarnation("b"))
     assert in_isr(driver)
     driver.register("b", folderId="f", start=9, previousIncarnation=driver.incarnation("b"), flushedAlways=True)
@@ -283,7 +283,7 @@ def test_a_folder_that_another_version_registered_is_judged_by_its_starts() -> N
 def test_the_folder_before_the_emptied_one_is_not_trusted() -> None:
     driver, history = cluster_with_folder()
     before = driver.incarnation("b")
-    start(driver, FolderStarts("g").next(400), 0)
+    start(driver, DirectoryIdentity("g").next(400), 0)
     driver.change_isr(["a", "b", "c"])
     start(driver, history.next(200), before)
     assert not in_isr(driver)

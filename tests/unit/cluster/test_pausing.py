@@ -8,12 +8,12 @@ import pytest
 from cluster_driver import Driver, Error
 from election_driver import CANDIDATE_FOUND, ONLINE, Cluster
 
-from liftpy.cluster.batches import decide_batch
-from liftpy.cluster.codec import partition_from_pb, partition_to_pb
-from liftpy.cluster.diff import diff
-from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
-from liftpy.partition import PartitionState, Pause
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.partition import PartitionState, Pause
+from liftpy.core.metadata.codec import partition_from_pb, partition_to_pb
+from liftpy.core.metadata.controller.request_batcher import decide_batch
+from liftpy.core.metadata.image_delta import diff
+from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 def a_stream(partitions: int = 3) -> Driver:

@@ -15,13 +15,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftpy.cluster.placement import MANUAL, NO_RACKS, POLICY_NAMES, place, rendezvous
-from liftpy.cluster.placement.facts import Assigned, NodeFacts, Replicas, Wanted, in_order, ordered
-from liftpy.cluster.placement.least_loaded import least_loaded
-from liftpy.cluster.placement.placement_error import ManualError, NoRoomError, NotEnoughNodesError, PlacementError
-from liftpy.cluster.placement.rack import rack, rack_strict, row_of
-from liftpy.cluster.placement.round_robin import round_robin
-from liftpy.cluster.steps import PER_STEP
+from liftpy.core.base.cooperative_apply import PER_STEP
+from liftpy.core.metadata.placement import MANUAL, NO_RACKS, POLICY_NAMES, place, policies
+from liftpy.core.metadata.placement.facts import (
+    Assigned,
+    ManualError,
+    NodeFacts,
+    NoRoomError,
+    NotEnoughNodesError,
+    PlacementError,
+    Replicas,
+    Wanted,
+    in_order,
+    ordered,
+)
+from liftpy.core.metadata.placement.policies import least_loaded, rack, rack_strict, round_robin, row_of
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "placement.json").read_text(encoding="utf-8"))
 COMPUTED = [name for name in POLICY_NAMES if name != MANUAL]
@@ -246,23 +254,23 @@ def test_ties_of_rendezvous_are_broken_alike_on_every_machine(monkeypatch: pytes
     """Logarithms of other machines are off by other bits, here by far more: what comes of it is the same."""
     nodes = facts(range(40))
     near = np.arange(40, dtype=np.uint64) * np.uint64(2**20) // np.uint64(7) + np.uint64(2**63)
-    monkeypatch.setattr(rendezvous.__globals__["_Ranking"], "_hashes", lambda _self, partition: near ^ np.uint64(partition))
+    monkeypatch.setattr(vars(policies)["_Ranking"], "_hashes", lambda _self, partition: near ^ np.uint64(partition))
     expected = placed(nodes, "rendezvous", 60, 5)
     assert expected[0] == ("39", "38", "37", "36", "35")
     for seed in range(4):
         noise = np.random.default_rng(seed)
 
-        def rough(hashes: Any, weights: Any, noise: Any = noise, scores: Any = rendezvous.__globals__["_scores"]) -> Any:
+        def rough(hashes: Any, weights: Any, noise: Any = noise, scores: Any = vars(policies)["_scores"]) -> Any:
             return scores(hashes, weights) * (1 + noise.uniform(-1e-10, 1e-10, len(hashes)))
 
         with monkeypatch.context() as patched:
-            patched.setitem(rendezvous.__globals__, "_scores", rough)
+            patched.setattr(policies, "_scores", rough)
             assert placed(nodes, "rendezvous", 60, 5) == expected
 
 
 @pytest.mark.parametrize("hashed", [0, 1, 2**53, 2**63 - 1, 2**63, 2**64 - 2**11, 2**64 - 2, 2**64 - 1])
 def test_scores_of_all_hashes(hashed: int) -> None:
-    globals_ = rendezvous.__globals__
+    globals_ = vars(policies)
     (rough,) = globals_["_scores"](np.array([hashed], np.uint64), np.array([2.5]))
     assert float(rough) == pytest.approx(float(globals_["_exact_score"](hashed, 2.5)), rel=1e-12)
 

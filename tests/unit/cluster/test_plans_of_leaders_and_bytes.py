@@ -8,10 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftpy.cluster.placement.facts import NodeFacts, Replicas
-from liftpy.cluster.placement.leaderships import plan_leaderships
-from liftpy.cluster.placement.moves import Key
-from liftpy.cluster.placement.sizes import plan_sizes
+from liftpy.core.metadata.placement.facts import NodeFacts, Replicas
+from liftpy.core.metadata.placement.rebalance import Key, plan_leaderships, plan_sizes
 
 Held = dict[Key, Replicas]
 GB = 1 << 30

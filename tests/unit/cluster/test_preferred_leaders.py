@@ -5,10 +5,10 @@ from __future__ import annotations
 from cluster_driver import Error
 from election_driver import Cluster
 
-from liftpy.cluster.preferred import PreferredLeaders, misplaced
 from liftpy.config import NS_PER_S
-from liftpy.partition import PartitionStatus
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.metadata.preferred_leaders import PreferredLeaders, misplaced
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 def moved(cluster: Cluster, node: str) -> None:

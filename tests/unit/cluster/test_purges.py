@@ -9,13 +9,13 @@ import pytest
 from cluster_driver import Driver, Error
 from election_driver import CANDIDATE_FOUND, ONLINE, Cluster
 
-from liftpy.cluster.codec import partition_to_pb
-from liftpy.cluster.diff import diff
-from liftpy.cluster.wishes import purge_report
-from liftpy.ids import PartitionKey
-from liftpy.partition import PartitionState, Purge, PurgedBy
-from liftpy.purge import MAX_PURGE_BYTES, MAX_PURGES, asked, heard, reported, settled, to_report, waits_for
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.partition import PartitionState, Purge, PurgedBy
+from liftpy.core.base.purge import MAX_PURGE_BYTES, MAX_PURGES, asked, heard, reported, settled, to_report, waits_for
+from liftpy.core.metadata.codec import partition_to_pb
+from liftpy.core.metadata.controller.request_batcher import purge_report
+from liftpy.core.metadata.image_delta import diff
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 def cluster(nodes: str = "abc") -> Driver:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from cluster_driver import Driver, Error
 
-from liftpy.cluster.decisions.moving import evicted, settled, where_it_stays
-from liftpy.cluster.doors import Door, refusal
 from liftpy.config import StreamConfig
-from liftpy.partition import MoveReason, PartitionState
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.partition import MoveReason, PartitionState
+from liftpy.core.metadata.controller.admission import RequestAcl, refusal
+from liftpy.core.metadata.controller.reassign import evicted, settled, where_it_stays
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 @pytest.fixture
@@ -241,17 +241,17 @@ def test_the_state_survives_a_snapshot(driver: Driver) -> None:
 def test_operators_reassign_many_in_a_batch_and_nothing_else_comes_with_it() -> None:
     wish = pb.ControlRequest(reassign=pb.Reassign(stream="orders", partition=0, replicas=["a"]))
     batch = pb.ControlRequest(batch=pb.Batch(requests=[pb.BatchedRequest(number=0, request=wish)]))
-    assert refusal(Door.ADMIN, "ann", wish) == ""
-    assert refusal(Door.ADMIN, "ann", batch) == ""
-    assert refusal(Door.NODE, "n1", batch)
-    assert refusal(Door.INFO, "", batch)
+    assert refusal(RequestAcl.ADMIN, "ann", wish) == ""
+    assert refusal(RequestAcl.ADMIN, "ann", batch) == ""
+    assert refusal(RequestAcl.NODE, "n1", batch)
+    assert refusal(RequestAcl.INFO, "", batch)
     for foreign in (
         pb.ControlRequest(changeIsr=pb.ChangeIsr(leader="n1")),
         pb.ControlRequest(beginCopy=pb.BeginCopy(node="n1")),
         pb.ControlRequest(deleteStream=pb.DeleteStream(name="orders")),
     ):
         batch.batch.requests.append(pb.BatchedRequest(number=1, request=foreign))
-        assert refusal(Door.ADMIN, "ann", batch)
+        assert refusal(RequestAcl.ADMIN, "ann", batch)
         del batch.batch.requests[1]
 
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from liftpy.cluster.controller_list import ControllerList
-from liftpy.cluster.image import ClusterRules, Counters, LeaderReport, NodeImage, StreamImage
-from liftpy.cluster.operations import Operation
-from liftpy.cluster.records import (
+from liftpy.config import NO_QUOTA, DefaultQuota, SessionTimes, StreamConfig
+from liftpy.core.metadata.controller_list import ControllerList
+from liftpy.core.metadata.idempotency_cache import Operation
+from liftpy.core.metadata.image import ClusterRules, Counters, LeaderReport, NodeImage, StreamImage
+from liftpy.core.metadata.records import (
     ControllersChanged,
     CountersMoved,
     DefaultQuotaSet,
@@ -28,10 +29,9 @@ from liftpy.cluster.records import (
     record_from_pb,
     record_to_pb,
 )
-from liftpy.cluster.replay import replay, replay_all
-from liftpy.config import NO_QUOTA, DefaultQuota, SessionTimes, StreamConfig
+from liftpy.core.metadata.replay import replay, replay_all
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import InvariantError, ProtocolError
-from liftpy.wire._pb import cluster_pb2 as pb
 from tests.unit.cluster.small_images import a_partition, a_stream, an_image
 
 REPORT = LeaderReport(

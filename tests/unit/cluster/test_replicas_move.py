@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from moving_driver import GRACE_S, Moved
 
-from liftpy.cluster.movements import Phase, movements
-from liftpy.cluster.moving import AGAIN_AFTER_NS
 from liftpy.config import NS_PER_S
-from liftpy.partition import MoveReason, PartitionStatus
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.partition import MoveReason, PartitionStatus
+from liftpy.core.metadata.controller.reassignment_planner import AGAIN_AFTER_NS
+from liftpy.core.metadata.reassignment_progress import Phase, movements
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 def drain(moved: Moved, node: str, leaving: bool = True) -> None:

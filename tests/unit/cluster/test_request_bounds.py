@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from liftpy.cluster.request_bounds import MAX_LIST_LENGTH, MAX_TEXT_BYTES, fit
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.metadata.request_limits import MAX_LIST_LENGTH, MAX_TEXT_BYTES, fit
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 def change(incarnations: dict[str, int]) -> pb.ControlRequest:

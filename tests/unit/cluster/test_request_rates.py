@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.cluster import request_rates
-from liftpy.cluster.request_rates import ALL_AT_ONCE, IN_ALL, PER_PRINCIPAL, PRINCIPAL_AT_ONCE, RequestRates
 from liftpy.config import NS_PER_S
+from liftpy.core.metadata.controller import admission
+from liftpy.core.metadata.controller.admission import ALL_AT_ONCE, IN_ALL, PER_PRINCIPAL, PRINCIPAL_AT_ONCE, RequestRates
 
 
 def taken(rates: RequestRates, principal: str, count: int, now_ns: int) -> int:
@@ -31,7 +31,7 @@ def test_all_together_have_theirs_and_who_is_refused_takes_none_of_it() -> None:
 
 
 def test_of_principals_a_bounded_number_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_rates, "MAX_PRINCIPALS", 2)
+    monkeypatch.setattr(admission, "MAX_PRINCIPALS", 2)
     rates = RequestRates()
     for principal in ("a", "b", "a", "c"):
         taken(rates, principal, PRINCIPAL_AT_ONCE, 0)

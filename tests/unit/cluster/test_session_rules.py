@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from liftpy.cluster.image import NodeImage
-from liftpy.cluster.operations import MAX_STEP_NS, Operation, OperationWindow
-from liftpy.cluster.pages import MAX_PAGE_BYTES, page_bytes
-from liftpy.cluster.session import NodeSessions
-from liftpy.cluster.starts import MAX_EARLIER_NONCES, Descent, FolderStarts, descent
 from liftpy.config import ReplicationConfig
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.metadata.describe import MAX_PAGE_BYTES, page_bytes
+from liftpy.core.metadata.directory_identity import MAX_EARLIER_NONCES, DirectoryIdentity, ProcessRelation, descent
+from liftpy.core.metadata.idempotency_cache import MAX_STEP_NS, IdempotencyCache, Operation
+from liftpy.core.metadata.image import NodeImage
+from liftpy.core.metadata.sessions import NodeSessions
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.unit.cluster.small_images import S, an_image
 
 
 def test_a_window_of_operations_is_bounded_and_no_clock_empties_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.cluster.operations.MAX_SIZE_BYTES", 5000)
-    window = OperationWindow()
+    monkeypatch.setattr("liftpy.core.metadata.idempotency_cache.MAX_SIZE_BYTES", 5000)
+    window = IdempotencyCache()
     for number in range(40):
         window = window.with_operation(Operation(number.to_bytes(16, "big"), number, b"x" * 100))
         assert window.size_bytes == sum(len(o.response) + 400 for o in window) <= 5500
@@ -69,29 +69,29 @@ def test_a_node_that_is_gone_keeps_its_lease() -> None:
 
 
 def test_a_folder_remembers_the_process_that_registered_last() -> None:
-    starts = FolderStarts("f").next(100).taken()
+    starts = DirectoryIdentity("f").next(100).taken()
     for nonce in range(101, 101 + 3 * MAX_EARLIER_NONCES):
         starts = starts.next(nonce)
         assert len(starts.earlier) <= MAX_EARLIER_NONCES
         request = pb.RegisterNode()
         starts.tell(request)
         known = NodeImage(node_id="a", incarnation=1, folder_id="f", start=1, nonce=100)
-        assert descent(known, request) is Descent.FOLLOWS, nonce
+        assert descent(known, request) is ProcessRelation.FOLLOWS, nonce
 
 
 @pytest.mark.parametrize(
     ("request_", "how"),
     [
-        ({"start": 6, "nonce": 60, "earlierNonces": [40, 50]}, Descent.FOLLOWS),
-        ({"start": 5, "nonce": 50}, Descent.SAME),
-        ({"start": 4, "nonce": 40}, Descent.OUTLIVED),
-        ({"start": 4, "nonce": 41}, Descent.WENT_BACK),
-        ({"start": 6, "nonce": 60, "earlierNonces": [40]}, Descent.WENT_BACK),
-        ({"start": 5, "nonce": 51}, Descent.WENT_BACK),
-        ({"start": 6, "nonce": 60, "earlierNonces": [50], "folderId": "g"}, Descent.WENT_BACK),
-        ({"folderId": ""}, Descent.FOLLOWS),
+        ({"start": 6, "nonce": 60, "earlierNonces": [40, 50]}, ProcessRelation.FOLLOWS),
+        ({"start": 5, "nonce": 50}, ProcessRelation.SAME),
+        ({"start": 4, "nonce": 40}, ProcessRelation.OUTLIVED),
+        ({"start": 4, "nonce": 41}, ProcessRelation.WENT_BACK),
+        ({"start": 6, "nonce": 60, "earlierNonces": [40]}, ProcessRelation.WENT_BACK),
+        ({"start": 5, "nonce": 51}, ProcessRelation.WENT_BACK),
+        ({"start": 6, "nonce": 60, "earlierNonces": [50], "folderId": "g"}, ProcessRelation.WENT_BACK),
+        ({"folderId": ""}, ProcessRelation.FOLLOWS),
     ],
 )
-def test_whose_process_it_is(request_: dict[str, Any], how: Descent) -> None:
+def test_whose_process_it_is(request_: dict[str, Any], how: ProcessRelation) -> None:
     known = NodeImage(node_id="a", incarnation=3, folder_id="f", start=5, nonce=50, earlier_nonces=(30, 40))
     assert descent(known, pb.RegisterNode(**({"nodeId": "a", "folderId": "f"} | request_))) is how

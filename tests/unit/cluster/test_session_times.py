@@ -7,26 +7,24 @@ from dataclasses import replace
 import pytest
 from cluster_driver import MS, Driver, Error
 
-from liftpy.cluster import features
-from liftpy.cluster.birth import begin_at
-from liftpy.cluster.changes import entry_between
-from liftpy.cluster.codec import image_from_bytes, image_from_pb, image_to_bytes
-from liftpy.cluster.diff import diff
-from liftpy.cluster.draft import Rules
-from liftpy.cluster.duties import MetadataDuties
-from liftpy.cluster.election_timers import ElectionTimers
-from liftpy.cluster.features import DEFAULT_QUOTA, SESSION_TIMES, SPOKEN, why_no_way_back, why_not_yet
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.level_check import HeardLevels, levels_answer
-from liftpy.cluster.pages import ClusterPages, describe
-from liftpy.cluster.records import SessionTimesSet, record_from_pb
-from liftpy.cluster.replay import replay
-from liftpy.cluster.session import NodeSessions, heartbeat_every_s
-from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
 from liftpy.config import ReplicationConfig, SessionTimes
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.metadata import features
+from liftpy.core.metadata.codec import image_from_bytes, image_from_pb, image_to_bytes
+from liftpy.core.metadata.controller.active_controller import ActiveController
+from liftpy.core.metadata.controller.feature_negotiation import HeardLevels, begin_at, levels_answer
+from liftpy.core.metadata.describe import ClusterPages, describe
+from liftpy.core.metadata.election import ElectionTimers
+from liftpy.core.metadata.features import DEFAULT_QUOTA, SESSION_TIMES, SPOKEN, why_no_way_back, why_not_yet
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.image_delta import diff, entry_between
+from liftpy.core.metadata.record_builder import Rules
+from liftpy.core.metadata.records import SessionTimesSet, record_from_pb
+from liftpy.core.metadata.replay import replay
+from liftpy.core.metadata.sessions import NodeSessions, heartbeat_every_s
+from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import ConfigError
-from liftpy.partition import PartitionStatus
-from liftpy.wire._pb import cluster_pb2 as pb
 
 OWN = SessionTimes(2000, 900)
 START = 10_000 * MS
@@ -260,7 +258,7 @@ def test_leases_and_sessions_go_by_the_image_whatever_the_settings_say() -> None
 
 def test_the_answer_to_a_heartbeat_says_the_lease() -> None:
     driver = a_driver("a")
-    duties = MetadataDuties(ReplicationConfig())
+    duties = ActiveController(ReplicationConfig())
     duties.lead(driver.fsm.image, START, 1)
     heartbeat = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId="a", incarnation=driver.incarnation("a")))
     answer = duties.answer(heartbeat, driver.fsm.image, START, START)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from cluster_driver import MS, Driver, Error
 
-from liftpy.cluster.session import NodeSessions
 from liftpy.config import ReplicationConfig
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.metadata.sessions import NodeSessions
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 SESSION = 2000 * MS
 START = 10_000 * MS

@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 from immutables import Map
 
-from liftpy.cluster import codec
-from liftpy.cluster.accusations import ANSWER_NS, Accusations, LeaderQuestion, Said
-from liftpy.cluster.batches import _one_count
-from liftpy.cluster.draft import MAX_DETAIL_LENGTH, refuse
-from liftpy.cluster.feed import FeedProducer
-from liftpy.cluster.image import Counters, NodeImage
-from liftpy.cluster.operations import Operation
-from liftpy.cluster.pages import cut_stream
-from liftpy.cluster.preferred import PreferredLeaders
-from liftpy.cluster.records import CountersMoved, NodeChanged, NodeRemoved, OperationDone, Record
-from liftpy.ids import PartitionKey
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.metadata import codec
+from liftpy.core.metadata.controller.request_batcher import _one_count
+from liftpy.core.metadata.describe import cut_stream
+from liftpy.core.metadata.failure_reports import ANSWER_NS, Accusations, LeaderQuestion, ProbeResult
+from liftpy.core.metadata.feed import FeedProducer
+from liftpy.core.metadata.idempotency_cache import Operation
+from liftpy.core.metadata.image import Counters, NodeImage
+from liftpy.core.metadata.preferred_leaders import PreferredLeaders
+from liftpy.core.metadata.record_builder import MAX_DETAIL_LENGTH, refuse
+from liftpy.core.metadata.records import CountersMoved, NodeChanged, NodeRemoved, OperationDone, Record
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.unit.cluster.small_images import S, a_partition, a_stream, an_image
 from tests.unit.cluster.test_feed_bounds import created
 
@@ -56,7 +56,7 @@ def test_who_leads_no_more_asks_and_proposes_nothing_of_before() -> None:
         report = accused(accusations)
         if ends == "proven":
             for question in accusations.questions():
-                accusations.testified(question, Said.DOES_NOT)
+                accusations.testified(question, ProbeResult.DOES_NOT)
             assert accusations.next_deadline_ns() == 0
         assert report.stampTerm == 7
         accusations.resign()
@@ -76,10 +76,10 @@ def test_a_case_is_one_of_its_partition_and_epoch_and_ends_at_its_time() -> None
     assert accusations.questions() == [LeaderQuestion(key, 5, "a"), LeaderQuestion(key, 5, "b")]
     accused(accusations, "b")
     assert accusations.questions() == [], "it is being looked into"
-    accusations.testified(LeaderQuestion(key, 4, "a"), Said.SERVES)
-    accusations.testified(LeaderQuestion(PartitionKey("s", "u1", 1), 5, "a"), Said.SERVES)
+    accusations.testified(LeaderQuestion(key, 4, "a"), ProbeResult.SERVES)
+    accusations.testified(LeaderQuestion(PartitionKey("s", "u1", 1), 5, "a"), ProbeResult.SERVES)
     assert not accusations.counters
-    accusations.testified(LeaderQuestion(key, 5, "b"), Said.DOES_NOT)
+    accusations.testified(LeaderQuestion(key, 5, "b"), ProbeResult.DOES_NOT)
     assert accusations.due(100 + ANSWER_NS - 1) == []
     (proven,) = accusations.due(100 + ANSWER_NS)
     assert (proven.accusedAsked, proven.witness) == (True, "b")

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from liftpy.cluster import codec
-from liftpy.cluster.controller_list import ControllerList
-from liftpy.cluster.image import Counters, LeaderReport, NodeImage
-from liftpy.cluster.operations import Operation
-from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
-from liftpy.cluster.stream_config import config_from_pb, config_to_pb
 from liftpy.config import AckPolicy, Codec, CommitPolicy, FlushPolicy, StreamConfig
+from liftpy.core.base.partition import MoveReason, Pause, Purge, PurgedBy
+from liftpy.core.metadata import codec
+from liftpy.core.metadata.codec import config_from_pb, config_to_pb
+from liftpy.core.metadata.controller_list import ControllerList
+from liftpy.core.metadata.idempotency_cache import Operation
+from liftpy.core.metadata.image import Counters, LeaderReport, NodeImage
+from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import CorruptionError
-from liftpy.partition import MoveReason, Pause, Purge, PurgedBy
-from liftpy.wire._pb import cluster_pb2 as pb
 from tests.unit.cluster.small_images import a_partition, a_stream, an_image
 
 

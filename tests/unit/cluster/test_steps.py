@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.records import Record
-from liftpy.cluster.replay import replay
-from liftpy.cluster.snapshot import encode_snapshot
-from liftpy.cluster.steps import PER_STEP
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.cooperative_apply import PER_STEP
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.records import Record
+from liftpy.core.metadata.replay import replay
+from liftpy.core.metadata.snapshot import encode_snapshot
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 STREAMS, PARTITIONS = 100, 10
 
@@ -101,7 +101,7 @@ def test_no_step_replays_more_than_its_share(monkeypatch: pytest.MonkeyPatch) ->
         counted += 1
         return replay(image, record)
 
-    monkeypatch.setattr("liftpy.cluster.replay.replay", counting)
+    monkeypatch.setattr("liftpy.core.metadata.replay.replay", counting)
     replayed = []
     while not driven.fsm.work_ahead(entry, driven.index):
         replayed.append(counted)

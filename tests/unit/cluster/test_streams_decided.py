@@ -6,8 +6,8 @@ import pytest
 from cluster_driver import Driver, Error
 
 from liftpy.config import AckPolicy, FlushMode
-from liftpy.partition import PartitionStatus
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 def test_a_stream_is_online_with_its_first_replica_as_leader_and_all_replicas_in_the_isr() -> None:

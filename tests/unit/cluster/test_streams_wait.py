@@ -8,20 +8,20 @@ import pytest
 from cluster_driver import Driver, Error
 from election_driver import Cluster
 
-from liftpy.cluster.checks import check_image
-from liftpy.cluster.duties import MetadataDuties
-from liftpy.cluster.forecast import without_log
-from liftpy.cluster.image import INSUFFICIENT_NODES, ClusterImage
-from liftpy.cluster.placement import POLICIES
-from liftpy.cluster.placement.rendezvous import HASHES_PER_STEP
-from liftpy.cluster.records import PartitionsAdded
-from liftpy.cluster.replay import replay, replay_all
-from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
-from liftpy.cluster.waiting import AGAIN_AFTER_NS, AT_ONCE, LOOK_EVERY_NS, NO_ROOM, why_it_waits
 from liftpy.config import ReplicationConfig
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.metadata.checks import check_image
+from liftpy.core.metadata.controller.active_controller import ActiveController
+from liftpy.core.metadata.controller.preflight import without_log
+from liftpy.core.metadata.controller.unplaced_streams import AGAIN_AFTER_NS, AT_ONCE, LOOK_EVERY_NS, NO_ROOM, why_it_waits
+from liftpy.core.metadata.image import INSUFFICIENT_NODES, ClusterImage
+from liftpy.core.metadata.placement import POLICIES
+from liftpy.core.metadata.placement.policies import HASHES_PER_STEP
+from liftpy.core.metadata.records import PartitionsAdded
+from liftpy.core.metadata.replay import replay, replay_all
+from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import InvariantError
-from liftpy.partition import PartitionStatus
-from liftpy.wire._pb import cluster_pb2 as pb
 
 
 def why(driver: Driver, name: str) -> str:
@@ -106,7 +106,7 @@ class Leading:
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
-        self.duties = MetadataDuties(ReplicationConfig(), driver.fsm.rules)
+        self.duties = ActiveController(ReplicationConfig(), driver.fsm.rules)
         self.duties.lead(driver.fsm.image, 0, 1)
         self.now_ns = 0
 

@@ -10,12 +10,12 @@ from cluster_driver import Driver, Error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liftpy.cluster.checks import check_image
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
-from liftpy.cluster.subject_index import SubjectIndex, begins_under
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.subjects import data_subject
+from liftpy.core.metadata.checks import check_image
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
+from liftpy.core.metadata.subject_index import SubjectIndex, begins_under
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import data_subject
 
 TOKENS = ("a", "b", "1", "2", "3", "01")
 WORLD = [tokens for length in range(1, 6) for tokens in itertools.product(TOKENS[:4], repeat=length)]

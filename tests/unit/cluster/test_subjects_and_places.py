@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from liftpy.cluster.batch_bounds import SENT_TOGETHER
-from liftpy.cluster.preferred import misplaced
-from liftpy.cluster.records import PartitionStateChanged, StreamCreated, record_from_pb, record_to_pb
-from liftpy.cluster.replay import replay
-from liftpy.cluster.subject_index import SubjectIndex
-from liftpy.cluster.trail import Trail
-from liftpy.cluster.wishes import Wishes
-from liftpy.ids import PartitionKey
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.metadata.batch_limits import SENT_TOGETHER
+from liftpy.core.metadata.controller.request_batcher import RequestBatcher
+from liftpy.core.metadata.image import DirtyStreams
+from liftpy.core.metadata.preferred_leaders import misplaced
+from liftpy.core.metadata.records import PartitionStateChanged, StreamCreated, record_from_pb, record_to_pb
+from liftpy.core.metadata.replay import replay
+from liftpy.core.metadata.subject_index import SubjectIndex
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.unit.cluster.small_images import a_partition, a_stream, an_image
 
 
@@ -58,15 +58,15 @@ def test_two_streams_overlap_where_a_message_reaches_both(one: tuple[str, int]) 
 
 
 def test_a_trail_is_of_one_image() -> None:
-    trail = Trail()
+    trail = DirtyStreams()
     later = trail.step("x").step("y")
     assert later.since(trail) == {"x", "y"}
-    assert later.since(Trail()) is None
+    assert later.since(DirtyStreams()) is None
     assert trail.since(later) is None
 
 
 def test_wishes_are_all_sent_answered_and_bounded() -> None:
-    wishes, told = Wishes(), list[Any]()
+    wishes, told = RequestBatcher(), list[Any]()
     for number in range(3 * SENT_TOGETHER):
         key = PartitionKey("s", "u", number)
         wishes.put(key, pb.ControlRequest(leaveIsr=pb.LeaveIsr(partition=number, reason="x" * 700)), told.append)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftpy.cluster.placement.facts import NodeFacts, Replicas
-from liftpy.cluster.placement.takers import RACK_STRICT, Takers, resized
+from liftpy.core.metadata.placement.facts import NodeFacts, Replicas
+from liftpy.core.metadata.placement.rebalance import RACK_STRICT, Takers, resized
 
 
 def cluster(ids: str, **more: Any) -> list[NodeFacts]:

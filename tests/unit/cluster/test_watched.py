@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from immutables import Map
 
-from liftpy.cluster.image import ClusterImage, NodeImage, StreamImage
-from liftpy.cluster.watched import ClusterWatch
 from liftpy.config import StreamConfig
-from liftpy.partition import PartitionState, PartitionStatus
+from liftpy.core.base.partition import PartitionState, PartitionStatus
+from liftpy.core.metadata.controller_metrics import ControllerMetrics
+from liftpy.core.metadata.image import ClusterImage, NodeImage, StreamImage
 
 ONLINE = PartitionState(
     partition=0,
@@ -31,7 +31,7 @@ OFFLINE = replace(ELECTION, status=PartitionStatus.OFFLINE)
 
 class Watched:
     def __init__(self) -> None:
-        self.watch, self.image, self.now_s = ClusterWatch(), ClusterImage(), 0.0
+        self.watch, self.image, self.now_s = ControllerMetrics(), ClusterImage(), 0.0
 
     def show(self, *partitions: PartitionState) -> tuple[int, int, dict[str, int]]:
         """(offline, electing, elections) when the image has become this."""
@@ -81,7 +81,7 @@ def test_what_is_there_at_first_is_counted_as_it_is_and_what_goes_counts_no_more
 
 
 def test_a_node_that_comes_back_with_another_folder_has_lost_its_own() -> None:
-    watch = ClusterWatch()
+    watch = ControllerMetrics()
     lost = []
     for number, (node, folder) in enumerate(
         [("a", "f1"), ("b", ""), ("a", "f1"), ("a", "f2"), ("b", "f3"), ("a", "f2"), ("a", "")], 1

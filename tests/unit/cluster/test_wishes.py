@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.cluster.batch_bounds import MAX_BATCH_BYTES, SENT_TOGETHER
-from liftpy.cluster.wishes import Wishes
-from liftpy.ids import PartitionKey
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.metadata.batch_limits import MAX_BATCH_BYTES, SENT_TOGETHER
+from liftpy.core.metadata.controller.request_batcher import RequestBatcher
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 OK = pb.ControlResponse()
 
@@ -29,7 +29,7 @@ class Asked:
     """Puts wishes and keeps what each was answered."""
 
     def __init__(self) -> None:
-        self.wishes = Wishes()
+        self.wishes = RequestBatcher()
         self.answers: list[tuple[int, int | None]] = []
 
     def put(self, number: int, request: pb.ControlRequest) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.clock_trust import BOUND_NS, FRESH_NS, HOLD_NS, NO_AGE_NS, PEERS, SLOW_NS, ClockTrust
 from liftpy.config import NS_PER_S
-from liftpy.wire.presence import decode_presence, encode_presence
+from liftpy.core.base.clock_trust import BOUND_NS, FRESH_NS, HOLD_NS, NO_AGE_NS, PEERS, SLOW_NS, ClockTrust
+from liftpy.core.wire.ping import decode_presence, encode_presence
 
 YEAR = 365 * 86_400
 T0 = 1_800_000_000

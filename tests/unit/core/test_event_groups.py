@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from liftpy.config import NS_PER_S
-from liftpy.event_groups import TOGETHER_NS, group_in_words, grouped
+from liftpy.core.observe.timeline import TOGETHER_NS, group_in_words, grouped
 
 
 def event(at_s: float, kind: str, partition: int = 0, stream: str = "s", **said: Any) -> dict[str, Any]:

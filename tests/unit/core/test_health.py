@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from liftpy.health import Check, Signs, Synced, live, ready, told
-from liftpy.ids import PartitionKey
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.observe.node_health import Check, Signs, Synced, live, ready, told
 
 WELL: dict[str, Any] = {"registered": True, "nats": True, "metadata_heard_s": 1.0, "session_s": 9.0, "opened": True}
 A, B = PartitionKey("s", "u1", 0), PartitionKey("s", "u1", 1)

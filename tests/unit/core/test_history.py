@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liftpy.glance import percentile
-from liftpy.history import (
+from liftpy.core.base.instruments import LATENCY_S
+from liftpy.core.observe.history import (
     BAND_BOUNDS_S,
     LENGTHS,
     MOST_ROWS,
@@ -30,7 +30,7 @@ from liftpy.history import (
     question,
     rows_of,
 )
-from liftpy.instruments import LATENCY_S
+from liftpy.core.observe.node_summary import percentile
 
 
 def a_row(value: float, **more: float) -> list[float]:

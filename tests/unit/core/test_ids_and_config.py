@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from liftpy.config import FlushMode, FlushPolicy, ReplicationConfig, StreamConfig
+from liftpy.core.base.ids import check_data_subject, check_name
+from liftpy.core.base.invariants import check
+from liftpy.core.wire.subjects import Subjects, data_subject
 from liftpy.errors import ConfigError, InvalidNameError, InvariantError
-from liftpy.ids import check_data_subject, check_name
-from liftpy.invariants import check
-from liftpy.wire.subjects import Subjects, data_subject
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "a/b", "..", "a b", "*", ">", "ä", "x" * 65, "a\n", "a\x00"])

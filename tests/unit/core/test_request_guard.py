@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from liftpy.config import ReplicationConfig
-from liftpy.request_guard import RequestGuard
-from liftpy.wire import frames
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.subjects import Subjects
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import Subjects
+from liftpy.nats.request_guard import RequestGuard
 from sidecar.metadata.control import ControlDesk
-from sidecar.settings import NodeSettings
-from sidecar.status.desk import StatusDesk
-from sidecar.tasks import fatal_on, spawn
+from sidecar.runtime.settings import NodeSettings
+from sidecar.runtime.tasks import fatal_on, spawn
+from sidecar.status.status_api import StatusDesk
 
 
 class Bus:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.shares import MOST_WORKERS, WHOLE, WorkerShare, share_of
+from liftpy.core.base.worker_assignment import MOST_WORKERS, WHOLE, WorkerShare, share_of
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, MOST_WORKERS])

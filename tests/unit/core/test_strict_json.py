@@ -10,18 +10,18 @@ import crc32c
 import pytest
 
 from liftpy.client.positions import parse_start, parse_until
-from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
 from liftpy.config import FlushPolicy
+from liftpy.core.base.strict_json import load_json, whole_number
+from liftpy.core.log.small_files import seal_small_file
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.errors import ConfigError, CorruptionError
-from liftpy.log.small_files import seal_small_file
 from liftpy.spark.offsets import StreamOffsets, parse_spec
-from liftpy.strict_json import load_json, whole_number
-from sidecar.bus.backlog import _told
 from sidecar.disk.data_folder import DataFolder
 from sidecar.partition import scrub
-from sidecar.raft.lineage import FolderLineage
-from sidecar.status.desk import _asked_after
+from sidecar.quorum.probation import FolderLineage
+from sidecar.status.status_api import _asked_after
+from sidecar.transport.server_pending import _told
 
 DEEP = "[" * 100_000
 LONG = "9" * 5_000

@@ -1,4 +1,4 @@
-"""Every disk format is in ``liftpy/versions.py``, with the versions that the code has."""
+"""Every disk format is in ``sidecar/cli/upgrade.py``, with the versions that the code has."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from liftpy.cluster import snapshot
-from liftpy.cluster.features import FEATURES, SPOKEN
-from liftpy.versions import DISK_FORMATS
+from liftpy.core.metadata import snapshot
+from liftpy.core.metadata.features import FEATURES, SPOKEN
+from sidecar.cli.upgrade import DISK_FORMATS
 
 ROOT = Path(__file__).resolve().parents[3]
 LEVELS = range(SPOKEN.least, SPOKEN.most + 1)
-ELSEWHERE = {"liftpy/wire/envelope.py": "the wire's", "liftpy/cluster/snapshot.py": "the version before"}
+ELSEWHERE = {"liftpy/core/wire/envelope.py": "the wire's", "liftpy/core/metadata/snapshot.py": "the version before"}
 
 
 @pytest.mark.parametrize("name", DISK_FORMATS)

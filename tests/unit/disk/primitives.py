@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from liftpy.cluster.starts import FolderStarts
 from liftpy.config import StreamConfig
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.log.log import Log
+from liftpy.core.metadata.directory_identity import DirectoryIdentity
+from liftpy.core.services.snapshot import Identity, Snapshot
+from liftpy.core.wire.batch import build_batch, parse_batch, split_batches
 from liftpy.errors import LiftError
-from liftpy.ids import PartitionKey
-from liftpy.log.log import Log
-from liftpy.service.snapshot import Identity, Snapshot
-from liftpy.service.store import SnapshotStore
-from liftpy.wire.batch import build_batch, parse_batch, split_batches
+from liftpy.service.snapshot_store import SnapshotStore
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
 from sidecar.disk.files import FolderStorage, MadeFolders, make_folder, replace_file
-from sidecar.raft.journal import GroupJournal
-from sidecar.raft.snapshot_file import SnapshotFile, load_snapshot_file, trim_journal, write_snapshot_file
+from sidecar.quorum.journal import GroupJournal
+from sidecar.quorum.snapshot_file import SnapshotFile, load_snapshot_file, trim_journal, write_snapshot_file
 from tests.unit.disk.recording import FILE, FOLDER, Recorder
 
 BOTH = frozenset({FILE, FOLDER})
@@ -57,7 +57,7 @@ def is_replaced(folder: Path, promised: list[bytes]) -> None:
 def stores_identity(recorder: Recorder, folder: Path) -> None:
     data = DataFolder(folder / "data")
     for incarnation in (1, 2, 3):
-        data.store_identity(NodeIdentity("n1", incarnation, 0, FolderStarts("f", incarnation, 7)))
+        data.store_identity(NodeIdentity("n1", incarnation, 0, DirectoryIdentity("f", incarnation, 7)))
         recorder.promise(incarnation)
     data.close()
 

@@ -7,13 +7,13 @@ from concurrent.futures import Future
 
 import pytest
 
-from liftpy.log.flush_place import FlushPlace
-from sidecar.disk import beside
-from sidecar.disk.beside import THREAD_NAME, Beside
+from liftpy.core.log.flush_scheduler import FlushPlace
+from sidecar.disk import flush_thread
+from sidecar.disk.flush_thread import THREAD_NAME, FlushThread
 
 
 def test_what_is_done_in_time_is_returned_or_raised_from_one_thread() -> None:
-    made, threads = Beside(FlushPlace()), set()
+    made, threads = FlushThread(FlushPlace()), set()
 
     def work() -> int:
         threads.add(threading.current_thread())
@@ -32,7 +32,7 @@ def test_what_is_done_in_time_is_returned_or_raised_from_one_thread() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_takes_longer_is_left_behind_and_the_next_one_has_a_thread_of_its_own(fails: bool) -> None:
-    made, began, gate, threads = Beside(FlushPlace()), threading.Event(), threading.Event(), []
+    made, began, gate, threads = FlushThread(FlushPlace()), threading.Event(), threading.Event(), []
 
     def hangs() -> int:
         threads.append(threading.current_thread())
@@ -67,21 +67,21 @@ def test_one_that_ends_just_when_it_is_given_up_counts_as_in_time(monkeypatch: p
             assert ended.wait(10)
 
     ended = threading.Event()
-    run = beside._Job.run
+    run = flush_thread._Job.run
 
-    def run_and_tell(job: beside._Job) -> None:
+    def run_and_tell(job: flush_thread._Job) -> None:
         run(job)
         ended.set()
 
-    monkeypatch.setattr(beside, "Future", Late)
-    monkeypatch.setattr(beside._Job, "run", run_and_tell)
-    made = Beside(FlushPlace())
+    monkeypatch.setattr(flush_thread, "Future", Late)
+    monkeypatch.setattr(flush_thread._Job, "run", run_and_tell)
+    made = FlushThread(FlushPlace())
     assert made.run(lambda: gate.wait(10) and 5, 0.001) == 5
     made.close()
 
 
 def test_a_thread_that_the_system_does_not_give_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, start = Beside(FlushPlace()), threading.Thread.start
+    made, start = FlushThread(FlushPlace()), threading.Thread.start
 
     def no_thread(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

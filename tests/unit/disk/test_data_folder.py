@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import CorruptionError, FolderLockedError, InvalidNameError, NoSpaceError, StorageError
-from liftpy.ids import PartitionKey
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
 from sidecar.disk.files import DiskFile, FolderStorage
 

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from liftpy.config import StreamConfig
+from liftpy.core.log.log import Log
+from liftpy.core.wire.batch import build_batch, split_batches
 from liftpy.errors import StorageError
-from liftpy.log.log import Log
-from liftpy.wire.batch import build_batch, split_batches
 from sidecar.disk import descriptors
 from sidecar.disk.descriptors import RESERVE, budget_of, open_count, raise_limit
 from sidecar.disk.files import FolderStorage, OpenMaps

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from liftpy.log.flush_place import PROBES
-from sidecar.disk.flush_probe import PROBE_NAME, probe_flushes
+from liftpy.core.log.flush_scheduler import PROBES
+from sidecar.disk.flush_times import PROBE_NAME, probe_flushes
 
 
 class FakeDisk:
@@ -83,7 +83,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> No
     code = f"""
 import os, signal
 from pathlib import Path
-from sidecar.disk.flush_probe import probe_flushes
+from sidecar.disk.flush_times import probe_flushes
 os.fdatasync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
 probe_flushes(Path({str(tmp_path)!r}))
 """

@@ -10,12 +10,12 @@ from collections import Counter
 import pytest
 
 from liftpy.config import FlushPolicy, StreamConfig
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.wire.batch import build_batch
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.wire.batch import build_batch
 from sidecar.disk.flush_times import KEPT_OF_PARTITION, WARN_EVERY_S, FlushTimes, NodeFlushTimes
 from sidecar.partition.flushing import Flusher
-from sidecar.partition.timers import Timers
+from sidecar.runtime.timers import Timers
 
 
 def test_quantiles_are_those_of_the_last_flushes() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import StorageError
-from liftpy.ids import PartitionKey
-from liftpy.service.store import ServiceLock
+from liftpy.service.snapshot_store import ServiceLock
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
 from sidecar.disk.files import replace_file
 

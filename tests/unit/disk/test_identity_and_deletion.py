@@ -9,11 +9,11 @@ from typing import Any
 import crc32c
 import pytest
 
+from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
-from liftpy.ids import PartitionKey
 from sidecar.disk import data_folder
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
-from sidecar.restarting import momentary
+from sidecar.runtime.restarts import momentary
 from tests.unit.disk.recording import FOLDER, Recorder
 
 KEY = PartitionKey("orders", "u1", 0)

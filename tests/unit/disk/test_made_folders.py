@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from liftpy.config import StreamConfig
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.log.log import Log
+from liftpy.core.wire.batch import build_batch
 from liftpy.errors import StorageError
-from liftpy.ids import PartitionKey
-from liftpy.log.log import Log
-from liftpy.wire.batch import build_batch
 from sidecar.disk import files
 from sidecar.disk.data_folder import DataFolder
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from liftpy.core.base.worker_assignment import WorkerShare, share_of
+from liftpy.core.log.epoch_promises import PROMISES_NAME, PromiseJournal
 from liftpy.errors import FolderLockedError, NoSpaceError
-from liftpy.log.promises import PROMISES_NAME, PromiseJournal
-from liftpy.shares import WorkerShare, share_of
 from sidecar.disk.data_folder import DataFolder
 from sidecar.disk.files import FolderStorage
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from liftpy.group import limits
-from liftpy.group.commands import (
+from liftpy.core.groups import limits
+from liftpy.core.groups.commands import (
     GroupCommandError,
     decode_answer,
     decode_command,
@@ -17,7 +17,7 @@ from liftpy.group.commands import (
     partition_of,
     uid_order,
 )
-from liftpy.wire._pb import group_pb2 as pb
+from liftpy.core.wire._pb import group_pb2 as pb
 
 STREAM = pb.KnownStream(name="orders", uid="00000a-1", partitions=4)
 AT = pb.GroupPosition(stream="orders", uid="00000a-1", partition=3, position=17, leaderEpoch=2, generation=5)

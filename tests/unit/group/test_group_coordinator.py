@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from liftpy.group import limits
-from liftpy.group.commands import decode_answer, decode_query_answer, encode_command
-from liftpy.group.coordinator import GroupCoordinator
-from liftpy.group.machine import GroupMachine
-from liftpy.group.membership import ADDED_LATER
+from liftpy.core.groups import limits
+from liftpy.core.groups.commands import decode_answer, decode_query_answer, encode_command
+from liftpy.core.groups.coordinator import GroupCoordinator
+from liftpy.core.groups.group import ADDED_LATER
+from liftpy.core.groups.machine import GroupMachine
+from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.testing.services import ServiceTest
-from liftpy.wire._pb import group_pb2 as pb
 
 UID, LATER = "000001-1", "000002-1"
 

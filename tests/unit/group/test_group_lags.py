@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from liftpy.group.commands import encode_command
-from liftpy.group.lags import MOST_ENDS, MOST_PARTITIONS, OTHERS, GroupLabels, GroupLag, KnownEnds, PartitionEnds, read_by
-from liftpy.group.machine import GroupMachine
-from liftpy.ids import PartitionKey
-from liftpy.wire._pb import group_pb2 as pb
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.groups.commands import encode_command
+from liftpy.core.groups.lag import MOST_ENDS, MOST_PARTITIONS, OTHERS, GroupLabels, GroupLag, KnownEnds, PartitionEnds, read_by
+from liftpy.core.groups.machine import GroupMachine
+from liftpy.core.wire._pb import group_pb2 as pb
 
 S = 10**9
 UID = "000001-1"

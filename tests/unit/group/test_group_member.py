@@ -5,16 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import count
 
-from liftpy.group.member import (
-    MemberMachine,
-    MemberRefused,
-    MemberStage,
-    PartitionAsked,
-    PartitionGained,
-    PartitionLost,
-)
-from liftpy.ids import PartitionKey
-from liftpy.wire._pb import group_pb2 as pb
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.groups.member import MemberMachine, MemberRefused, MemberStage, PartitionAsked, PartitionGained, PartitionLost
+from liftpy.core.wire._pb import group_pb2 as pb
 
 S = 1_000_000_000
 STREAM = pb.KnownStream(name="s", uid="u", partitions=3)

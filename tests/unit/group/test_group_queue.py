@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from liftpy.group import limits
-from liftpy.group.queue import PieceKind, WorkQueue
-from liftpy.wire._pb import group_pb2 as pb
+from liftpy.core.groups import limits
+from liftpy.core.groups.queue import PieceKind, WorkQueue
+from liftpy.core.wire._pb import group_pb2 as pb
 
 S = 1_000_000_000
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liftpy.group import limits
-from liftpy.group.key_order import NO_KEY, KeyOrder, key_digest
-from liftpy.group.queue import KEY_BYTES, PIECE_BYTES, PieceKind, WorkQueue
-from liftpy.wire._pb import group_pb2 as pb
+from liftpy.core.groups import limits
+from liftpy.core.groups.key_order import NO_KEY, KeyOrder, key_digest
+from liftpy.core.groups.queue import KEY_BYTES, PIECE_BYTES, PieceKind, WorkQueue
+from liftpy.core.wire._pb import group_pb2 as pb
 
 S = 1_000_000_000
 

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liftpy.client.slices import BatchSlice
+from liftpy.client.batch_view import BatchSlice
 from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
-from liftpy.ingest.derived import DerivedState, derived_state
-from liftpy.ingest.digest import RollingDigest
-from liftpy.ingest.producers import Claim, Finding, ProducerState
-from liftpy.log.arrow import to_arrow
-from liftpy.log.horizon import HORIZON_NAME
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.wire.batch import RecordBatch, build_batch, parse_batch, split_batches
-from liftpy.wire.producer_note import ProducerNote, SourcePosition
+from liftpy.core.log.arrow import to_arrow
+from liftpy.core.log.compaction_point import HORIZON_NAME
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.publish.digest import RollingDigest
+from liftpy.core.publish.log_state import LogState, derived_state
+from liftpy.core.publish.producer_state import Claim, Finding, ProducerState
+from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch, split_batches
+from liftpy.core.wire.producer_note import ProducerNote, SourcePosition
 
 STREAM = StreamConfig(segment_bytes=4096, compaction=True, dedup_window_s=0.0)
 NODE = ReplicationConfig(producer_expiry_s=100.0)
@@ -30,7 +30,7 @@ def a_log() -> Log:
     return Log.open(MemoryStorage(), STREAM)[0]
 
 
-def state_of(log: Log, node: ReplicationConfig = NODE) -> DerivedState:
+def state_of(log: Log, node: ReplicationConfig = NODE) -> LogState:
     """As whoever opens the log and has no file knows it."""
     derived = derived_state(log, "s", STREAM, node, lambda: 0)
     while not derived.replay():

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from liftpy.ingest.derived import DerivedState
-from liftpy.ingest.derived_budget import NodeDerived, Share
-from liftpy.ingest.derived_part import NewBatch, Numbering
-from liftpy.ingest.last_of_subjects import LastOfSubjects
-from liftpy.ingest.producer_desk import Given, ProducerDesk, Question
-from liftpy.ingest.producers import STATE_BYTES, TAIL_BYTES, Claim, Finding, Producers
-from liftpy.ingest.recent_ids import RecentIds, Stored, size_of
-from liftpy.replica.effects import RejectReason
-from liftpy.wire.batch import build_batch, parse_batch
+from liftpy.core.publish.dedup_window import RecentIds, Stored, size_of
+from liftpy.core.publish.last_per_subject import LastOfSubjects
+from liftpy.core.publish.log_state import LogState
+from liftpy.core.publish.log_state_budget import NodeDerived, Share
+from liftpy.core.publish.log_state_part import NewBatch, Numbering
+from liftpy.core.publish.producer_epochs import Given, ProducerDesk, Question
+from liftpy.core.publish.producer_state import STATE_BYTES, TAIL_BYTES, Claim, Finding, Producers
+from liftpy.core.replication.effects import RejectReason
+from liftpy.core.wire.batch import build_batch, parse_batch
 
 WINDOW = 120
 COLUMNS = parse_batch(build_batch([b"v"])).columns
@@ -26,7 +26,7 @@ BATCH_BYTES = 296
 def take(part: Any, offset: int, *, time: int = 1000, message_id: bytes = b"", producer: int = 0, subject: str = "") -> None:
     numbering = Numbering(producer, 0, 0, COLUMNS) if producer else None
     stored = build_batch([b"v"], base_offset=offset, subjects=[subject]) if subject else b""
-    whole = part._take if isinstance(part, DerivedState) else part.take
+    whole = part._take if isinstance(part, LogState) else part.take
     whole(NewBatch(offset, offset, time, 1, {offset: message_id} if message_id else {}, numbering, stored))
 
 
@@ -240,7 +240,7 @@ def test_subjects_beyond_the_node_are_let_go_until_it_has_room_again() -> None:
 
 
 # ---- the state of a partition ------------------------------------------------------------------------------------------------
-def a_state(node: NodeDerived | None) -> DerivedState:
+def a_state(node: NodeDerived | None) -> LogState:
     log: Any = SimpleNamespace(
         log_start_offset=0,
         log_end_offset=0,
@@ -248,7 +248,7 @@ def a_state(node: NodeDerived | None) -> DerivedState:
         durable_end_offset=100,
         epochs=SimpleNamespace(epoch_at=lambda _: 1),
     )
-    return DerivedState(log, WINDOW, 1 << 20, lambda: 10**9, node=node)
+    return LogState(log, WINDOW, 1 << 20, lambda: 10**9, node=node)
 
 
 @pytest.mark.parametrize("kind", ["ids", "producers"])

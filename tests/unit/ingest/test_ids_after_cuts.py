@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from liftpy.config import NS_PER_S
+from liftpy.core.log.reading import ReadResult
+from liftpy.core.publish import dedup_window
+from liftpy.core.publish.dedup_window import RecentIds, Stored
+from liftpy.core.publish.log_state import LogState
+from liftpy.core.wire.batch import build_batch
 from liftpy.errors import CorruptionError
-from liftpy.ingest import recent_ids
-from liftpy.ingest.derived import DerivedState
-from liftpy.ingest.recent_ids import RecentIds, Stored
-from liftpy.log.reading import ReadResult
-from liftpy.wire.batch import build_batch
 from tests.unit.ingest.test_recent_ids import ROOM, WINDOW, filled_log, ids, long_ago, take
 
 
@@ -35,7 +35,7 @@ def test_a_cut_brings_back_nothing_that_was_forgotten_meanwhile() -> None:
 
 def test_hw_that_has_risen_lets_what_is_older_than_the_window_go() -> None:
     log: Any = SimpleNamespace(log_start_offset=0, log_end_offset=0, high_watermark=-1)
-    state = DerivedState(log, WINDOW, ROOM, long_ago)
+    state = LogState(log, WINDOW, ROOM, long_ago)
     state.appended(0, 1, 1000, {0: b"a"}, b"")
     state.appended(1, 1, 1000 + WINDOW, {1: b"b"}, b"")
     state.committed(0)
@@ -48,7 +48,7 @@ def test_a_replay_reaches_back_from_what_is_committed_and_not_from_the_logs_end(
     log = filled_log(400, step_s=1)
     log.append(build_batch([b"v"], base_offset=400, leader_epoch=1, timestamp_ns=10**6 * NS_PER_S))
     log.raise_high_watermark(399)
-    state = DerivedState(log, 300 * NS_PER_S, ROOM, long_ago)
+    state = LogState(log, 300 * NS_PER_S, ROOM, long_ago)
     while not state.replay():
         pass
     log.cut_to(400)
@@ -59,7 +59,7 @@ def test_a_replay_reaches_back_from_what_is_committed_and_not_from_the_logs_end(
 def test_a_replay_that_finds_nothing_to_read_ends() -> None:
     log = filled_log(2, step_s=1)
     log.raise_high_watermark(1)
-    state = DerivedState(log, NS_PER_S, ROOM, long_ago)
+    state = LogState(log, NS_PER_S, ROOM, long_ago)
     assert state.replay()
     log.append(build_batch([b"v"], base_offset=2, leader_epoch=1, timestamp_ns=1))
     log.read = lambda *_, **__: ReadResult((), 0, 2)  # type: ignore[method-assign]
@@ -69,8 +69,8 @@ def test_a_replay_that_finds_nothing_to_read_ends() -> None:
 
 def test_a_state_whose_offsets_do_not_rise_is_none() -> None:
     def rows(*places: tuple[int, int]) -> bytes:
-        taken = [recent_ids._Taken(last, 1, 0, b"", (b"id%d" % n,), (offset,)) for n, (last, offset) in enumerate(places)]
-        return recent_ids._HEAD.pack(WINDOW, 1, 0) + b"".join(recent_ids._encoded(taken))
+        taken = [dedup_window._Taken(last, 1, 0, b"", (b"id%d" % n,), (offset,)) for n, (last, offset) in enumerate(places)]
+        return dedup_window._HEAD.pack(WINDOW, 1, 0) + b"".join(dedup_window._encoded(taken))
 
     made = RecentIds(WINDOW, ROOM, long_ago)
     made.restore(rows((3, 3), (5, 4)), 10)

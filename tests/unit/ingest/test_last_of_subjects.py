@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.config import Codec, StreamConfig
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.publish.last_per_subject import LastOfSubjects, last_of_each
+from liftpy.core.publish.log_state import LogState, headers_of
+from liftpy.core.publish.log_state_part import NewBatch
+from liftpy.core.wire.batch import build_batch, build_filler, parse_batch
 from liftpy.errors import CorruptionError
-from liftpy.ingest.derived import DerivedState, headers_of
-from liftpy.ingest.derived_part import NewBatch
-from liftpy.ingest.last_of_subjects import LastOfSubjects, last_of_each
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.wire.batch import build_batch, build_filler, parse_batch
 
 ROOM = 1 << 20
 ASKS = ("Nats-Expected-Last-Subject-Sequence", b"0")
@@ -29,8 +29,8 @@ def a_batch(base: int, subjects: list[str], *, asks: bool = False, value: bytes 
     )
 
 
-def a_state(log: Log, room: int = ROOM, subject: str = "s.>") -> DerivedState:
-    state = DerivedState(log, 1, 1 << 20, lambda: 0, subject=subject, subjects_bytes=room)
+def a_state(log: Log, room: int = ROOM, subject: str = "s.>") -> LogState:
+    state = LogState(log, 1, 1 << 20, lambda: 0, subject=subject, subjects_bytes=room)
     state.first_look_bytes = 1
     return state
 
@@ -39,13 +39,13 @@ def a_log(**config: Any) -> Log:
     return Log.open(MemoryStorage(), StreamConfig(segment_bytes=4096, **config))[0]
 
 
-def append(log: Log, state: DerivedState, subjects: list[str], **more: Any) -> None:
+def append(log: Log, state: LogState, subjects: list[str], **more: Any) -> None:
     batch = a_batch(log.log_end_offset, subjects, **more)
     log.append(batch)
     state.fetched([parse_batch(batch)])
 
 
-def commit(log: Log, state: DerivedState, high_watermark: int) -> None:
+def commit(log: Log, state: LogState, high_watermark: int) -> None:
     log.raise_high_watermark(high_watermark)
     state.committed(high_watermark)
 

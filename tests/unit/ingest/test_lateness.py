@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from liftpy.config import NS_PER_S
-from liftpy.ingest.lateness import Lateness, Unanswered
-from liftpy.ingest.node_room import NodeRoom
+from liftpy.core.publish.memory_budget import MemoryBudget
+from liftpy.core.publish.queue_delay import Lateness, Unanswered
 
 MS = NS_PER_S // 1000
 
@@ -17,7 +17,7 @@ class Node:
     """Takes ``takes`` messages a ms, or refuses ``refuses``; all that came in one ms has the same age. Looks once in a ms."""
 
     def __init__(self, late_s: float = 1.0, takes: int = 10, refuses: int = 100) -> None:
-        self.room = NodeRoom(late_s=late_s)
+        self.room = MemoryBudget(late_s=late_s)
         self.rates = {False: takes, True: refuses}
         self.now_ms = self.arrived = self.done = 0
         self.told: dict[bool, list[int]] = {False: [], True: []}
@@ -92,7 +92,7 @@ def test_it_refuses_until_half_of_the_short_bound() -> None:
 
 
 def test_a_node_is_pressed_from_its_first_refusal_until_its_bound_is_what_it_was() -> None:
-    room = NodeRoom(late_s=1.0)
+    room = MemoryBudget(late_s=1.0)
     room.look_at_age(10, 0, 0)
     assert not room.is_pressed
     room.look_at_age(10, 0, 1001 * MS)
@@ -152,7 +152,7 @@ def test_without_a_bound_nothing_is_late() -> None:
 
 
 def test_who_is_refused_at_a_short_queue_is_not_told_to_come_at_once() -> None:
-    node = NodeRoom(late_s=1.0)
+    node = MemoryBudget(late_s=1.0)
     node.waited_ns = 126 * MS
     assert node.retry_after_ms == 126
     node.is_late = True

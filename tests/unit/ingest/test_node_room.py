@@ -7,23 +7,23 @@ from pathlib import Path
 import pytest
 
 from liftpy.config import NS_PER_S
-from liftpy.errors import ConfigError
-from liftpy.ingest.node_room import (
+from liftpy.core.publish.memory_budget import (
     LEAST_LIMIT_BYTES,
     READERS_SHARE,
     STANDBY_SHARE,
     HeldByNode,
-    NodeRoom,
+    MemoryBudget,
     PartitionRoom,
     limit_of,
 )
-from sidecar.memory import memory_bytes
-from sidecar.settings import NodeSettings
+from liftpy.errors import ConfigError
+from sidecar.runtime.memory import memory_bytes
+from sidecar.runtime.settings import NodeSettings
 
 MIB = 1 << 20
 
 
-def of(node: NodeRoom, queued_mib: float) -> PartitionRoom:
+def of(node: MemoryBudget, queued_mib: float) -> PartitionRoom:
     return PartitionRoom(node, 64 * MIB, lambda: round(queued_mib * MIB))
 
 
@@ -42,7 +42,7 @@ def of(node: NodeRoom, queued_mib: float) -> PartitionRoom:
 def test_the_largest_queues_are_limited_first_and_at_the_limit_all_are(
     held_mib: int, is_limited: bool, takes: list[bool]
 ) -> None:
-    node = NodeRoom(1000 * MIB)
+    node = MemoryBudget(1000 * MIB)
     node.look(HeldByNode(uncommitted=held_mib * MIB))
     assert node.is_limited is is_limited
     rooms = [of(node, queued) for queued in (0, 20, 40)]
@@ -53,7 +53,7 @@ def test_the_largest_queues_are_limited_first_and_at_the_limit_all_are(
 
 
 def test_it_opens_again_as_queues_drain() -> None:
-    node = NodeRoom(100)
+    node = MemoryBudget(100)
     node.look(HeldByNode(held_back=100))
     assert node.open_part == 0
     node.look(HeldByNode(held_back=79))
@@ -61,13 +61,13 @@ def test_it_opens_again_as_queues_drain() -> None:
 
 
 def test_all_that_is_held_counts_standbys_and_readers_up_to_their_shares() -> None:
-    node = NodeRoom(1000)
+    node = MemoryBudget(1000)
     node.look(HeldByNode(unread=1, held_back=2, uncommitted=4, publishers=8, standby=16, readers=32))
     assert node.used_bytes == 63
     node.look(HeldByNode(standby=10**6, readers=10**6))
     assert node.used_bytes == round(1000 * STANDBY_SHARE) + round(1000 * READERS_SHARE)
     assert not node.is_limited, "they can't shut publishes out"
-    nobody = NodeRoom()
+    nobody = MemoryBudget()
     nobody.look(HeldByNode(unread=1 << 60))
     assert not nobody.is_limited
 
@@ -90,7 +90,7 @@ def test_a_limit_that_nothing_fits_is_refused(wrong: int, tmp_path: Path) -> Non
 
 
 def test_what_waits_unread_is_late_until_it_is_short_and_a_loop_that_stood_still_sees_nothing_old() -> None:
-    node, s = NodeRoom(late_s=1.0), NS_PER_S
+    node, s = MemoryBudget(late_s=1.0), NS_PER_S
     node.look_at_age(100, 0, 10 * s)
     node.look_at_age(100, 50, 11 * s)
     assert (node.waited_ns, node.is_late) == (s, False)
@@ -104,7 +104,7 @@ def test_what_waits_unread_is_late_until_it_is_short_and_a_loop_that_stood_still
     assert (node.waited_ns, node.is_late) == (8 * s + 4 * s // 5, True)
     node.look_at_age(900, 300, 90 * s)
     assert (node.waited_ns, node.is_late) == (0, False), "all that has come meanwhile is new"
-    never = NodeRoom()
+    never = MemoryBudget()
     never.look_at_age(1, 0, 0)
     never.look_at_age(1, 0, 3600 * NS_PER_S)
     assert not never.is_late

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from test_derived_budget import an_id, take
 
-from liftpy.ingest import last_of_subjects, packing, recent_ids, state_file
-from liftpy.ingest.recent_ids import RecentIds
-from liftpy.ingest.state_file import State, Unwritten, decode_state, state_name
+from liftpy.core.publish import dedup_window, last_per_subject, log_state_part, state_file
+from liftpy.core.publish.dedup_window import RecentIds
+from liftpy.core.publish.state_file import State, Unwritten, decode_state, state_name
 
 
 class Watched:
@@ -35,40 +35,40 @@ class Watched:
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     made = Watched()
-    monkeypatch.setattr(packing, "SLICE", 4)
-    monkeypatch.setattr(packing, "np", made)
+    monkeypatch.setattr(log_state_part, "SLICE", 4)
+    monkeypatch.setattr(log_state_part, "np", made)
     return made
 
 
 def test_they_are_the_same_bytes_in_short_calls(watched: Watched) -> None:
     numbers, texts = list(range(11)), [b"%d" % n for n in range(11)]
-    assert b"".join(packing.packed(numbers, np.uint32)) == np.array(numbers, np.uint32).tobytes()
-    assert packing.packed([], np.int64) == packing.joined([]) == []
-    assert packing.joined(texts) == [b"0123", b"4567", b"8910"]
+    assert b"".join(log_state_part.packed(numbers, np.uint32)) == np.array(numbers, np.uint32).tobytes()
+    assert log_state_part.packed([], np.int64) == log_state_part.joined([]) == []
+    assert log_state_part.joined(texts) == [b"0123", b"4567", b"8910"]
     assert watched.sizes == [4, 4, 3]
     watched.sizes.clear()
-    assert list(packing.numbers(np.array(numbers))) == numbers
-    assert list(packing.cut_up(b"xx012345678910", 2, np.array([len(text) for text in texts]))) == texts
+    assert list(log_state_part.numbers(np.array(numbers))) == numbers
+    assert list(log_state_part.cut_up(b"xx012345678910", 2, np.array([len(text) for text in texts]))) == texts
     assert watched.sizes == [4, 4, 3]
-    assert list(packing.cut_up(b"", 0, np.array([], np.uint32))) == []
+    assert list(log_state_part.cut_up(b"", 0, np.array([], np.uint32))) == []
 
 
 def test_ids_and_subjects_are_packed_so(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent_ids, "np", watched)
-    monkeypatch.setattr(last_of_subjects, "np", watched)
+    monkeypatch.setattr(dedup_window, "np", watched)
+    monkeypatch.setattr(last_per_subject, "np", watched)
     made = RecentIds(120, 1 << 20, lambda: 0)
     for offset in range(9):
         take(made, offset, message_id=an_id(offset))
     made.committed(8)
     subjects = {f"s.{number}": number for number in range(9)}
-    ids, kept = made.snapshot()(), last_of_subjects._encoded(subjects)
+    ids, kept = made.snapshot()(), last_per_subject._encoded(subjects)
     assert watched.sizes == [4] * 5 + [4] * 5 + [1] * 5 + [4, 4, 1] * 2
     assert [len(pieces) for pieces in (ids, kept)] == [1 + 1 + 6 * 3, 1 + 3 * 3], "no piece is a whole column"
     again = RecentIds(120, 1 << 20, lambda: 0)
     again.begin(9)
     again.restore(b"".join(ids), 9)
     assert [again.find(an_id(offset), 0) for offset in range(9)] == [(offset, offset) for offset in range(9)]
-    assert last_of_subjects._decoded(b"".join(kept), 9) == subjects
+    assert last_per_subject._decoded(b"".join(kept), 9) == subjects
 
 
 def test_a_file_is_written_in_those_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

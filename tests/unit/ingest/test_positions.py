@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from liftpy.client.rounds import offset_in
+from liftpy.client.write_epoch import offset_in
+from liftpy.core.publish.digest import RollingDigest
+from liftpy.core.publish.log_state import _told
+from liftpy.core.publish.producer_epochs import Given, ProducerDesk, Question
+from liftpy.core.publish.producer_state import STATE_BYTES, Claim, Finding, Producers, Ruling
+from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch
+from liftpy.core.wire.batch_filter import kept as kept_of
+from liftpy.core.wire.producer_note import ProducerNote, SourcePosition
 from liftpy.errors import CorruptionError
-from liftpy.ingest.derived import _told
-from liftpy.ingest.digest import RollingDigest
-from liftpy.ingest.producer_desk import Given, ProducerDesk, Question
-from liftpy.ingest.producers import STATE_BYTES, Claim, Finding, Producers, Ruling
-from liftpy.wire.batch import RecordBatch, build_batch, parse_batch
-from liftpy.wire.kept import kept as kept_of
-from liftpy.wire.producer_note import ProducerNote, SourcePosition
 
 P = 7
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from liftpy.ingest.derived_part import NewBatch, Numbering
-from liftpy.ingest.digest import RollingDigest
-from liftpy.ingest.producer_desk import Given, ProducerDesk, Question
-from liftpy.ingest.producers import STATE_BYTES, Claim, Finding, Producers, Ruling, count_for
-from liftpy.wire.batch import build_batch, parse_batch
-from liftpy.wire.batch_columns import ColumnSet
+from liftpy.core.publish.digest import RollingDigest
+from liftpy.core.publish.log_state_part import NewBatch, Numbering
+from liftpy.core.publish.producer_epochs import Given, ProducerDesk, Question
+from liftpy.core.publish.producer_state import STATE_BYTES, Claim, Finding, Producers, Ruling, count_for
+from liftpy.core.wire.batch import build_batch, parse_batch
+from liftpy.core.wire.batch_columns import ColumnSet
 
 P, OLD, NEW = 7, 1001, 1002
 NOTHING = RollingDigest()

@@ -12,14 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.publish.digest import DIGEST_BYTES, RollingDigest
+from liftpy.core.publish.log_state import derived_state
+from liftpy.core.publish.log_state_part import NewBatch, Numbering
+from liftpy.core.publish.producer_state import (
+    STATE_BYTES,
+    Claim,
+    Finding,
+    Producers,
+    Ruling,
+    StoredBatch,
+    distance,
+    epoch_distance,
+)
+from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch
 from liftpy.errors import ProtocolError
-from liftpy.ingest.derived import derived_state
-from liftpy.ingest.derived_part import NewBatch, Numbering
-from liftpy.ingest.digest import DIGEST_BYTES, RollingDigest
-from liftpy.ingest.producers import STATE_BYTES, Claim, Finding, Producers, Ruling, StoredBatch, distance, epoch_distance
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.wire.batch import RecordBatch, build_batch, parse_batch
 
 Rec = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes], ...]]
 """(value, key, headers)"""
@@ -51,7 +60,7 @@ def a_batch(
 
 
 def take(producers: Producers, batch: RecordBatch, *, whole: bool = True) -> None:
-    """As ``DerivedState`` tells it; not ``whole``: compaction has dropped some of its records."""
+    """As ``LogState`` tells it; not ``whole``: compaction has dropped some of its records."""
     head = batch.header
     numbering = Numbering(head.producer_id, head.producer_epoch, head.base_sequence, batch.columns if whole else None)
     told = NewBatch(head.base_offset, head.last_offset, head.timestamp_ns, head.record_count, {}, numbering)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 
 from liftpy.config import NS_PER_S, StreamConfig
+from liftpy.core.publish import quota as quota_module
+from liftpy.core.publish.message_decoder import RawMessage
+from liftpy.core.publish.quota import BURST_S, MAX_WAIT_MS, Quota, quota_for
 from liftpy.errors import ConfigError
-from liftpy.ingest import quota as quota_module
-from liftpy.ingest.columns import RawMessage
-from liftpy.ingest.quota import BURST_S, MAX_WAIT_MS, Quota, quota_for
 
 MS = NS_PER_S // 1000
 ONE = st.tuples(st.sampled_from((b"a", b"b", b"c")), st.integers(0, 3000))

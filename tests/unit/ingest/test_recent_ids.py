@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.config import NS_PER_S, Codec, StreamConfig
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.publish.dedup_window import MAX_ID_BYTES, RecentIds, Stored
+from liftpy.core.publish.log_state import LogState, headers_of
+from liftpy.core.publish.log_state_part import NewBatch
+from liftpy.core.wire.batch import build_batch, build_filler, parse_batch
 from liftpy.errors import InvariantError
-from liftpy.ingest.derived import DerivedState, headers_of
-from liftpy.ingest.derived_part import NewBatch
-from liftpy.ingest.recent_ids import MAX_ID_BYTES, RecentIds, Stored
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.wire.batch import build_batch, build_filler, parse_batch
 
 WINDOW = 120
 ROOM = 1 << 20
@@ -107,7 +107,7 @@ def test_what_is_cut_is_forgotten_and_what_it_hid_counts_again() -> None:
 
 def test_below_what_was_committed_nothing_is_known_any_more() -> None:
     log: Any = SimpleNamespace(log_start_offset=0, log_end_offset=0, high_watermark=-1)
-    state = DerivedState(log, WINDOW, ROOM, long_ago)
+    state = LogState(log, WINDOW, ROOM, long_ago)
     state.appended(0, 4, 5, {3: b"a"}, b"")
     state.appended(4, 2, 5, {4: b"b"}, b"")
     state.committed(3)
@@ -123,7 +123,7 @@ def test_below_what_was_committed_nothing_is_known_any_more() -> None:
 def test_a_batch_that_does_not_follow_is_refused() -> None:
     for offset in (3, 5):
         log: Any = SimpleNamespace(log_start_offset=0, log_end_offset=0, high_watermark=-1)
-        state = DerivedState(log, WINDOW, ROOM, long_ago)
+        state = LogState(log, WINDOW, ROOM, long_ago)
         state.appended(0, 4, 5, {}, b"")
         with pytest.raises(InvariantError, match="A3"):
             state.appended(offset, 1, 5, {}, b"")
@@ -254,7 +254,7 @@ STEPS = st.one_of(
 def test_it_is_what_a_look_at_all_of_the_log_says(steps: list[tuple[object, ...]]) -> None:
     """Also when a process has come back and has replayed only what its window needs."""
     log, _ = Log.open(MemoryStorage(), StreamConfig(segment_bytes=4096))
-    state, naive, now, epoch = DerivedState(log, WINDOW, ROOM, long_ago), Naive(), 10_000, 1
+    state, naive, now, epoch = LogState(log, WINDOW, ROOM, long_ago), Naive(), 10_000, 1
     for step in steps:
         match step:
             case ("append", list(names), int(passed)):
@@ -280,7 +280,7 @@ def test_it_is_what_a_look_at_all_of_the_log_says(steps: list[tuple[object, ...]
                     log.cut_to(end)
                     state.cut()
             case ("reopen", int(slices)):
-                state = DerivedState(log, WINDOW, ROOM, long_ago)
+                state = LogState(log, WINDOW, ROOM, long_ago)
                 for _ in range(slices):
                     state.replay(300)
             case _:
@@ -312,7 +312,7 @@ def filled_log(count: int, step_s: int) -> Log:
 def test_a_replay_reads_the_window_of_what_is_committed_and_not_all_of_the_log() -> None:
     log = filled_log(1000, step_s=1)
     log.raise_high_watermark(990)
-    state = DerivedState(log, 120 * NS_PER_S, ROOM, long_ago)
+    state = LogState(log, 120 * NS_PER_S, ROOM, long_ago)
     assert not state.is_complete
     slices = 0
     while not state.replay(20_000):
@@ -328,7 +328,7 @@ def test_a_replay_reads_the_window_of_what_is_committed_and_not_all_of_the_log()
 def test_what_retention_takes_during_a_replay_is_passed_over() -> None:
     log = filled_log(200, step_s=0)
     log.raise_high_watermark(199)
-    state = DerivedState(log, 120 * NS_PER_S, ROOM, long_ago)
+    state = LogState(log, 120 * NS_PER_S, ROOM, long_ago)
     state.replay(10_000)
     log.drop_prefix(100)
     while not state.replay(50_000):
@@ -339,7 +339,7 @@ def test_what_retention_takes_during_a_replay_is_passed_over() -> None:
 
 def test_a_log_that_is_begun_afresh_begins_the_state_anew() -> None:
     log = filled_log(3, step_s=0)
-    state = DerivedState(log, 120 * NS_PER_S, ROOM, long_ago)
+    state = LogState(log, 120 * NS_PER_S, ROOM, long_ago)
     while not state.replay():
         pass
     log.start_afresh(50)

@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 
 from liftpy.config import AckPolicy, Codec, StreamConfig
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.publish.dedup_window import RecentIds, Stored
+from liftpy.core.publish.log_state_part import NewBatch
+from liftpy.core.publish.message_decoder import MessageDecoder
+from liftpy.core.publish.standby import Standby
+from liftpy.core.publish.standby_buffer import MESSAGE_BYTES, NodeHeard, StandbyBuffer
+from liftpy.core.publish.standby_replay import FailoverBacklog, SortingRules
+from liftpy.core.replication.phases import RoleName
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import build_batch
+from liftpy.core.wire.inboxes import InboxRule
 from liftpy.errors import LiftError
-from liftpy.ids import PartitionKey
-from liftpy.ingest.columns import MessageReader
-from liftpy.ingest.derived_part import NewBatch
-from liftpy.ingest.heard import MESSAGE_BYTES, Heard, NodeHeard
-from liftpy.ingest.recent_ids import RecentIds, Stored
-from liftpy.ingest.sorting import SortingRules, TakenOver
-from liftpy.ingest.standby import Standby
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.partition import PartitionStatus
-from liftpy.replica.phases import RoleName
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import build_batch
-from liftpy.wire.inboxes import InboxRule
 
 KEY = PartitionKey("s", "u1", 0)
 MS, S = 1_000_000, 1_000_000_000
@@ -67,9 +67,9 @@ class Bench:
         )  # fmt: skip
         self.ids = RecentIds(120 * S, 1 << 20, lambda: self.now_ns)
         self.standby = Standby(
-            shell=self, subject="ev", reader=MessageReader(KEY, "ev", AckPolicy.ALL, InboxRule(("_INBOX.",))),
+            shell=self, subject="ev", reader=MessageDecoder(KEY, "ev", AckPolicy.ALL, InboxRule(("_INBOX.",))),
             replica=self.replica, log=self.log, ids=self.ids,  # type: ignore[arg-type]
-            heard=Heard(NodeHeard(node_bytes), bound_bytes, 10 * S), now_ns=lambda: self.now_ns, wall_ns=lambda: self.now_ns,
+            heard=StandbyBuffer(NodeHeard(node_bytes), bound_bytes, 10 * S), now_ns=lambda: self.now_ns, wall_ns=lambda: self.now_ns,
             rules=SortingRules(doubt_ns=1500 * MS), on_lost=self.lost.append,
         )  # fmt: skip
         self.standby.review()
@@ -103,18 +103,18 @@ class Bench:
         self.log.raise_high_watermark(high_watermark)
         self.standby.committed(high_watermark)
 
-    def begins_to_lead(self, *, gone: bool = True) -> list[TakenOver | None]:
+    def begins_to_lead(self, *, gone: bool = True) -> list[FailoverBacklog | None]:
         """After a second, its leader's session having ended or not. What it takes over, once it has sorted it."""
         self.now_ns += S
         if gone:
             self.live.clear()
         self.replica.role = RoleName.LEADER
         self.standby.review()
-        found: list[TakenOver | None] = []
+        found: list[FailoverBacklog | None] = []
         self.standby.take_over(found.append)
         return found
 
-    def leads(self, *, gone: bool = True) -> TakenOver:
+    def leads(self, *, gone: bool = True) -> FailoverBacklog:
         """And has sorted it."""
         found = self.begins_to_lead(gone=gone)
         self.go_on()
@@ -129,7 +129,7 @@ class Bench:
             slices -= 1
 
 
-def values(taken: TakenOver) -> list[bytes]:
+def values(taken: FailoverBacklog) -> list[bytes]:
     return [message[2] for message in taken.fresh]
 
 

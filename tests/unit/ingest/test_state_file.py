@@ -11,13 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
-from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
-from liftpy.ids import PartitionKey
-from liftpy.ingest import state_file
-from liftpy.ingest.derived import DerivedState
-from liftpy.ingest.producers import Producers
-from liftpy.ingest.recent_ids import Stored
-from liftpy.ingest.state_file import (
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.small_files import seal_small_file
+from liftpy.core.publish import state_file
+from liftpy.core.publish.dedup_window import Stored
+from liftpy.core.publish.log_state import LogState
+from liftpy.core.publish.producer_state import Producers
+from liftpy.core.publish.state_file import (
     State,
     Unwritten,
     decode_state,
@@ -27,11 +29,9 @@ from liftpy.ingest.state_file import (
     state_names,
     state_owner,
 )
-from liftpy.ingest.state_writer import Pace, StateWriter, pace_of, restore_state
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.log.small_files import seal_small_file
-from liftpy.wire.batch import build_batch, parse_batch
+from liftpy.core.publish.state_writer import Pace, StateWriter, pace_of, restore_state
+from liftpy.core.wire.batch import build_batch, parse_batch
+from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
 
 ROOM = 1 << 20
 OF = state_owner(PartitionKey("s", "u1", 3))
@@ -42,12 +42,12 @@ def a_log(storage: MemoryStorage | None = None, **config: Any) -> Log:
     return Log.open(storage or MemoryStorage(), StreamConfig(segment_bytes=65_536, **config))[0]
 
 
-def a_state(log: Log, window_ns: int = 120, room: int = ROOM, now_ns: Callable[[], int] = lambda: 10**15) -> DerivedState:
-    return DerivedState(log, window_ns, room, now_ns, Producers(0, 100), subject="s.>", subjects_bytes=room)
+def a_state(log: Log, window_ns: int = 120, room: int = ROOM, now_ns: Callable[[], int] = lambda: 10**15) -> LogState:
+    return LogState(log, window_ns, room, now_ns, Producers(0, 100), subject="s.>", subjects_bytes=room)
 
 
 def append(
-    log: Log, state: DerivedState, ids: list[str], *, at: int = 1000, epoch: int = 1, asks: bool = False, by: int = 0
+    log: Log, state: LogState, ids: list[str], *, at: int = 1000, epoch: int = 1, asks: bool = False, by: int = 0
 ) -> None:
     headers = [[("Nats-Msg-Id", name.encode())] + ([ASKS] if asks else []) for name in ids]
     sequence = 0
@@ -61,21 +61,21 @@ def append(
     state.fetched([parse_batch(batch)])
 
 
-def commit(log: Log, state: DerivedState, high_watermark: int) -> None:
+def commit(log: Log, state: LogState, high_watermark: int) -> None:
     log.flush()
     log.raise_high_watermark(high_watermark)
     state.committed(high_watermark)
     log.checkpoint()
 
 
-def write(log: Log, state: DerivedState, of: str = OF) -> str:
+def write(log: Log, state: LogState, of: str = OF) -> str:
     unwritten = state.snapshot(of)
     assert unwritten is not None
     assert unwritten.write(log.storage)
     return state_name(unwritten.end_offset)
 
 
-def known(state: DerivedState, names: list[str]) -> list[Any]:
+def known(state: LogState, names: list[str]) -> list[Any]:
     while not state.is_complete:
         state.replay()
     while not state.look_back():
@@ -87,7 +87,7 @@ def known(state: DerivedState, names: list[str]) -> list[Any]:
 NAMES = [f"m{n}" for n in range(12)]
 
 
-def filled() -> tuple[Log, DerivedState]:
+def filled() -> tuple[Log, LogState]:
     log = a_log()
     state = a_state(log)
     append(log, state, NAMES[:3], asks=True, by=7)
@@ -402,7 +402,7 @@ def test_a_folder_with_states_is_known_to_have_some() -> None:
     commit(log, state, 0)
     write(log, state)
     log.close()
-    from liftpy.log.recovery import recover
+    from liftpy.core.log.recovery import recover
 
     assert recover(storage, clean=True).has_states
     assert not recover(MemoryStorage()).has_states

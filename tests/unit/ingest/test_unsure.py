@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from liftpy.ingest.unsure import UNSURE_BYTES, UNSURE_NS, Unsure
+from liftpy.core.publish.acks import UNSURE_BYTES, UNSURE_NS, AckResendBuffer
 
 
 def test_what_was_written_shortly_before_is_sent_again_once() -> None:
-    unsure = Unsure(age_ns=100)
+    unsure = AckResendBuffer(age_ns=100)
     for at_ns, lines in ((0, b"a"), (50, b"bb"), (100, b"c"), (150, b"d")):
         unsure.note(lines, at_ns)
     assert unsure.size_bytes == 4, "what was written 100 before is kept still"
@@ -15,7 +15,7 @@ def test_what_was_written_shortly_before_is_sent_again_once() -> None:
 
 
 def test_the_oldest_make_room() -> None:
-    unsure = Unsure(bound_bytes=5)
+    unsure = AckResendBuffer(bound_bytes=5)
     for lines in (b"aa", b"bbb", b"c"):
         unsure.note(lines, 0)
     assert (unsure.size_bytes, unsure.again(0)) == (4, b"bbbc")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from liftpy.config import StreamConfig
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.wire.batch import build_batch, split_batches
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.wire.batch import build_batch, split_batches
 
 SMALL = StreamConfig(segment_bytes=4096)
 

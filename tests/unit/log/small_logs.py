@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from liftpy.config import StreamConfig
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.log.small_files import CHECKPOINT_NAME, Checkpoint, decode_checkpoint
-from liftpy.wire.batch import build_batch
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.small_files import CHECKPOINT_NAME, Checkpoint, decode_checkpoint
+from liftpy.core.wire.batch import build_batch
 
 S = 1_000_000_000
 

@@ -8,12 +8,12 @@ import random
 import pytest
 
 from liftpy.config import StreamConfig
+from liftpy.core.log.file_ranges import MAX_BORDERS, RangeSize, measure
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.segment import log_name
+from liftpy.core.wire.batch import build_batch
 from liftpy.errors import CorruptionError
-from liftpy.log.borders import MAX_BORDERS, RangeSize, measure
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.log.segment import log_name
-from liftpy.wire.batch import build_batch
 
 
 def filled(

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.config import NS_PER_S, StreamConfig
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.wire.batch import Record, build_batch, split_batches
 from liftpy.errors import LogClosedError, NoSpaceError, StorageError
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.wire.batch import Record, build_batch, split_batches
 
 CONFIG = StreamConfig(segment_bytes=4096, compaction=True, delete_retention_s=100.0)
 NOW_NS = 1_000 * 10**9

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from liftpy.config import StreamConfig
-from liftpy.log.compaction import Compaction
-from liftpy.log.horizon import HORIZON_NAME, NEVER, CompactionHorizon, Horizon, decode_horizon
-from liftpy.log.log import Log
-from liftpy.wire.batch import build_batch, split_batches
+from liftpy.core.log.compaction import Compaction
+from liftpy.core.log.compaction_point import HORIZON_NAME, NEVER, CompactionHorizon, Horizon, decode_horizon
+from liftpy.core.log.log import Log
+from liftpy.core.wire.batch import build_batch, split_batches
 from tests.unit.log.small_logs import S, a_log, add, filled
 
 

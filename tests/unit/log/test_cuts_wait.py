@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
+from liftpy.core.log.epoch_promises import _LEAST_BYTES, PROMISES_NAME, PromiseJournal
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryFile, MemoryStorage
+from liftpy.core.wire.batch import build_batch, parse_batch, split_batches
 from liftpy.errors import LogClosedError, StorageError
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryFile, MemoryStorage
-from liftpy.log.promises import _LEAST_BYTES, PROMISES_NAME, PromiseJournal
-from liftpy.wire.batch import build_batch, parse_batch, split_batches
 from tests.unit.log.small_logs import S, a_log, add, filled
 from tests.unit.log.test_compaction_contract import keyed
 

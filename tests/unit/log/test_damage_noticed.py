@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.config import StreamConfig
+from liftpy.core.log.corruption_reports import EVERY_NS, READERS, Recheck, Rechecks
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.scrub import Scan, confirmed, freshly_sealed, next_segment, scan_of, scrubbed
+from liftpy.core.log.segment import index_name, log_name
+from liftpy.core.log.storage import LogFile
+from liftpy.core.wire.batch import HEADER_SIZE_BYTES, build_batch, split_batches
 from liftpy.errors import CorruptionError
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.log.rechecks import EVERY_NS, READERS, Recheck, Rechecks
-from liftpy.log.scrub import Scan, confirmed, freshly_sealed, next_segment, scan_of, scrubbed
-from liftpy.log.segment import index_name, log_name
-from liftpy.log.storage import LogFile
-from liftpy.wire.batch import HEADER_SIZE_BYTES, build_batch, split_batches
 
 CONFIG = StreamConfig(segment_bytes=1 << 20)
 SEALED_BATCHES = 40

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from liftpy.config import FlushPolicy, StreamConfig
+from liftpy.core.log import small_files
+from liftpy.core.log.flush import Flush, SealJob
+from liftpy.core.log.flush_scheduler import LONG_S, PROBES, SHORT_S, FlushPlace
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.rewrite_unflushed import FLUSH_FAILED_NAME
 from liftpy.errors import InvariantError, LogClosedError, NoSpaceError, StorageError
-from liftpy.log import small_files
-from liftpy.log.flush import Flush, SealJob
-from liftpy.log.flush_place import LONG_S, PROBES, SHORT_S, FlushPlace
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.log.proving import FLUSH_FAILED_NAME
 from tests.unit.log.small_logs import a_log, add, filled, stored
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from liftpy.config import FlushPolicy, StreamConfig
+from liftpy.core.log.flush import Flush
+from liftpy.core.log.group_commit import GroupCommit
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.wire.batch import build_batch
 from liftpy.errors import LogClosedError, StorageError
-from liftpy.log.flush import Flush
-from liftpy.log.group_commit import GroupCommit
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.wire.batch import build_batch
 
 
 class Shell:

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from liftpy.config import StreamConfig
+from liftpy.core.log.compaction_point import HORIZON_NAME, NEVER, Horizon, decode_horizon, encode_horizon, shows_traces
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.replication.events import EpochQueryAnswered
+from liftpy.core.replication.follower import Cut, StartAfresh, reaches, reconcile
+from liftpy.core.replication.log_offsets import LogOffsets
+from liftpy.core.wire.batch import build_batch, split_batches
 from liftpy.errors import StorageError
-from liftpy.log.horizon import HORIZON_NAME, NEVER, Horizon, decode_horizon, encode_horizon, shows_traces
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.replica.events import EpochQueryAnswered
-from liftpy.replica.local_log import LocalLog
-from liftpy.replica.reconcile import Cut, StartAfresh, reaches, reconcile
-from liftpy.wire.batch import build_batch, split_batches
 
 CONFIG = StreamConfig(compaction=True)
 SEALED_END = 8
@@ -120,7 +120,7 @@ def test_its_bytes() -> None:
     [(0, 4, Cut(4, True)), (4, 4, Cut(4, True)), (5, 4, StartAfresh(0)), (20, 4, StartAfresh(0)), (20, 10, Cut(10, True))],
 )
 def test_a_cut_below_it_is_no_cut(horizon: int, end_on_leader: int, wanted: Cut | StartAfresh) -> None:
-    log = LocalLog()
+    log = LogOffsets()
     log.opened(0, 10, 9, ((1, 0),))
     log.compacted(Horizon(horizon, 1))
     assert (

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.config import Codec
+from liftpy.core.log.arrow import SCHEMA, to_arrow
+from liftpy.core.wire.batch import RecordBatch, build_batch, build_filler, parse_batch, split_batches
 from liftpy.errors import CorruptionError
-from liftpy.log.arrow import SCHEMA, to_arrow
-from liftpy.wire.batch import RecordBatch, build_batch, build_filler, parse_batch, split_batches
 
 _bytes = st.binary(max_size=12)
 _name = st.text("abé", min_size=1, max_size=4)

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from liftpy.config import StreamConfig
+from liftpy.core.log import rewrite_unflushed
+from liftpy.core.log.compaction_point import NEVER, Horizon, inferred
+from liftpy.core.log.epoch_promises import PROMISES_NAME, PromiseJournal
+from liftpy.core.log.inspect import inspect
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.scrub import Scan
+from liftpy.core.log.segment import Segment, walk
+from liftpy.core.wire.batch import build_batch
 from liftpy.errors import CorruptionError, NoSpaceError, StorageError
-from liftpy.log import proving
-from liftpy.log.horizon import NEVER, Horizon, inferred
-from liftpy.log.inspect import inspect
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.log.promises import PROMISES_NAME, PromiseJournal
-from liftpy.log.scrub import Scan
-from liftpy.log.segment import Segment, walk
-from liftpy.wire.batch import build_batch
 from sidecar.disk.files import FolderStorage
 from tests.unit.log.log_model import SMALL, content, fill
 from tests.unit.log.test_compaction import CONFIG, NOW_NS, _append, _records
@@ -71,7 +71,7 @@ def test_traces_tell_how_far_a_compaction_can_have_looked(segments: list[Any], h
 
 @pytest.mark.parametrize(("high_watermark", "missing"), [(11, False), (12, True), (40, True), (-1, False)])
 def test_committed_records_that_are_missing_are_a_fault(high_watermark: int, missing: bool) -> None:
-    from liftpy.log.small_files import CHECKPOINT_NAME, Checkpoint, encode_checkpoint
+    from liftpy.core.log.small_files import CHECKPOINT_NAME, Checkpoint, encode_checkpoint
 
     storage = MemoryStorage()
     log, _ = Log.open(storage, SMALL)
@@ -104,11 +104,11 @@ def test_a_copy_that_fails_leaves_nothing_and_harms_nothing(where: str) -> None:
 
     storage.fault = fault
     with pytest.raises(StorageError):
-        proving._copy(storage, file, 2, 8, "a")
+        rewrite_unflushed._copy(storage, file, 2, 8, "a")
     storage.fault = None
     assert storage.names() == ["a"]
     assert bytes(storage.open("a").read(0, 99)) == b"0123456789"
-    proving._copy(storage, file, 2, 8, "b")
+    rewrite_unflushed._copy(storage, file, 2, 8, "b")
     assert bytes(storage.open("b").read(0, 99)) == b"234567"
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from liftpy.config import StreamConfig
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.wire.batch import build_batch, split_batches
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.wire.batch import build_batch, split_batches
 
 
 def test_a_read_that_does_not_take_a_whole_segment_ends_there() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from liftpy.core.log.memory_storage import MemoryFile, MemoryStorage
 from liftpy.errors import NoSpaceError, StorageError
-from liftpy.log.memory import MemoryFile, MemoryStorage
 
 
 def with_a_file(written: bytes = b"abcdef", synced: int | None = None) -> tuple[MemoryStorage, MemoryFile]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from liftpy.core.log.epoch_promises import PROMISES_NAME, PromiseJournal, decode_promises, encode_promises
+from liftpy.core.log.memory_storage import MemoryStorage
 from liftpy.errors import NoSpaceError, StorageError, UnknownFormatError
-from liftpy.log.memory import MemoryStorage
-from liftpy.log.promises import PROMISES_NAME, PromiseJournal, decode_promises, encode_promises
 
 KEYS = [f"orders-u1/{number}" for number in range(5)]
 
@@ -37,8 +37,8 @@ def test_many_promises_cost_one_flush() -> None:
 
 @pytest.mark.parametrize("bound", [64 * 1024, 100])
 def test_a_death_or_a_power_cut_at_any_call_leaves_what_was_promised(bound: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.log.promises._LEAST_BYTES", bound)
-    monkeypatch.setattr("liftpy.log.promises._GROWTH", 1)
+    monkeypatch.setattr("liftpy.core.log.epoch_promises._LEAST_BYTES", bound)
+    monkeypatch.setattr("liftpy.core.log.epoch_promises._GROWTH", 1)
     for calls in range(60):
         storage = MemoryStorage()
         storage.fail_after(calls)
@@ -131,7 +131,7 @@ def test_a_full_disk_refuses_promises_until_there_is_room() -> None:
 
 
 def test_the_file_stays_small_and_forgets_partitions_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.log.promises._LEAST_BYTES", 1000)
+    monkeypatch.setattr("liftpy.core.log.epoch_promises._LEAST_BYTES", 1000)
     storage = MemoryStorage()
     journal = PromiseJournal(storage)
     for epoch in range(1, 2000):

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from liftpy.config import FlushPolicy, StreamConfig
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.recovery import OpenReport
+from liftpy.core.log.rewrite_unflushed import FLUSH_FAILED_NAME
+from liftpy.core.log.segment import index_name
+from liftpy.core.log.small_files import CHECKPOINT_NAME, Checkpoint, decode_index, encode_checkpoint
 from liftpy.errors import NoSpaceError, StorageError
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.log.proving import FLUSH_FAILED_NAME
-from liftpy.log.recovery import OpenReport
-from liftpy.log.segment import index_name
-from liftpy.log.small_files import CHECKPOINT_NAME, Checkpoint, decode_index, encode_checkpoint
 from tests.unit.log.log_model import content, fill
 
 SMALL = StreamConfig(segment_bytes=4096)

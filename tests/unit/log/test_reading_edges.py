@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from log_model import SMALL, batch, fill, reopened
 
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.reading import ReadResult, offset_at, segment_at, without_past
+from liftpy.core.log.segment import log_name
+from liftpy.core.log.small_files import CHECKPOINT_NAME, Checkpoint, encode_checkpoint
+from liftpy.core.wire.batch import build_filler, parse_batch, parse_header, split_batches
 from liftpy.errors import OffsetOutOfRangeError
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.log.reading import ReadResult, offset_at, segment_at, without_past
-from liftpy.log.segment import log_name
-from liftpy.log.small_files import CHECKPOINT_NAME, Checkpoint, encode_checkpoint
-from liftpy.wire.batch import build_filler, parse_batch, parse_header, split_batches
 
 
 def a_log() -> Log:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from liftpy.log.log import Log
-from liftpy.log.recovery import recover
+from liftpy.core.log.log import Log
+from liftpy.core.log.recovery import recover
 from sidecar.disk.files import FolderStorage
 from tests.unit.log.log_model import SMALL, fill
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 from liftpy.config import StreamConfig
+from liftpy.core.log.corruption_reports import EVERY_NS, MAX_ASKERS, Rechecks
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.recovery import BEHIND, drop_set_aside, recover, set_aside
+from liftpy.core.log.segment import Segment, index_name, log_name, walk
+from liftpy.core.wire.batch import build_batch
 from liftpy.errors import CorruptionError
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.log.rechecks import EVERY_NS, MAX_ASKERS, Rechecks
-from liftpy.log.recovery import recover
-from liftpy.log.segment import Segment, index_name, log_name, walk
-from liftpy.log.set_aside import BEHIND, drop_set_aside, set_aside
-from liftpy.wire.batch import build_batch
 from tests.unit.log.small_logs import a_log, add, filled
 
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftpy.config import NS_PER_S, StreamConfig
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.partition import PartitionState, Purge
-from liftpy.wire.batch import build_batch, split_batches
+from liftpy.core.base.partition import PartitionState, Purge
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.wire.batch import build_batch, split_batches
 
 Row = tuple[bytes | None, str, bool, bool]
 """Key, subject, whether it has headers, whether it is a delete marker."""

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from liftpy.log import arrow
-from liftpy.log.epochs import EpochCache
-from liftpy.log.reading import first_offset_at
-from liftpy.log.segment import INDEX_INTERVAL_BYTES
-from liftpy.wire.batch import RecordBatch, build_batch, parse_batch, split_batches
+from liftpy.core.log import arrow
+from liftpy.core.log.leader_epochs import EpochCache
+from liftpy.core.log.reading import first_offset_at
+from liftpy.core.log.segment import INDEX_INTERVAL_BYTES
+from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch, split_batches
 from tests.unit.log.small_logs import S, a_log, add, filled
 
 

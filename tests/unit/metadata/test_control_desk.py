@@ -10,13 +10,13 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.cluster.batch_bounds import MAX_BATCH_BYTES, MAX_REQUESTS
-from liftpy.cluster.request_bounds import fit
-from liftpy.cluster.requests import REQUESTS, may_be_logged
 from liftpy.config import ReplicationConfig
-from liftpy.wire import frames
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.subjects import Subjects
+from liftpy.core.metadata.batch_limits import MAX_BATCH_BYTES, MAX_REQUESTS
+from liftpy.core.metadata.controller.requests import REQUESTS, may_be_logged
+from liftpy.core.metadata.request_limits import fit
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import Subjects
 from sidecar.metadata import control
 from sidecar.metadata.control import ControlDesk
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from liftpy.cluster.event_log import EventLog
+from liftpy.core.metadata.controller.cluster_events import EventLog
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import EVENTS_STREAM, Subjects
 from liftpy.errors import UnavailableError
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.subjects import EVENTS_STREAM, Subjects
 from sidecar.metadata import event_writer as module
 from sidecar.metadata.event_writer import FAILED, WRITTEN, EventWriter
 from tests.unit.cluster.test_event_log import Stream, a_trail, events

@@ -7,10 +7,10 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from liftpy.cluster.cluster_events import ClusterEvent
-from liftpy.wire.refusals import REPLY
-from liftpy.wire.subjects import Subjects
-from sidecar.metadata.events import BEYOND, MOST_ANSWERED, MOST_AT_ONCE, EventsDesk
+from liftpy.core.metadata.controller.cluster_events import ClusterEvent
+from liftpy.core.wire.decode_errors import REPLY
+from liftpy.core.wire.subjects import Subjects
+from sidecar.metadata.cluster_events import BEYOND, MOST_ANSWERED, MOST_AT_ONCE, EventsDesk
 
 
 class Bus:

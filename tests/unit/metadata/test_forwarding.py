@@ -8,9 +8,9 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.wire import frames
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.subjects import Subjects
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import Subjects
 from sidecar.metadata import forwarding
 from sidecar.metadata.forwarding import Forwarder
 

@@ -12,15 +12,15 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.cluster.controller_list import ControllerList
-from liftpy.cluster.image import ClusterImage
+from liftpy.core.metadata.controller_list import ControllerList
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, StorageError
-from liftpy.wire import frames
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.subjects import Subjects
-from sidecar.metadata import roles
-from sidecar.metadata.roles import GroupRole
-from sidecar.settings import NodeSettings
+from sidecar.metadata import group_role
+from sidecar.metadata.group_role import GroupRole
+from sidecar.runtime.settings import NodeSettings
 
 THREE = ("n1", "n2", "n3")
 
@@ -89,8 +89,8 @@ class Bench:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roles, "_LOOK_S", 0.001)
-    monkeypatch.setattr(roles, "RaftMember", Member)
+    monkeypatch.setattr(group_role, "_LOOK_S", 0.001)
+    monkeypatch.setattr(group_role, "RaftMember", Member)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -129,7 +129,7 @@ async def test_a_node_that_the_feed_names_becomes_a_controller_beside_it_and_tak
 async def test_role_on_a_full_disk_follows_the_feed_and_becomes_a_controller_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roles, "STORAGE_AGAIN_S", 0.001)
+    monkeypatch.setattr(group_role, "STORAGE_AGAIN_S", 0.001)
     bench = Bench(tmp_path, "n4")
     feed, member = Part(an_image(5, *THREE, at=5, learner="n4")), Member(an_image(6, *THREE, "n4", at=6))
     full = "No space left on device"
@@ -354,7 +354,7 @@ def test_settings_that_differ_are_told_once_a_minute_and_at_once_when_others_are
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench, now_s = Bench(tmp_path, "n1"), [1000.0]
-    monkeypatch.setattr(roles, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(group_role, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     part = Part(an_image(5))
     bench.role._current = part  # type: ignore[assignment]
 

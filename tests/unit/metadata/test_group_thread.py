@@ -15,19 +15,18 @@ from typing import Any
 
 import pytest
 
-from liftpy.cluster.features import SPOKEN
-from liftpy.cluster.image import ClusterImage
 from liftpy.config import ReplicationConfig
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.subjects import Subjects
-from sidecar.dev.embedded import NatsServer
+from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import Subjects
+from sidecar.dev.nats_server import NatsServer
 from sidecar.disk.data_folder import DataFolder
-from sidecar.metadata.heartbeats import HeartbeatPace, Heartbeats
+from sidecar.metadata.group_thread import GroupThread, _read
 from sidecar.metadata.joining import GroupLink
-from sidecar.metadata.membership import Membership
-from sidecar.metadata.thread import GroupThread, _read
-from sidecar.settings import NodeSettings
+from sidecar.metadata.membership import HeartbeatPace, Heartbeats, Membership
+from sidecar.runtime.settings import NodeSettings
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from typing import Any
 import crc32c
 import pytest
 
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.starts import FolderStarts
+from liftpy.core.metadata.directory_identity import DirectoryIdentity
+from liftpy.core.metadata.image import ClusterImage
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
 from sidecar.metadata.identity import NodeFile, unknown_folders
 
@@ -91,7 +91,7 @@ def test_a_file_of_an_older_version_is_read(folder: DataFolder, names: dict[str,
 
 
 def test_the_file_says_it_all_in_one_flat_object(folder: DataFolder) -> None:
-    folder.store_identity(NodeIdentity("a", 3, 3, FolderStarts("f", 2, 11, 10, (10,))))
+    folder.store_identity(NodeIdentity("a", 3, 3, DirectoryIdentity("f", 2, 11, 10, (10,))))
     body = json.loads((folder.path / "node").read_bytes().partition(b"\n")[2])
     assert body == {
         "format": 1, "node_id": "a", "incarnation": 3, "clean_incarnation": 3,

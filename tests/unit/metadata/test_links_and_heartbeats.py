@@ -12,14 +12,15 @@ from typing import Any, ClassVar
 import nats.errors
 import pytest
 
-from liftpy.cluster.image import ClusterImage
 from liftpy.config import ReplicationConfig
-from liftpy.wire import frames
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.subjects import Subjects
-from sidecar.metadata import feed, heartbeats, joining, membership
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import Subjects
+from sidecar.metadata import feed, joining, membership
+from sidecar.metadata import membership as heartbeats
 from sidecar.metadata.joining import GroupLink
-from sidecar.settings import NodeSettings
+from sidecar.runtime.settings import NodeSettings
 
 UNAVAILABLE = pb.ControlResponse.UNAVAILABLE
 NS = 1_000_000_000

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-import sidecar.metadata.orders
-from liftpy.cluster.member import CatchUp, EntryOutcome, LookFor, Order, PublishEntry
+import sidecar.metadata.proposal_executor
 from liftpy.config import ReplicationConfig
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.subjects import Subjects
+from liftpy.core.metadata.controller.quorum_member import CatchUp, EntryOutcome, LookFor, Order, PublishEntry
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import Subjects
 from sidecar.metadata.member import RaftMember
-from sidecar.metadata.opening import MemberFolder
-from sidecar.metadata.orders import Orders
-from sidecar.raft.library import FAIL_REASON
+from sidecar.metadata.member_log import MemberFolder
+from sidecar.metadata.proposal_executor import Orders
+from sidecar.quorum.library import FAIL_REASON
 
 OK = pb.ControlResponse.OK
 _LONG_S = 30.0
@@ -34,7 +34,7 @@ async def until(what: Any) -> None:
 
 # ---- what a member decides is done ---------------------------------------------------------------------------------------------
 class Rules:
-    """As ``MetadataMember``: decides what the test says, and keeps what it is told."""
+    """As ``QuorumMember``: decides what the test says, and keeps what it is told."""
 
     def __init__(self) -> None:
         self.decisions: list[Any] = []
@@ -89,7 +89,7 @@ class Shell:
 
 @pytest.fixture
 async def shell(monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.setattr(sidecar.metadata.orders, "who_steps_aside", lambda image, request: None)
+    monkeypatch.setattr(sidecar.metadata.proposal_executor, "who_steps_aside", lambda image, request: None)
     return Shell()
 
 
@@ -97,7 +97,7 @@ async def test_each_decision_is_done(shell: Shell, monkeypatch: pytest.MonkeyPat
     async def absent(connection: Any, subjects: Subjects, node_id: str) -> bool:
         return node_id == "gone"
 
-    monkeypatch.setattr(sidecar.metadata.orders, "is_absent", absent)
+    monkeypatch.setattr(sidecar.metadata.proposal_executor, "is_absent", absent)
     entry = pb.FeedEntry(index=4)
     shell.rules.decisions = [PublishEntry(entry), LookFor("gone"), LookFor("there"), CatchUp()]
     shell.orders.look()

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-import sidecar.raft.journal
-from liftpy.cluster.controller_list import ControllerList, list_to_pb
-from liftpy.cluster.feed import FeedProducer
-from liftpy.cluster.fsm import ClusterFsm
+import sidecar.quorum.journal
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.controller_list import ControllerList, list_to_pb
+from liftpy.core.metadata.feed import FeedProducer
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import CorruptionError
-from liftpy.wire._pb import cluster_pb2 as pb
-from sidecar.metadata.opening import MemberFolder, MemberLog
-from sidecar.raft.journal import GroupJournal
-from sidecar.raft.library import Node, check_library
+from sidecar.metadata.member_log import MemberFolder, MemberLog
+from sidecar.quorum.journal import GroupJournal
+from sidecar.quorum.library import Node, check_library
 
 
 class Opened:
@@ -81,7 +81,7 @@ def test_a_new_folder_is_on_probation_and_what_it_promised_is_forgotten(opened: 
 
 def test_the_journal_is_flushed(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed: list[int] = []
-    monkeypatch.setattr(sidecar.raft.journal.os, "fdatasync", flushed.append)
+    monkeypatch.setattr(sidecar.quorum.journal.os, "fdatasync", flushed.append)
     journal = opened.log.journal
     journal.sync()  # a new file is rewritten as a whole
     journal.setCurrentTerm(3, "b")

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from liftpy.cluster.image import ClusterImage
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import FencedError
-from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar.metadata.membership import Membership
 
 NOT_FOUND = pb.ControlResponse.NOT_FOUND

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.starts import FolderStarts
+from liftpy.core.metadata.directory_identity import DirectoryIdentity
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import LiftError
-from liftpy.wire._pb import cluster_pb2 as pb
-from sidecar import clock
 from sidecar.metadata import membership
 from sidecar.metadata.membership import Membership
-from sidecar.settings import NodeSettings
+from sidecar.runtime import clock
+from sidecar.runtime.settings import NodeSettings
 
 Response = pb.ControlResponse
 _LONG_S = 30.0
@@ -73,7 +73,7 @@ class Driven:
             "partition_budget": 9,
             **given,
         }
-        return await self.member.register(6, starts=FolderStarts("f", 3, 33, 11, (11, 22)), **said)
+        return await self.member.register(6, starts=DirectoryIdentity("f", 3, 33, 11, (11, 22)), **said)
 
     def beats(self, error: Response.Error, index: int, sent_ns: int) -> None:
         """A heartbeat was answered; those that are really sent are not."""

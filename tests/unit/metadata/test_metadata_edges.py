@@ -11,11 +11,11 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.cluster.image import ClusterImage
-from liftpy.wire import frames
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.subjects import Subjects
-from sidecar.metadata import control, feed, forwarding, heartbeats
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import Subjects
+from sidecar.metadata import control, feed, forwarding, membership
 from sidecar.metadata.feed import FeedPublisher, FeedSubscriber
 from sidecar.metadata.forwarding import Forwarder
 from tests.unit.metadata.test_control_desk import DELETE, REQUEST, Controller, Message
@@ -155,7 +155,7 @@ async def test_what_was_asked_before_the_leader_changed_may_have_been_decided(mo
 # ---- heartbeats ----------------------------------------------------------------------------------------------------------
 async def test_a_heartbeat_that_takes_long_is_followed_by_a_shorter_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     now, slept, takes = [100.0], list[float](), [0.2, 0.9, 0.0]
-    monkeypatch.setattr(heartbeats, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(membership, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     class Slow:
         async def propose(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
@@ -171,8 +171,8 @@ async def test_a_heartbeat_that_takes_long_is_followed_by_a_shorter_pause(monkey
             raise Over
 
     group: Any = Slow()
-    running = heartbeats.Heartbeats(group, pb.Heartbeat(), heartbeats.HeartbeatPace(0.5, 2.0), lambda *_: None)
-    monkeypatch.setattr(heartbeats, "asyncio", SimpleNamespace(sleep=sleep))
+    running = membership.Heartbeats(group, pb.Heartbeat(), membership.HeartbeatPace(0.5, 2.0), lambda *_: None)
+    monkeypatch.setattr(membership, "asyncio", SimpleNamespace(sleep=sleep))
     with pytest.raises(Over):
         await running.run()
     assert slept == [0.3, 0.0, 0.5]

@@ -13,24 +13,24 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.client.this_host import this_host
-from liftpy.cluster.features import SPOKEN
-from liftpy.cluster.feed import FeedProducer
-from liftpy.cluster.image import ClusterImage, NodeImage
-from liftpy.cluster.member import LookFor, Order
+from liftpy.client.closest_replica import this_host
 from liftpy.config import SessionTimes
+from liftpy.core.metadata.controller.quorum_member import LookFor, Order
+from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.feed import FeedProducer
+from liftpy.core.metadata.image import ClusterImage, NodeImage
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, FencedError, LiftError
-from liftpy.wire import frames
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.subjects import Subjects
 from sidecar.metadata import membership as membership_module
-from sidecar.metadata import orders as orders_module
+from sidecar.metadata import proposal_executor as orders_module
 from sidecar.metadata.feed import FeedPublisher, FeedSubscriber
 from sidecar.metadata.forwarding import Forwarder
 from sidecar.metadata.joining import GroupLink
 from sidecar.metadata.membership import Membership
-from sidecar.metadata.orders import Orders
-from sidecar.settings import NodeSettings
+from sidecar.metadata.proposal_executor import Orders
+from sidecar.runtime.settings import NodeSettings
 from tests.unit.cluster.cluster_driver import Driver
 
 OK, EXISTS, INVALID, STALE = (

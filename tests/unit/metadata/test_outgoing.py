@@ -7,8 +7,8 @@ import asyncio
 import nats.errors
 import pytest
 
-from sidecar.metadata import outgoing
-from sidecar.metadata.outgoing import Outgoing
+from sidecar.metadata import publish_queue
+from sidecar.metadata.publish_queue import Outgoing
 
 
 class Bus:
@@ -46,7 +46,7 @@ async def test_in_order_and_again_after_a_pause() -> None:
 
 
 async def test_a_bus_that_takes_nothing_fills_the_bound_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outgoing, "MAX_WAITING_BYTES", 100)
+    monkeypatch.setattr(publish_queue, "MAX_WAITING_BYTES", 100)
     bus = Bus()
     bus.open.clear()
     made = Outgoing(bus)  # type: ignore[arg-type]

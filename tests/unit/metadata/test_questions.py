@@ -8,12 +8,12 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.cluster.accusations import LeaderQuestion, Said
-from liftpy.ids import PartitionKey
-from liftpy.wire import frames
-from liftpy.wire._pb import replication_pb2
-from liftpy.wire.subjects import Subjects
-from sidecar.metadata.questions import STEP_ASIDE_TIMEOUT_S, ask_accused, ask_to_step_aside
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.metadata.failure_reports import LeaderQuestion, ProbeResult
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import replication_pb2
+from liftpy.core.wire.subjects import Subjects
+from sidecar.metadata.proposal_executor import STEP_ASIDE_TIMEOUT_S, ask_accused, ask_to_step_aside
 
 QUESTION = LeaderQuestion(PartitionKey("orders", "uid-1", 2), 7, "n2")
 
@@ -42,14 +42,14 @@ def said_about(**fields: int) -> bytes:
 @pytest.mark.parametrize(
     ("answer", "testimony"),
     [
-        (frames.encode(replication_pb2.LeaderTestimony(serves=True)), Said.SERVES),
-        (frames.encode(replication_pb2.LeaderTestimony()), Said.DOES_NOT),
-        (said_about(partition=2), Said.SERVES), (said_about(partition=3), None), (said_about(leaderEpoch=6), None),
-        (nats.errors.NoRespondersError(), Said.ABSENT),
+        (frames.encode(replication_pb2.LeaderTestimony(serves=True)), ProbeResult.SERVES),
+        (frames.encode(replication_pb2.LeaderTestimony()), ProbeResult.DOES_NOT),
+        (said_about(partition=2), ProbeResult.SERVES), (said_about(partition=3), None), (said_about(leaderEpoch=6), None),
+        (nats.errors.NoRespondersError(), ProbeResult.ABSENT),
         (TimeoutError(), None), (nats.errors.ConnectionClosedError(), None), (b"garbage", None),
     ],
 )  # fmt: skip
-async def test_what_an_accused_is_asked_and_what_it_comes_to(answer: bytes | Exception, testimony: Said | None) -> None:
+async def test_what_an_accused_is_asked_and_what_it_comes_to(answer: bytes | Exception, testimony: ProbeResult | None) -> None:
     bus: Any = Bus(answer)
     assert await ask_accused(bus, Subjects(), QUESTION) is testimony
     [(subject, payload)] = bus.asked

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.decode_errors import REFUSED
 from liftpy.errors import StorageError
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.refusals import REFUSED
 from sidecar.metadata import member as member_module
 from sidecar.metadata.member import RaftMember
-from sidecar.metadata.outgoing import Outgoing
+from sidecar.metadata.publish_queue import Outgoing
 
 OK, UNAVAILABLE = pb.ControlResponse.OK, pb.ControlResponse.UNAVAILABLE
 

@@ -12,30 +12,30 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.cluster.accusations import LeaderQuestion, Said
-from liftpy.cluster.controller_list import ControllerList
-from liftpy.cluster.features import SPOKEN
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.request_rates import Allowance
 from liftpy.config import ReplicationConfig
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.metadata.controller.admission import Allowance
+from liftpy.core.metadata.controller_list import ControllerList
+from liftpy.core.metadata.failure_reports import LeaderQuestion, ProbeResult
+from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire._pb import replication_pb2
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError
-from liftpy.ids import PartitionKey
-from liftpy.wire import frames
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire._pb import replication_pb2
-from liftpy.wire.subjects import Subjects
 from sidecar.disk.data_folder import DataFolder
 from sidecar.metadata import control, forwarding, joining, membership
-from sidecar.metadata.control import NoTurnError, Turns
+from sidecar.metadata.control import AdmissionTimeoutError, Turns
 from sidecar.metadata.feed import FeedSubscriber
 from sidecar.metadata.forwarding import Forwarder
+from sidecar.metadata.group_thread import GroupThread
 from sidecar.metadata.identity import NodeFile
 from sidecar.metadata.joining import GroupLink
-from sidecar.metadata.questions import ask_accused, ask_to_step_aside
-from sidecar.metadata.thread import GroupThread
-from sidecar.raft.library import Node
-from sidecar.raft.sealing import seal
-from sidecar.settings import NodeSettings
+from sidecar.metadata.proposal_executor import ask_accused, ask_to_step_aside
+from sidecar.quorum.library import Node
+from sidecar.quorum.sealing import seal
+from sidecar.runtime.settings import NodeSettings
 from tests.unit.metadata.test_forwarding import Bus
 from tests.unit.metadata.test_member_driven import Made
 from tests.unit.metadata.test_raft_member_shell import a_member
@@ -236,7 +236,7 @@ async def test_each_asker_has_turns_of_its_own_and_is_forgotten_after_the_last()
     for _ in range(5):
         await asyncio.sleep(0)
     assert sorted(entered) == ["x"] * control._TURNS + ["y"]
-    with pytest.raises(NoTurnError):
+    with pytest.raises(AdmissionTimeoutError):
         async with turns.turn("x", 0.0):
             raise AssertionError
     assert len(turns) == 2
@@ -296,18 +296,18 @@ def witness(serves: bool, about: Any = None) -> bytes:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (witness(True, ABOUT), Said.SERVES),
-        (witness(False, ABOUT), Said.DOES_NOT),
-        (witness(True), Said.SERVES),
+        (witness(True, ABOUT), ProbeResult.SERVES),
+        (witness(False, ABOUT), ProbeResult.DOES_NOT),
+        (witness(True), ProbeResult.SERVES),
         (witness(True, ELSEWHERE), None),
-        (nats.errors.NoRespondersError(), Said.ABSENT),
+        (nats.errors.NoRespondersError(), ProbeResult.ABSENT),
         (nats.errors.TimeoutError(), None),
         (TimeoutError(), None),
         (OSError(), None),
         (b"nothing", None),
     ],
 )
-async def test_what_an_accused_leader_says(answer: bytes | Exception, said: Said | None) -> None:
+async def test_what_an_accused_leader_says(answer: bytes | Exception, said: ProbeResult | None) -> None:
     connection: Any = Asked(answer)
     assert await ask_accused(connection, Subjects("space"), QUESTION) is said
     ((subject, payload, timeout_s),) = connection.asked

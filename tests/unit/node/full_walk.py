@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from liftpy.partition import Pause
-from liftpy.replica.phases import RoleName
-from sidecar.partition.by_change import OFTEN, ROLES, SELDOM, SHOWN, ByChange
-from sidecar.partition.counted import StreamLabels
+from liftpy.core.base.partition import Pause
+from liftpy.core.replication.phases import RoleName
+from sidecar.partition.figures import OFTEN, ROLES, SELDOM, SHOWN, ByChange, StreamLabels
 
 NAMES = (*OFTEN, *SELDOM, *SHOWN, *ROLES)
 

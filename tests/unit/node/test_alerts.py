@@ -18,12 +18,12 @@ import click
 import pytest
 import yaml
 
-from liftpy.client.credentials import Credentials
 from liftpy.config import ReplicationConfig, StreamConfig
-from sidecar.cli.backup_metrics import TABLE as BACKUP_TABLE
-from sidecar.log_events import EVENTS
-from sidecar.settings import NodeSettings
-from sidecar.status.names import HISTOGRAM, TABLE
+from liftpy.nats.credentials import Credentials
+from sidecar.cli.backup import TABLE as BACKUP_TABLE
+from sidecar.runtime.logs import EVENTS
+from sidecar.runtime.settings import NodeSettings
+from sidecar.status.metric_names import HISTOGRAM, TABLE
 from tests.docs.commands_said import understood
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from liftpy.cluster.image import ClusterRules, StreamImage
 from liftpy.config import NO_QUOTA, DefaultQuota, SessionTimes, StreamConfig
-from liftpy.history import History, question
-from liftpy.ids import PartitionKey
-from liftpy.page_view import checked_row, checked_stream, stream_rows
-from liftpy.partition import PartitionState, PartitionStatus
-from liftpy.problems import FIRST, MOST_ROWS, PROBLEMS, partitions_question, streams_question, urgency
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.partition import PartitionState, PartitionStatus
+from liftpy.core.metadata.image import ClusterRules, StreamImage
+from liftpy.core.observe.cluster_health import FIRST, MOST_ROWS, PROBLEMS, partitions_question, streams_question, urgency
+from liftpy.core.observe.history import History, question
+from liftpy.core.observe.page_model import checked_row, checked_stream, stream_rows
 from sidecar.status import answers as module
 from sidecar.status.answers import MOST_WAITING, PER_SECOND, PageAnswers, RestedAnswers, question_of
 from tests.only_in import only_in

@@ -12,14 +12,14 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.clock_trust import NO_AGE_NS
 from liftpy.config import NS_PER_S
-from liftpy.wire.presence import encode_presence
-from liftpy.wire.subjects import Subjects
-from sidecar import clock_watch
-from sidecar.bus.absence import QUESTION
-from sidecar.clock_watch import HELD_BACK, ClockWatch
-from sidecar.status.names import INCIDENTS
+from liftpy.core.base.clock_trust import NO_AGE_NS
+from liftpy.core.wire.ping import encode_presence
+from liftpy.core.wire.subjects import Subjects
+from sidecar.metadata import clock_watch
+from sidecar.metadata.clock_watch import HELD_BACK, ClockWatch
+from sidecar.status.metric_names import INCIDENTS
+from sidecar.transport.liveness import QUESTION
 from tests.unit.partition.shell_parts import until
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-import sidecar.coordinators as module
-from liftpy.cluster.image import ClusterImage
+import sidecar.groups.coordinators as module
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.wire.subjects import GROUPS_STREAM
 from liftpy.errors import UnavailableError
-from liftpy.ids import PartitionKey
-from liftpy.wire.subjects import GROUPS_STREAM
-from sidecar.coordinators import GroupCoordinators, hosted
-from sidecar.settings import NodeSettings
+from sidecar.groups.coordinators import GroupCoordinators, hosted
+from sidecar.runtime.settings import NodeSettings
 from tests.unit.cluster.small_images import a_partition, a_stream, an_image
 
 

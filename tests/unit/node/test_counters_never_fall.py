@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from liftpy.config import AckPolicy
-from liftpy.replica.phases import RoleName
-from sidecar.partition import by_change
+from liftpy.core.replication.phases import RoleName
+from sidecar.partition import figures
 from sidecar.status import figures as figures_module
 from sidecar.status.figures import Figures, NodeFigures
-from sidecar.status.names import COUNTER, TABLE
-from sidecar.workers.merging import add_figures
-from sidecar.workers.telling import figures_to_json
+from sidecar.status.metric_names import COUNTER, TABLE
+from sidecar.workers.merged_status import add_figures
+from sidecar.workers.worker_status import figures_to_json
 from tests.unit.node.test_metrics import a_reporter, a_worker
 
 _STEPS = 60
@@ -102,7 +102,7 @@ async def scrape(processes: list[Process], silent: set[int]) -> Sums:
 def test_no_sum_falls_and_nothing_is_lost(streams: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures_module, "SLICE_S", 0.0)
     monkeypatch.setattr(figures_module, "MOST_S", 60.0)
-    monkeypatch.setattr(by_change, "AT_ONCE", 2)  # many turns of the loop in a scrape
+    monkeypatch.setattr(figures, "AT_ONCE", 2)  # many turns of the loop in a scrape
 
     async def history(seed: int) -> None:
         rng, truth = random.Random(seed), Counter[str]()

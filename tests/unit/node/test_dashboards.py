@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.status.names import HISTOGRAM, TABLE
+from sidecar.status.metric_names import HISTOGRAM, TABLE
 
 FOLDER = Path(__file__).resolve().parents[3] / "deploy" / "grafana"
 BOARDS = sorted(FOLDER.glob("*.json"))

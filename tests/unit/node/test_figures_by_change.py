@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 
 from liftpy.config import StreamConfig
-from liftpy.partition import Pause
-from liftpy.replica.phases import RoleName
-from sidecar import clock
-from sidecar.partition import by_change
-from sidecar.partition.counted import StreamLabels
-from sidecar.partition.node_counts import NodeCounts
+from liftpy.core.base.partition import Pause
+from liftpy.core.replication.phases import RoleName
+from sidecar.partition import figures
+from sidecar.partition.figures import NodeCounts, StreamLabels
+from sidecar.runtime import clock
 from sidecar.status import figures as figures_module
 from sidecar.status.figures import NodeFigures
 from tests.unit.node.full_walk import kept, walked
@@ -94,8 +93,8 @@ class History:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_sums_by_difference_are_those_of_a_walk(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_change, "AT_ONCE", 2)
-    monkeypatch.setattr(by_change, "TAKEN_AT_ONCE", 3)
+    monkeypatch.setattr(figures, "AT_ONCE", 2)
+    monkeypatch.setattr(figures, "TAKEN_AT_ONCE", 3)
     history, now_ns = History(seed), clock.now_ns()
     for number in range(400):
         history.step()
@@ -119,8 +118,8 @@ def test_what_was_not_touched_is_not_read() -> None:
 
 
 def test_many_are_taken_in_slices_each_once_and_who_is_touched_meanwhile_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_change, "AT_ONCE", 1)
-    monkeypatch.setattr(by_change, "TAKEN_AT_ONCE", 4)
+    monkeypatch.setattr(figures, "AT_ONCE", 1)
+    monkeypatch.setattr(figures, "TAKEN_AT_ONCE", 4)
     counts = NodeCounts()
     workers = [a_worker("s", number) for number in range(10)]
     for worker in workers:
@@ -155,14 +154,14 @@ def test_what_an_ending_partition_marks_is_let_go_with_it() -> None:
 
 async def test_a_scrape_takes_no_more_than_its_time_and_the_next_look_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures_module, "MOST_S", 0.0)
-    held = Held([a_worker("s", number) for number in range(5 * by_change.AT_ONCE)])
+    held = Held([a_worker("s", number) for number in range(5 * figures.AT_ONCE)])
     reporter = a_reporter([])
     reporter.partitions = held
     left = []
     for _ in range(3):  # all are touched each time, and wait once
         found = await NodeFigures(reporter).gather()
         left.append(found.numbers["scrape_unread_partitions"][()])
-    assert left == [4 * by_change.AT_ONCE] * 3
-    assert held.counts.all().total("ingest_records") == 3 * 10 * by_change.AT_ONCE, "those that have waited longest come first"
+    assert left == [4 * figures.AT_ONCE] * 3
+    assert held.counts.all().total("ingest_records") == 3 * 10 * figures.AT_ONCE, "those that have waited longest come first"
     list(held.counts.here.look())
     assert held.counts.all().total("ingest_records") == 10 * len(held)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from liftpy.glance import ASKED, LATENCY_S, glance_of
-from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.subjects import Subjects
-from sidecar.settings import NodeSettings
-from sidecar.status.desk import StatusDesk
-from sidecar.status.glance import FRESH_S, MOST_WAITING, GlanceDesk, glance_at
+from liftpy.core.observe.node_summary import ASKED, LATENCY_S, glance_of
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import Subjects
+from sidecar.runtime.settings import NodeSettings
+from sidecar.status.node_summary import FRESH_S, MOST_WAITING, GlanceDesk, glance_at
+from sidecar.status.status_api import StatusDesk
 from tests.unit.node.test_metrics import a_reporter, a_worker, gathered, shown
 from tests.unit.node.test_status_desk import Bus
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from liftpy.health import Signs
-from liftpy.ids import PartitionKey
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.observe.node_health import Signs
 from sidecar.status.health import Health
 
 WELL = Signs(registered=True, nats=True, metadata_heard_s=0.1, session_s=3.0, opened=True)

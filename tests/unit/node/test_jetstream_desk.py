@@ -7,12 +7,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from liftpy.client.credentials import Credentials
-from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
-from sidecar.bus.keys import Keys
+from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
+from liftpy.nats.credentials import Credentials
 from sidecar.dev.ports import free_ports
-from sidecar.jetstream import JetStreamDesk
-from sidecar.settings import NodeSettings
+from sidecar.node.jetstream_api import JetStreamDesk
+from sidecar.runtime.settings import NodeSettings
+from sidecar.transport.credentials import Keys
 
 
 async def test_jetstream_desk_closed_while_it_connects_leaves_no_task() -> None:

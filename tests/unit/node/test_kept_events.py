@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from liftpy.ids import PartitionKey
-from liftpy.log.log import Log
-from liftpy.wire.batch import build_batch
-from liftpy.wire.subjects import EVENTS_STREAM
-from sidecar.status import kept_events as module
-from sidecar.status.kept_events import kept_events
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.log.log import Log
+from liftpy.core.wire.batch import build_batch
+from liftpy.core.wire.subjects import EVENTS_STREAM
+from sidecar.status import event_history as module
+from sidecar.status.event_history import kept_events
 from tests.unit.log.small_logs import a_log
 
 S = 10**9

@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-import sidecar.node
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.predecessor import Predecessor
+import sidecar.node.node
+from liftpy.core.base.worker_assignment import WorkerShare
+from liftpy.core.metadata.duplicate_process_check import Predecessor
+from liftpy.core.metadata.image import ClusterImage
 from liftpy.errors import ConfigError, LiftError
-from liftpy.shares import WorkerShare
 from sidecar.disk.data_folder import DataFolder
 from sidecar.metadata.identity import NodeFile, Previous
-from sidecar.node import Node
+from sidecar.node.node import Node
 from sidecar.partition.recovery import RecoveredLogs
-from sidecar.restarting import EXIT_TO_REPAIR
-from sidecar.settings import NodeSettings
-from sidecar.workers.parent import Workers
+from sidecar.runtime.restarts import EXIT_TO_REPAIR
+from sidecar.runtime.settings import NodeSettings
+from sidecar.workers.workers import Workers
 
 
 class World:
@@ -162,14 +162,14 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     def build(node: Node, *_: Any) -> None:
         node.partitions = Held(made)  # type: ignore[assignment]
 
-    module = sidecar.node
+    module = sidecar.node.node
     monkeypatch.setattr(module, "open_links", links)
     monkeypatch.setattr(module, "wait_for_predecessor", nobody_before)
     monkeypatch.setattr(module, "GroupThread", Thread)
     monkeypatch.setattr(module, "Membership", lambda *_: Members(made))
     monkeypatch.setattr(module, "leave_the_process_in", lambda seconds: None)
     monkeypatch.setattr(module, "probe_flushes", lambda path: None)
-    monkeypatch.setattr("sidecar.status.loop_watch.EVERY_S", 3600.0)  # it looks at parts that are not here
+    monkeypatch.setattr("sidecar.status.loop_lag.EVERY_S", 3600.0)  # it looks at parts that are not here
     monkeypatch.setattr(Node, "_build", build)
     for method in ("begin", "end_cleanly"):
         real = getattr(NodeFile, method)
@@ -335,7 +335,7 @@ async def test_heartbeats_that_were_answered_reach_the_partitions(world: World) 
 async def test_what_a_start_asks_with_what_and_what_it_says_when_it_is_up(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    module, made = sidecar.node, dict[str, Any]()
+    module, made = sidecar.node.node, dict[str, Any]()
     now_ns = 77 * 10**9
     monkeypatch.setattr(module.clock, "now_ns", lambda: now_ns)
 

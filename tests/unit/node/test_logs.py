@@ -13,10 +13,19 @@ from typing import Any
 
 import pytest
 
-from liftpy.ids import PartitionKey
-from sidecar.log_events import EVENTS, KEY_CHARS
-from sidecar.logs import BURST_LINES, LEVELS, LINES_PER_S, MOST_KEYS, JsonFormatter, NodeLogs, Suppression
-from sidecar.status.desk import _change_level
+from liftpy.core.base.ids import PartitionKey
+from sidecar.runtime.logs import (
+    BURST_LINES,
+    EVENTS,
+    KEY_CHARS,
+    LEVELS,
+    LINES_PER_S,
+    MOST_KEYS,
+    JsonFormatter,
+    NodeLogs,
+    Suppression,
+)
+from sidecar.status.status_api import _change_level
 
 ROOT = Path(__file__).resolve().parents[3]
 KEY = PartitionKey("orders", "u1", 3)
@@ -60,7 +69,7 @@ def test_every_line_that_a_node_logs_has_a_name_and_every_name_a_line() -> None:
     found: set[tuple[str, str]] = set()
     for path in sorted((ROOT / "sidecar").rglob("*.py")):
         name = str(path.relative_to(ROOT))
-        if name not in {*NOT_OF_NODES, "sidecar/partition/chatter.py"}:
+        if name not in {*NOT_OF_NODES, "sidecar/runtime/log_rate_limit.py"}:
             found |= {(logger, text[:KEY_CHARS]) for logger, text in texts(ast.parse(path.read_text()))}
     assert found == set(EVENTS), found ^ set(EVENTS)
     assert len(set(EVENTS.values())) == len(EVENTS), "a name is one line's"

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-import sidecar.group_lags as module
+import sidecar.groups.coordinators as module
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.groups.group import ConsumerGroup
+from liftpy.core.groups.lag import GroupLabels, GroupLag
+from liftpy.core.groups.machine import GroupRecord
 from liftpy.errors import NotFoundError, UnavailableError
-from liftpy.group.lags import GroupLabels, GroupLag
-from liftpy.group.machine import GroupRecord
-from liftpy.group.membership import ConsumerGroup
-from liftpy.ids import PartitionKey
-from sidecar.group_lags import ASKS, GroupLags
+from sidecar.groups.coordinators import ASKS, GroupLags
 
 UID = "000001-1"
 TRANSPORT: Any = object()

@@ -21,35 +21,33 @@ from weakref import WeakSet
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from liftpy.cluster.controller_list import ControllerList
-from liftpy.cluster.features import SPOKEN
-from liftpy.cluster.watched import ClusterWatch
 from liftpy.config import AckPolicy, StreamConfig
-from liftpy.group.lags import GroupLag
-from liftpy.ids import PartitionKey
-from liftpy.ingest.derived_budget import NodeDerived
-from liftpy.ingest.in_hand import IngestCounters
-from liftpy.ingest.node_room import NodeRoom
-from liftpy.instruments import BATCH_RECORDS, FAILOVER_S, LATENCY_S, Histogram, Instruments, PublishTimes
-from liftpy.log.flush_place import FlushPlace
-from liftpy.partition import PartitionState, Pause
-from liftpy.replica.copying import CopyPace
-from liftpy.replica.intake import NodeIntake
-from liftpy.replica.phases import RoleName
-from liftpy.replica.reads import ReadBudget
-from liftpy.wire.refusals import REFUSED
-from sidecar import clock
-from sidecar.cli.backup_metrics import TABLE as BACKUP_TABLE
-from sidecar.partition import by_change
-from sidecar.partition.by_change import AT_ONCE
-from sidecar.partition.counted import MOST_LABELS, OTHERS, StreamLabels
-from sidecar.partition.node_counts import NodeCounts
-from sidecar.partition.set import Partitions
-from sidecar.raft.transport import DIVERGENCES
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.instruments import BATCH_RECORDS, FAILOVER_S, LATENCY_S, Histogram, Instruments, PublishTimes
+from liftpy.core.base.partition import PartitionState, Pause
+from liftpy.core.groups.lag import GroupLag
+from liftpy.core.log.flush_scheduler import FlushPlace
+from liftpy.core.metadata.controller_list import ControllerList
+from liftpy.core.metadata.controller_metrics import ControllerMetrics
+from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.publish.memory_budget import MemoryBudget
+from liftpy.core.publish.pending_batch import IngestCounters
+from liftpy.core.replication.catchup_throttle import CatchupThrottle
+from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.phases import RoleName
+from liftpy.core.replication.reads import ReadBudget
+from liftpy.core.wire.decode_errors import REFUSED
+from sidecar.cli.backup import TABLE as BACKUP_TABLE
+from sidecar.partition import figures as by_change
+from sidecar.partition.figures import AT_ONCE, MOST_LABELS, OTHERS, NodeCounts, StreamLabels
+from sidecar.partition.replica_manager import Partitions
+from sidecar.quorum.transport import DIVERGENCES
+from sidecar.runtime import clock
 from sidecar.status import figures as figures_module
-from sidecar.status.figures import BoundedLabels, Figures, Grown, NodeFigures
+from sidecar.status.figures import BoundedLabels, Figures, NodeFigures, ResumingCount
+from sidecar.status.metric_names import COUNTER, HISTOGRAM, INCIDENTS, MOST_VALUES, TABLE
 from sidecar.status.metrics import MOST_SERIES_OF_A_STREAM, by_partition, exposition
-from sidecar.status.names import COUNTER, HISTOGRAM, INCIDENTS, MOST_VALUES, TABLE
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
 MOST_SERIES = 500
@@ -122,15 +120,15 @@ class Held(list[Any]):
         super().__init__(workers)
         self.counts = NodeCounts(StreamLabels(streams), AllOfThem(self))
         self.failed: dict[Any, str] = {}
-        self.copy_pace, self.derived = CopyPace(copied_bytes=31), NodeDerived()
+        self.copy_pace, self.derived = CatchupThrottle(copied_bytes=31), NodeDerived()
 
     @property
     def heard_bytes(self) -> int:
         return sum(worker.standby.heard.size_bytes for worker in self)
 
 
-def a_room() -> NodeRoom:
-    room = NodeRoom(74)
+def a_room() -> MemoryBudget:
+    room = MemoryBudget(74)
     room.waited_ns = 1_500_000_000
     return room
 
@@ -159,7 +157,7 @@ def a_reporter(workers: list[Any], streams: tuple[str, ...] = (), **more: Any) -
         "scrub": lambda: {"checked_bytes": 64, "findings": 65, "last_full_pass_s": time.time() - 66},
         "descriptors": lambda: {"open": 67, "limit": 68, "maps": 69, "partition_budget": 70}, "coordinators": list,
         "group_lags": lambda: {"billing": GroupLag(75, 7.5, 2), OTHERS: GroupLag(76, 0.5, 3)},
-        "counted": lambda: counters, "cluster_watch": ClusterWatch(), "intake": NodeIntake(71, 72), "read_budget": ReadBudget(1, 73),
+        "counted": lambda: counters, "cluster_watch": ControllerMetrics(), "intake": NodeIntake(71, 72), "read_budget": ReadBudget(1, 73),
         "room": a_room(),
         **more,
     })  # fmt: skip
@@ -401,7 +399,7 @@ def test_what_is_kept_between_scrapes_follows_partitions_states_and_roles() -> N
 
 
 def test_a_source_that_begins_anew_goes_on() -> None:
-    grown = Grown()
+    grown = ResumingCount()
     assert [grown.of(count) for count in (3, 5, 1, 1, 4, 0)] == [3, 5, 6, 6, 9, 9]
 
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from liftpy.cluster.controller_list import ControllerList
+from liftpy.core.metadata.controller_list import ControllerList
+from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.replication.catchup_throttle import CatchupThrottle
+from liftpy.core.wire.decode_errors import REFUSED
 from liftpy.errors import ConfigError
-from liftpy.ingest.derived_budget import NodeDerived
-from liftpy.replica.copying import CopyPace
-from liftpy.wire.refusals import REFUSED
-from sidecar.settings import NodeSettings, Target
+from sidecar.runtime.settings import NodeSettings, Target
+from sidecar.runtime.tasks import fatal_on, spawn_in, unexpected
 from sidecar.status.report import Reporter
-from sidecar.tasks import fatal_on, spawn_in, unexpected
 
 TRAFFIC = ("in_msgs", "out_msgs", "in_bytes", "out_bytes", "reconnects")
 
@@ -45,11 +45,11 @@ def a_link(name: str, number: int, *, connected: bool = True) -> Any:
 def a_reporter(tmp_path: Path, links: list[Any], failed: dict[str, str] | None = None) -> Reporter:
     class Partitions(list[Any]):
         failed: dict[str, str]
-        copy_pace: CopyPace
+        copy_pace: CatchupThrottle
         derived: NodeDerived
 
     partitions = Partitions()
-    partitions.failed, partitions.copy_pace, partitions.derived = failed or {}, CopyPace(), NodeDerived()
+    partitions.failed, partitions.copy_pace, partitions.derived = failed or {}, CatchupThrottle(), NodeDerived()
     group: Any = SimpleNamespace(
         leader="n1",
         image=SimpleNamespace(index=5, controllers=ControllerList(("n1", "n2"), "n3", "n2", 4)),

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 import sidecar.disk.descriptors
-import sidecar.node
-import sidecar.running
+import sidecar.node.node
+import sidecar.node.run
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.replication.catchup_throttle import pace_of
+from liftpy.core.wire._pb import replication_pb2, service_pb2
 from liftpy.errors import ConfigError, LiftError
-from liftpy.ids import PartitionKey
-from liftpy.replica.copying import pace_of
-from liftpy.wire._pb import replication_pb2, service_pb2
 from sidecar.disk.files import OpenMaps
-from sidecar.node import Node
-from sidecar.running import run_node
-from sidecar.settings import NodeSettings
+from sidecar.node.node import Node
+from sidecar.node.run import run_node
+from sidecar.runtime.settings import NodeSettings
 
 KINDS = (
     "Proposals", "Probes", "ClockWatch", "AnswerRouter", "QuietTalk", "QuietAsker", "Notifications", "Requests", "NodeTools",
@@ -64,7 +64,7 @@ class Built:
         self.told: list[Any] = []
         self.made: dict[str, Part] = {}
         for kind in KINDS:
-            patch.setattr(sidecar.node, kind, self._maker(kind))
+            patch.setattr(sidecar.node.node, kind, self._maker(kind))
         self.node = node = Node(NodeSettings("n1", folder))
         node.incarnation = 7
         for name in ("status", "_timers", "_drops", "_flush_times", "_flush_place", "_flush_beside", "_recovered"):
@@ -230,7 +230,7 @@ class Ending:
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
         self.left: list[float] = []
-        patch.setattr(sidecar.node, "leave_the_process_in", self.left.append)
+        patch.setattr(sidecar.node.node, "leave_the_process_in", self.left.append)
         self.node = Node(NodeSettings("n1", folder))
         self._log = caplog
 
@@ -281,7 +281,7 @@ async def test_an_open_server_is_warned_of_once_and_all_connections_tell_what_is
 ) -> None:
     one, other = Part("one", built.told), Part("other", built.told)
     built.bus.asks_who_comes = asks
-    monkeypatch.setattr(sidecar.node, "was_said_to_be_open", lambda: said)
+    monkeypatch.setattr(sidecar.node.node, "was_said_to_be_open", lambda: said)
     built.links.all = lambda: [one, other]
     built.told.clear()
     built.node._look_at_rights(built.links)
@@ -292,7 +292,7 @@ async def test_an_open_server_is_warned_of_once_and_all_connections_tell_what_is
 
 async def test_where_flushes_go_is_tried_out_beside_the_start(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Path] = []
-    monkeypatch.setattr(sidecar.node, "probe_flushes", lambda path: tried.append(path) or [0.001, 0.002])
+    monkeypatch.setattr(sidecar.node.node, "probe_flushes", lambda path: tried.append(path) or [0.001, 0.002])
     built.told.clear()
     built.node._try_out_flushes(built.folder.path)
     async with asyncio.timeout(30):
@@ -346,7 +346,7 @@ class Life:
         self.handlers: dict[int, Callable[[], None]] = {}
         self.started: Any = {"node": "n1"}
         self.stopping = asyncio.Event()
-        module = sidecar.running
+        module = sidecar.node.run
         patch.setattr(module, "Node", lambda settings, again: self)
         patch.setattr(module, "retain_freed_memory", lambda: self.told.append("memory is kept"))
         patch.setattr(module, "look_seldom", lambda: self.told.append("garbage seldom"))

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from liftpy.errors import UnavailableError
-from sidecar.dev import embedded
-from sidecar.dev.embedded import NatsServer
+from sidecar.dev import nats_server
+from sidecar.dev.nats_server import NatsServer
 
 
 class Process:
@@ -64,9 +64,9 @@ class Scripted:
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Scripted:
     made = Scripted()
-    monkeypatch.setattr(embedded, "spawn", made.spawn)
-    monkeypatch.setattr(embedded, "find_nats_server", lambda: Path("/bin/nats-server"))
-    monkeypatch.setattr(embedded, "_POLL_S", 0.001)
+    monkeypatch.setattr(nats_server, "spawn", made.spawn)
+    monkeypatch.setattr(nats_server, "find_nats_server", lambda: Path("/bin/nats-server"))
+    monkeypatch.setattr(nats_server, "_POLL_S", 0.001)
     return made
 
 
@@ -116,7 +116,7 @@ def test_one_that_ends_is_told_in_its_last_words(scripted: Scripted) -> None:
 
 
 def test_one_that_listens_nowhere_is_given_up_and_ended_hard(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "_START_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(nats_server, "_START_TIMEOUT_S", 0.02)
     scripted.deaf = True
     with pytest.raises(UnavailableError, match="it said nothing"):
         NatsServer().start()
@@ -125,7 +125,7 @@ def test_one_that_listens_nowhere_is_given_up_and_ended_hard(scripted: Scripted,
 
 def test_what_listens_there_answers_or_does_not() -> None:
     listening, port = listener(b"INFO", b"-ERR")
-    assert embedded._answers(port)
-    assert not embedded._answers(port)
+    assert nats_server._answers(port)
+    assert not nats_server._answers(port)
     listening.close()
-    assert not embedded._answers(port)
+    assert not nats_server._answers(port)

@@ -11,16 +11,16 @@ import pytest
 
 from liftpy.client.consumer import ReadOptions
 from liftpy.client.progress import ReadProgress
-from liftpy.client.transport import NoAnswerError, NobodyListensError
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2 as pb
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import UnavailableError
-from liftpy.ids import PartitionKey
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2 as pb
-from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.subjects import Subjects
-from sidecar.own_reads import OwnNodeReader
+from liftpy.nats.transport import NoRespondersError, RequestTimeoutError
+from sidecar.groups.coordinators import OwnNodeReader
 from sidecar.partition.reads import ReadSubjects, ReadTools
-from sidecar.partition.timers import Timers
+from sidecar.runtime.timers import Timers
 
 KEY = PartitionKey("_groups", "u1", 0)
 OPTIONS = ReadOptions(node="n1", wait_s=0.0, answer_timeout_s=0.05, patience_s=0.1)
@@ -79,7 +79,7 @@ async def test_who_waits_is_answered_when_the_partition_goes() -> None:
     found.close()  # nobody is told
 
 
-@pytest.mark.parametrize(("found", "error"), [(None, NobodyListensError), (reads, NoAnswerError)])
+@pytest.mark.parametrize(("found", "error"), [(None, NoRespondersError), (reads, RequestTimeoutError)])
 async def test_a_partition_that_is_not_here_and_one_that_is_silent(found: Any, error: type[Exception]) -> None:
     made = found if found is None else found(Bus())
     if made is not None:

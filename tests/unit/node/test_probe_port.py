@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from liftpy.core.observe.node_health import Check
 from liftpy.errors import ConfigError
-from liftpy.health import Check
 from sidecar.dev.ports import free_ports
-from sidecar.settings import NodeSettings
-from sidecar.status import serving as module
-from sidecar.status.desk import StatusDesk
+from sidecar.runtime.settings import NodeSettings
+from sidecar.status import http as module
+from sidecar.status.status_api import StatusDesk
 
 
 class Healthy:

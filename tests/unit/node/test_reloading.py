@@ -14,15 +14,14 @@ from typing import Any, ClassVar
 import nkeys
 import pytest
 
-from liftpy.client.credentials import Credentials
 from liftpy.config import ReplicationConfig
+from liftpy.core.replication.catchup_throttle import pace_of
 from liftpy.errors import ConfigError
-from liftpy.replica.copying import pace_of
-from sidecar import reloading as module
-from sidecar.partition.counted import StreamLabels
-from sidecar.reloading import LIVE, LiveParts, Reloaded, Reloading
-from sidecar.settings import GivenSettings, NodeSettings
-from sidecar.settings_names import flat, rows, with_values
+from liftpy.nats.credentials import Credentials
+from sidecar.node import reload as module
+from sidecar.node.reload import LIVE, LiveParts, Reloaded, Reloading
+from sidecar.partition.figures import StreamLabels
+from sidecar.runtime.settings import GivenSettings, NodeSettings, flat, rows, with_values
 from sidecar.workers.sharing import shared_out
 
 SETTINGS = NodeSettings("n1", Path("/x"))

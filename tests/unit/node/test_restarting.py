@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from liftpy.errors import ConfigError, CorruptionError, FolderLockedError, NoSpaceError, StorageError, UnknownFormatError
-from sidecar import leaving as node
 from sidecar.cli import sidecar as command
-from sidecar.leaving import leave_the_process_in
-from sidecar.restarting import EXIT_TO_REPAIR, count_restart, momentary, pause_s
-from sidecar.settings import restarted_environment, restarts_in_a_row
+from sidecar.runtime import restarts as node
+from sidecar.runtime.restarts import EXIT_TO_REPAIR, count_restart, leave_the_process_in, momentary, pause_s
+from sidecar.runtime.settings import restarted_environment, restarts_in_a_row
 from tests.only_in import only_in
 
 

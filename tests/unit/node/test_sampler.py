@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from liftpy.config import AckPolicy
-from liftpy.history import NAMES, SECONDS, History
-from sidecar import clock
-from sidecar.partition import by_change
+from liftpy.core.observe.history import NAMES, SECONDS, History
+from sidecar.partition import figures
+from sidecar.runtime import clock
 from sidecar.status import sampler
 from sidecar.status.sampler import MOST_COVERED_S, MOST_REST_S, SLICE_S, Sampler
 from tests.unit.node.test_metrics import a_reporter, a_worker, gathered, shown
@@ -105,7 +105,7 @@ def test_it_works_in_slices_and_rests_as_long_as_it_has_to(
     look_s: float, rests_s: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``rests_s``: the most, where samples cost so much that none would count any more."""
-    monkeypatch.setattr(by_change, "TAKEN_AT_ONCE", 1 << 20)
+    monkeypatch.setattr(figures, "TAKEN_AT_ONCE", 1 << 20)
     reporter = a_reporter([a_worker(partition=number) for number in range(2_000)])
     now_s, soon, later = [0.0], [], []
 

@@ -14,11 +14,11 @@ import nkeys
 import pytest
 
 from liftpy.client import Credentials, connect
-from liftpy.client.transport import open_connection
-from liftpy.client.urls import check_urls, shown
 from liftpy.errors import ConfigError, NotAllowedError, UnavailableError
-from sidecar.dev.embedded import NatsServer
-from sidecar.settings import GivenSettings, NodeSettings, Target, target_from
+from liftpy.nats.transport import open_connection
+from liftpy.nats.urls import check_urls, shown
+from sidecar.dev.nats_server import NatsServer
+from sidecar.runtime.settings import GivenSettings, NodeSettings, Target, target_from
 
 SECRET = "s3cr3t"
 SEED = nkeys.encode_seed(b"\x07" * 32, nkeys.PREFIX_BYTE_USER)

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from sidecar.status import serving
-from sidecar.status.serving import HTML, Live, Serving, http
+from sidecar.status import http as serving
+from sidecar.status.http import HTML, Live, Serving, http
 
 LARGE = b"x" * 20_000_000
 """More than the buffers of a socket's two ends."""

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from liftpy.client.credentials import Credentials
 from liftpy.errors import ConfigError
-from sidecar import settings
-from sidecar.settings import GivenSettings, NodeSettings, Target, address_of, target_from
+from liftpy.nats.credentials import Credentials
+from sidecar.runtime import settings
+from sidecar.runtime.settings import GivenSettings, NodeSettings, Target, address_of, target_from
 
 WHOLE = """
 node_id = "n1"

@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 
 from liftpy.config import NS_PER_S
+from liftpy.core.observe.history import NAMES, History, asked_rows
+from liftpy.core.observe.merge_metrics import together
+from liftpy.core.observe.node_summary import ASKED, NodeSummary
+from liftpy.core.observe.page_model import figure, look_up
+from liftpy.core.observe.timeline import MARKS, MOST_MARKS, fits, marks, marks_of
 from liftpy.errors import UnavailableError
-from liftpy.figures_text import figure, look_up
-from liftpy.glance import ASKED, Glance
-from liftpy.history import NAMES, History, asked_rows
-from liftpy.scraped import together
-from liftpy.timeline import MARKS, MOST_MARKS, fits, marks, marks_of
-from sidecar.status import pages, serving, viewing
-from sidecar.status.pages import NODE_COLUMNS
-from sidecar.status.runbooks import as_html, names, runbook
-from sidecar.status.serving import Live, Serving, http
+from sidecar.status import cluster_poller, pages
+from sidecar.status import http as serving
+from sidecar.status.cluster_poller import FORGOTTEN_S, Viewing
+from sidecar.status.http import Live, Serving, http
+from sidecar.status.pages import NODE_COLUMNS, as_html, names, runbook
 from sidecar.status.site import Site, static
-from sidecar.status.viewing import FORGOTTEN_S, Viewing
 
 ROOT = Path(__file__).resolve().parents[3]
 HOSTILE = '<img src=x onerror="alert(1)">'
@@ -62,8 +62,8 @@ class Cluster:
         """Node -> which node has the stream of events, as it says; others say that there is none."""
         self.histories = {node: History() for node in NODES}
 
-    def glance(self, node: str) -> Glance:
-        return Glance(
+    def glance(self, node: str) -> NodeSummary:
+        return NodeSummary(
             node=node, version="0.1.0", incarnation=1, is_controller=True, metadata_leader="n1", records_in=self.records, leads=2,
             nodes=self.states, index=9, streams=3, term=4, members=dict.fromkeys(NODES, 0), feature_level=1, speaks=2,
         )  # fmt: skip
@@ -72,7 +72,9 @@ class Cluster:
         return list(NODES)
 
     async def ask(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
-        assert timeout_s < viewing.EVERY_S or viewing.EVERY_S < 0.1, "all else waits for a node that does not answer"
+        assert timeout_s < cluster_poller.EVERY_S or cluster_poller.EVERY_S < 0.1, (
+            "all else waits for a node that does not answer"
+        )
         if node in self.silent:
             raise UnavailableError(f"{node} does not answer")
         if asked == ASKED:
@@ -282,7 +284,7 @@ async def test_a_page_of_events_beside_the_point_is_refused_or_shown_as_far_as_i
 
 
 async def test_nobody_is_asked_while_nobody_looks_and_once_for_all_who_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(viewing, "EVERY_S", 0.01)
+    monkeypatch.setattr(cluster_poller, "EVERY_S", 0.01)
     cluster, clock = Cluster(), Clock()
     site, made = a_site(cluster, clock)
     assert cluster.asked == []
@@ -327,14 +329,14 @@ async def test_somebody_who_wants_other_streams_meanwhile_ends_no_look() -> None
 async def test_lists_of_streams_are_asked_for_while_somebody_looks_at_them_and_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(viewing, "MOST_LISTS", 3)
+    monkeypatch.setattr(cluster_poller, "MOST_LISTS", 3)
     cluster, clock = Cluster(), Clock()
     site, made = a_site(cluster, clock)
     for number in range(8):
         await body(site, "/", f"after=%5B{number}%2C%22s%22%5D".encode())
         clock.go_on(0.1)
     assert [place[0] for place in made._streams] == [5, 6, 7]
-    clock.go_on(viewing.LOOKED_AT_S)
+    clock.go_on(cluster_poller.LOOKED_AT_S)
     cluster.asked.clear()
     await body(site, "/")
     assert [place[0] for place in made._streams] == [-1], "nobody looks at the others any more"
@@ -349,7 +351,7 @@ async def test_each_event_is_told_once_however_often_nodes_are_asked() -> None:
         await body(site, "/")
         clock.go_on(1.0)
     assert [event["index"] for event in made.events] == [0, 1, 2]
-    assert made.events.maxlen == viewing.MOST_EVENTS
+    assert made.events.maxlen == cluster_poller.MOST_EVENTS
 
 
 async def test_a_node_that_is_silent_is_said_to_be_and_its_history_stays() -> None:
@@ -376,7 +378,7 @@ async def test_page_shows_the_history_of_a_node_that_was_killed_before_anybody_l
     for second in range(began, int(WALL_S) - 20):
         for history in cluster.histories.values():
             history.put(second, [5.0] * len(NAMES))
-    made = viewing.Viewing(
+    made = cluster_poller.Viewing(
         "liftpy", cluster, own=("n1", cluster.histories["n1"]), now=lambda: clock.now_s, wall=lambda: clock.wall_s
     )
     await made.take_histories()

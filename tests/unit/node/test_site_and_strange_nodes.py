@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.history import NAMES
+from liftpy.core.observe.history import NAMES
 from tests.unit.node.test_site import WALL_S, Clock, Cluster, a_site, body
 
 PAGES = ("/", "/events", "/node/n1")

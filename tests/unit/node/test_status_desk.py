@@ -14,21 +14,21 @@ from typing import Any, ClassVar
 
 import pytest
 
-from liftpy.cluster.controller_list import ControllerList
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.metadata.controller_list import ControllerList
+from liftpy.core.observe.history import question, rows_of
+from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.replication.catchup_throttle import CatchupThrottle
+from liftpy.core.replication.replica import FollowerSnapshot, ReplicaSnapshot
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.ping import decode_presence
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError
-from liftpy.history import question, rows_of
-from liftpy.ids import PartitionKey
-from liftpy.ingest.derived_budget import NodeDerived
-from liftpy.replica.copying import CopyPace
-from liftpy.replica.snapshot import FollowerSnapshot, ReplicaSnapshot
-from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.presence import decode_presence
-from liftpy.wire.subjects import Subjects
-from sidecar.bus.absence import QUESTION
-from sidecar.settings import NodeSettings
-from sidecar.status import serving
-from sidecar.status.desk import PAGE_PARTITIONS, StatusDesk
+from sidecar.runtime.settings import NodeSettings
+from sidecar.status import http
 from sidecar.status.report import Reporter
+from sidecar.status.status_api import PAGE_PARTITIONS, StatusDesk
+from sidecar.transport.liveness import QUESTION
 from tests.unit.node.test_node_rules import a_link
 from tests.unit.node.test_status_page import Reporter as Paged
 
@@ -122,7 +122,7 @@ def a_worker(stream: str = "s", partition: int = 3) -> Any:
 def a_reporter(tmp_path: Path, *workers: Any) -> Reporter:
     class Partitions(list[Any]):
         failed: ClassVar[dict[str, str]] = {}
-        copy_pace = CopyPace(bytes_per_second=120, copied_bytes=121, backlog_bytes=122, waited_ns=123_456_789)
+        copy_pace = CatchupThrottle(bytes_per_second=120, copied_bytes=121, backlog_bytes=122, waited_ns=123_456_789)
         derived = NodeDerived(138, 139, Counter(ids=140), Counter(subjects=141))
 
     link = a_link("ingest", 1)
@@ -407,7 +407,7 @@ async def test_no_port_is_opened_where_none_is_set(tmp_path: Path) -> None:
 
 
 async def test_who_says_nothing_takes_no_place_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(http, "MOST_CONNECTIONS", 2)
     made = await opened(tmp_path)
     host, _, port = made.url.removeprefix("http://").partition(":")
     request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -422,7 +422,7 @@ async def test_who_says_nothing_takes_no_place_for_ever(tmp_path: Path, monkeypa
         while made.serving.connections:
             await asyncio.sleep(0)
     assert b"503" in await get(made.url, request), "their places are free again"
-    monkeypatch.setattr(serving, "REQUEST_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(http, "REQUEST_TIMEOUT_S", 0.01)
     assert await get(made.url, b"GET / HTTP") == b"", "half a request is not waited for without end"
     await made.close()
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from liftpy.health import Signs
-from liftpy.ids import PartitionKey
-from sidecar.settings import NodeSettings
-from sidecar.status.desk import MOST_ON_A_PAGE, PAGE_PARTITIONS, StatusDesk
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.observe.node_health import Signs
+from sidecar.runtime.settings import NodeSettings
 from sidecar.status.health import Health
+from sidecar.status.status_api import MOST_ON_A_PAGE, PAGE_PARTITIONS, StatusDesk
 
 PARTITIONS = [("a", number) for number in range(1200)] + [("b <i>", number) for number in range(3)]
 _FACTS = {"node": "n1", "version": "1", "incarnation": 1, "uptime_s": 1.0, "metadata_leader": "n1", "metadata_index": 7}

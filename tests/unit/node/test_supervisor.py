@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from liftpy.errors import CorruptionError, FencedError, ForeignFolderError, NoSpaceError, StorageError, UnknownFormatError
-from liftpy.health import Check
-from sidecar import supervisor as module
-from sidecar.restarting import momentary, never_again
-from sidecar.settings import supervised
-from sidecar.supervisor import Supervisor
+from liftpy.core.observe.node_health import Check
+from liftpy.errors import CorruptionError, FencedError, NoSpaceError, StorageError, UnknownFormatError, WrongDataDirectoryError
+from sidecar.runtime import supervisor as module
+from sidecar.runtime.restarts import momentary, never_again
+from sidecar.runtime.settings import supervised
+from sidecar.runtime.supervisor import Supervisor
 
 WELL = [Check("tasks")]
 
@@ -99,7 +99,7 @@ def test_a_watchdog_of_another_process_is_not_ours() -> None:
     assert supervised({}) == ("", 0.0)
 
 
-@pytest.mark.parametrize("error", [CorruptionError("x"), UnknownFormatError("x"), ForeignFolderError("x")])
+@pytest.mark.parametrize("error", [CorruptionError("x"), UnknownFormatError("x"), WrongDataDirectoryError("x")])
 def test_what_a_person_has_to_look_at_is_not_restarted(error: Exception) -> None:
     assert never_again(error)
     assert not momentary(error)

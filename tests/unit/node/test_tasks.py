@@ -13,25 +13,25 @@ from typing import Any
 import pytest
 
 from liftpy.client import connect
-from liftpy.cluster.member import LookFor
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.log.log import Log
+from liftpy.core.metadata.controller.quorum_member import LookFor
+from liftpy.core.replication import effects as do
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import StorageError
-from liftpy.ids import PartitionKey
-from liftpy.log.log import Log
-from liftpy.replica import effects as do
-from liftpy.wire.subjects import Subjects
-from sidecar import node
-from sidecar.bus.absence import Probes
-from sidecar.dev.embedded import NatsServer
+from sidecar.dev.nats_server import NatsServer
 from sidecar.metadata.feed import FeedSubscriber
-from sidecar.metadata.heartbeats import Heartbeats
-from sidecar.metadata.orders import Orders
-from sidecar.node import Node
+from sidecar.metadata.membership import Heartbeats
+from sidecar.metadata.proposal_executor import Orders
+from sidecar.node import node
+from sidecar.node.node import Node
 from sidecar.partition import housekeeping
 from sidecar.partition.housekeeping import Housekeeping
 from sidecar.partition.proposals import Proposals
-from sidecar.partition.set import Partitions
-from sidecar.settings import NodeSettings
-from sidecar.tasks import BackgroundError, attended, fatal_on, spawn, unexpected
+from sidecar.partition.replica_manager import Partitions
+from sidecar.runtime.settings import NodeSettings
+from sidecar.runtime.tasks import BackgroundError, attended, fatal_on, spawn, unexpected
+from sidecar.transport.liveness import Probes
 
 
 # ---- the rules ----------------------------------------------------------------------------------------------------------

@@ -18,16 +18,14 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.observe.spans import SPANS_PER_S, Span, SpanBudget, SpanTree
+from liftpy.core.observe.trace_context import TraceContext, traceparent
+from liftpy.core.observe.tracing import PartitionTraces
+from liftpy.core.wire.batch import build_batch
 from liftpy.errors import ConfigError
-from liftpy.ids import PartitionKey
-from liftpy.trace.batches import PartitionTraces
-from liftpy.trace.budget import SPANS_PER_S, SpanBudget
-from liftpy.trace.context import TraceContext, traceparent
-from liftpy.trace.spans import Span, SpanTree
-from liftpy.wire.batch import build_batch
-from sidecar import clock
-from sidecar.partition.recovery import RecoveredLogs
-from sidecar.settings import NodeSettings
+from sidecar.runtime import clock
+from sidecar.runtime.settings import NodeSettings
 from sidecar.tracing import exporting, node_tracing
 from sidecar.tracing.exporting import MOST_QUEUED_SPANS, SpanThread
 from sidecar.tracing.node_tracing import DROPPED, Tracing
@@ -183,7 +181,7 @@ async def test_a_node_tells_of_its_recovery_and_the_metadata_leader_of_fail_over
     exporter, counters = InMemorySpanExporter(), Counter[str]()
     tracing = Tracing(settings(trace="otlp"), counters, lambda: exporter)
     tracing.start()
-    tracing.recovered(1.5, RecoveredLogs())
+    tracing.recovered(1.5, [], [])
     tracing.failed_over(KEY, "clean", clock.now_ns() - 70_000_000)
     tracing.leads_group = True
     tracing.failed_over(KEY, "unclean", clock.now_ns() - 70_000_000)
@@ -205,7 +203,7 @@ def test_off_nothing_is_traced() -> None:
     tracing = Tracing(settings(), Counter())
     assert tracing.of(KEY) is None
     tracing.start()
-    tracing.recovered(1.0, RecoveredLogs())
+    tracing.recovered(1.0, [], [])
     tracing.leads_group = True
     tracing.failed_over(KEY, "clean", 1)
     tracing.close()
@@ -246,7 +244,7 @@ async def test_traces_are_switched_while_a_node_runs() -> None:
     tracing.take_over(settings(), partitions)
     assert time.monotonic() - began < exporting._LAST_EXPORT_S, "the collector still has not answered"
     assert looks == [True, False, True, False]
-    tracing.recovered(1.0, RecoveredLogs())
+    tracing.recovered(1.0, [], [])
     for exporter in exporters:
         exporter.go.set()
     async with asyncio.timeout(WAIT_S):

@@ -14,30 +14,30 @@ from typing import Any
 
 import pytest
 
-from liftpy.client.credentials import Credentials
-from liftpy.cluster.image import ClusterImage
 from liftpy.config import ReplicationConfig
+from liftpy.core.base.instruments import Histogram
+from liftpy.core.base.worker_assignment import WorkerShare, share_of
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.observe.node_health import Signs
+from liftpy.core.publish.memory_budget import LEAST_LIMIT_BYTES
+from liftpy.core.wire._pb import cluster_pb2 as cluster
+from liftpy.core.wire._pb import replication_pb2 as pb
+from liftpy.core.wire.worker_frames import Frame, FrameKind, FrameReader, encode
 from liftpy.errors import ConfigError, CorruptionError, LiftError, ProtocolError, StorageError
-from liftpy.health import Signs
-from liftpy.ingest.node_room import LEAST_LIMIT_BYTES
-from liftpy.instruments import Histogram
-from liftpy.shares import WorkerShare, share_of
-from liftpy.wire._pb import cluster_pb2 as cluster
-from liftpy.wire._pb import replication_pb2 as pb
-from liftpy.wire.worker_frames import Frame, FrameKind, FrameReader, encode
-from sidecar.restarting import momentary, never_again
-from sidecar.settings import NodeSettings
+from liftpy.nats.credentials import Credentials
+from sidecar.runtime.restarts import momentary, never_again
+from sidecar.runtime.settings import NodeSettings
 from sidecar.status.figures import Figures
-from sidecar.status.names import TABLE
-from sidecar.workers import handle as handles
+from sidecar.status.metric_names import TABLE
+from sidecar.workers import worker_process as handles
 from sidecar.workers.channel import EXIT_NODE_ENDED, Channel
-from sidecar.workers.handle import WorkerError, WorkerHandle, failure_of
-from sidecar.workers.merging import AGES, LEAST, MOST, OWN, add_figures, joined_page, joined_rows
-from sidecar.workers.parent import Workers
-from sidecar.workers.quiet import SharedQuiet, taken_apart
-from sidecar.workers.relayed import RelayedGroup
+from sidecar.workers.merged_status import AGES, LEAST, MOST, OWN, add_figures, joined_page, joined_rows
+from sidecar.workers.quiescence import SharedQuiet, taken_apart
+from sidecar.workers.relayed_group import RelayedGroup
 from sidecar.workers.sharing import SHARED_OUT, settings_from_json, settings_to_json, shared_out
-from sidecar.workers.telling import figures_to_json
+from sidecar.workers.worker_process import WorkerError, WorkerHandle, failure_of
+from sidecar.workers.worker_status import figures_to_json
+from sidecar.workers.workers import Workers
 
 
 # ---- settings ----------------------------------------------------------------------------------------------------------------

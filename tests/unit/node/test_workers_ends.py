@@ -13,21 +13,21 @@ from typing import Any
 
 import pytest
 
-from liftpy.cluster.image import ClusterImage
+from liftpy.core.base.worker_assignment import WorkerShare
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.wire._pb import cluster_pb2 as cluster
+from liftpy.core.wire._pb import replication_pb2 as pb
+from liftpy.core.wire.worker_frames import Frame, FrameKind, FrameReader, encode
 from liftpy.errors import StorageError
-from liftpy.shares import WorkerShare
-from liftpy.wire._pb import cluster_pb2 as cluster
-from liftpy.wire._pb import replication_pb2 as pb
-from liftpy.wire.worker_frames import Frame, FrameKind, FrameReader, encode
-from sidecar.node import Node
-from sidecar.settings import NodeSettings
+from sidecar.node.node import Node
+from sidecar.node.worker_node import WorkerNode
+from sidecar.runtime.settings import NodeSettings
 from sidecar.workers import channel as channels
 from sidecar.workers.channel import EXIT_NODE_ENDED, Channel
-from sidecar.workers.child import WorkerNode
-from sidecar.workers.handle import WorkerError, WorkerHandle
-from sidecar.workers.parent import Workers
-from sidecar.workers.quiet import SharedQuiet, taken_apart
-from sidecar.workers.relayed import RelayedGroup
+from sidecar.workers.quiescence import SharedQuiet, taken_apart
+from sidecar.workers.relayed_group import RelayedGroup
+from sidecar.workers.worker_process import WorkerError, WorkerHandle
+from sidecar.workers.workers import Workers
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -262,14 +262,14 @@ async def test_a_worker_may_say_a_thing_twice() -> None:
 
 
 async def test_what_a_worker_told_last_is_shown_while_it_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sidecar.workers.handle.ANSWER_S", 20)
+    monkeypatch.setattr("sidecar.workers.worker_process.ANSWER_S", 20)
     hand, _, _ = _hand()
     hand.data_received(encode(FrameKind.PONG))
     looking = asyncio.ensure_future(hand.look({"what": "page"}))
     await asyncio.sleep(0)
     hand.data_received(encode(FrameKind.TOLD, 1, b'{"pid": 7}'))
     assert await looking == {"pid": 7, "answers": True}
-    monkeypatch.setattr("sidecar.workers.handle.ANSWER_S", 0)
+    monkeypatch.setattr("sidecar.workers.worker_process.ANSWER_S", 0)
     assert await hand.look({"what": "page"}) == {"pid": 7, "answers": False}
     assert await hand.look({"what": "figures"}) == {"answers": False}
 
@@ -384,7 +384,7 @@ def _question() -> pb.QuietFetches:
 async def test_questions_that_wait_for_workers_have_a_bound_and_are_done_when_they_are_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sidecar.workers.quiet.MOST_AT_ONCE", 2)
+    monkeypatch.setattr("sidecar.workers.quiescence.MOST_AT_ONCE", 2)
     gate = asyncio.Event()
 
     async def ask(kind: FrameKind, body: bytes, timeout_s: float) -> None:

@@ -10,14 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from liftpy.config import AckPolicy
-from liftpy.ids import PartitionKey
-from liftpy.instruments import Instruments
-from liftpy.partition import Pause
-from liftpy.replica import events
-from liftpy.replica.effects import RejectReason
-from liftpy.replica.events import RefusalReason
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.instruments import Instruments
+from liftpy.core.base.partition import Pause
+from liftpy.core.replication import events
+from liftpy.core.replication.effects import RejectReason
+from liftpy.core.replication.events import RefusalReason
 from sidecar.partition.executor import Tools
-from sidecar.partition.timers import Timer, Timers
+from sidecar.runtime.timers import Timer, Timers
 
 KEY = PartitionKey("orders", "u1", 3)
 

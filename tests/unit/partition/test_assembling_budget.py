@@ -6,12 +6,12 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
-from liftpy.ids import PartitionKey
-from liftpy.replica import effects as do
-from liftpy.wire import frames
-from liftpy.wire.batch import build_batch
-from liftpy.wire.pieces import Piece
-from liftpy.wire.subjects import Subjects
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.replication import effects as do
+from liftpy.core.wire import frames
+from liftpy.core.wire.batch import build_batch
+from liftpy.core.wire.chunking import Piece
+from liftpy.core.wire.subjects import Subjects
 from sidecar.partition.replication import ASSEMBLING_BYTES, AnswerRouter, FetchClient
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from liftpy.config import FlushPolicy, StreamConfig
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.service.agreement import DIGEST_SIZE_BYTES, Agreement
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.services.state_comparison import DIGEST_SIZE_BYTES, Agreement
 from sidecar.partition import flushing
 from sidecar.partition.flushing import Flusher
 from sidecar.partition.services import PartitionServices

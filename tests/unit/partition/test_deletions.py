@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 import sidecar.partition.deletions as asking
-import sidecar.partition.set as module
-from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.records import PartitionStateChanged, StreamDeleted
-from liftpy.cluster.replay import replay
+import sidecar.partition.replica_manager as module
 from liftpy.config import ReplicationConfig
-from liftpy.ids import PartitionKey
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.records import PartitionStateChanged, StreamDeleted
+from liftpy.core.metadata.replay import replay
+from liftpy.core.wire._pb import cluster_pb2 as pb
 
 UNAVAILABLE = pb.ControlResponse(error=pb.ControlResponse.UNAVAILABLE)
 

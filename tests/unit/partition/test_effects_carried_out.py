@@ -11,11 +11,11 @@ from unittest.mock import ANY
 
 import pytest
 
-from liftpy.log.horizon import Horizon
-from liftpy.log.rechecks import Recheck
-from liftpy.replica import effects as do
-from liftpy.replica import events
-from liftpy.wire.batch import build_batch
+from liftpy.core.log.compaction_point import Horizon
+from liftpy.core.log.corruption_reports import Recheck
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events
+from liftpy.core.wire.batch import build_batch
 from sidecar.partition.executor import Executor, Tools
 from tests.unit.partition.shell_parts import KEY, PARTS, filled
 
@@ -136,7 +136,7 @@ async def test_what_is_called_for_an_effect_is_given_in_its_order(kind: type[Any
 def test_of_what_was_fetched_only_what_was_decided_is_appended(last_offset: int, taken: int) -> None:
     runner, calls, _ = executor()
     data = b"".join(build_batch([b"a", b"b"], base_offset=offset, leader_epoch=1) for offset in (5, 7, 9))
-    from liftpy.wire.batch import split_batches
+    from liftpy.core.wire.batch import split_batches
 
     batches = split_batches(data)
     runner._t.fetches.fetched[1] = SimpleNamespace(buffer=memoryview(data), batches=batches)

@@ -12,24 +12,24 @@ from typing import Any
 import pytest
 
 from liftpy.config import FlushPolicy, StreamConfig
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.rewrite_unflushed import FLUSH_FAILED_NAME
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events
 from liftpy.errors import LiftError, NoSpaceError, StorageError
-from liftpy.ids import PartitionKey
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.log.proving import FLUSH_FAILED_NAME
-from liftpy.replica import effects as do
-from liftpy.replica import events
 from sidecar.disk.data_folder import DataFolder
 from sidecar.disk.files import FolderStorage
-from sidecar.partition import garbage as garbage_module
-from sidecar.partition import set as partitions_module
+from sidecar.partition import replica_manager as partitions_module
 from sidecar.partition.flushing import Flusher
-from sidecar.partition.garbage import CLOSED, Garbage
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
 from sidecar.partition.recovery import RecoveredLogs
 from sidecar.partition.scrub import Scrub
 from sidecar.partition.worker import PartitionWorker
+from sidecar.runtime import gc_tuning as garbage_module
+from sidecar.runtime.gc_tuning import CLOSED, Garbage
 from tests.unit.log.small_logs import a_log, add
 from tests.unit.log.test_recovery_closes_files import open_in
 from tests.unit.partition.shell_parts import KEY, PARTS, Clocked, until, worker

@@ -8,14 +8,14 @@ from typing import Any, get_args
 
 import pytest
 
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events
+from liftpy.core.replication.effects import RejectReason
 from liftpy.errors import InvariantError, LogClosedError, NoSpaceError, StorageError
-from liftpy.ids import PartitionKey
-from liftpy.replica import effects as do
-from liftpy.replica import events
-from liftpy.replica.effects import RejectReason
 from sidecar.partition.driver import STORY_STEPS, ReplicaDriver
 from sidecar.partition.executor import Executor, Tools
-from sidecar.partition.timers import Timer
+from sidecar.runtime.timers import Timer
 from tests.unit.partition.shell_parts import PARTS
 
 KEY = PartitionKey("s", "u", 0)

@@ -9,9 +9,9 @@ import threading
 import pytest
 
 from liftpy.config import FlushPolicy, StreamConfig
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.wire.batch import build_batch
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.wire.batch import build_batch
 from sidecar.partition.flushing import Flusher
 from tests.unit.partition.shell_parts import Clocked, until
 

@@ -12,15 +12,15 @@ from types import SimpleNamespace
 import pytest
 
 from liftpy.config import FlushPolicy, StreamConfig
+from liftpy.core.log.flush_scheduler import LARGE_BYTES, LONG_S, MOST_WAITING, FlushPlace
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.rewrite_unflushed import FLUSH_FAILED_NAME
+from liftpy.core.wire.batch import build_batch
 from liftpy.errors import StorageError
-from liftpy.log.flush_place import LARGE_BYTES, LONG_S, MOST_WAITING, FlushPlace
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.log.proving import FLUSH_FAILED_NAME
-from liftpy.wire.batch import build_batch
-from sidecar.disk.beside import THREAD_NAME, Beside
+from sidecar.disk.flush_thread import THREAD_NAME, FlushThread
 from sidecar.partition.flushing import STALLED_S, Flusher
-from sidecar.partition.timers import Timers
+from sidecar.runtime.timers import Timers
 
 
 class Bench:
@@ -41,7 +41,7 @@ class Bench:
         self.syncs = 0
         self.flushed: list[int] = []
         self.failed: list[StorageError] = []
-        beside = None if place is None else Beside(place)
+        beside = None if place is None else FlushThread(place)
         told = (self.flushed.append, self.failed.append)
         self.flusher = Flusher(self.log, config.flush, pool, Timers(), *told, beside=beside)
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-import sidecar.partition.set as module
-from liftpy.cluster.image import ClusterImage
+import sidecar.partition.replica_manager as module
 from liftpy.config import ReplicationConfig
-from liftpy.ids import PartitionKey
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.unit.partition.test_partitions import Group
 
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from liftpy.core.base.instruments import Instruments
+from liftpy.core.base.partition import PartitionState
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events
+from liftpy.core.wire.batch import build_batch, split_batches
 from liftpy.errors import StorageError
-from liftpy.instruments import Instruments
-from liftpy.partition import PartitionState
-from liftpy.replica import effects as do
-from liftpy.replica import events
-from liftpy.wire.batch import build_batch, split_batches
-from sidecar.partition import timers as timers_module
-from sidecar.partition.timers import Timer, Timers
 from sidecar.partition.worker import PartitionWorker, count_isr
+from sidecar.runtime import timers as timers_module
+from sidecar.runtime.timers import Timer, Timers
 from tests.unit.partition import test_flushing, test_replication_exactly, test_states
 from tests.unit.partition.shell_parts import until, worker
 from tests.unit.partition.test_effects_carried_out import executor

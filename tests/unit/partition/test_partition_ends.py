@@ -11,31 +11,31 @@ from typing import Any
 
 import pytest
 
-import sidecar.partition.set as set_module
-from liftpy.cluster.image import ClusterImage
+import sidecar.partition.replica_manager as set_module
 from liftpy.config import ReplicationConfig
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.log.epoch_promises import PromiseJournal
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire._pb import replication_pb2
+from liftpy.core.wire.batch import build_batch
+from liftpy.core.wire.chunking import Piece
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import InvariantError, NoSpaceError, StorageError
-from liftpy.ids import PartitionKey
-from liftpy.log.memory import MemoryStorage
-from liftpy.log.promises import PromiseJournal
-from liftpy.replica import effects as do
-from liftpy.replica import events
-from liftpy.wire import envelope, frames
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire._pb import replication_pb2
-from liftpy.wire.batch import build_batch
-from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.pieces import Piece
-from liftpy.wire.subjects import Subjects
 from sidecar.partition import driver as driver_module
 from sidecar.partition import replication
 from sidecar.partition.deletions import Deletions
 from sidecar.partition.driver import ReplicaDriver
 from sidecar.partition.executor import Executor, Tools
 from sidecar.partition.promises import Promises
-from sidecar.partition.quiet import QuietAsker, QuietTalk
+from sidecar.partition.quiescence import QuietAsker, QuietTalk
 from sidecar.partition.replication import AnswerRouter, FetchClient
-from sidecar.partition.timers import Timer, Timers
+from sidecar.runtime.timers import Timer, Timers
 from tests.unit.partition.shell_parts import PARTS
 from tests.unit.partition.test_partitions import Group, SlowWorker, Worker
 from tests.unit.partition.test_scrub import flip, partition, scrub_of

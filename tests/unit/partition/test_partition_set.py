@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from liftpy.cluster.image import ClusterImage
 from liftpy.config import ReplicationConfig
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.replication import events
+from liftpy.core.replication.events import MetadataHeard
+from liftpy.core.wire._pb import replication_pb2
 from liftpy.errors import StorageError
-from liftpy.ids import PartitionKey
-from liftpy.partition import PartitionStatus
-from liftpy.replica import events
-from liftpy.replica.events import MetadataHeard
-from liftpy.wire._pb import replication_pb2
-from sidecar.partition import set as partitions_module
+from sidecar.partition import replica_manager as partitions_module
 from sidecar.partition.deletions import Deletions
 from tests.unit.partition.shell_parts import KEY, until
 

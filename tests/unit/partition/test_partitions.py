@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-import sidecar.partition.set as module
-from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.image import ClusterImage
+import sidecar.partition.replica_manager as module
 from liftpy.config import ReplicationConfig
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.replication.events import MetadataHeard
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import StorageError
-from liftpy.replica.events import MetadataHeard
-from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar.partition.deletions import Deletions
 
 DECIDES = Deletions(None, "a", decides=lambda: True)  # type: ignore[arg-type]

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 
 from liftpy.config import ReplicationConfig, StreamConfig
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.instruments import Instruments
+from liftpy.core.base.partition import HeldPartition, PartitionState
+from liftpy.core.log.compaction_point import Horizon
+from liftpy.core.publish.state_file import State
+from liftpy.core.replication.events import DataPathChanged, LogCompacted, LogOpened, PartitionChanged, StopRequested
 from liftpy.errors import StorageError
-from liftpy.ids import PartitionKey
-from liftpy.ingest.state_file import State
-from liftpy.instruments import Instruments
-from liftpy.log.horizon import Horizon
-from liftpy.partition import HeldPartition, PartitionState
-from liftpy.replica.events import DataPathChanged, LogCompacted, LogOpened, PartitionChanged, StopRequested
-from sidecar.partition import set as partitions_module
+from sidecar.partition import replica_manager as partitions_module
 from sidecar.partition import worker as worker_module
-from sidecar.partition.states import FoundState
+from sidecar.partition.state_checkpoints import FoundState
 from sidecar.partition.worker import PartitionWorker
 from tests.unit.partition.test_rounds_of_housekeeping import Clocks
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from liftpy.core.log.epoch_promises import PromiseJournal
+from liftpy.core.log.memory_storage import MemoryStorage
 from liftpy.errors import StorageError
-from liftpy.log.memory import MemoryStorage
-from liftpy.log.promises import PromiseJournal
 from sidecar.partition.promises import Promises, Told
 
 

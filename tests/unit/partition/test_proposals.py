@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from liftpy.ids import PartitionKey
-from liftpy.replica import effects as do
-from liftpy.replica.events import Event, IsrChangeAnswered
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.replication import effects as do
+from liftpy.core.replication.events import Event, IsrChangeAnswered
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from sidecar.partition.proposals import Proposals
 
 KEY = PartitionKey("orders", "u1", 2)

@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 
 from liftpy.config import ReplicationConfig
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.quiescence import MAX_PER_QUESTION
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import replication_pb2 as pb
+from liftpy.core.wire.decode_errors import REPLY, by_reason
+from liftpy.core.wire.envelope import MessageType
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ProtocolError
-from liftpy.ids import PartitionKey
-from liftpy.replica import effects as do
-from liftpy.replica import events as ev
-from liftpy.replica.quiet import MAX_PER_QUESTION
-from liftpy.wire import envelope, frames
-from liftpy.wire._pb import replication_pb2 as pb
-from liftpy.wire.envelope import MessageType
-from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.refusals import REPLY, by_reason
-from liftpy.wire.subjects import Subjects
-from sidecar.partition.quiet import QuietAsker, QuietTalk
+from sidecar.partition.quiescence import QuietAsker, QuietTalk
 from sidecar.partition.replication import AnswerRouter
-from sidecar.partition.timers import Timers
+from sidecar.runtime.timers import Timers
 
 QUICK = ReplicationConfig(max_idle_wait_s=0.02, max_lag_time_s=1.0)
 NO_RESPONDERS = b"NATS/1.0 503\r\n\r\n"

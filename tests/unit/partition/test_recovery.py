@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from liftpy.config import StreamConfig
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.worker_assignment import WorkerShare
+from liftpy.core.log import log as log_module
+from liftpy.core.log.compaction_point import HORIZON_NAME, Horizon, encode_horizon
+from liftpy.core.log.log import Log
+from liftpy.core.wire.batch import build_batch, split_batches
 from liftpy.errors import StorageError
-from liftpy.ids import PartitionKey
-from liftpy.log import log as log_module
-from liftpy.log.horizon import HORIZON_NAME, Horizon, encode_horizon
-from liftpy.log.log import Log
-from liftpy.shares import WorkerShare
-from liftpy.wire.batch import build_batch, split_batches
 from sidecar.disk.data_folder import DataFolder
 from sidecar.disk.files import FolderStorage
 from sidecar.partition import recovery

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from shell_parts import until
 
 from liftpy.config import NS_PER_S, StreamConfig
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.publish.log_state import REPLAY_BYTES, LogState
+from liftpy.core.replication import events
+from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.errors import StorageError
-from liftpy.ingest.derived import REPLAY_BYTES, DerivedState
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.replica import events
-from liftpy.wire.batch import build_batch, parse_batch
-from sidecar.partition.replaying import LogReplay
+from sidecar.partition.recovery import LogReplay
 
 
 class Bench:
@@ -27,7 +27,7 @@ class Bench:
                     timestamp_ns=1,
                 )
             )  # fmt: skip
-        self.derived = DerivedState(self.log, NS_PER_S, 1 << 20, lambda: 0)
+        self.derived = LogState(self.log, NS_PER_S, 1 << 20, lambda: 0)
         self.fed: list[events.Event] = []
         self.failed: list[StorageError] = []
         self.done: list[str] = []
@@ -84,7 +84,7 @@ async def test_it_reads_backwards_for_the_subjects_until_nothing_is_lacking_and_
             build_batch([b"v" * 40_000], subjects=[f"s.{offset}"], base_offset=offset, leader_epoch=1, timestamp_ns=1)
         )
     for fails in (False, True):
-        derived = DerivedState(bench.log, 0, 1 << 20, lambda: 0, subject="s.>", subjects_bytes=1 << 20)
+        derived = LogState(bench.log, 0, 1 << 20, lambda: 0, subject="s.>", subjects_bytes=1 << 20)
         derived.first_look_bytes = 0
         replay = LogReplay(derived, bench.fed.append, bench.failed.append)
         while not derived.replay():
@@ -98,7 +98,7 @@ async def test_it_reads_backwards_for_the_subjects_until_nothing_is_lacking_and_
             await until(lambda derived=derived: not derived.subjects.lacks)
             assert derived.last_of("s.0") == 0
         replay.close()
-    gone = DerivedState(bench.log, 0, 1 << 20, lambda: 0, subject="s.>", subjects_bytes=1 << 20)
+    gone = LogState(bench.log, 0, 1 << 20, lambda: 0, subject="s.>", subjects_bytes=1 << 20)
     replay = LogReplay(gone, bench.fed.append, bench.failed.append)
     replay.close()
     gone.on_lacking()
@@ -116,7 +116,7 @@ async def test_a_follower_that_has_opened_a_log_reads_on_by_itself_and_takes_wha
     ]
     for batch in batches[:7]:
         bench.log.append(batch)
-    derived = DerivedState(bench.log, 1 << 40, 1 << 20, lambda: 0)
+    derived = LogState(bench.log, 1 << 40, 1 << 20, lambda: 0)
     replay = LogReplay(derived, bench.fed.append, bench.failed.append)
     for batch in batches[7:]:
         bench.log.append(batch)

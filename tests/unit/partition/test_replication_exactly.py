@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from liftpy.ids import PartitionKey
-from liftpy.replica import effects as do
-from liftpy.replica import events
-from liftpy.replica.events import RefusalReason
-from liftpy.wire import frames
-from liftpy.wire._pb import replication_pb2 as pb
-from liftpy.wire.addressee import address
-from liftpy.wire.batch import build_batch, parse_header
-from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.pieces import Held, Piece
-from liftpy.wire.subjects import Subjects
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events
+from liftpy.core.replication.events import RefusalReason
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import replication_pb2 as pb
+from liftpy.core.wire.batch import build_batch, parse_header
+from liftpy.core.wire.chunking import Held, Piece
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.routing_check import address
+from liftpy.core.wire.subjects import Subjects
 from sidecar.partition import replication
 from sidecar.partition.replication import AnswerRouter, FetchClient, ReplicationDesk
 from tests.scripts.desk import FakeBus

@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from liftpy.ids import PartitionKey
-from liftpy.replica import effects as do
-from liftpy.replica import events
-from liftpy.replica.events import RefusalReason
-from liftpy.wire import envelope, frames
-from liftpy.wire._pb import replication_pb2 as pb
-from liftpy.wire.addressee import address
-from liftpy.wire.batch import build_batch, split_batches
-from liftpy.wire.envelope import ChecksumError, MessageType
-from liftpy.wire.pieces import Piece
-from liftpy.wire.refusals import by_reason
-from liftpy.wire.subjects import Subjects
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events
+from liftpy.core.replication.events import RefusalReason
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import replication_pb2 as pb
+from liftpy.core.wire.batch import build_batch, split_batches
+from liftpy.core.wire.chunking import Piece
+from liftpy.core.wire.decode_errors import by_reason
+from liftpy.core.wire.envelope import ChecksumError, MessageType
+from liftpy.core.wire.routing_check import address
+from liftpy.core.wire.subjects import Subjects
 from sidecar.partition import replication
-from sidecar.partition.chatter import Seldom
 from sidecar.partition.replication import AnswerRouter, FetchClient
+from sidecar.runtime.log_rate_limit import LogRateLimit
 from tests.scripts.desk import Desk
 
 KEY = PartitionKey("s", "u1", 0)
@@ -186,7 +186,7 @@ def test_an_answer_that_was_changed_on_its_way_is_as_if_it_had_not_come(at: int)
 def test_what_comes_damaged_again_and_again_is_said_once_a_second(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replication, "_seldom", Seldom())  # another test may have said the same in this second
+    monkeypatch.setattr(replication, "_seldom", LogRateLimit())  # another test may have said the same in this second
     client, heard, _ = follower()
     batch = bytearray(build_batch([b"v" * 50], base_offset=0, leader_epoch=1, timestamp_ns=1))
     batch[-1] ^= 1  # as the leader's disk has it: the envelope is right

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from liftpy.config import ReplicationConfig
-from liftpy.replica import effects as do
-from liftpy.replica import events
-from liftpy.wire import frames
-from liftpy.wire._pb import replication_pb2
-from liftpy.wire.batch import build_batch
-from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.subjects import Subjects
-from sidecar.partition.quiet import QuietAsker, QuietTalk
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import replication_pb2
+from liftpy.core.wire.batch import build_batch
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import Subjects
+from sidecar.partition.quiescence import QuietAsker, QuietTalk
 from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.replication import _MAX_TOKENS, AnswerRouter, FetchClient
 from tests.scripts.desk import Desk

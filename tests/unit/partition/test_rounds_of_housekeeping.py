@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from liftpy.config import StreamConfig
+from liftpy.core.log.log import Log
 from liftpy.errors import CorruptionError, LiftError, LogClosedError, NoSpaceError, StorageError
-from liftpy.log.log import Log
 from sidecar.partition import housekeeping
 from sidecar.partition.housekeeping import Housekeeping
 from sidecar.partition.recovery import RecoveredLogs

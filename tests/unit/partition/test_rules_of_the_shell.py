@@ -11,22 +11,22 @@ from typing import Any
 import pytest
 
 from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.replication import events
+from liftpy.core.services.health import REPORT_EVERY_S
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2, service_pb2
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import StorageError
-from liftpy.ids import PartitionKey
-from liftpy.replica import events
-from liftpy.service.wellness import REPORT_EVERY_S
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2, service_pb2
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.subjects import Subjects
-from sidecar import clock
 from sidecar.partition import deletions as deletions_module
 from sidecar.partition.deletions import Deletions
 from sidecar.partition.housekeeping import Housekeeping
 from sidecar.partition.reads import ReadSubjects, ReadTools
-from sidecar.partition.timers import Timer, Timers
 from sidecar.partition.worker import PartitionWorker
+from sidecar.runtime import clock
+from sidecar.runtime.timers import Timer, Timers
 from tests.scripts.desk import FakeBus
 from tests.unit.partition.shell_parts import KEY, Clocked, worker
 from tests.unit.partition.test_partition_set import Fed, partitions

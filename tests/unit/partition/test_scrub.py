@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from liftpy.config import StreamConfig
-from liftpy.log.log import Log
-from liftpy.log.segment import log_name
-from liftpy.wire.batch import build_batch
+from liftpy.core.log.log import Log
+from liftpy.core.log.segment import log_name
+from liftpy.core.wire.batch import build_batch
 from sidecar.disk.files import FolderStorage
 from sidecar.partition.scrub import Scrub
 

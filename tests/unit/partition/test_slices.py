@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from sidecar import clock
-from sidecar.partition.chatter import Chatter
-from sidecar.partition.garbage import CLOSED, OPENED, Garbage
-from sidecar.partition.slices import Slices
-from sidecar.partition.timers import Timer, Timers
+from sidecar.runtime import clock
+from sidecar.runtime.cooperative_batches import Slices
+from sidecar.runtime.gc_tuning import CLOSED, OPENED, Garbage
+from sidecar.runtime.log_rate_limit import Chatter
+from sidecar.runtime.timers import Timer, Timers
 
 PIECE_S = 0.001
 

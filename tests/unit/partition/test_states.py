@@ -12,16 +12,16 @@ import pytest
 from shell_parts import until
 
 from liftpy.config import NS_PER_S, FlushPolicy, ReplicationConfig, StreamConfig
-from liftpy.ids import PartitionKey
-from liftpy.ingest.derived import DerivedState
-from liftpy.ingest.recent_ids import Stored
-from liftpy.ingest.state_file import Unwritten, state_names
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.wire.batch import build_batch, parse_batch
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.publish.dedup_window import Stored
+from liftpy.core.publish.log_state import LogState
+from liftpy.core.publish.state_file import Unwritten, state_names
+from liftpy.core.wire.batch import build_batch, parse_batch
 from sidecar.partition.flushing import Flusher
-from sidecar.partition.states import FoundState, StateCheckpoints, found_state, restored
-from sidecar.partition.timers import Timers
+from sidecar.partition.state_checkpoints import FoundState, StateCheckpoints, found_state, restored
+from sidecar.runtime.timers import Timers
 
 KEY = PartitionKey("s", "u1", 0)
 
@@ -29,7 +29,7 @@ KEY = PartitionKey("s", "u1", 0)
 class Bench:
     def __init__(self, pool: concurrent.futures.Executor, storage: MemoryStorage) -> None:
         self.log = Log.open(storage, StreamConfig())[0]
-        self.derived = DerivedState(self.log, 120 * NS_PER_S, 1 << 20, lambda: 0)
+        self.derived = LogState(self.log, 120 * NS_PER_S, 1 << 20, lambda: 0)
         policy = FlushPolicy.parse("always")
         self.flusher = Flusher(self.log, policy, pool, Timers(), lambda end: None, self._failed)
         config = ReplicationConfig(state_checkpoint_bytes=4096)

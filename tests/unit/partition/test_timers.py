@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from sidecar.partition.timers import GRID_NS, Timer, Timers
+from sidecar.runtime.timers import GRID_NS, Timer, Timers
 
 MS = 1_000_000
 

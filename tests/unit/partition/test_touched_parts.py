@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from liftpy.ids import PartitionKey
-from liftpy.log.memory import MemoryStorage
-from liftpy.replica import effects as do
-from liftpy.replica import events as ev
-from liftpy.replica.phases import RoleName
-from liftpy.wire._pb import service_pb2
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.phases import RoleName
+from liftpy.core.wire._pb import service_pb2
 from sidecar.partition.driver import ReplicaDriver
 from tests.unit.ingest.test_standby import Bench as StandbyBench
 from tests.unit.partition import test_replaying, test_states

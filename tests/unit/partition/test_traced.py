@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from liftpy.config import AckPolicy
-from liftpy.ids import PartitionKey
-from liftpy.replica import effects as do
-from liftpy.replica.effect_handler import Acts, acts_of
-from liftpy.replica.events import FetchReceived, LogFlushed, StopRequested
-from liftpy.replica.phases import Leading, RoleName
-from liftpy.trace.batches import SWITCHED, NodeTraces, PartitionTraces
-from liftpy.trace.context import TraceContext, traceparent
-from liftpy.trace.spans import SpanTree
-from liftpy.wire.batch import build_batch
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.observe.spans import SpanTree
+from liftpy.core.observe.trace_context import TraceContext, traceparent
+from liftpy.core.observe.tracing import SWITCHED, NodeTraces, PartitionTraces
+from liftpy.core.replication import effects as do
+from liftpy.core.replication.effects import Acts, acts_of
+from liftpy.core.replication.events import FetchReceived, LogFlushed, StopRequested
+from liftpy.core.replication.phases import Leading, RoleName
+from liftpy.core.wire.batch import build_batch
+from sidecar.partition.traced_executor import TracedReplica, trace
 from sidecar.partition.worker import PartitionWorker
-from sidecar.tracing.traced import Noted, trace
 
 SENDER = TraceContext(7, 8, 1)
 BATCH = build_batch([b"a", b"b"], headers=[[("traceparent", traceparent(SENDER))], None])
@@ -166,7 +166,7 @@ def test_off_nothing_stands_between(partition: Partition) -> None:
     trace(partition, partition.driver, None)
     assert partition.driver.replica is partition.replica
     assert partition.executing.acts == {}
-    stepped = Noted(partition.replica, partition.traces).step(StopRequested(), 7)
+    stepped = TracedReplica(partition.replica, partition.traces).step(StopRequested(), 7)
     assert (stepped, partition.stepped) == (["an effect"], [(StopRequested(), 7)])
 
 

@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 
 from liftpy.config import ReplicationConfig, StreamConfig
-from liftpy.ids import PartitionKey
-from liftpy.replica import events
-from sidecar.metadata.questions import STEP_ASIDE_TIMEOUT_S
-from sidecar.partition import chatter, driver
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.replication import events
+from sidecar.metadata.proposal_executor import STEP_ASIDE_TIMEOUT_S
+from sidecar.partition import driver
+from sidecar.partition import replica_manager as partitions_module
 from sidecar.partition import scrub as scrub_module
-from sidecar.partition import set as partitions_module
-from sidecar.partition.chatter import Chatter
 from sidecar.partition.driver import ReplicaDriver
 from sidecar.partition.housekeeping import Housekeeping
+from sidecar.runtime import log_rate_limit
+from sidecar.runtime.log_rate_limit import Chatter
 from tests.only_in import only_in
 from tests.unit.partition.shell_parts import KEY
 from tests.unit.partition.test_partition_set import Fed, partitions
@@ -199,18 +200,18 @@ async def test_who_steps_aside_waits_no_longer_than_who_asks(monkeypatch: pytest
 # ---- what is said --------------------------------------------------------------------------------------------------------------
 def test_lines_about_partitions_cost_less_than_a_hundredth_of_a_core() -> None:
     line_s = 20e-6
-    assert 0.001 <= chatter.LINES_PER_S * line_s <= 0.01
+    assert 0.001 <= log_rate_limit.LINES_PER_S * line_s <= 0.01
 
 
 def test_a_second_has_its_own_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [7.0]
-    monkeypatch.setattr(chatter, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(log_rate_limit, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     said: list[str] = []
     logger: Any = SimpleNamespace(info=lambda text, *given: said.append(text % given))
     made = Chatter()
-    for number in range(chatter.LINES_PER_S + 2):
+    for number in range(log_rate_limit.LINES_PER_S + 2):
         made.info(logger, "%d", number)
-    assert said == [str(number) for number in range(chatter.LINES_PER_S)]
+    assert said == [str(number) for number in range(log_rate_limit.LINES_PER_S)]
     said.clear()
     now_s[0] = 7.999
     made.info(logger, "late")

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from liftpy.partition import PartitionState, Purge
-from liftpy.replica import effects as do
-from liftpy.replica import events
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.base.partition import PartitionState, Purge
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from sidecar.partition.proposals import Proposals
 from sidecar.partition.worker import PartitionWorker
 from tests.unit.partition.shell_parts import KEY, filled, until

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from liftpy.config import FlushPolicy, StreamConfig
+from liftpy.core.replication import events
 from liftpy.errors import CorruptionError, LiftError, StorageError
-from liftpy.replica import events
 from sidecar.partition import worker as worker_module
 from sidecar.partition.worker import PartitionWorker
 from tests.unit.partition.shell_parts import KEY, worker

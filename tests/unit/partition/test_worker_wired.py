@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from liftpy.config import AckPolicy, Codec, FlushPolicy, ReplicationConfig, StreamConfig
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.publish.standby_buffer import NodeHeard
+from liftpy.core.publish.standby_replay import SortingRules
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events
 from liftpy.errors import StorageError
-from liftpy.ids import PartitionKey
-from liftpy.ingest.derived_budget import NodeDerived
-from liftpy.ingest.heard import NodeHeard
-from liftpy.ingest.sorting import SortingRules
-from liftpy.replica import effects as do
-from liftpy.replica import events
-from sidecar import clock
 from sidecar.partition import worker as worker_module
 from sidecar.partition.worker import PartitionWorker
+from sidecar.runtime import clock
 from tests.unit.partition.shell_parts import KEY
 
 REPLICATION = ReplicationConfig(dedup_bytes=1 << 20, subjects_bytes=1 << 21)

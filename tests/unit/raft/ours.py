@@ -14,12 +14,12 @@ import pysyncobj.syncobj
 import pytest
 
 from liftpy.config import ReplicationConfig
-from liftpy.wire.subjects import Subjects
+from liftpy.core.wire.subjects import Subjects
 from sidecar.metadata.member import RaftMember
-from sidecar.metadata.opening import MemberFolder
-from sidecar.raft.driver import tick_once
-from sidecar.raft.library import FAIL_REASON, check_library
-from sidecar.raft.probation import MARKER
+from sidecar.metadata.member_log import MemberFolder
+from sidecar.quorum.driver import tick_once
+from sidecar.quorum.library import FAIL_REASON, check_library
+from sidecar.quorum.probation import MARKER
 from tests.unit.raft.plain_member import Member
 from tests.unit.raft.shipped import REASONS, Network
 

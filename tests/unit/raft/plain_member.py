@@ -9,11 +9,11 @@ from pathlib import Path
 from random import Random
 from typing import Any, Protocol
 
-from sidecar.raft.journal import GroupJournal
-from sidecar.raft.library import Node, RaftCore, settings
-from sidecar.raft.probation import Probation
-from sidecar.raft.snapshot_file import SnapshotFile, load_snapshot_file, trim_journal, write_snapshot_file
-from sidecar.raft.transport import SessionTransport
+from sidecar.quorum.journal import GroupJournal
+from sidecar.quorum.library import Node, RaftCore, settings
+from sidecar.quorum.probation import Probation
+from sidecar.quorum.snapshot_file import SnapshotFile, load_snapshot_file, trim_journal, write_snapshot_file
+from sidecar.quorum.transport import SessionTransport
 from tests.simulation.raft.ghost import Violation
 
 

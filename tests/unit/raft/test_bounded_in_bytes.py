@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from liftpy.cluster.feed_subscription import FeedSubscription
-from liftpy.wire._pb import cluster_pb2 as pb
-from sidecar.raft import driver as driver_module
-from sidecar.raft import journal as journal_module
-from sidecar.raft import library
-from sidecar.raft.driver import GroupDriver
-from sidecar.raft.journal import GroupJournal
+from liftpy.core.metadata.feed import FeedSubscription
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from sidecar.quorum import driver as driver_module
+from sidecar.quorum import journal as journal_module
+from sidecar.quorum import library
+from sidecar.quorum.driver import GroupDriver
+from sidecar.quorum.journal import GroupJournal
 from tests.unit.raft.ours import our_net
 
 LARGE = 60_000

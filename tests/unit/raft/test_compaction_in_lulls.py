@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.raft import library
-from sidecar.raft.library import COMPACT_AFTER_BYTES, COMPACT_AT_ONCE_BYTES, LULL_S
+from sidecar.quorum import library
+from sidecar.quorum.library import COMPACT_AFTER_BYTES, COMPACT_AT_ONCE_BYTES, LULL_S
 from tests.unit.raft.ours import OurNet, our_net
 
 ENTRY = 4096

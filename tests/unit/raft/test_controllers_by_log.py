@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from liftpy.cluster.controller_list import ControllerList, first_list
+from liftpy.core.metadata.controller_list import ControllerList, first_list
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import CorruptionError
-from liftpy.wire._pb import cluster_pb2 as pb
-from sidecar.raft.journal import GroupJournal
-from sidecar.raft.library import FAIL_REASON
-from sidecar.raft.log_controllers import CHANGE, LogControllers, change_in
-from sidecar.raft.sessions import PeerSessions
-from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
+from sidecar.quorum.journal import GroupJournal
+from sidecar.quorum.library import FAIL_REASON
+from sidecar.quorum.log_controllers import CHANGE, LogControllers, change_in
+from sidecar.quorum.peer_sessions import PeerSessions
+from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
 from tests.unit.raft.ours import OurNet, our_net
 
 ABC = ("a", "b", "c")

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
+from liftpy.core.wire._pb import raft_pb2 as pb
 from liftpy.errors import ProtocolError
-from liftpy.wire._pb import raft_pb2 as pb
-from sidecar import clock
-from sidecar.raft.codec import decode
-from sidecar.raft.library import Node
-from sidecar.raft.numbers import MAX_NUMBER
+from sidecar.quorum.codec import MAX_NUMBER, decode
+from sidecar.quorum.library import Node
+from sidecar.runtime import clock
 from tests.unit.raft.ours import our_net
 
 TOO_MUCH = [MAX_NUMBER, 2**64 - 1]

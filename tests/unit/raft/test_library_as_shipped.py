@@ -1,6 +1,6 @@
 """What PySyncObj 0.3.17 does as shipped (red, each in a process of its own), and what this project's driver does instead.
 
-These tests describe the library. Should one fail with a newer version, the guard in ``sidecar/raft`` may be able to go.
+These tests describe the library. Should one fail with a newer version, the guard in ``sidecar/quorum`` may be able to go.
 Here: an apply or a callback that raises (point 6), and the flush and the pickle of its journal. The others:
 
     1 disk            2, 3, 4 consensus   5 snapshot
@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from liftpy.errors import StorageError
-from sidecar.raft.driver import GroupDriver
-from sidecar.raft.journal import GroupJournal
-from sidecar.raft.library import RaftCore, check_library, settings
-from sidecar.raft.transport import SessionTransport
+from sidecar.quorum.driver import GroupDriver
+from sidecar.quorum.journal import GroupJournal
+from sidecar.quorum.library import RaftCore, check_library, settings
+from sidecar.quorum.transport import SessionTransport
 
 
 def shipped(code: str, folder: Path) -> str:

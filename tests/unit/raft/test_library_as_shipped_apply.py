@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.member import Order
-from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.core.metadata.controller.quorum_member import Order
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.unit.raft.ours import bare_member, our_net
 from tests.unit.raft.shipped import Node, ShippedNet, in_process
 

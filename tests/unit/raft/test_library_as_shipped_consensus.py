@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from liftpy.cluster.member import Order
-from liftpy.wire._pb import cluster_pb2 as pb
-from sidecar.metadata import orders
+from liftpy.core.metadata.controller.quorum_member import Order
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from sidecar.metadata import proposal_executor
 from tests.unit.raft.ours import bare_member, our_net
 from tests.unit.raft.shipped import Node, ShippedNet, in_process
 
@@ -248,7 +248,7 @@ def test_ours_the_same_follower_catches_up(tmp_path: Path, batch_size: int) -> N
 async def test_ours_an_entry_beyond_a_whole_batch_is_refused_before_the_library_would_cut_it_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orders, "MAX_APPEND_BYTES", 4096)
+    monkeypatch.setattr(proposal_executor, "MAX_APPEND_BYTES", 4096)
     member = bare_member(tmp_path)
     request = pb.ControlRequest(createStream=pb.CreateStream(name="x" * 4096))
     response = await member._orders.order(Order(request))

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from liftpy.cluster.fsm import ClusterFsm
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import CorruptionError
-from liftpy.wire._pb import cluster_pb2 as pb
-from sidecar.raft.journal import GroupJournal
+from sidecar.quorum.journal import GroupJournal
 from tests.unit.raft.ours import bare_member, our_net
 from tests.unit.raft.shipped import ShippedNet, in_process
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from liftpy.errors import CorruptionError, ProtocolError
-from sidecar.raft.library import FAIL_REASON
-from sidecar.raft.sessions import _DATA, _FIRST, _FRAME, _LAST
+from sidecar.quorum.library import FAIL_REASON
+from sidecar.quorum.peer_sessions import _DATA, _FIRST, _FRAME, _LAST
 from tests.unit.raft.ours import bare_member, our_net
 from tests.unit.raft.shipped import Node, ShippedNet, in_process
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from liftpy.errors import CorruptionError
-from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
+from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
 from tests.unit.raft.ours import OurNet, bare_member, our_net
 from tests.unit.raft.shipped import Node, ShippedNet, in_process
 

@@ -13,12 +13,12 @@ from typing import Any
 import pysyncobj.syncobj
 import pytest
 
-from liftpy.cluster.member import EntryOutcome
-from sidecar.raft import driver as driver_module
-from sidecar.raft import library
-from sidecar.raft.driver import GroupDriver, tick_once
-from sidecar.raft.journal import GroupJournal
-from sidecar.raft.library import FAIL_REASON, _NoPickle, outcome_of, settings
+from liftpy.core.metadata.controller.quorum_member import EntryOutcome
+from sidecar.quorum import driver as driver_module
+from sidecar.quorum import library
+from sidecar.quorum.driver import GroupDriver, tick_once
+from sidecar.quorum.journal import GroupJournal
+from sidecar.quorum.library import FAIL_REASON, _NoPickle, outcome_of, settings
 from tests.unit.raft.ours import our_net
 
 

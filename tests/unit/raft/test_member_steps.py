@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from liftpy.cluster.controller_list import ControllerList
+from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.errors import CorruptionError
-from sidecar.raft.lineage import FILE, FolderLineage
-from sidecar.raft.probation import MARKER, Probation, waits_for
+from sidecar.quorum.probation import FILE, MARKER, FolderLineage, Probation, waits_for
 from tests.unit.raft.test_probation import peer
 from tests.unit.raft.test_raft_rules import Core as LogCore
 from tests.unit.raft.test_raft_rules import Hard

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.raft.pre_vote import PreVote, may_grant
+from sidecar.quorum.pre_vote import PreVote, may_grant
 from tests.unit.raft.ours import OurNet, our_net
 
 WOULD: dict[str, Any] = {

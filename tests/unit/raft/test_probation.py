@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.raft.codec import decode
-from sidecar.raft.probation import MARKER, is_first_start, waits_for
-from sidecar.raft.sessions import _DATA, _FIRST, _FRAME, _LAST, Peer
+from sidecar.quorum.codec import decode
+from sidecar.quorum.peer_sessions import _DATA, _FIRST, _FRAME, _LAST, Peer
+from sidecar.quorum.probation import MARKER, is_first_start, waits_for
 from tests.unit.raft.ours import OurNet, our_net
 from tests.unit.raft.plain_member import Member
 

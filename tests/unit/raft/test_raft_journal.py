@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
-from sidecar.raft.journal import GroupJournal
+from sidecar.quorum.journal import GroupJournal
 from tests.simulation.raft.disk import faulty_disk
 
 

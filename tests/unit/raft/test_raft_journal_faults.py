@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from liftpy.errors import StorageError
-from sidecar.raft.journal import GroupJournal
+from sidecar.quorum.journal import GroupJournal
 from tests.simulation.raft.disk import Fault, FaultyDisk, faulty_disk
 
 Content = tuple[list, int, str | None]

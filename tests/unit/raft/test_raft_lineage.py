@@ -9,9 +9,8 @@ import crc32c
 import pytest
 
 from liftpy.errors import CorruptionError, ProtocolError, UnknownFormatError
-from sidecar.raft.lineage import FILE, MAX_EARLIER, FolderLineage
-from sidecar.raft.probation import Probation
-from sidecar.raft.sessions import _FRAME, _HELLO
+from sidecar.quorum.peer_sessions import _FRAME, _HELLO
+from sidecar.quorum.probation import FILE, MAX_EARLIER, FolderLineage, Probation
 from tests.unit.raft.ours import OurNet, our_net
 from tests.unit.raft.test_probation import campaigns_for
 

@@ -12,19 +12,18 @@ from typing import Any
 import pytest
 
 from liftpy.errors import CorruptionError, ProtocolError, StorageError
-from sidecar.raft import codec
-from sidecar.raft import driver as driver_module
-from sidecar.raft import hardening as hardening_module
-from sidecar.raft.driver import MAX_INBOX_BYTES, GroupDriver, tick_once
-from sidecar.raft.hardening import Hardening
-from sidecar.raft.journal import _FRAME, _MAGIC, _RECORD, MAX_SPENT_BYTES, GroupJournal, _frame
-from sidecar.raft.library import FAIL_REASON, Node
-from sidecar.raft.lineage import FolderLineage
-from sidecar.raft.numbers import MAX_NUMBER
-from sidecar.raft.probation import is_first_start
-from sidecar.raft.sealing import seal, unseal
-from sidecar.raft.sessions import SILENCE_S, TERM_REACH, Peer, PeerSessions
-from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
+from sidecar.quorum import codec
+from sidecar.quorum import driver as driver_module
+from sidecar.quorum import raft_rules as hardening_module
+from sidecar.quorum.codec import MAX_NUMBER
+from sidecar.quorum.driver import MAX_INBOX_BYTES, GroupDriver, tick_once
+from sidecar.quorum.journal import _FRAME, _MAGIC, _RECORD, MAX_SPENT_BYTES, GroupJournal, _frame
+from sidecar.quorum.library import FAIL_REASON, Node
+from sidecar.quorum.peer_sessions import SILENCE_S, TERM_REACH, Peer, PeerSessions
+from sidecar.quorum.probation import FolderLineage, is_first_start
+from sidecar.quorum.raft_rules import Hardening
+from sidecar.quorum.sealing import seal, unseal
+from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
 
 
 # ---- hardening ---------------------------------------------------------------------------------------------------------------
@@ -240,7 +239,7 @@ def test_after_a_failed_write_nothing_is_written(tmp_path: Path, monkeypatch: py
 
 
 def test_what_is_spent_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sidecar.raft.journal.MAX_SPENT_BYTES", 2000)
+    monkeypatch.setattr("sidecar.quorum.journal.MAX_SPENT_BYTES", 2000)
     made = journal(tmp_path, 1)
     sizes = []
     for term in range(2, 300):
@@ -494,7 +493,7 @@ def test_chunks_of_a_session_that_ended_are_no_part_of_the_next() -> None:
 
 
 def test_messages_and_silences_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sidecar.raft.sessions.MAX_MESSAGE_BYTES", 8)
+    monkeypatch.setattr("sidecar.quorum.peer_sessions.MAX_MESSAGE_BYTES", 8)
     talk = Talk()
     talk.sides["a"].chunk_bytes = 4
     talk.meet()
@@ -590,7 +589,7 @@ def test_who_knows_a_later_process_doubts_and_a_majority_of_doubts_counts(tmp_pa
 
 
 def test_a_journal_is_written_anew_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sidecar.raft.journal._NEW_FRAME_BYTES", 100)
+    monkeypatch.setattr("sidecar.quorum.journal._NEW_FRAME_BYTES", 100)
     made = journal(tmp_path, *[1] * 40)
     pieces = list(made._pieces())
     assert len(pieces) > 10

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.errors import ConfigError, CorruptionError, ProtocolError, StorageError
-from sidecar.raft import codec, library
-from sidecar.raft.sessions import _FRAME, _HELLO, _MEMBERS, CHUNK_BYTES, HELLO_PERIOD_S, SILENCE_S, PeerSessions
-from sidecar.raft.snapshot_file import (
+from sidecar.quorum import codec, library
+from sidecar.quorum.peer_sessions import _FRAME, _HELLO, _MEMBERS, CHUNK_BYTES, HELLO_PERIOD_S, SILENCE_S, PeerSessions
+from sidecar.quorum.snapshot_file import (
     SnapshotFile,
     decode_snapshot_file,
     encode_snapshot_file,

@@ -12,27 +12,27 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from liftpy.cluster.cluster_events import EventTrail
-from liftpy.cluster.codec import image_from_bytes, image_to_bytes
-from liftpy.cluster.feed import FeedProducer
-from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.replay import check_partition
-from liftpy.cluster.rescued import LEAP, rescued_image
-from liftpy.cluster.snapshot import encode_snapshot
 from liftpy.config import DefaultQuota, SessionTimes
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.metadata.codec import image_from_bytes, image_to_bytes
+from liftpy.core.metadata.controller.cluster_events import EventTrail
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.feed import FeedProducer
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.replay import check_partition
+from liftpy.core.metadata.rescue import LEAP, rescued_image
+from liftpy.core.metadata.snapshot import encode_snapshot
+from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import ConfigError, CorruptionError, FolderLockedError, InvariantError, LiftError
-from liftpy.partition import PartitionStatus
-from liftpy.wire._pb import cluster_pb2 as pb
-from sidecar.cli.controllers_rescue import rescue as command
+from sidecar.cli.controllers import rescue as command
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
 from sidecar.disk.files import sync_folder
-from sidecar.metadata.opening import MemberFolder, MemberLog
-from sidecar.raft import rescue as module
-from sidecar.raft.journal import GroupJournal
-from sidecar.raft.library import check_library
-from sidecar.raft.rescue import BEFORE, Survivor, locked, newest, read_survivor, rescue
-from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
+from sidecar.metadata.member_log import MemberFolder, MemberLog
+from sidecar.quorum import rescue as module
+from sidecar.quorum.journal import GroupJournal
+from sidecar.quorum.library import check_library
+from sidecar.quorum.rescue import BEFORE, Survivor, locked, newest, read_survivor, rescue
+from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
 from tests.unit.cluster.cluster_driver import Driver
 
 TERM = 4

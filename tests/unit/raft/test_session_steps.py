@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from liftpy.core.wire.decode_errors import REFUSED
 from liftpy.errors import ProtocolError
-from liftpy.wire.refusals import REFUSED
-from sidecar.raft import sessions as module
-from sidecar.raft.numbers import MAX_NUMBER
-from sidecar.raft.sessions import Peer, PeerSessions
+from sidecar.quorum import peer_sessions as module
+from sidecar.quorum.codec import MAX_NUMBER
+from sidecar.quorum.peer_sessions import Peer, PeerSessions
 
 MEMBERS, HELLO, DATA = 3, 1, 2
 FIRST, LAST, NEW = 1, 2, 4

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from liftpy.core.wire._pb import raft_pb2 as pb
 from liftpy.errors import ProtocolError
-from liftpy.wire._pb import raft_pb2 as pb
-from sidecar.raft.codec import decode
-from sidecar.raft.numbers import MAX_NUMBER
-from sidecar.raft.sessions import _DATA, _FIRST, _FRAME, _HELLO, _LAST, TERM_REACH
+from sidecar.quorum.codec import MAX_NUMBER, decode
+from sidecar.quorum.peer_sessions import _DATA, _FIRST, _FRAME, _HELLO, _LAST, TERM_REACH
 from tests.unit.raft.ours import OurNet, our_net
 
 FAR = [MAX_NUMBER - 1, 1 << 40]

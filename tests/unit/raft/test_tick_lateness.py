@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.raft.driver import LATE_TICK_S, TICK_S
+from sidecar.quorum.driver import LATE_TICK_S, TICK_S
 from tests.unit.raft.ours import bare_member
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from liftpy.cluster.controller_list import ControllerList
-from liftpy.wire.refusals import REFUSED
-from sidecar.raft import codec
-from sidecar.raft.lineage import MAX_MISSED, FolderLineage
-from sidecar.raft.transport import _TRANSFER_S, VOTE_AGAIN_S, SessionTransport
+from liftpy.core.metadata.controller_list import ControllerList
+from liftpy.core.wire.decode_errors import REFUSED
+from sidecar.quorum import codec
+from sidecar.quorum.probation import MAX_MISSED, FolderLineage
+from sidecar.quorum.transport import _TRANSFER_S, VOTE_AGAIN_S, SessionTransport
 
 VOTE = {"type": "request_vote", "term": 4, "last_log_index": 9, "last_log_term": 3}
 TIMEOUT = {"type": "timeout_now", "term": 4}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.raft.journal import GroupJournal
-from sidecar.raft.library import APPLIED_PER_TICK_BYTES, STEP_BYTES, RaftCore, check_library, settings
-from sidecar.raft.transport import SessionTransport
+from sidecar.quorum.journal import GroupJournal
+from sidecar.quorum.library import APPLIED_PER_TICK_BYTES, STEP_BYTES, RaftCore, check_library, settings
+from sidecar.quorum.transport import SessionTransport
 
 STEPS = 100
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TypeVar
 
 from liftpy.config import CommitPolicy, ReplicationConfig, StreamConfig
-from liftpy.ids import PartitionKey
-from liftpy.partition import HeldPartition, PartitionState, PartitionStatus
-from liftpy.replica import effects as do
-from liftpy.replica import events as ev
-from liftpy.replica.replica import Replica
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.partition import HeldPartition, PartitionState, PartitionStatus
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.replica import Replica
 
 KEY = PartitionKey("orders", "uid-1", 0)
 S = 1_000_000_000

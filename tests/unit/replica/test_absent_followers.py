@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from liftpy.config import CommitPolicy, ReplicationConfig
-from liftpy.replica import effects as do
-from liftpy.replica import events as ev
-from liftpy.replica.events import Deadline
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.events import Deadline
 from tests.unit.replica.stepping import S, Stepped, state
 
 PROBE = Deadline.PROBE

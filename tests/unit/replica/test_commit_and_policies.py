@@ -8,16 +8,21 @@ from pathlib import Path
 import pytest
 
 from liftpy.config import CommitPolicy
-from liftpy.replica.backoff import Backoff
-from liftpy.replica.commit import isr_high_watermark, new_high_watermark, quorum_high_watermark
-from liftpy.replica.events import EpochQueryAnswered
-from liftpy.replica.isr_change import IsrChange
-from liftpy.replica.lag import may_join, wanted_isr
-from liftpy.replica.lease import Lease
-from liftpy.replica.local_log import LocalLog
-from liftpy.replica.progress import FollowerProgress
-from liftpy.replica.reconcile import Cut, StartAfresh, reconcile
-from liftpy.replica.waiters import Waiter, Waiters
+from liftpy.core.replication.events import EpochQueryAnswered
+from liftpy.core.replication.fetch_handler import Waiter, Waiters
+from liftpy.core.replication.follower import Cut, StartAfresh, reconcile
+from liftpy.core.replication.follower_progress import FollowerProgress
+from liftpy.core.replication.isr import (
+    IsrChange,
+    isr_high_watermark,
+    may_join,
+    new_high_watermark,
+    quorum_high_watermark,
+    wanted_isr,
+)
+from liftpy.core.replication.lease import Lease
+from liftpy.core.replication.log_offsets import LogOffsets
+from liftpy.core.replication.role import Backoff
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "high_watermark.json").read_text())["vectors"]
 
@@ -91,8 +96,8 @@ def test_the_wanted_isr_drops_the_fenced_and_the_late() -> None:
     assert wanted == frozenset("ab")
 
 
-def log(epochs: tuple[tuple[int, int], ...], end: int, start: int = 0) -> LocalLog:
-    opened = LocalLog()
+def log(epochs: tuple[tuple[int, int], ...], end: int, start: int = 0) -> LogOffsets:
+    opened = LogOffsets()
     opened.opened(start, end, -1, epochs)
     return opened
 

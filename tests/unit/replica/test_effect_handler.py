@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import get_args, get_type_hints
 
-from liftpy.replica import effects as do
-from liftpy.replica.effect_handler import EffectHandler, acts_of, method_name
+from liftpy.core.replication import effects as do
+from liftpy.core.replication.effects import EffectHandler, acts_of, method_name
 
 
 def test_a_method_for_each_effect_and_no_other() -> None:

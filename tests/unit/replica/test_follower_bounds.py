@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from liftpy.partition import PartitionStatus
-from liftpy.replica import effects as do
-from liftpy.replica import events as ev
-from liftpy.replica.assembling import FetchAssembly
-from liftpy.replica.events import RefusalReason
-from liftpy.wire.pieces import Piece
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.events import RefusalReason
+from liftpy.core.replication.follower import FetchAssembly
+from liftpy.core.wire.chunking import Piece
 from tests.unit.replica.stepping import S, Stepped, state
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from liftpy.partition import PartitionStatus
-from liftpy.replica import effects as do
-from liftpy.replica import events as ev
-from liftpy.replica.events import Deadline, RefusalReason
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.events import Deadline, RefusalReason
 from tests.unit.replica.stepping import Stepped, idle, state
 
 

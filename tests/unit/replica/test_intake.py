@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from liftpy.config import ReplicationConfig
-from liftpy.replica import effects as do
-from liftpy.replica import events as ev
-from liftpy.replica.intake import RECORD_OVERHEAD_BYTES, Gate, Intake, NodeIntake
-from liftpy.replica.lag import wanted_isr
-from liftpy.replica.progress import FollowerProgress
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.follower_progress import FollowerProgress
+from liftpy.core.replication.inflight_limits import RECORD_OVERHEAD_BYTES, Gate, InflightLimits, NodeIntake
+from liftpy.core.replication.isr import wanted_isr
 from tests.unit.replica.stepping import S, Stepped, state
 
 KIB = 1024
@@ -153,8 +153,8 @@ def test_what_is_held_when_the_leadership_ends_is_dropped_with_a_reason_and_noth
 
 def test_a_nodes_bound_leaves_every_partition_one_batch() -> None:
     node = NodeIntake()
-    busy, quiet = Intake(node, SMALL), Intake(node, SMALL)
-    others = [Intake(node, SMALL) for _ in range(5)]
+    busy, quiet = InflightLimits(node, SMALL), InflightLimits(node, SMALL)
+    others = [InflightLimits(node, SMALL) for _ in range(5)]
     for number, intake in enumerate(others):
         assert intake.may_append()
         intake.appended(number, BATCH_BYTES)
@@ -269,7 +269,7 @@ def held(size_bytes: int) -> ev.PublishesReceived:
 
 def test_a_partition_that_is_about_to_hold_no_more_is_counted_once_and_taken_off_once() -> None:
     node = NodeIntake()
-    one, other = Intake(node, SMALL), Intake(node, SMALL)
+    one, other = InflightLimits(node, SMALL), InflightLimits(node, SMALL)
     counts = []
     order = (one, one, one, other, one, other, other)
     for intake in order:
@@ -286,7 +286,7 @@ def test_a_partition_that_is_about_to_hold_no_more_is_counted_once_and_taken_off
 def test_where_the_node_is_about_to_hold_no_more_every_partition_that_holds_something_is_full() -> None:
     node = NodeIntake()
     wide = ReplicationConfig(ingest_queue_bytes=1 << 20, ingest_buffer_bytes=8192)
-    busy, quiet = Intake(node, wide), Intake(node, wide)
+    busy, quiet = InflightLimits(node, wide), InflightLimits(node, wide)
     while not node.full_count:
         assert busy.hold(held(128), 0)
     assert busy.held_bytes == node.held_bytes == 3072, "three quarters of half the buffer"

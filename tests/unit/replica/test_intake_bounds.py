@@ -7,11 +7,11 @@ import itertools
 import pytest
 
 from liftpy.config import ReplicationConfig
-from liftpy.replica import events as ev
-from liftpy.replica.intake import RECORD_OVERHEAD_BYTES, Gate, Intake, NodeIntake, size_in_memory
-from liftpy.replica.overflow import Overflow
-from liftpy.replica.quiet import QuietFetch, QuietFetches
-from liftpy.replica.slow_flushes import SlowFlushes
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.inflight_limits import RECORD_OVERHEAD_BYTES, Gate, InflightLimits, NodeIntake, size_in_memory
+from liftpy.core.replication.load_shedding import Overflow
+from liftpy.core.replication.quiescence import QuietFetch, QuietFetches
+from liftpy.core.replication.slow_disk import SlowFlushes
 from tests.unit.replica.stepping import KEY, S
 
 MS = 1_000_000
@@ -26,7 +26,7 @@ def publishes(count: int, size: int, *, plain: bool = True) -> ev.PublishesRecei
 def test_intake_counts_every_byte_in_and_out() -> None:
     config = ReplicationConfig(ingest_queue_bytes=1 << 20, ingest_buffer_bytes=1 << 22)
     node = NodeIntake()
-    intakes = [Intake(node, config) for _ in range(2)]
+    intakes = [InflightLimits(node, config) for _ in range(2)]
     event = publishes(3, 1000)
     assert size_in_memory(event) == 1000 + 3 * RECORD_OVERHEAD_BYTES
     for intake in intakes:
@@ -50,7 +50,7 @@ def test_what_is_held_has_a_bound(of_node: bool) -> None:
     size = size_in_memory(publishes(1, 1000))
     bounds = {"ingest_queue_bytes": 1 << 20, "ingest_buffer_bytes": 1 << 22}
     node = NodeIntake()
-    intake = Intake(node, ReplicationConfig(**bounds))  # type: ignore[arg-type]
+    intake = InflightLimits(node, ReplicationConfig(**bounds))  # type: ignore[arg-type]
     bound = bounds["ingest_queue_bytes"]
     if of_node:
         node.held_bytes = bounds["ingest_buffer_bytes"] // 2 - size * 3
@@ -101,7 +101,7 @@ def quiet(count: int) -> tuple[QuietFetches, list[QuietFetch]]:
 
 
 def test_every_page_of_quiet_fetches_has_to_be_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.replica.quiet.MAX_PER_QUESTION", 2)
+    monkeypatch.setattr("liftpy.core.replication.quiescence.MAX_PER_QUESTION", 2)
     fetches, made = quiet(40)
     questions, _ = fetches.due(fetches.interval_ns)
     assert len(questions) > 1

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 
-from liftpy.replica import events as ev
-from liftpy.replica import lag
-from liftpy.replica.backoff import Backoff
-from liftpy.replica.isr_change import IsrChange
-from liftpy.replica.lease import Lease
-from liftpy.replica.progress import DOUBT_NS, REACH_NS, FollowerProgress
-from liftpy.replica.succession import Succession
-from liftpy.replica.waiters import Waiter, Waiters
+from liftpy.core.replication import events as ev
+from liftpy.core.replication import isr
+from liftpy.core.replication.fetch_handler import Waiter, Waiters
+from liftpy.core.replication.follower_progress import DOUBT_NS, REACH_NS, FollowerProgress
+from liftpy.core.replication.isr import IsrChange
+from liftpy.core.replication.lease import Lease, Succession
+from liftpy.core.replication.role import Backoff
 from tests.unit.replica.stepping import Stepped, state
 
 MS = 1_000_000
@@ -22,10 +21,10 @@ MS = 1_000_000
 @pytest.mark.parametrize(("behind", "lags"), [(9, False), (10, False), (11, True)])
 def test_lag_in_records(behind: int, lags: bool) -> None:
     progress = FollowerProgress(caught_up_ns=0, position=99 - behind)
-    assert lag.is_lagging(progress, 100, 5, 5, 10) is lags
-    assert not lag.is_lagging(progress, 100, 5, 5, 0), "0: no bound"
-    assert lag.is_lagging(FollowerProgress(caught_up_ns=0), 100, 6, 5, 0), "by time"
-    assert not lag.is_lagging(FollowerProgress(caught_up_ns=0), 100, 5, 5, 10)
+    assert isr.is_lagging(progress, 100, 5, 5, 10) is lags
+    assert not isr.is_lagging(progress, 100, 5, 5, 0), "0: no bound"
+    assert isr.is_lagging(FollowerProgress(caught_up_ns=0), 100, 6, 5, 0), "by time"
+    assert not isr.is_lagging(FollowerProgress(caught_up_ns=0), 100, 5, 5, 10)
 
 
 def wanted(followers: dict[str, FollowerProgress], **more: Any) -> frozenset[str]:
@@ -34,7 +33,7 @@ def wanted(followers: dict[str, FollowerProgress], **more: Any) -> frozenset[str
         "min_isr": 2, "replica_count": 4,
     }  # fmt: skip
     live = dict.fromkeys("abcd", 1)
-    return lag.wanted_isr("a", frozenset("abcd"), followers, live, **(given | more))
+    return isr.wanted_isr("a", frozenset("abcd"), followers, live, **(given | more))
 
 
 @pytest.mark.parametrize(
@@ -54,10 +53,10 @@ def test_the_silent_leave_together_and_leave_enough(min_isr: int, silent: int, l
 )
 def test_who_joins_holds_what_is_committed_and_where_the_epoch_began(position: int, hw: int, start: int, joins: bool) -> None:
     progress = FollowerProgress(caught_up_ns=0, incarnation=3, position=position)
-    assert lag.may_join(progress, 3, hw, start) is joins
-    assert not lag.may_join(progress, 4, hw, start), "of the process before"
-    assert not lag.may_join(progress, 0, hw, start), "fenced"
-    assert not lag.may_join(FollowerProgress(caught_up_ns=0, incarnation=3), 3, hw, start)
+    assert isr.may_join(progress, 3, hw, start) is joins
+    assert not isr.may_join(progress, 4, hw, start), "of the process before"
+    assert not isr.may_join(progress, 0, hw, start), "fenced"
+    assert not isr.may_join(FollowerProgress(caught_up_ns=0, incarnation=3), 3, hw, start)
 
 
 def test_an_unknown_outcome_keeps_all_that_may_be_members() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from liftpy.config import ReplicationConfig
-from liftpy.replica import effects as do
-from liftpy.replica import events as ev
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
 from tests.unit.replica.stepping import S, Stepped, state
 
 LAG = ev.DeadlineReached(kind=ev.Deadline.LAG)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from liftpy.config import AckPolicy, CommitPolicy, ReplicationConfig
-from liftpy.replica import effects as do
-from liftpy.replica import events as ev
-from liftpy.replica.events import Deadline, RefusalReason
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.events import Deadline, RefusalReason
 from tests.unit.replica.stepping import KEY, S, Stepped, state
 
 

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from liftpy.config import CommitPolicy, ReplicationConfig, StreamConfig
-from liftpy.ids import PartitionKey
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.partition import HeldPartition, PartitionState, PartitionStatus
-from liftpy.replica import effects as do
-from liftpy.replica import events as ev
-from liftpy.replica.commit import new_high_watermark
-from liftpy.replica.reads import ReplicaSource
-from liftpy.replica.snapshot import FollowerSnapshot, ReplicaSnapshot
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.partition import HeldPartition, PartitionState, PartitionStatus
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.isr import new_high_watermark
+from liftpy.core.replication.reads import ReplicaSource
+from liftpy.core.replication.replica import FollowerSnapshot, ReplicaSnapshot
 from tests.unit.replica.stepping import S, Stepped, idle, state
 
 MS = 1_000_000

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.replica.lineage import Judgement, Lineage, judge
-from liftpy.replica.local_log import LocalLog
+from liftpy.core.replication.epoch_validation import EpochVerdict, Lineage, judge
+from liftpy.core.replication.log_offsets import LogOffsets
 
-SAME, BEHIND = Judgement(Lineage.SAME), Judgement(Lineage.BEHIND)
-
-
-def cut(end_offset: int) -> Judgement:
-    return Judgement(Lineage.CUT, end_offset)
+SAME, BEHIND = EpochVerdict(Lineage.SAME), EpochVerdict(Lineage.BEHIND)
 
 
-def a_log(start: int = 10, end: int = 50) -> LocalLog:
+def cut(end_offset: int) -> EpochVerdict:
+    return EpochVerdict(Lineage.CUT, end_offset)
+
+
+def a_log(start: int = 10, end: int = 50) -> LogOffsets:
     """Epoch 2 from 10 (or ``start``), 5 from 30, 7 from 40."""
-    log = LocalLog()
+    log = LogOffsets()
     log.opened(start, end, end - 1, tuple((epoch, max(at, start)) for epoch, at in ((2, 10), (5, 30), (7, 40)) if at < end))
     return log
 
@@ -38,7 +38,7 @@ def a_log(start: int = 10, end: int = 50) -> LocalLog:
         ((80, 6), cut(40)),
     ],
 )
-def test_a_leader_with_a_lease_knows(last: tuple[int, int], wanted: Judgement) -> None:
+def test_a_leader_with_a_lease_knows(last: tuple[int, int], wanted: EpochVerdict) -> None:
     assert judge(a_log(), last_offset=last[0], last_epoch=last[1], is_latest=True) == wanted
 
 
@@ -50,6 +50,6 @@ def test_nobody_else_says_cut() -> None:
 
 
 def test_an_empty_log_of_a_leader_has_lost_what_was_past_it() -> None:
-    log = LocalLog()
+    log = LogOffsets()
     log.opened(0, 0, -1, ())
     assert judge(log, last_offset=3, last_epoch=2, is_latest=True) == cut(0)

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
+from liftpy.core.log.compaction_point import NEVER, Horizon
+from liftpy.core.log.leader_epochs import EpochCache
+from liftpy.core.replication.epoch_validation import Lineage, judge
+from liftpy.core.replication.log_offsets import LogOffsets
 from liftpy.errors import InvariantError
-from liftpy.log.epochs import EpochCache
-from liftpy.log.horizon import NEVER, Horizon
-from liftpy.replica.lineage import Lineage, judge
-from liftpy.replica.local_log import LocalLog
 from tests.unit.replica.stepping import KEY
 
 
-def mirror(end: int = 10, flushed: int = 10, hw: int = 5) -> LocalLog:
-    return LocalLog(0, end, flushed, hw, EpochCache([(1, 0), (3, 6)]))
+def mirror(end: int = 10, flushed: int = 10, hw: int = 5) -> LogOffsets:
+    return LogOffsets(0, end, flushed, hw, EpochCache([(1, 0), (3, 6)]))
 
 
 def test_a_flush_that_ran_before_a_cut_says_nothing_of_what_comes_after() -> None:
@@ -65,8 +65,8 @@ def test_where_a_reader_parted_from_this_log(last_offset: int, last_epoch: int, 
 
 @pytest.mark.parametrize(("uid", "refused"), [("u1", False), ("", False), ("u2", True)])
 def test_a_read_is_of_the_stream_that_it_names(uid: str, refused: bool) -> None:
-    from liftpy.replica.reads import Reads
-    from liftpy.wire._pb import client_pb2 as pb
+    from liftpy.core.replication.reads import Reads
+    from liftpy.core.wire._pb import client_pb2 as pb
 
     source = SimpleNamespace(leads=True, may_serve=True, may_answer_latest=lambda now: True)
     reads: Any = Reads(type(KEY)("s", "u1", 0), "n1", source, SimpleNamespace(now_ns=lambda: 0), None)  # type: ignore[arg-type]
@@ -76,6 +76,6 @@ def test_a_read_is_of_the_stream_that_it_names(uid: str, refused: bool) -> None:
 @pytest.mark.parametrize("end", [8, 9, 10])
 @pytest.mark.parametrize(("flushed", "hw"), [(10, 9), (10, 7), (9, 8), (6, 5)])
 def test_nothing_that_was_cut_is_flushed_or_committed(end: int, flushed: int, hw: int) -> None:
-    log = LocalLog(0, 10, flushed, hw, EpochCache([(1, 0), (3, 6)]))
+    log = LogOffsets(0, 10, flushed, hw, EpochCache([(1, 0), (3, 6)]))
     log.cut(end)
     assert (log.log_end_offset, log.flushed_end_offset, log.high_watermark) == (end, min(flushed, end), min(hw, end - 1))

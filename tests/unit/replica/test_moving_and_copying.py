@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from liftpy.config import ReplicationConfig
-from liftpy.partition import PartitionState
-from liftpy.replica import effects as do
-from liftpy.replica import events as ev
-from liftpy.replica.copying import CopyPace, LearnerCopy, backlog_part, pace_of
-from liftpy.replica.isr_change import IsrChange
-from liftpy.replica.moving import heir, majority_holds, next_to_go
-from liftpy.replica.progress import FollowerProgress
-from liftpy.replica.replica import Replica
+from liftpy.core.base.partition import PartitionState
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.catchup_throttle import CatchupThrottle, LearnerCopy, backlog_part, pace_of
+from liftpy.core.replication.follower_progress import FollowerProgress
+from liftpy.core.replication.isr import IsrChange
+from liftpy.core.replication.leader import heir, majority_holds, next_to_go
+from liftpy.core.replication.replica import Replica
 from tests.unit.replica.stepping import S, Stepped, state
 
 MS = 1_000_000
@@ -87,7 +87,7 @@ def test_the_backlog_alone_counts() -> None:
 
 
 def test_turns_of_a_nodes_learners_are_as_far_apart_as_their_bytes_take() -> None:
-    pace = CopyPace(bytes_per_second=10_000_000)
+    pace = CatchupThrottle(bytes_per_second=10_000_000)
     assert pace.turn(5 * S) == (5 * S, 0)
     pace.flushed(1_000_000, 600_000, 5 * S, 5 * S + 4 * MS)
     assert pace.turn(5 * S + 4 * MS) == (5 * S + 60 * MS, 60 * MS)
@@ -114,23 +114,23 @@ def test_turns_of_a_nodes_learners_are_as_far_apart_as_their_bytes_take() -> Non
     ],
 )
 def test_a_piece_that_takes_long_is_followed_by_a_long_rest(took_ms: int, size_bytes: int, turn_ms: int) -> None:
-    pace = CopyPace(bytes_per_second=10_000_000, share=0.2, least_bytes_per_second=1_000_000)
+    pace = CatchupThrottle(bytes_per_second=10_000_000, share=0.2, least_bytes_per_second=1_000_000)
     pace.flushed(size_bytes, 100_000, S, S + took_ms * MS)
     assert pace.turn(S) == (S + turn_ms * MS, turn_ms * MS)
     assert pace.yielded_ns == (turn_ms - 10) * MS
 
 
 def test_without_a_least_rate_a_rest_is_as_long_as_it_comes_and_without_a_rate_there_is_none() -> None:
-    pace = CopyPace(bytes_per_second=10_000_000, share=0.1)
+    pace = CatchupThrottle(bytes_per_second=10_000_000, share=0.1)
     pace.flushed(1000, 1000, S, 2 * S)
     assert pace.turn(S)[0] == 11 * S
-    pace = CopyPace(bytes_per_second=0, share=0.1)
+    pace = CatchupThrottle(bytes_per_second=0, share=0.1)
     pace.flushed(1000, 1000, S, 2 * S)
     assert pace.turn(S)[0] == S
 
 
 def test_a_copy_asks_for_a_piece_and_what_the_partition_grew_by() -> None:
-    copy = LearnerCopy(CopyPace(bytes_per_second=10_000_000, piece_bytes=100_000))
+    copy = LearnerCopy(CatchupThrottle(bytes_per_second=10_000_000, piece_bytes=100_000))
     assert copy.asks(S, 1_000_000) == 100_000
     copy.came(100_000, 1000, 400)
     copy.flushed(S + MS)
@@ -140,11 +140,11 @@ def test_a_copy_asks_for_a_piece_and_what_the_partition_grew_by() -> None:
     copy.flushed(S + 9 * MS)
     assert copy.turn(S + 9 * MS) == S + 9 * MS
     assert copy.asks(S + 9 * MS, 150_000) == 150_000, "more than a follower asks for, never"
-    assert LearnerCopy(CopyPace()).asks(S, 1_000_000) == 1_000_000
+    assert LearnerCopy(CatchupThrottle()).asks(S, 1_000_000) == 1_000_000
 
 
 def test_a_turn_that_is_not_used_is_the_next_ones() -> None:
-    pace = CopyPace(bytes_per_second=10_000_000)
+    pace = CatchupThrottle(bytes_per_second=10_000_000)
     one, other = LearnerCopy(pace), LearnerCopy(pace)
     one.asks(S, 1000)
     one.came(100_000, 1, 0)
@@ -159,12 +159,12 @@ def test_a_turn_that_is_not_used_is_the_next_ones() -> None:
     ("rate", "piece", "most"), [(0, 7, 0), (1000, 0, 4096), (40_000_000, 0, 2_000_000), (40_000_000, 9000, 9000)]
 )
 def test_a_slow_copy_asks_for_little_at_a_time(rate: int, piece: int, most: int) -> None:
-    assert CopyPace(bytes_per_second=rate, piece_bytes=piece).fetch_bytes == most
+    assert CatchupThrottle(bytes_per_second=rate, piece_bytes=piece).fetch_bytes == most
 
 
 def test_a_pace_is_as_the_settings_say() -> None:
     config = ReplicationConfig(copy_bytes_per_second=1, copy_least_bytes_per_second=2, copy_share=0.3, copy_piece_bytes=4096)
-    assert pace_of(config) == CopyPace(bytes_per_second=1, least_bytes_per_second=2, share=0.3, piece_bytes=4096)
+    assert pace_of(config) == CatchupThrottle(bytes_per_second=1, least_bytes_per_second=2, share=0.3, piece_bytes=4096)
 
 
 class Learner(Stepped):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.replication import events as ev
+from liftpy.core.replication import phases
+from liftpy.core.replication.follower import FollowerRole
+from liftpy.core.replication.phases import FOLLOWS_ON, Following, Leading, RoleName, Waiting
 from liftpy.errors import InvariantError
-from liftpy.partition import PartitionStatus
-from liftpy.replica import events as ev
-from liftpy.replica import phases
-from liftpy.replica.follower import FollowerRole
-from liftpy.replica.phases import FOLLOWS_ON, Following, Leading, RoleName, Waiting
 from tests.unit.replica.stepping import Stepped
 
 

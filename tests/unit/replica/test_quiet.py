@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from liftpy.config import ReplicationConfig
-from liftpy.ids import PartitionKey
-from liftpy.replica import effects as do
-from liftpy.replica import events as ev
-from liftpy.replica.events import Deadline
-from liftpy.replica.quiet import ASK_AGAIN_NS, MAX_PER_QUESTION, QuietFetch, QuietFetches, WaitQuestion
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.events import Deadline
+from liftpy.core.replication.quiescence import ASK_AGAIN_NS, MAX_PER_QUESTION, QuietFetch, QuietFetches, WaitQuestion
 from tests.unit.replica.stepping import S, Stepped, state
 
 SOON = ReplicationConfig(quiet_rounds=2)

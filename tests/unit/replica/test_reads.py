@@ -8,16 +8,16 @@ from collections.abc import Callable
 import pytest
 
 from liftpy.config import StreamConfig
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.partition import PartitionStatus
-from liftpy.replica import reads as module
-from liftpy.replica.lineage import Judgement, Lineage
-from liftpy.replica.reads import MAX_WAIT_MS, Chunks, Reads, ReplicaSource
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import build_batch, split_batches
-from liftpy.wire.pieces import Assembly
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.replication import reads as module
+from liftpy.core.replication.epoch_validation import EpochVerdict, Lineage
+from liftpy.core.replication.reads import MAX_WAIT_MS, Chunks, Reads, ReplicaSource
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import build_batch, split_batches
+from liftpy.core.wire.chunking import Assembly
 from tests.unit.replica.stepping import KEY, S, Stepped, state
 
 OK, NOT_READY = client_pb2.ReadResponse.OK, client_pb2.ReadResponse.NOT_READY
@@ -33,7 +33,7 @@ class Source:
         self.log, _ = Log.open(MemoryStorage(), StreamConfig())
         self.high_watermark = -1
         self.knows_latest = True
-        self.lineage = Judgement(Lineage.SAME)
+        self.lineage = EpochVerdict(Lineage.SAME)
 
     def append(self, count: int = 1, committed: bool = True) -> None:
         for _ in range(count):
@@ -44,7 +44,7 @@ class Source:
     def may_answer_latest(self, now_ns: int) -> bool:
         return self.knows_latest
 
-    def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> Judgement:
+    def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
         return self.lineage
 
 
@@ -156,7 +156,7 @@ def test_one_too_many_is_answered_at_once(shell: Shell, monkeypatch: pytest.Monk
 
 def test_what_changed_while_a_reader_waited_is_looked_at_again(shell: Shell, source: Source) -> None:
     shell.ask(offset=3, waitMs=1000, lastOffset=2, lastEpoch=1)
-    source.lineage = Judgement(Lineage.CUT, 1)
+    source.lineage = EpochVerdict(Lineage.CUT, 1)
     source.append()
     shell.reads.advanced()
     _, head, _ = shell.take()

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
+from liftpy.core.log.corruption_reports import Recheck
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.replication import reads as module
+from liftpy.core.replication.epoch_validation import EpochVerdict, Lineage
+from liftpy.core.replication.reads import MAX_REQUEST_BYTES, WAITING_COST_BYTES, Chunks, OwnFiles, ReadBudget, Reads
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import build_batch, parse_header, split_batches
+from liftpy.core.wire.chunking import SMALLEST_PIECE_BYTES, Assembly
 from liftpy.errors import CorruptionError
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.log.rechecks import Recheck
-from liftpy.replica import reads as module
-from liftpy.replica.lineage import Judgement, Lineage
-from liftpy.replica.reads import MAX_REQUEST_BYTES, WAITING_COST_BYTES, Chunks, OwnFiles, ReadBudget, Reads
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import build_batch, parse_header, split_batches
-from liftpy.wire.pieces import SMALLEST_PIECE_BYTES, Assembly
 from tests.unit.log.small_logs import a_log
 from tests.unit.replica.stepping import KEY
 from tests.unit.replica.test_reads import Shell, Source
@@ -128,9 +128,9 @@ def test_a_reader_of_another_log_is_told_up_to_where_both_are_the_same(lineage: 
     source = Dated()
     asked: list[tuple[int, int]] = []
 
-    def judge(last_offset: int, last_epoch: int, now_ns: int) -> Judgement:
+    def judge(last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
         asked.append((last_offset, last_epoch))
-        return Judgement(lineage, 5)
+        return EpochVerdict(lineage, 5)
 
     source.judge_reader = judge  # type: ignore[method-assign]
     shell = Raw(source)

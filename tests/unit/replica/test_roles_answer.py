@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.partition import PartitionStatus
-from liftpy.replica import effects as do
-from liftpy.replica import events as ev
-from liftpy.replica.quiet import MISSES, QuietFetches
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.quiescence import MISSES, QuietFetches
 from tests.unit.replica.stepping import KEY, S, Stepped, idle, state
 from tests.unit.replica.test_candidate import proposed
 from tests.unit.replica.test_quiet import CONFIG, fetch

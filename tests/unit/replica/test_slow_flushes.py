@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from liftpy.config import CommitPolicy, ReplicationConfig
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.replication import isr as lag
+from liftpy.core.replication.follower_progress import FollowerProgress
+from liftpy.core.replication.slow_disk import SlowFlushes, successor, to_keep_out
 from liftpy.errors import ConfigError
-from liftpy.replica import effects as do
-from liftpy.replica import events as ev
-from liftpy.replica import lag
-from liftpy.replica.progress import FollowerProgress
-from liftpy.replica.slow_flushes import SlowFlushes, successor, to_keep_out
 from tests.unit.replica.stepping import S, Stepped, state
 
 MS = 1_000_000

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from liftpy.partition import HeldPartition, Pause
-from liftpy.replica import effects as do
-from liftpy.replica import events as ev
+from liftpy.core.base.partition import HeldPartition, Pause
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
 from tests.unit.replica.stepping import S, Stepped, state
 
 

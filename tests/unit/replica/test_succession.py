@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from liftpy.partition import PartitionState, PartitionStatus
-from liftpy.replica.succession import Succession
+from liftpy.core.base.partition import PartitionState, PartitionStatus
+from liftpy.core.replication.lease import Succession
 from tests.unit.replica.stepping import S
 from tests.unit.replica.stepping import state as held
 

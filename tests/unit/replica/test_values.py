@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from liftpy.replica import effects, events
+from liftpy.core.replication import effects, events
 
 VALUES = [
     made

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from liftpy.config import StreamConfig
-from liftpy.replica.went_past import all_have_lost_it, who_has_heard
+from liftpy.core.replication.role import all_have_lost_it, who_has_heard
 from tests.unit.replica.stepping import S, Stepped, state
 
 LIVE = {"a": 1, "b": 1, "c": 1}

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
+from liftpy.core.services.effects import MAX_PENDING, MAX_PENDING_BYTES, Effect, Pending
+from liftpy.core.services.log_timers import LogTimers
+from liftpy.core.services.outbox import Output
+from liftpy.core.services.queries import QueryDesk
+from liftpy.core.services.replies import Answer, AnswerTable, Reply, ReplyDesk, message_id_of
+from liftpy.core.services.service import Role
+from liftpy.core.services.snapshot import Snapshot
+from liftpy.core.wire.batch import Record
+from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES
 from liftpy.errors import ConfigError, LiftError
 from liftpy.service import Identity, Outbox, Service, ServiceFailedError, ServiceMachine
-from liftpy.service.base import Role
-from liftpy.service.effects import MAX_PENDING, MAX_PENDING_BYTES, Effect, Pending
-from liftpy.service.log_timers import LogTimers
-from liftpy.service.outbox import Output
-from liftpy.service.queries import QueryDesk
-from liftpy.service.replies import Answer, AnswerTable, Reply, ReplyDesk, message_id_of
 from liftpy.service.settings import ServiceSettings
-from liftpy.service.snapshot import Snapshot
-from liftpy.wire.batch import Record
-from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES
 
 KIB, MIB = 1024, 1024 * 1024
 OURS = ServiceSettings("sum", "in", "n1", Path("/data"))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from liftpy.core.services.rules import check_class, check_outputs, check_parameters, names_emit, parameter_in, parameters_digest
 from liftpy.errors import (
     ConfigError,
     CorruptionError,
@@ -24,10 +25,8 @@ from liftpy.errors import (
     UnknownFormatError,
 )
 from liftpy.service import DivergedError, Identity, OutputConflictError, Record, Service, ServiceFailedError, ServiceMachine
-from liftpy.service.rules import check_class, check_outputs, check_parameters, names_emit, parameter_in, parameters_digest
 from liftpy.testing import ServiceTest
-from sidecar.cli.service import read_parameters
-from sidecar.cli.service_endings import DO_NOT_RESTART, TABLE, exit_code, restart_helps
+from sidecar.cli.service import DO_NOT_RESTART, TABLE, exit_code, read_parameters, restart_helps
 
 
 class Still(Service):

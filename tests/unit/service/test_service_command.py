@@ -16,7 +16,7 @@ from liftpy.errors import ConfigError, DataLossError, InvalidNameError, LiftErro
 from liftpy.service.settings import ServiceSettings
 from sidecar.cli import main, service
 from sidecar.cli.service import load_service, partitions_in
-from sidecar.settings import Target
+from sidecar.runtime.settings import Target
 from tests.examples.bank import Bank
 
 

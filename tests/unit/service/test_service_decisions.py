@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
+from liftpy.core.services.bad_records import SkipDecision, Unit, decided
+from liftpy.core.services.versions import VersionDecision
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2, service_pb2
+from liftpy.core.wire.batch import Record
+from liftpy.core.wire.headers import may_be_enveloped
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 from liftpy.service import Identity
-from liftpy.service.decisions import DecisionWriter
-from liftpy.service.poison import SkipDecision, Unit, decided
-from liftpy.service.versions import VersionDecision
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2, service_pb2
-from liftpy.wire.batch import Record
-from liftpy.wire.headers import may_be_enveloped
-from sidecar.cli.service_orders import pass_over, store_now
+from liftpy.service.bad_record_writer import DecisionWriter
+from sidecar.cli.service import pass_over, store_now
 
 WHO = Identity("bank", "in", "u1", 1)
 BAD = Record(17, 5, b"k", b"bad", (("a", b"1"),), "", None, 3)

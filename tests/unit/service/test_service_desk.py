@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from liftpy.config import ReplicationConfig
-from liftpy.ids import PartitionKey
-from liftpy.replica import events
-from liftpy.replica.phases import RoleName
-from liftpy.wire import envelope, frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire._pb import service_pb2 as pb
-from liftpy.wire.envelope import MessageType
-from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.refusals import REPLY, by_reason
-from liftpy.wire.subjects import Subjects
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.replication import events
+from liftpy.core.replication.phases import RoleName
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire._pb import service_pb2 as pb
+from liftpy.core.wire.decode_errors import REPLY, by_reason
+from liftpy.core.wire.envelope import MessageType
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import Subjects
 from sidecar.partition.services import PartitionServices, ServiceDesk
 
 
@@ -134,7 +134,7 @@ def test_a_promotion_goes_through_frames_to_the_replicas_events(world: World) ->
 
 def test_a_slow_service_holds_a_promotion_up_for_one_candidates_time_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = 1_000_000_000
-    monkeypatch.setattr("sidecar.clock.now_ns", lambda: now_ns)
+    monkeypatch.setattr("sidecar.runtime.clock.now_ns", lambda: now_ns)
     world.say(hello(position=10))
     world.say(hello(position=2))
     world.become("CANDIDATE", "LEADER_REPLAY", 2)
@@ -214,7 +214,7 @@ def test_replicas_tell_each_other_how_services_are_and_the_leader_hands_over(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ns = 1_000_000_000
-    monkeypatch.setattr("sidecar.clock.now_ns", lambda: now_ns)
+    monkeypatch.setattr("sidecar.runtime.clock.now_ns", lambda: now_ns)
 
     def report(node: str, **fields: Any) -> pb.ServiceReport:
         states = [pb.ServiceReport.State(service="bank", position=10)]
@@ -359,7 +359,7 @@ def test_no_more_is_reported_of_a_replay_than_was_asked_for(world: World) -> Non
 
 def test_after_the_last_one_is_forgotten_the_next_one_is_looked_at_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = 1_000_000_000
-    monkeypatch.setattr("sidecar.clock.now_ns", lambda: now_ns)
+    monkeypatch.setattr("sidecar.runtime.clock.now_ns", lambda: now_ns)
     for name in ("bank", "shop"):
         world.say(hello(service=name))
         now_ns, check = next((at_ns, timer) for at_ns, timer in reversed(world.timers) if timer is world.services._check)

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from liftpy.core.services import effects as bounds
+from liftpy.core.services.bad_records import Unit
+from liftpy.core.services.effects import Effect, Pending, result_headers, tick_headers
 from liftpy.errors import CorruptionError, UnavailableError
 from liftpy.service import Identity, Outbox, Record, Service, ServiceFailedError, ServiceMachine
-from liftpy.service import effects as bounds
-from liftpy.service.acting import EffectRunner
-from liftpy.service.effects import Effect, Pending, result_headers, tick_headers
-from liftpy.service.poison import Unit
+from liftpy.service.effect_runner import EffectRunner
 from liftpy.service.settings import ServiceSettings
 from liftpy.testing import ServiceTest
 
@@ -260,7 +260,7 @@ async def test_the_leader_runs_handlers_in_threads_and_their_results_are_records
 
 
 async def test_a_handler_that_fails_or_hangs_is_run_again_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.service.acting._FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr("liftpy.service.effect_runner._FIRST_WAIT_S", 0.01)
     tries: list[str] = []
     hang = threading.Event()
 
@@ -289,8 +289,8 @@ async def test_a_handler_that_fails_or_hangs_is_run_again_and_said(monkeypatch: 
 
 
 async def test_a_result_that_was_lost_or_not_acknowledged_is_brought_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.service.acting._FIRST_WAIT_S", 0.01)
-    monkeypatch.setattr("liftpy.service.acting._APPLIED_WITHIN_S", 0.05)
+    monkeypatch.setattr("liftpy.service.effect_runner._FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr("liftpy.service.effect_runner._APPLIED_WITHIN_S", 0.05)
     bench = Bench(machine_of())
     bench.writer.deaf, bench.writer.applies = True, False
     bench.machine.apply([record(0, b"a")])
@@ -328,7 +328,7 @@ async def test_no_more_handlers_run_at_once_than_allowed() -> None:
 
 
 async def test_ticks_are_written_while_timers_are_due_and_not_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.service.acting._IDLE_LOOK_S", 0.001)
+    monkeypatch.setattr("liftpy.service.effect_runner._IDLE_LOOK_S", 0.001)
     bench = Bench(machine_of(), tick_s=0.05)
     await asyncio.sleep(0.2)
     assert bench.writer.appended == [], "no timer is set"

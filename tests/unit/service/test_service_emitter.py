@@ -12,19 +12,18 @@ from typing import Any
 import pytest
 
 from liftpy.client.positions import Bounds
-from liftpy.client.transport import NoAnswerError
 from liftpy.config import Codec
+from liftpy.core.publish.published_batch import body_to_store
+from liftpy.core.services.outbox import Output
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import Record, parse_batch, seal
 from liftpy.errors import ConfigError, LiftError, OffsetOutOfRangeError
-from liftpy.ingest.published_batch import body_to_store
+from liftpy.nats.transport import RequestTimeoutError
 from liftpy.service import DivergedError, Outbox
-from liftpy.service.appending import NotWrittenError
-from liftpy.service.emitter import Emitter
-from liftpy.service.outbox import Output
+from liftpy.service.output_writer import Emitter, NotWrittenError
 from liftpy.service.settings import ServiceSettings
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import Record, parse_batch, seal
-from sidecar.cli.service_endings import exit_code
+from sidecar.cli.service import exit_code
 
 TOTAL = 120
 
@@ -66,12 +65,12 @@ class Partition:
             await asyncio.sleep(0)
         fault = rng.random()
         if fault < 0.01:
-            raise NoAnswerError("lost")
+            raise RequestTimeoutError("lost")
         answer = self.append(payload)
         if fault < 0.02:  # a repeated, late copy
             asyncio.get_running_loop().call_later(0.001 * rng.random(), self.append, payload)
         if fault < 0.03:
-            raise NoAnswerError("the ack was lost")
+            raise RequestTimeoutError("the ack was lost")
         return answer
 
     # the client
@@ -127,8 +126,8 @@ async def until(condition: Any, timeout_s: float = 10) -> None:
 
 @pytest.fixture(autouse=True)
 def _soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.service.emitter._AGAIN_S", 0.002)
-    monkeypatch.setattr("liftpy.service.emitter._BATCH_RECORDS", 4)
+    monkeypatch.setattr("liftpy.service.output_writer._AGAIN_S", 0.002)
+    monkeypatch.setattr("liftpy.service.output_writer._BATCH_RECORDS", 4)
 
 
 @pytest.fixture
@@ -155,7 +154,7 @@ async def test_a_leader_writes_and_a_follower_reads_along(start: Any) -> None:
 
 
 async def test_outputs_travel_in_batches_that_fit_into_a_message(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.service.emitter._BATCH_RECORDS", 1000)
+    monkeypatch.setattr("liftpy.service.output_writer._BATCH_RECORDS", 1000)
     partition = Partition()
     partition.max_payload_bytes = 5000
     ours, sent = partition.append, []
@@ -287,7 +286,7 @@ async def test_what_a_snapshot_began_with_is_proven_by_one_read_before_anything_
 
 async def test_an_output_stream_that_was_cut_is_written_again(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """By an unclean election of it; a leader that has just begun says less for a moment, so it waits."""
-    monkeypatch.setattr("liftpy.service.emitter._LOST_AFTER_S", 0.05)
+    monkeypatch.setattr("liftpy.service.output_writer._LOST_AFTER_S", 0.05)
     partition = Partition()
     sender = start(Sender(partition))
     sender.produce(20)
@@ -324,7 +323,7 @@ async def test_outputs_that_do_not_leave_are_sent_less_and_less_often(start: Any
         waits.append(delay_s)
         await real(0)
 
-    monkeypatch.setattr("liftpy.service.emitter.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    monkeypatch.setattr("liftpy.service.output_writer.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
     start(sender)
     sender.produce(3)
     await until(lambda: len(waits) >= 4)

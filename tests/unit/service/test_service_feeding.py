@@ -13,15 +13,15 @@ from typing import Any, ClassVar
 
 import pytest
 
+from liftpy.client.batch_view import BatchSlice
 from liftpy.client.progress import NotServedError, ReadProgress
-from liftpy.client.slices import BatchSlice
+from liftpy.core.wire.batch import Record, build_batch, parse_batch
 from liftpy.errors import DataLossError, LogTruncatedError, OffsetOutOfRangeError, StorageError
-from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine, Snapshot, feeding
-from liftpy.service.feeding import Feeder
-from liftpy.service.keeping import SnapshotKeeper
+from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine, Snapshot, record_feeder
+from liftpy.service.record_feeder import Feeder
 from liftpy.service.settings import ServiceSettings
-from liftpy.service.store import SnapshotStore
-from liftpy.wire.batch import Record, build_batch, parse_batch
+from liftpy.service.snapshot_manager import SnapshotKeeper
+from liftpy.service.snapshot_store import SnapshotStore
 
 WHO = Identity("sum", "in", "u1", 0)
 EVERY = 10
@@ -437,7 +437,7 @@ async def test_a_follower_takes_its_snapshot_after_the_leader_has_and_at_the_sam
     node.feeder.stop_at(45)
     log.append(10)
     await node.stored(30, 40)
-    assert not [timeout_s for timeout_s in waited if timeout_s != feeding._PAUSE_S]
+    assert not [timeout_s for timeout_s in waited if timeout_s != record_feeder._PAUSE_S]
     monkeypatch.setattr(node.feeder, "_woken", real)
     node.keeper.blocked(1000.0)
     assert node.keeper.turn_s() == 5.0

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
+from liftpy.client.batch_view import BatchSlice
 from liftpy.client.progress import ReadProgress
-from liftpy.client.slices import BatchSlice
+from liftpy.core.services.bad_records import DecisionMissedError, Failing, Next, PoisonError, Unit
+from liftpy.core.services.routing import Route
+from liftpy.core.wire.batch import Record, build_batch, parse_batch
 from liftpy.errors import OffsetOutOfRangeError, UnavailableError
 from liftpy.service import Outbox, Role, Service, ServiceFailedError
-from liftpy.service.feeding import _PAUSE_S, Decider
-from liftpy.service.poison import DecisionMissedError, Failing, Next, PoisonError, Unit
-from liftpy.service.routing import Route
-from liftpy.wire.batch import Record, build_batch, parse_batch
+from liftpy.service.record_feeder import _PAUSE_S, Decider
 from tests.unit.service.test_service_feeding import FakeLog, Node
 
 

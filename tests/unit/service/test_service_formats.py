@@ -9,16 +9,16 @@ from pathlib import Path
 import crc32c
 import pytest
 
+from liftpy.core.services.bad_records import Unit
+from liftpy.core.services.effects import Pending
+from liftpy.core.services.outbox import Outbox, Output, extended
+from liftpy.core.services.replies import Answer, AnswerTable, decode_answers
+from liftpy.core.services.rules import parameters_digest
+from liftpy.core.services.service import Service
+from liftpy.core.services.snapshot import Identity, Section, Snapshot, decode
+from liftpy.core.services.versions import VersionError, encoded, from_section
+from liftpy.core.wire.batch import Record
 from liftpy.errors import CorruptionError
-from liftpy.service.base import Service
-from liftpy.service.effects import Pending
-from liftpy.service.outbox import Outbox, Output, extended
-from liftpy.service.poison import Unit
-from liftpy.service.replies import Answer, AnswerTable, decode_answers
-from liftpy.service.rules import parameters_digest
-from liftpy.service.snapshot import Identity, Section, Snapshot, decode
-from liftpy.service.versions import VersionError, encoded, from_section
-from liftpy.wire.batch import Record
 
 WHO = Identity("bank", "in", "u1", 2)
 HEADERS = (("b", b"2"), ("a", b"1"))
@@ -172,7 +172,7 @@ def test_the_digest_of_parameters_is_the_same_in_every_version() -> None:
 
 
 def test_a_snapshots_file_is_named_by_its_position(tmp_path: Path) -> None:
-    from liftpy.service.store import SnapshotStore
+    from liftpy.service.snapshot_store import SnapshotStore
 
     found = SnapshotStore(tmp_path, WHO, kept=2, max_bytes=1 << 20)
     found.save(WHOLE, 0)

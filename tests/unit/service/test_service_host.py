@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 
 from liftpy.client.progress import NotServedError
+from liftpy.core.services.outbox import Output
+from liftpy.core.services.sessions import MAX_SERVICES, Replayed, Tell
+from liftpy.core.services.versions import VersionDecision
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import service_pb2 as pb
+from liftpy.core.wire.batch import Record
+from liftpy.core.wire.envelope import MessageType
 from liftpy.errors import ConfigError, FolderLockedError, NotFoundError, UnavailableError
-from liftpy.service import DivergedError, Outbox, Role, feeding, host
-from liftpy.service.decisions import DecisionWriter
-from liftpy.service.emitter import Emitter
+from liftpy.service import DivergedError, Outbox, Role, host, record_feeder
+from liftpy.service.bad_record_writer import DecisionWriter
 from liftpy.service.host import ServiceHost
-from liftpy.service.outbox import Output
-from liftpy.service.sessions import MAX_SERVICES, Replayed, Tell
+from liftpy.service.output_writer import Emitter
 from liftpy.service.settings import ServiceSettings
-from liftpy.service.store import ServiceLock
-from liftpy.service.versions import VersionDecision
-from liftpy.wire import envelope, frames
-from liftpy.wire._pb import service_pb2 as pb
-from liftpy.wire.batch import Record
-from liftpy.wire.envelope import MessageType
+from liftpy.service.snapshot_store import ServiceLock
 from tests.unit.service.test_service_feeding import EVERY, FakeLog, Node, Sum
 from tests.unit.service.test_service_sessions import CANDIDATE, FOLLOWS, LEADS, acked, hello, joined, replays, sessions
 
@@ -347,7 +347,7 @@ async def test_a_slow_service_gets_fewer_records_at_once_and_a_fast_one_more(
     before: int, took_steps: float, after: int, node: Node
 ) -> None:
     made: Any = node.feeder
-    assert feeding._MAX_CHUNK_RECORDS == 128
+    assert record_feeder._MAX_CHUNK_RECORDS == 128
     made._chunk_records = before
     made._chunk_took(took_steps * node.settings.step_s)
     assert made._chunk_records == after

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from liftpy.client import ReadOptions
+from liftpy.core.services.bad_records import Failing, PoisonError, Unit
+from liftpy.core.services.replies import Reply
+from liftpy.core.services.routing import Route
+from liftpy.core.services.service import Service
+from liftpy.core.wire._pb import service_pb2 as pb
+from liftpy.core.wire.batch import Record
 from liftpy.errors import UnavailableError
 from liftpy.service import Identity, Role, host
-from liftpy.service.base import Service
 from liftpy.service.host import ServiceHost
-from liftpy.service.poison import Failing, PoisonError, Unit
-from liftpy.service.replies import Reply
-from liftpy.service.routing import Route
 from liftpy.service.settings import ServiceSettings
-from liftpy.wire._pb import service_pb2 as pb
-from liftpy.wire.batch import Record
 from tests.only_in import only_in
 from tests.unit.service.test_service_feeding import FakeLog, Sum
 from tests.unit.service.test_service_host import Bus, order

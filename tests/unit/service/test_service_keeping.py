@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from liftpy.core.wire.batch import Record
 from liftpy.errors import StorageError
 from liftpy.service import Identity, Outbox, Service, ServiceMachine, Snapshot
-from liftpy.service.keeping import SnapshotKeeper
 from liftpy.service.settings import ServiceSettings
-from liftpy.service.store import SnapshotStore
-from liftpy.wire.batch import Record
+from liftpy.service.snapshot_manager import SnapshotKeeper
+from liftpy.service.snapshot_store import SnapshotStore
 
 WHO = Identity("count", "in", "u1", 0)
 

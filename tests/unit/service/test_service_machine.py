@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from liftpy.core.services.outbox import _OVERHEAD_BYTES, MAX_OUTPUT_BYTES, extended
+from liftpy.core.wire.batch import Record
 from liftpy.service import DivergedError, Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine
-from liftpy.service.outbox import _OVERHEAD_BYTES, MAX_OUTPUT_BYTES, extended
-from liftpy.wire.batch import Record
 
 WHO = Identity("ledger", "s", "uid1", 0)
 
@@ -361,7 +361,7 @@ def test_a_leader_keeps_all_that_it_has_not_written_and_a_follower_waits_for_not
 def test_so_many_timers_that_were_set_meanwhile_may_fire(
     at_ns: int, fires: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("liftpy.service.machine.MAX_FIRES_PER_RECORD", 3)
+    monkeypatch.setattr("liftpy.core.services.machine.MAX_FIRES_PER_RECORD", 3)
     service, machine = started()
     machine.apply([record(0, b"t:again:10", 0)])
     if fires is not None:
@@ -410,7 +410,7 @@ def test_a_boundary_has_one_snapshot() -> None:
 
 
 def test_the_bounds_of_outputs_are_inclusive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.service.machine.MAX_OUTPUTS_PER_CALLBACK", 2)
+    monkeypatch.setattr("liftpy.core.services.machine.MAX_OUTPUTS_PER_CALLBACK", 2)
     _, machine = started()
     assert machine.outbox is not None
     machine.apply([record(0, b"e:x,y")])

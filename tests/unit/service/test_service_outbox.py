@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
+from liftpy.core.services.outbox import MAX_SAMPLES, DisprovenError, Output
+from liftpy.core.wire.batch import Record
+from liftpy.core.wire.headers import OUTPUT_DIGEST, OUTPUT_ID, OUTPUT_NUMBER, OUTPUT_SERVICE
 from liftpy.service import DivergedError, Outbox, OutputConflictError
-from liftpy.service.outbox import MAX_SAMPLES, DisprovenError, Output
-from liftpy.wire.batch import Record
-from liftpy.wire.headers import OUTPUT_DIGEST, OUTPUT_ID, OUTPUT_NUMBER, OUTPUT_SERVICE
 
 
 def output(number: int, value: bytes = b"v") -> Output:

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
+from liftpy.core.services.outbox import Output
+from liftpy.core.services.rules import check_outputs
 from liftpy.errors import ConfigError
 from liftpy.service import Outbox, Service
-from liftpy.service.appending import Destination, fitting, frame_of
-from liftpy.service.emitter import Emitter
-from liftpy.service.outbox import Output
-from liftpy.service.rules import check_outputs
+from liftpy.service.output_writer import Destination, Emitter, fitting, frame_of
 from liftpy.service.settings import ServiceSettings
 
 

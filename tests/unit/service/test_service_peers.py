@@ -11,24 +11,24 @@ from typing import Any
 
 import pytest
 
-from liftpy.client.transport import NobodyListensError
+from liftpy.core.services.snapshot_sources import MAX_OFFERS, Offer, PeerSearch, SnapshotRange
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import service_pb2 as pb
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import CorruptionError, DataLossError, UnavailableError, UnknownFormatError
-from liftpy.service import Identity, Outbox, Snapshot, fetching, giving
-from liftpy.service.fetching import SnapshotFetcher
-from liftpy.service.giving import SnapshotGiver
-from liftpy.service.keeping import SnapshotKeeper
-from liftpy.service.peers import MAX_OFFERS, Offer, PeerSearch, Reach
+from liftpy.nats.transport import NoRespondersError
+from liftpy.service import Identity, Outbox, Snapshot, snapshot_download, snapshot_server
 from liftpy.service.settings import ServiceSettings
-from liftpy.service.store import SnapshotStore
-from liftpy.wire import frames
-from liftpy.wire._pb import service_pb2 as pb
-from liftpy.wire.subjects import Subjects
+from liftpy.service.snapshot_download import SnapshotFetcher
+from liftpy.service.snapshot_manager import SnapshotKeeper
+from liftpy.service.snapshot_server import SnapshotGiver
+from liftpy.service.snapshot_store import SnapshotStore
 from tests.only_in import only_in
 from tests.unit.service.test_service_feeding import FakeLog, Node
 
 WHO = Identity("sum", "in", "u1", 0)
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
-ALL = Reach(0, 1000, 1 << 20)
+ALL = SnapshotRange(0, 1000, 1 << 20)
 
 
 def offer(node: str, position: int, digest: bytes = A, size_bytes: int = 10) -> Offer:
@@ -59,13 +59,13 @@ def test_only_what_is_offered_and_agreed_on_is_taken_and_two_nodes_count_more_th
 @pytest.mark.parametrize(
     ("reach", "told"),
     [
-        (Reach(400, 600, 1), "those at 400, 600 from 400 on"),
-        (Reach(401, 599, 1), "none from 401 on"),
-        (Reach(401, 600, 1), "those at 600 from 401 on"),
-        (Reach(0, 400, 1), "those at 400 from 0 on"),
+        (SnapshotRange(400, 600, 1), "those at 400, 600 from 400 on"),
+        (SnapshotRange(401, 599, 1), "none from 401 on"),
+        (SnapshotRange(401, 600, 1), "those at 600 from 401 on"),
+        (SnapshotRange(0, 400, 1), "those at 400 from 0 on"),
     ],
 )
-def test_what_was_tried_is_told_with_what_was_within_reach(reach: Reach, told: str) -> None:
+def test_what_was_tried_is_told_with_what_was_within_reach(reach: SnapshotRange, told: str) -> None:
     search = PeerSearch()
     search.agreed({400: (A, 2), 600: (B, 1)})
     search.said("n3", "does not answer")
@@ -75,9 +75,14 @@ def test_what_was_tried_is_told_with_what_was_within_reach(reach: Reach, told: s
 
 @pytest.mark.parametrize(
     ("wanted", "found"),
-    [(Reach(400, 400, 10), True), (Reach(401, 900, 10), False), (Reach(0, 399, 10), False), (Reach(0, 900, 9), False)],
+    [
+        (SnapshotRange(400, 400, 10), True),
+        (SnapshotRange(401, 900, 10), False),
+        (SnapshotRange(0, 399, 10), False),
+        (SnapshotRange(0, 900, 9), False),
+    ],
 )
-def test_it_lies_within_the_log_and_within_bounds(wanted: Reach, found: bool) -> None:
+def test_it_lies_within_the_log_and_within_bounds(wanted: SnapshotRange, found: bool) -> None:
     search = PeerSearch()
     search.offered("n2", [offer("n2", 400), offer("n2", 400, A, 0)])
     search.agreed({400: (A, 1)})
@@ -136,7 +141,7 @@ class Bus:
         node, question = subject.rsplit(".", 1)[1], frames.decode(payload, pb.PeerSnapshotRequest)
         self.asked.append((node, question))
         if subject not in self.listening:
-            raise NobodyListensError(subject)
+            raise NoRespondersError(subject)
         await self.listening[subject](SimpleNamespace(data=payload, reply="_INBOX.1"))
         answer = self.spoil(node, question, frames.decode(self.answers.pop("_INBOX.1"), pb.PeerSnapshotAnswer))
         if isinstance(answer, Exception):
@@ -238,7 +243,7 @@ def too_long(answer: pb.PeerSnapshotAnswer) -> pb.PeerSnapshotAnswer:
 
 
 def silent(answer: pb.PeerSnapshotAnswer) -> Exception:
-    return NobodyListensError("gone")
+    return NoRespondersError("gone")
 
 
 @pytest.mark.parametrize("spoil", [changed, empty, too_long, silent])
@@ -272,7 +277,7 @@ async def test_nobody_gives_one_that_no_sidecar_knows_and_what_was_tried_is_said
 
 
 async def test_it_asks_again_until_somebody_has_one(bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(snapshot_download, "_FIRST_PAUSE_S", 0.001)
     new, old = Peer(bus, "n1", tmp_path, snapshot_fetch_s=60.0), Peer(bus, "n2", tmp_path)
     task = asyncio.create_task(new.fetcher.fetch(20, anything))
     while len(bus.asked) < 5:
@@ -417,7 +422,7 @@ async def test_what_is_read_stays_open_and_what_is_not_is_let_go(
     bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [1000.0]
-    only_in(monkeypatch, giving, "time", monotonic=lambda: now_s[0])
+    only_in(monkeypatch, snapshot_server, "time", monotonic=lambda: now_s[0])
     old = Peer(bus, "n2", tmp_path, snapshot_piece_bytes=4096)
     await old.keeper.save(snapshot(30, b"x" * 9000))
     (kept,) = old.keeper.offers()
@@ -447,7 +452,7 @@ async def test_what_is_read_stays_open_and_what_is_not_is_let_go(
         if len(slept) == 4:
             raise asyncio.CancelledError
 
-    monkeypatch.setattr(giving, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    monkeypatch.setattr(snapshot_server, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
     with pytest.raises(asyncio.CancelledError):
         await giver.run()
     assert slept == [(1050.0, 1), (1080.0, 1), (1110.0, 0), (1140.0, 0)], "after a minute without a question"
@@ -480,13 +485,13 @@ async def test_a_peer_that_gives_too_little_in_ten_seconds_is_left(
     (digest,) = await old.has(snapshot(30, b"x" * 9000))
     bus.agree((30, digest, 1))
     now_s = [1000.0]
-    only_in(monkeypatch, fetching, "time", monotonic=lambda: now_s[0])
+    only_in(monkeypatch, snapshot_download, "time", monotonic=lambda: now_s[0])
 
     def late(node: str, question: Any, answer: Any) -> Any:
         now_s[0] += passed_s if question.digest else 0.0
         return answer
 
     bus.spoil = late
-    offer = fetching.Offer("n2", 30, digest, old.store._path(30).stat().st_size, 0)
+    offer = snapshot_download.Offer("n2", 30, digest, old.store._path(30).stat().st_size, 0)
     assert await new.fetcher._take(offer) is taken
     assert new.store.positions() == ([30] if taken else [])

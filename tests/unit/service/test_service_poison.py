@@ -11,14 +11,9 @@ from typing import Any
 
 import pytest
 
+from liftpy.client.batch_view import BatchSlice
 from liftpy.client.progress import ReadProgress
-from liftpy.client.slices import BatchSlice
-from liftpy.errors import UnavailableError
-from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine
-from liftpy.service.feeding import Decider, Feeder
-from liftpy.service.keeping import SnapshotKeeper
-from liftpy.service.machine import MAX_OUTPUTS_PER_CALLBACK
-from liftpy.service.poison import (
+from liftpy.core.services.bad_records import (
     MAX_SKIPS,
     DecisionMissedError,
     Failing,
@@ -31,10 +26,15 @@ from liftpy.service.poison import (
     dead_letter_headers,
     decided,
 )
+from liftpy.core.services.machine import MAX_OUTPUTS_PER_CALLBACK
+from liftpy.core.services.snapshot import decode
+from liftpy.core.wire.batch import Record, build_batch, parse_batch
+from liftpy.errors import UnavailableError
+from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine
+from liftpy.service.record_feeder import Decider, Feeder
 from liftpy.service.settings import ServiceSettings
-from liftpy.service.snapshot import decode
-from liftpy.service.store import SnapshotStore
-from liftpy.wire.batch import Record, build_batch, parse_batch
+from liftpy.service.snapshot_manager import SnapshotKeeper
+from liftpy.service.snapshot_store import SnapshotStore
 from tests.examples.bank import Bank
 
 WHO = Identity("brittle", "in", "u1", 0)
@@ -170,7 +170,7 @@ def test_timers_that_have_expired_do_not_count_against_a_records_limit() -> None
 
 
 def test_more_timers_than_may_be_set_meanwhile_may_expire_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.service.machine.MAX_FIRES_PER_RECORD", 10)
+    monkeypatch.setattr("liftpy.core.services.machine.MAX_FIRES_PER_RECORD", 10)
     service = Brittle()
     machine = machine_of(service)
     for n in range(40):

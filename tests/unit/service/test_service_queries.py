@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
-from liftpy.client.ending import end_tasks
-from liftpy.client.queries import ERROR_HEADER, POSITION_HEADER, QueryFailedError
+from liftpy.core.services.queries import ERROR_HEADER, POSITION_HEADER, Query, QueryDesk, QueryFailedError, position_in
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import UnavailableError
+from liftpy.nats.cancellation import end_tasks
 from liftpy.service import DivergedError, Identity, Record, Service, ServiceFailedError, ServiceMachine
-from liftpy.service.answering import QueryServer
-from liftpy.service.queries import Query, QueryDesk, position_in
+from liftpy.service.query_server import QueryServer
 from liftpy.service.settings import ServiceSettings
 from liftpy.testing import ServiceTest
-from liftpy.wire.subjects import Subjects
 from tests.examples.bank import Bank
 
 
@@ -267,7 +266,7 @@ async def test_an_answer_that_fits_into_no_message_is_an_error() -> None:
 
 
 async def test_one_that_falls_behind_leaves_the_others_to_answer_until_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.service.answering.QueryDesk", partial(QueryDesk, patience_s=0.05))
+    monkeypatch.setattr("liftpy.service.query_server.QueryDesk", partial(QueryDesk, patience_s=0.05))
     bus, machine, behind = Bus(), machine_of(Sum()), [False]
     task = await served(bus, machine, lambda: not behind[0])
     behind[0] = True

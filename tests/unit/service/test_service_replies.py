@@ -13,21 +13,21 @@ from typing import Any
 
 import pytest
 
-from liftpy.client.calling import Command, CommandFailedError, call
-from liftpy.client.outgoing import Address
+from liftpy.client.encode_publish import Address
+from liftpy.client.service_commands import Command, CommandFailedError, call
 from liftpy.config import AckPolicy
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.publish.message_decoder import MessageDecoder
+from liftpy.core.services.bad_records import SkipDecision, Unit
+from liftpy.core.services.replies import Answer, AnswerTable, Reply, ReplyDesk, decode_answers, message_id_of
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
 from liftpy.errors import CorruptionError, OutcomeUnknownError, ProtocolError, PublishRejectedError, UnavailableError
-from liftpy.ids import PartitionKey
-from liftpy.ingest.columns import MessageReader
 from liftpy.service import DivergedError, Identity, Outbox, Record, Service, ServiceFailedError, ServiceMachine
-from liftpy.service.poison import SkipDecision, Unit
-from liftpy.service.replies import Answer, AnswerTable, Reply, ReplyDesk, decode_answers, message_id_of
-from liftpy.service.replying import Replier
+from liftpy.service.reply_sender import Replier
 from liftpy.service.settings import ServiceSettings
 from liftpy.testing import ServiceTest
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
 
 NS = 1_000_000_000
 
@@ -287,7 +287,7 @@ async def test_replies_leave_from_the_leader_alone_and_wait_for_the_connection()
 
 # ---- what the log keeps ----------------------------------------------------------------------------------------------------
 def columns(policy: AckPolicy, *messages: tuple[bytes, bytes, bytes, bytes]) -> Any:
-    reader = MessageReader(PartitionKey("in", "u", 0), "in", policy, InboxRule(DEFAULT_INBOX_PREFIXES))
+    reader = MessageDecoder(PartitionKey("in", "u", 0), "in", policy, InboxRule(DEFAULT_INBOX_PREFIXES))
     return reader, reader.read(messages, 0)
 
 
@@ -374,7 +374,7 @@ async def test_a_command_is_a_record_with_an_inbox_of_its_own_for_the_answer(scr
 
 
 async def test_without_an_answer_it_is_sent_again_under_the_same_message_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.client.calling._ATTEMPT_S", 0.05)
+    monkeypatch.setattr("liftpy.client.service_commands._ATTEMPT_S", 0.05)
     bus = Asking((nobody,), (acked(),), (), (acked(client_pb2.Ack.NOT_LEADER),), (acked(), answered(b"done")))
     assert (await called(bus)).value == b"done"
     assert len({next(h.value for h in sent.headers if h.name == "Nats-Msg-Id") for sent in bus.sent}) == 1
@@ -386,7 +386,7 @@ async def test_without_an_answer_it_is_sent_again_under_the_same_message_id(monk
 
 async def test_the_answer_to_an_earlier_attempt_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record that can't be applied takes longer than an attempt: each further one would be one more such record."""
-    monkeypatch.setattr("liftpy.client.calling._ATTEMPT_S", 0.05)
+    monkeypatch.setattr("liftpy.client.service_commands._ATTEMPT_S", 0.05)
 
     def to_the_first(bus: Asking, message: client_pb2.Message, reply: str) -> None:
         answered(b"why", **{"Lift-Error": "PASSED_OVER"})(bus, bus.sent[0], reply)
@@ -407,7 +407,7 @@ async def test_what_the_stream_or_the_service_refuses_is_said_at_once() -> None:
 
 
 async def test_whether_it_was_stored_is_unknown_once_it_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.client.calling._ATTEMPT_S", 0.02)
+    monkeypatch.setattr("liftpy.client.service_commands._ATTEMPT_S", 0.02)
     with pytest.raises(OutcomeUnknownError):
         await called(Asking(*[(acked(),)] * 100), timeout_s=0.1)
     with pytest.raises(UnavailableError):

@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 
 from liftpy.client.positions import Bounds
-from liftpy.client.transport import NoAnswerError
 from liftpy.config import Codec
+from liftpy.core.publish.published_batch import body_to_store
+from liftpy.core.services.outbox import OutputConflictError
+from liftpy.core.services.routing import Place, Route, headers_of, number_of, partitions_of, place_of, sort_in
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import Record, parse_batch, seal
+from liftpy.core.wire.partitioner import murmur2
 from liftpy.errors import ConfigError, LiftError
-from liftpy.ingest.published_batch import body_to_store
+from liftpy.nats.transport import RequestTimeoutError
 from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine
-from liftpy.service.appending import NotWrittenError
-from liftpy.service.outbox import OutputConflictError
-from liftpy.service.router import Router
-from liftpy.service.routing import Place, Route, headers_of, number_of, partitions_of, place_of, sort_in
+from liftpy.service.output_router import Router
+from liftpy.service.output_writer import NotWrittenError
 from liftpy.service.settings import ServiceSettings
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import Record, parse_batch, seal
-from liftpy.wire.keyed import murmur2
 
 ALERTS = Route("alerts", "warnings")
 SOURCE = "u1/0"
@@ -120,12 +120,12 @@ class World:
             await asyncio.sleep(0)
         fault = self.rng.random() if self.rng else 1.0
         if fault < 0.1:
-            raise NoAnswerError("lost")
+            raise RequestTimeoutError("lost")
         answer = self.append(subject, frame)
         if fault < 0.2:  # a repeated, late copy
             asyncio.get_running_loop().call_later(0.002, self.append, subject, frame)
         if fault < 0.3:
-            raise NoAnswerError("the ack was lost")
+            raise RequestTimeoutError("the ack was lost")
         return answer
 
 
@@ -317,7 +317,7 @@ async def test_one_that_leads_no_more_writes_no_further_batch_and_forgets_what_i
 
 
 async def test_batches_of_a_route_are_bounded_and_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.service.router._BATCH_RECORDS", 4)
+    monkeypatch.setattr("liftpy.service.output_router._BATCH_RECORDS", 4)
     world = World()
     copier: Any = Copier(world)
     sizes: list[tuple[str, int, int]] = []

@@ -12,19 +12,18 @@ from typing import Any
 import pytest
 
 from liftpy.client.positions import Bounds
+from liftpy.core.services.log_timers import LogTimers
+from liftpy.core.services.outbox import Outbox, Output
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire._pb import service_pb2 as pb
+from liftpy.core.wire.batch import parse_batch
 from liftpy.errors import ConfigError, DataLossError, LiftError, LogTruncatedError, NotFoundError
 from liftpy.service import OutputConflictError, Role
-from liftpy.service.appending import Destination
-from liftpy.service.emitter import Emitter, NotWrittenError, StreamReplacedError
-from liftpy.service.feeding import Feeder
 from liftpy.service.host import ServiceHost
-from liftpy.service.log_timers import LogTimers
-from liftpy.service.outbox import Outbox, Output
+from liftpy.service.output_writer import Destination, Emitter, NotWrittenError, StreamReplacedError
+from liftpy.service.record_feeder import Feeder
 from liftpy.service.settings import ServiceSettings
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire._pb import service_pb2 as pb
-from liftpy.wire.batch import parse_batch
 
 
 # ---- orders ------------------------------------------------------------------------------------------------------------------
@@ -268,7 +267,7 @@ def test_timers_are_a_table_of_names() -> None:
 
 
 def test_timers_have_a_bound_and_one_that_is_set_may_be_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.service.log_timers.MAX_TIMERS", 3)
+    monkeypatch.setattr("liftpy.core.services.log_timers.MAX_TIMERS", 3)
     timers = LogTimers()
     for name in "abc":
         timers.set(name, 5)

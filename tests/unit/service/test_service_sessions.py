@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from liftpy.ids import PartitionKey
-from liftpy.service.agreement import Difference
-from liftpy.service.sessions import MAX_SERVICES, Replayed, ReplicaView, ServiceSessions, Tell
-from liftpy.service.wellness import Wellbeing
-from liftpy.wire._pb import service_pb2 as pb
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.services.health import Wellbeing
+from liftpy.core.services.sessions import MAX_SERVICES, Replayed, ReplicaView, ServiceSessions, Tell
+from liftpy.core.services.state_comparison import Difference
+from liftpy.core.wire._pb import service_pb2 as pb
 
 KEY = PartitionKey("s", "u1", 0)
 FOLLOWS = ReplicaView(False, False, 1, 0, 9, 10)

@@ -11,23 +11,22 @@ from typing import Any
 
 import pytest
 
-from liftpy.client.queries import POSITION_HEADER
+from liftpy.core.services.effects import Effect
+from liftpy.core.services.outbox import EXPECTED_HEADER, MAX_OUTPUT_BYTES
+from liftpy.core.services.queries import POSITION_HEADER, Query
+from liftpy.core.services.replies import Reply, ReplyDesk
+from liftpy.core.services.service import Service
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import Record
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, ProtocolError, UnavailableError
-from liftpy.service import Identity, Outbox, ServiceFailedError, ServiceMachine, acting, answering
-from liftpy.service.acting import EffectRunner
-from liftpy.service.answering import QueryServer
-from liftpy.service.base import Service
-from liftpy.service.decisions import RecordWriter
-from liftpy.service.effects import Effect
-from liftpy.service.outbox import EXPECTED_HEADER, MAX_OUTPUT_BYTES
-from liftpy.service.queries import Query
-from liftpy.service.replies import Reply, ReplyDesk
-from liftpy.service.replying import Replier
+from liftpy.service import Identity, Outbox, ServiceFailedError, ServiceMachine, effect_runner, query_server
+from liftpy.service.bad_record_writer import RecordWriter
+from liftpy.service.effect_runner import EffectRunner
+from liftpy.service.query_server import QueryServer
+from liftpy.service.reply_sender import Replier
 from liftpy.service.settings import ServiceSettings
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import Record
-from liftpy.wire.subjects import Subjects
 from tests.only_in import only_in
 
 WHO = Identity("shop", "orders", "u", 0)
@@ -83,7 +82,7 @@ class Acting:
         made = ServiceSettings("shop", "orders", "n1", Path("unused"), **settings)
         self.now_s = 1000.0
         self.runner: Any = EffectRunner(self, made, lambda: machine, lambda: True, lambda: self.emitted)  # type: ignore[arg-type]
-        only_in(monkeypatch, acting, "time", monotonic=lambda: self.now_s)
+        only_in(monkeypatch, effect_runner, "time", monotonic=lambda: self.now_s)
 
     async def append(self, *given: Any) -> int:
         if self.error is not None:
@@ -219,7 +218,7 @@ async def test_who_does_not_lead_or_has_half_a_state_acts_no_more(monkeypatch: p
         woken.close()
         await sleep(wait_s)
 
-    monkeypatch.setattr(acting, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep, "wait_for": wait_for}))
+    monkeypatch.setattr(effect_runner, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep, "wait_for": wait_for}))
     monkeypatch.setattr(EffectRunner, "_act", lambda *_: asyncio.Event().wait())
     with pytest.raises(asyncio.CancelledError):
         await made.run()
@@ -237,7 +236,7 @@ async def test_it_rests_until_a_timer_is_due_and_may_be_told(
 ) -> None:
     machine = machine_of(b"timer %d" % round(timer_s * 10**9)) if timer_s is not None else machine_of()
     bench = Acting(machine, monkeypatch, tick_s=tick_s)
-    only_in(monkeypatch, acting, "time", time_ns=lambda: 100 * 10**9)
+    only_in(monkeypatch, effect_runner, "time", time_ns=lambda: 100 * 10**9)
     bench.runner._ticked_s = bench.now_s + ticked_s if ticked_s else bench.now_s - 60
     assert bench.runner._rest_s(machine) == pytest.approx(rest_s)
     assert bench.runner._rest_s(None) == 30.0
@@ -252,7 +251,7 @@ async def test_what_waits_for_outputs_is_looked_at_soon(monkeypatch: pytest.Monk
 
 async def test_an_effect_is_run_when_it_is_asked_for_and_when_this_service_leads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not at the next look."""
-    monkeypatch.setattr(acting, "_IDLE_LOOK_S", 3600.0)
+    monkeypatch.setattr(effect_runner, "_IDLE_LOOK_S", 3600.0)
     machine, leads, ran = machine_of(), [True], []
     settings = ServiceSettings("shop", "orders", "n1", Path("x"))
     made: Any = EffectRunner(None, settings, lambda: machine, lambda: leads[0], lambda: None)  # type: ignore[arg-type]
@@ -288,7 +287,7 @@ async def test_an_effect_is_run_when_it_is_asked_for_and_when_this_service_leads
 async def test_a_timer_wakes_it_only_where_it_is_due_before_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = machine_of()
     bench = Acting(machine, monkeypatch, tick_s=1.0)
-    only_in(monkeypatch, acting, "time", time_ns=lambda: 100 * 10**9)
+    only_in(monkeypatch, effect_runner, "time", time_ns=lambda: 100 * 10**9)
     machine.on_work = bench.runner.wake
 
     def wakes(value: bytes) -> bool:
@@ -314,7 +313,7 @@ async def test_a_tick_is_written_where_a_timer_is_due_by_the_clock_and_nothing_c
 ) -> None:
     machine = machine_of(b"timer %d" % (timer_s * 10**9)) if timer_s is not None else machine_of()
     bench = Acting(machine, monkeypatch, tick_s=tick_s)
-    only_in(monkeypatch, acting, "time", time_ns=lambda: 100 * 10**9)
+    only_in(monkeypatch, effect_runner, "time", time_ns=lambda: 100 * 10**9)
     bench.runner._ticked_s = bench.now_s - passed_s
     await bench.runner._tick(machine)
     assert bench.appended == [("orders", 0, b"", None, (("Lift-Service-Tick", b"shop"),), "u")] * ticks
@@ -356,7 +355,7 @@ def message(reply: str = "_INBOX.r", headers: dict[str, str] | None = None, data
 async def test_a_query_nobody_waits_for_is_not_kept_and_one_of_nonsense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     bus = Answers()
     server = server_of(bus, machine_of())
-    only_in(monkeypatch, answering, "time", monotonic=lambda: 5.0)
+    only_in(monkeypatch, query_server, "time", monotonic=lambda: 5.0)
     await server._arrived(message(reply=""))
     await server._arrived(message(headers={"Lift-At-Least": "-1"}))
     assert (server.waiting_count, server.refused_count, server._arrival.is_set()) == (0, 1, False)
@@ -467,7 +466,7 @@ async def test_replies_leave_others_their_turn_and_one_that_fails_is_kept(monkey
         await sleep(wait_s)
 
     loop = SimpleNamespace(sleep=sleep, Event=asyncio.Event, wait_for=wait_for)
-    monkeypatch.setattr("liftpy.service.replying.asyncio", loop)
+    monkeypatch.setattr("liftpy.service.reply_sender.asyncio", loop)
     with pytest.raises(asyncio.CancelledError):
         await made.run()
     assert waits == [(0, 256), (0.002, 256), (0, 300), (30.0, 300)]
@@ -475,7 +474,7 @@ async def test_replies_leave_others_their_turn_and_one_that_fails_is_kept(monkey
 
 
 async def test_a_reply_leaves_when_it_is_there_and_not_at_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.service.replying._IDLE_LOOK_S", 3600.0)
+    monkeypatch.setattr("liftpy.service.reply_sender._IDLE_LOOK_S", 3600.0)
     bus, desk = Answers(), ReplyDesk()
     running = asyncio.create_task(replier(bus, desk).run())
     for offset in range(3):

@@ -9,14 +9,14 @@ from dataclasses import replace
 import crc32c
 import pytest
 
+from liftpy.core.services.bad_records import SkipDecision, Unit
+from liftpy.core.services.effects import Effect
+from liftpy.core.services.machine import ServiceMachine
+from liftpy.core.services.outbox import Outbox
+from liftpy.core.services.service import Service
+from liftpy.core.services.snapshot import Identity, Section, Snapshot, decode
+from liftpy.core.wire.batch import Record
 from liftpy.errors import CorruptionError, InvalidNameError, LiftError, UnknownFormatError
-from liftpy.service.base import Service
-from liftpy.service.effects import Effect
-from liftpy.service.machine import ServiceMachine
-from liftpy.service.outbox import Outbox
-from liftpy.service.poison import SkipDecision, Unit
-from liftpy.service.snapshot import Identity, Section, Snapshot, decode
-from liftpy.wire.batch import Record
 
 WHO = Identity("bank", "orders", "u7", 2)
 WHOLE = Snapshot(WHO, 4096, 7, 123456789, 55, ((5, "a"), (6, "zwölf")), b"the state", bytes(range(16)), (Unit(7), Unit(8, "ü")))

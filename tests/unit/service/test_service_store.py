@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from liftpy.core.services.snapshot import Identity, Section, Snapshot
 from liftpy.errors import FolderLockedError, StorageError, UnknownFormatError
-from liftpy.service.snapshot import Identity, Section, Snapshot
-from liftpy.service.store import ServiceLock, SnapshotStore, _digest
+from liftpy.service.snapshot_store import ServiceLock, SnapshotStore, _digest
 
 WHO = Identity("bank", "orders", "u7", 0)
 
@@ -187,7 +187,9 @@ def test_a_snapshot_gets_its_name_when_all_of_its_bytes_are_durable(
 
 def test_the_names_of_all_folders_that_a_snapshot_lies_in_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed: list[str] = []
-    monkeypatch.setattr("liftpy.service.store._flush_names", lambda folder: flushed.append(str(folder.relative_to(tmp_path))))
+    monkeypatch.setattr(
+        "liftpy.service.snapshot_store._flush_names", lambda folder: flushed.append(str(folder.relative_to(tmp_path)))
+    )
     data = tmp_path / "new" / "data"
     found = store(data)
     below = ["new/data/bank/orders-u7", "new/data/bank", "new/data", "new"]

@@ -8,16 +8,16 @@ from typing import Any, ClassVar
 
 import pytest
 
+from liftpy.core.services.bad_records import PoisonError, Unit
+from liftpy.core.services.snapshot import decode
+from liftpy.core.services.versions import CodeVersions, VersionDecision, VersionError, decided_version, from_section
+from liftpy.core.wire._pb import service_pb2 as pb
+from liftpy.core.wire.batch import Record
 from liftpy.errors import ConfigError
-from liftpy.service import Identity, Outbox, Service, ServiceMachine, upgrading
-from liftpy.service.poison import PoisonError, Unit
+from liftpy.service import Identity, Outbox, Service, ServiceMachine, version_upgrade
 from liftpy.service.settings import ServiceSettings
-from liftpy.service.snapshot import decode
-from liftpy.service.upgrading import Upgrader
-from liftpy.service.versions import CodeVersions, VersionDecision, VersionError, decided_version, from_section
+from liftpy.service.version_upgrade import Upgrader
 from liftpy.testing import ServiceTest
-from liftpy.wire._pb import service_pb2 as pb
-from liftpy.wire.batch import Record
 
 WHO = Identity("sum", "in", "u1", 0)
 
@@ -211,7 +211,7 @@ def test_the_next_version_is_due_when_all_nodes_can_do_it_and_once(
     if due is not None:
         assert due[0] == VersionDecision("sum", expected[0], 5)
     assert upgrader.due(order, machine) is None, "it is looked for first"
-    monkeypatch.setattr(upgrading, "AGAIN_S", 0.0)
+    monkeypatch.setattr(version_upgrade, "AGAIN_S", 0.0)
     assert (upgrader.due(order, machine) is None) is (expected is None)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from liftpy.spark.link import Link, link_to
 from liftpy.spark.options import Access
-from liftpy.testing.fake_node import FakeNode, fake_node_in_thread
-from sidecar.dev.embedded import NatsServer
+from liftpy.spark.process_connection import Link, link_to
+from sidecar.dev.nats_server import NatsServer
+from tests.sim.fake_node import FakeNode, fake_node_in_thread
 
 _numbers = itertools.count()
 

@@ -24,10 +24,15 @@ from liftpy.errors import (
     UnavailableError,
 )  # fmt: skip
 from liftpy.spark.failures import SourceError, coded
-from liftpy.spark.pipelines import archiving, orphans
-from liftpy.spark.pipelines import writing as writing_module
-from liftpy.spark.pipelines.archiving import Archived, ArchivePlan
-from liftpy.spark.pipelines.committing import (
+from liftpy.spark.pipelines import archive, orphan_files
+from liftpy.spark.pipelines import archive_writer as writing_module
+from liftpy.spark.pipelines.archive import Archived, ArchivePlan
+from liftpy.spark.pipelines.archive_writer import Writing, write_range
+from liftpy.spark.pipelines.delta import stats_of
+from liftpy.spark.pipelines.job_errors import WorkerStartError, error_of, plainly
+from liftpy.spark.pipelines.naming import FileName, check_archived, is_temporary, parse_file, tag_of, temporary
+from liftpy.spark.pipelines.orphan_files import DataFile, find_orphans, orphans_among, remove_orphans
+from liftpy.spark.pipelines.table_commit import (
     ArchivedRange,
     Commit,
     TableFile,
@@ -36,12 +41,7 @@ from liftpy.spark.pipelines.committing import (
     marks_of,
     starts_after,
 )
-from liftpy.spark.pipelines.delta import stats_of
-from liftpy.spark.pipelines.failing import WorkerStartError, error_of, plainly
-from liftpy.spark.pipelines.naming import FileName, check_archived, is_temporary, parse_file, tag_of, temporary
-from liftpy.spark.pipelines.opening import state_of, table_at
-from liftpy.spark.pipelines.orphans import DataFile, find_orphans, orphans_among, remove_orphans
-from liftpy.spark.pipelines.writing import Writing, write_range
+from liftpy.spark.pipelines.table_kind import state_of, table_at
 from liftpy.spark.planning import PlannedRange
 
 TAG = "0123456789ab"
@@ -333,10 +333,10 @@ def test_a_clock_that_is_years_ahead_makes_no_file_old(tmp_path: Path, monkeypat
         file.touch()
         os.utime(file, (at_s, at_s))
     for ahead_s, older_s in ((0.0, 0.0), (1e9, 0.0), (-100.0, 100.0)):
-        monkeypatch.setattr(orphans.time, "time", lambda clock_s=now_s + ahead_s: clock_s)
-        ages = {Path(one.path).name: one.age_s for one in orphans._listed(tmp_path)}
+        monkeypatch.setattr(orphan_files.time, "time", lambda clock_s=now_s + ahead_s: clock_s)
+        ages = {Path(one.path).name: one.age_s for one in orphan_files._listed(tmp_path)}
         assert ages == {"dead": 4000.0 - older_s, "being-written": -older_s}
-    assert list(orphans._listed(tmp_path / "none")) == []
+    assert list(orphan_files._listed(tmp_path / "none")) == []
 
 
 def test_statistics_are_never_narrower_than_the_records() -> None:
@@ -377,13 +377,13 @@ def test_an_archive_that_spark_has_no_time_to_start_is_begun_again(monkeypatch: 
             return SimpleNamespace(awaitTermination=lambda _s: True, isActive=False)
         raise WorkerStartError("late")
 
-    monkeypatch.setattr(archiving, "start_archive", start)
+    monkeypatch.setattr(archive, "start_archive", start)
     plan = ArchivePlan(streams=("orders",), table=str(tmp_path))
     works, last = {4, 6}, 8  # a micro-batch in between: it counts anew
-    assert archiving.archive(None, plan) == 14  # type: ignore[arg-type]
+    assert archive.archive(None, plan) == 14  # type: ignore[arg-type]
     assert begun == [True] * 8
     begun.clear()
     works, last = set(), 0
     with pytest.raises(WorkerStartError):
-        archiving.archive(None, plan)  # type: ignore[arg-type]
-    assert len(begun) == archiving.STARTS
+        archive.archive(None, plan)  # type: ignore[arg-type]
+    assert len(begun) == archive.STARTS

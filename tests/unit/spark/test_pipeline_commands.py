@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from liftpy.client.credentials import Credentials
+from liftpy.core.wire.batch import build_batch
 from liftpy.errors import ConfigError
+from liftpy.nats.credentials import Credentials
 from liftpy.spark.options import Access
-from liftpy.testing.fake_node import FakeNode
-from liftpy.wire.batch import build_batch
 from sidecar.cli.main import main
-from sidecar.cli.spark_place import SparkPlace, source_options
-from sidecar.settings import Target
+from sidecar.cli.spark_job import SparkPlace, source_options
+from sidecar.runtime.settings import Target
+from tests.sim.fake_node import FakeNode
 
 HERE = SparkPlace("local[2]", {})
 

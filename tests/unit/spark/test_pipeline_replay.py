@@ -10,18 +10,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from liftpy.core.wire.batch import build_batch
 from liftpy.errors import ConfigError, InvalidNameError, NotFoundError
 from liftpy.spark.options import Access
-from liftpy.spark.pipelines.compacting import COLUMNS, CompactPlan, steps_of, write_part
+from liftpy.spark.pipelines.compact import COLUMNS, CompactPlan, steps_of, write_part
 from liftpy.spark.pipelines.naming import FileName
-from liftpy.spark.pipelines.replay_shares import files_of, pause_s, shares_of_files, views_of
-from liftpy.spark.pipelines.replaying import ReplayPlan, placed
+from liftpy.spark.pipelines.replay import ReplayPlan, files_of, pause_s, placed, shares_of_files, views_of
 from liftpy.spark.planning import PartitionView, plan_ranges
 from liftpy.spark.schema import arrow_schema
 from liftpy.spark.sink_rows import places_of
-from liftpy.testing.fake_node import FakeNode
-from liftpy.wire.batch import build_batch
 from sidecar.cli.main import main
+from tests.sim.fake_node import FakeNode
 
 TAG = "0123456789ab"
 

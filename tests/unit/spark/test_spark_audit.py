@@ -10,17 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from liftpy.core.wire.batch import build_batch, build_filler, parse_batch
+from liftpy.core.wire.batch_columns import Mask
+from liftpy.core.wire.batch_filter import kept
 from liftpy.errors import ConfigError, NotFoundError
 from liftpy.spark.options import Access, Selection
 from liftpy.spark.pipelines import audit as audit_module
-from liftpy.spark.pipelines import dropping
+from liftpy.spark.pipelines import audit as dropping
 from liftpy.spark.pipelines.audit import audit
-from liftpy.spark.pipelines.comparing import HeldRecords, reference_of
-from liftpy.spark.pipelines.findings import AuditFinding, AuditReport, deviants
-from liftpy.testing.fake_node import FakeNode, FakePartition, FakeStream
-from liftpy.wire.batch import build_batch, build_filler, parse_batch
-from liftpy.wire.batch_columns import Mask
-from liftpy.wire.kept import kept
+from liftpy.spark.pipelines.audit_findings import AuditFinding, AuditReport, HeldRecords, deviants, reference_of
+from tests.sim.fake_node import FakeNode, FakePartition, FakeStream
 
 ORDERS = Selection(("orders",))
 Change = Callable[[int, list[bytes]], list[bytes]]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from liftpy.core.wire.batch import build_batch
 from liftpy.spark.options import Access
 from liftpy.spark.pipelines import stats_plot
-from liftpy.testing.fake_node import FakeNode, FakePartition
-from liftpy.wire.batch import build_batch
 from sidecar.cli.main import main
+from tests.sim.fake_node import FakeNode, FakePartition
 
 S = 10**9
 

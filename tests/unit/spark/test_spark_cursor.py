@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from liftpy.client.client import Client
+from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import UnavailableError
-from liftpy.ids import PartitionKey
-from liftpy.spark import cursor
-from liftpy.spark.cursor import CursorWriter
-from liftpy.spark.link import Link
+from liftpy.spark import source
 from liftpy.spark.offsets import StreamOffsets
+from liftpy.spark.process_connection import Link
+from liftpy.spark.source import CursorWriter
 
 OFFSETS = StreamOffsets({("a", 0): 5, ("a", 1): 7, ("b", 0): 9}, {"a": "u1", "b": "u2"})
 
@@ -27,7 +27,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             raise said.pop(0)
         said.append((name, positions))
 
-    monkeypatch.setattr(cursor, "set_cursor", set_cursor)
+    monkeypatch.setattr(source, "set_cursor", set_cursor)
     return said
 
 
@@ -44,7 +44,7 @@ def test_a_cluster_that_does_not_take_it_is_left_alone_for_a_while(
     told.append(UnavailableError("no leader"))
     assert not writer.write(OFFSETS)
     assert "the cursor nightly is not set: [UNAVAILABLE] no leader" in caplog.text
-    now[0] += cursor.RETRY_S - 1
+    now[0] += source.RETRY_S - 1
     assert not writer.write(OFFSETS)
     assert told == []
     now[0] += 1
@@ -53,10 +53,10 @@ def test_a_cluster_that_does_not_take_it_is_left_alone_for_a_while(
 
 
 def test_it_is_not_waited_for_without_end(link: Link, told: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cursor, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(source, "PATIENCE_S", 0.01)
 
     async def never(*_: object) -> None:
-        await cursor.asyncio.sleep(60)
+        await source.asyncio.sleep(60)
 
-    monkeypatch.setattr(cursor, "set_cursor", never)
+    monkeypatch.setattr(source, "set_cursor", never)
     assert not CursorWriter(link, "nightly").write(OFFSETS)

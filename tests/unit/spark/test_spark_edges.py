@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
+from liftpy.client.batch_view import BatchSlice
 from liftpy.client.positions import Bounds
 from liftpy.client.progress import ReadProgress
-from liftpy.client.slices import BatchSlice
+from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.errors import ConfigError, DataLossError, ProtocolError
-from liftpy.spark import fetching
+from liftpy.spark import retrying_fetch
 from liftpy.spark.catalog import _view_of
-from liftpy.spark.fetching import FetchRules, _after_loss, _Span, check_pieces
 from liftpy.spark.offsets import never_back
 from liftpy.spark.options import _columns
 from liftpy.spark.planning import PlannedRange
-from liftpy.wire.batch import build_batch, parse_batch
+from liftpy.spark.retrying_fetch import FetchRules, _after_loss, _Span, check_pieces
 
 A, B, C = ("s", 0), ("s", 1), ("t", 0)
 
@@ -102,12 +102,12 @@ def test_a_replica_that_refuses_what_its_leader_has_is_passed_over_for_a_while()
     reader: Any = SimpleNamespace(bounds=bounds, node="n2")
     progress = ReadProgress("s", 0, 20, 50, uid="u1")
     span = _Span(planned(), FetchRules(), 20, 50, "n2", 1)
-    for refusals in range(1, fetching._MOST_REFUSALS + 1):
+    for refusals in range(1, retrying_fetch._MOST_REFUSALS + 1):
         reader.node = "n2"
         asyncio.run(_after_loss(reader, progress, span, refusals))
         assert (reader.node, progress.next_offset) == ("n9", 20)
     with pytest.raises(ProtocolError, match="is refused although n9 says that it has it"):
-        asyncio.run(_after_loss(reader, progress, span, fetching._MOST_REFUSALS + 1))
+        asyncio.run(_after_loss(reader, progress, span, retrying_fetch._MOST_REFUSALS + 1))
 
 
 def test_headers_are_asked_for_in_one_way() -> None:

@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
-from liftpy.client.credentials import Credentials
+from liftpy.core.wire.batch import build_batch
 from liftpy.errors import DataLossError, NotFoundError, OffsetOutOfRangeError, ProtocolError, UnavailableError
-from liftpy.spark import fetching
-from liftpy.spark import link as link_module
-from liftpy.spark.fetching import FetchRules, SpanGuess, fetch_range
-from liftpy.spark.lined import read_range
-from liftpy.spark.link import CONNECT_TIMEOUT_S, Link, credentials_of, link_to
+from liftpy.nats.credentials import Credentials
+from liftpy.spark import process_connection as link_module
+from liftpy.spark import retrying_fetch
+from liftpy.spark.fast_fetch import read_range
 from liftpy.spark.options import Access
 from liftpy.spark.planning import PlannedRange
-from liftpy.testing.fake_node import FakeNode, FakeStream, fake_node_in_thread
-from liftpy.wire.batch import build_batch
-from sidecar.dev.embedded import NatsServer
+from liftpy.spark.process_connection import CONNECT_TIMEOUT_S, Link, credentials_of, link_to
+from liftpy.spark.retrying_fetch import FetchRules, SpanGuess, fetch_range
+from sidecar.dev.nats_server import NatsServer
+from tests.sim.fake_node import FakeNode, FakeStream, fake_node_in_thread
 
 QUICK = FetchRules(patience_s=30.0)
 
@@ -168,11 +168,11 @@ async def test_a_leader_that_contradicts_its_replicas_is_believed_eight_times() 
         return None
 
     made: Any = SimpleNamespace(transport=transport, subjects=None)
-    span = fetching._Span(planned(0, 9), QUICK, 0, 9, "n3", 1 << 16)
+    span = retrying_fetch._Span(planned(0, 9), QUICK, 0, 9, "n3", 1 << 16)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fetching, "PartitionReader", lambda *_: SimpleNamespace(node="", bounds=bounds, fetch=fetch))
+        patch.setattr(retrying_fetch, "PartitionReader", lambda *_: SimpleNamespace(node="", bounds=bounds, fetch=fetch))
         with pytest.raises(ProtocolError, match=r"0 of .* is refused although n1 says that it has it"):
-            await fetching._fetch_span(made, span)
+            await retrying_fetch._fetch_span(made, span)
     assert asked == ["uid-orders"] * 9
 
 
@@ -247,17 +247,17 @@ def test_span_guess_follows_the_bytes_and_the_batches() -> None:
     assert guess.span_records() > 0
     guess.bytes_per_record, guess.batch_records = 100.0, 4000
     assert guess.span_records() == 8000
-    assert 800_000 < guess.answer_bytes(8000) <= fetching.SPAN_BYTES
+    assert 800_000 < guess.answer_bytes(8000) <= retrying_fetch.SPAN_BYTES
     guess.bytes_per_record, guess.batch_records = 10_000_000.0, 1
     assert guess.span_records() == 1
 
 
 def test_an_answer_holds_what_its_span_should_take_and_a_batch_more() -> None:
     guess = SpanGuess()
-    assert guess.answer_bytes(1) == fetching.SPAN_BYTES, "nothing is known yet"
+    assert guess.answer_bytes(1) == retrying_fetch.SPAN_BYTES, "nothing is known yet"
     guess.bytes_per_record, guess.batch_records = 100.0, 4000
     assert guess.answer_bytes(2000) == 600_000
-    assert guess.answer_bytes(1_000_000) == fetching.SPAN_BYTES
+    assert guess.answer_bytes(1_000_000) == retrying_fetch.SPAN_BYTES
     guess.bytes_per_record, guess.batch_records = 1.0, 1
     assert guess.answer_bytes(10) == 64 * 1024
 
@@ -266,16 +266,16 @@ def test_a_short_rest_of_a_range_asks_for_no_more_than_it_holds(
     link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(node.add_stream("orders"), [100] * 12, value_bytes=1000)
-    real, spans = fetching._fetch_span, list[Any]()
+    real, spans = retrying_fetch._fetch_span, list[Any]()
 
     def seen(to: Link, span: Any) -> Any:
         spans.append(span)
         return real(to, span)
 
-    monkeypatch.setattr(fetching, "_fetch_span", seen)
+    monkeypatch.setattr(retrying_fetch, "_fetch_span", seen)
     assert offsets(link, planned(0, 1200), by=fetch_range) == list(range(1200))
     first, *others = spans
-    assert (first.one_answer, first.answer_bytes) == (True, fetching.SPAN_BYTES)
+    assert (first.one_answer, first.answer_bytes) == (True, retrying_fetch.SPAN_BYTES)
     assert others
     for span in others:
         records = span.end_offset - span.start_offset + 100
@@ -311,8 +311,10 @@ def test_a_span_may_take_several_patiences_and_a_task_never_hangs(
 ) -> None:
     fill(node.add_stream("orders"), [10])
     allowed: list[float] = []
-    real = fetching.result_of
-    monkeypatch.setattr(fetching, "result_of", lambda future, timeout_s: allowed.append(timeout_s) or real(future, timeout_s))
+    real = retrying_fetch.result_of
+    monkeypatch.setattr(
+        retrying_fetch, "result_of", lambda future, timeout_s: allowed.append(timeout_s) or real(future, timeout_s)
+    )
     assert offsets(link, planned(0, 10), FetchRules(patience_s=7.0), fetch_range) == list(range(10))
     assert set(allowed) == {28.0}
     waited: list[float] = []

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from liftpy.client import line as line_module
-from liftpy.client.line import LineClosedError
+from liftpy.core.wire.batch import build_batch
 from liftpy.errors import ConfigError, UnavailableError
-from liftpy.spark import fetching, lined
-from liftpy.spark.fetching import FetchRules
-from liftpy.spark.lined import read_range
-from liftpy.spark.link import Link
+from liftpy.nats import blocking_connection as line_module
+from liftpy.nats.blocking_connection import LineClosedError
+from liftpy.spark import fast_fetch, retrying_fetch
+from liftpy.spark.fast_fetch import read_range
+from liftpy.spark.process_connection import Link
+from liftpy.spark.retrying_fetch import FetchRules
 from liftpy.spark.schema import left_out
-from liftpy.testing.fake_node import FakeNode
-from liftpy.wire.batch import build_batch
+from tests.sim.fake_node import FakeNode
 from tests.unit.spark.test_spark_fetching import fill, offsets, planned
 
 
@@ -24,14 +24,14 @@ from tests.unit.spark.test_spark_fetching import fill, offsets, planned
 def surely(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """What is fetched the sure way, as [start, end); and nothing is known yet of how large records are."""
     found: list[tuple[int, int]] = []
-    real = fetching.fetch_part
+    real = retrying_fetch.fetch_part
 
     def seen(*given: Any) -> Any:
         found.append((given[3], given[4]))
         return real(*given)
 
-    monkeypatch.setattr(lined, "fetch_part", seen)
-    lined._guesses.clear()
+    monkeypatch.setattr(fast_fetch, "fetch_part", seen)
+    fast_fetch._guesses.clear()
     return found
 
 
@@ -97,7 +97,7 @@ def test_a_line_that_ends_is_not_missed(
 def test_an_answer_that_does_not_come_is_asked_for_the_sure_way(
     link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch, surely: list[tuple[int, int]]
 ) -> None:
-    monkeypatch.setattr(lined, "ANSWER_S", 0.05)
+    monkeypatch.setattr(fast_fetch, "ANSWER_S", 0.05)
     fill(node.add_stream("orders"), [1000] * 12, value_bytes=300)
     node.silent = {"n1"}
     assert offsets(link, planned(0, 12_000), FetchRules(patience_s=10.0)) == list(range(12_000))
@@ -110,7 +110,7 @@ def test_the_guess_of_one_task_serves_the_next(link: Link, node: FakeNode) -> No
     for _ in range(2):
         node.asked.clear()
         assert offsets(link, planned(0, 30_000)) == list(range(30_000))
-    (guess,) = lined._guesses.values()
+    (guess,) = fast_fetch._guesses.values()
     assert guess.batch_records == 1000
     assert 300 < guess.bytes_per_record < 310
 

@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from liftpy.client.ranges import RangeFiles
-from liftpy.client.this_host import this_host
+from liftpy.client.closest_replica import this_host
+from liftpy.client.range_size import RangeFiles
 from liftpy.config import StreamConfig
+from liftpy.core.log.file_ranges import MAX_FILES, FileSpan, spans_of
+from liftpy.core.log.log import Log
+from liftpy.core.log.segment import log_name
+from liftpy.core.wire.batch import build_batch
 from liftpy.errors import DataLossError, LiftError
-from liftpy.log.log import Log
-from liftpy.log.segment import log_name
-from liftpy.log.spans import MAX_FILES, FileSpan, spans_of
 from liftpy.spark import local_files
-from liftpy.spark.fetching import FetchRules
-from liftpy.spark.link import Link
 from liftpy.spark.local_files import FILES, NATS, FileRange, counts, offered, read_nearest
 from liftpy.spark.planning import PlannedRange
-from liftpy.testing.fake_node import FakeNode
-from liftpy.wire.batch import build_batch
+from liftpy.spark.process_connection import Link
+from liftpy.spark.retrying_fetch import FetchRules
 from sidecar.disk.files import FolderStorage
+from tests.sim.fake_node import FakeNode
 
 RECORDS = 100
 RULES = FetchRules(patience_s=3, files=True)
@@ -74,7 +74,7 @@ def test_where_a_range_lies(log: Log) -> None:
 
 def test_of_too_many_files_nothing_is_told(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_FILES >= 256
-    monkeypatch.setattr("liftpy.log.spans.MAX_FILES", 2)
+    monkeypatch.setattr("liftpy.core.log.file_ranges.MAX_FILES", 2)
     assert len(spans_of(log, 0, 40)) == 2
     assert spans_of(log, 0, 41) == []
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from liftpy.errors import ConfigError, DataLossError, UnavailableError
-from liftpy.spark import reading, session
+from liftpy.spark import range_reader, session
 from liftpy.spark.failures import SourceError, coded
-from liftpy.spark.fetching import FetchRules
 from liftpy.spark.planning import PlannedRange
+from liftpy.spark.retrying_fetch import FetchRules
 
 
 class Builder:
@@ -156,9 +156,9 @@ def test_a_range_is_read_by_the_rules_of_the_query(fails: bool, monkeypatch: pyt
         def batches(self, pieces: Any) -> Any:
             return (f"row of {piece}" for piece in pieces)
 
-    monkeypatch.setattr(reading, "read_nearest", fetch)
-    monkeypatch.setattr(reading, "link_to", lambda access: ("link", access))
-    monkeypatch.setattr(reading, "RowBuilder", Rows)
+    monkeypatch.setattr(range_reader, "read_nearest", fetch)
+    monkeypatch.setattr(range_reader, "link_to", lambda access: ("link", access))
+    monkeypatch.setattr(range_reader, "RowBuilder", Rows)
     planned = PlannedRange("s", "u1", 2, 5, 8, 3, "n1", ("n1",))
     options: Any = SimpleNamespace(
         patience_s=7.0,
@@ -168,7 +168,7 @@ def test_a_range_is_read_by_the_rules_of_the_query(fails: bool, monkeypatch: pyt
         columns=("value",),
         access="a",
     )
-    found = reading.read_planned(planned, options)
+    found = range_reader.read_planned(planned, options)
     assert [next(found), next(found)] == ["row of one", "row of two"]
     if fails:
         with pytest.raises(SourceError, match=r"^\[DATA_LOSS\] gone"):
@@ -179,4 +179,4 @@ def test_a_range_is_read_by_the_rules_of_the_query(fails: bool, monkeypatch: pyt
         ("s", 2, ("value",)),
         (("link", "a"), planned, FetchRules(7.0, fails, False, files=not fails, expects_files=not fails)),
     ]
-    assert list(reading.read_planned(None, options)) == []
+    assert list(range_reader.read_planned(None, options)) == []

@@ -17,13 +17,13 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
+from liftpy.core.wire.batch import build_batch, build_filler, parse_batch
 from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import SourceError
-from liftpy.spark.link import Link
 from liftpy.spark.options import Access
+from liftpy.spark.process_connection import Link
 from liftpy.spark.source import LiftDataSource, LiftReader, LiftStreamReader
-from liftpy.testing.fake_node import FakeNode, FakePartition
-from liftpy.wire.batch import build_batch, build_filler, parse_batch
+from tests.sim.fake_node import FakeNode, FakePartition
 
 ALL = ReadAllAvailable()
 EPOCH_1 = {"epochs": {"0": 1}}

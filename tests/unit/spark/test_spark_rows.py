@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liftpy.client.slices import BatchSlice
+from liftpy.client.batch_view import BatchSlice
 from liftpy.config import Codec
-from liftpy.spark import rows
-from liftpy.spark.rows import RowBuilder
+from liftpy.core.wire.batch import build_batch, parse_batch
+from liftpy.spark import range_reader
+from liftpy.spark.range_reader import RowBuilder
 from liftpy.spark.schema import arrow_schema, default_columns
-from liftpy.wire.batch import build_batch, parse_batch
 
 ALL = default_columns(include_headers=True, topic=False)
 BUILDER = RowBuilder("orders", 3, ALL)
@@ -93,18 +93,18 @@ def test_columns_give_the_records_that_a_loop_gives(pieces: list[BatchSlice]) ->
 def test_many_small_batches_become_few_arrow_batches() -> None:
     pieces = [whole(build_batch([b"v%d" % i], base_offset=i)) for i in range(20_000)]
     batches = list(RowBuilder("orders", 0, ("offset", "value")).batches(pieces))
-    assert [b.num_rows for b in batches] == [rows.MAX_ROWS, 20_000 - rows.MAX_ROWS]
+    assert [b.num_rows for b in batches] == [range_reader.MAX_ROWS, 20_000 - range_reader.MAX_ROWS]
     assert batches[1].column("offset").to_pylist()[-1] == 19_999
 
 
 def test_large_batches_are_cut_by_rows_and_by_bytes() -> None:
     many = whole(build_batch([b"x"] * 40_000, base_offset=7))
-    assert max(b.num_rows for b in BUILDER.batches([many])) <= rows.MAX_ROWS
+    assert max(b.num_rows for b in BUILDER.batches([many])) <= range_reader.MAX_ROWS
     assert by_columns([many], RowBuilder("s", 0, ("offset",))) == [{"offset": i} for i in range(7, 40_007)]
     large = whole(build_batch([bytes(1024 * 1024)] * 40))
     batches = list(RowBuilder("s", 0, ("value",)).batches([large]))
     assert sum(b.num_rows for b in batches) == 40
-    assert max(b.nbytes for b in batches) <= rows.MAX_BYTES + 2 * 1024 * 1024
+    assert max(b.nbytes for b in batches) <= range_reader.MAX_BYTES + 2 * 1024 * 1024
     six, fourteen = (whole(build_batch([bytes(1024 * 1024)] * count)) for count in (6, 14))
     assert [b.num_rows for b in RowBuilder("s", 0, ("value",)).batches([six, fourteen])] == [6, 14], "joined they are too much"
 

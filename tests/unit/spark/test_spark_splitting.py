@@ -9,16 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftpy.client.ranges import RangeFacts
+from liftpy.client.range_size import RangeFacts
 from liftpy.config import StreamConfig
+from liftpy.core.log.file_ranges import measure
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.wire.batch import build_batch
 from liftpy.errors import ConfigError
-from liftpy.log.borders import measure
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
 from liftpy.spark.offsets import Bounds
-from liftpy.spark.planning import PlannedRange
-from liftpy.spark.splitting import RangeQuestion, end_within_bytes, split_at_borders
-from liftpy.wire.batch import build_batch
+from liftpy.spark.planning import PlannedRange, RangeQuestion, end_within_bytes, split_at_borders
 
 UIDS = {"s": "u"}
 

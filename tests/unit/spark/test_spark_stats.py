@@ -13,22 +13,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from liftpy.client.slices import BatchSlice
+from liftpy.client.batch_view import BatchSlice
+from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch
+from liftpy.core.wire.batch_filter import kept
+from liftpy.core.wire.columnar import ByteArray
+from liftpy.core.wire.partitioner import hashes_of_column, murmur2
 from liftpy.errors import ConfigError, LiftError, NotFoundError
 from liftpy.spark.offsets import OffsetSpec
 from liftpy.spark.options import Access, Selection
-from liftpy.spark.pipelines import measures as measures_module
+from liftpy.spark.pipelines import range_figures as measures_module
 from liftpy.spark.pipelines import stats as stats_module
 from liftpy.spark.pipelines import stats_plot
-from liftpy.spark.pipelines.measures import MAX_BUCKETS, WIDTHS_NS, Measures, Sketch
-from liftpy.spark.pipelines.spreading import spread
+from liftpy.spark.pipelines.parallel import spread
+from liftpy.spark.pipelines.range_figures import MAX_BUCKETS, WIDTHS_NS, Measures, Sketch
 from liftpy.spark.pipelines.stats import stats
 from liftpy.spark.pipelines.stats_plot import save_plot
-from liftpy.testing.fake_node import FakeNode, FakePartition
-from liftpy.wire.batch import RecordBatch, build_batch, parse_batch
-from liftpy.wire.columnar import ByteArray
-from liftpy.wire.kept import kept
-from liftpy.wire.keyed import hashes_of_column, murmur2
+from tests.sim.fake_node import FakeNode, FakePartition
 
 S = 10**9
 ORDERS = Selection(("orders",))

@@ -14,12 +14,12 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from liftpy.core.wire.batch import build_batch
 from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import SourceError
-from liftpy.spark.link import Link
 from liftpy.spark.options import SourceOptions
-from liftpy.testing.fake_node import FakeNode, FakePartition
-from liftpy.wire.batch import build_batch
+from liftpy.spark.process_connection import Link
+from tests.sim.fake_node import FakeNode, FakePartition
 
 ALL = ReadAllAvailable()
 Open = Callable[..., Any]

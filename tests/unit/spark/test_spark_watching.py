@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from liftpy.errors import UnavailableError
-from liftpy.spark import watching
+from liftpy.spark import catalog
+from liftpy.spark.catalog import Watch
 from liftpy.spark.planning import PartitionView
-from liftpy.spark.watching import Watch
 from tests.only_in import only_in
 
 VIEW = PartitionView(
@@ -27,7 +27,7 @@ class Leader:
         self.answers: asyncio.Queue[PartitionView | Exception] = asyncio.Queue()
 
     async def ask(self, view: PartitionView, wait_s: float) -> PartitionView:
-        assert wait_s == watching.WAIT_S
+        assert wait_s == catalog.WAIT_S
         self.asked.append(view.end_offset)
         answer = await self.answers.get()
         if isinstance(answer, Exception):
@@ -107,8 +107,8 @@ def test_nodes_that_do_not_wait_are_asked_now_and_then(monkeypatch: pytest.Monke
             pauses.append(seconds)
             await asyncio.sleep(0)
 
-        only_in(monkeypatch, watching, "asyncio", sleep=pause)
-        for end, wanted in ((10, watching.POLL_S), (11, watching.PAUSE_S)):
+        only_in(monkeypatch, catalog, "asyncio", sleep=pause)
+        for end, wanted in ((10, catalog.POLL_S), (11, catalog.PAUSE_S)):
             pauses.clear()
             leader.answers.put_nowait(replace(VIEW, end_offset=end))
             for _ in range(100):
@@ -123,7 +123,7 @@ def test_nobody_is_asked_for_a_query_that_has_ended() -> None:
 
     async def body(watch: Watch, leader: Leader) -> None:
         await until(lambda: leader.asked)
-        now[0] = watching.UNWANTED_S + 1
+        now[0] = catalog.UNWANTED_S + 1
         leader.answers.put_nowait(replace(VIEW, end_offset=12))
         await until(lambda: not watch._tasks)
         assert watch.views() is None

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from liftpy.config import NS_PER_S, AckPolicy
-from liftpy.trace.batches import ENDED, LINGER_NS, MOST_NS, MOST_OPEN, SLOW, NodeTraces, PartitionTraces
-from liftpy.trace.budget import SPANS_PER_S, SpanBudget
-from liftpy.trace.context import TraceContext, traceparent
-from liftpy.trace.spans import SpanTree
-from liftpy.wire.batch import build_batch
+from liftpy.core.observe.spans import SPANS_PER_S, SpanBudget, SpanTree
+from liftpy.core.observe.trace_context import TraceContext, traceparent
+from liftpy.core.observe.tracing import ENDED, LINGER_NS, MOST_NS, MOST_OPEN, SLOW, NodeTraces, PartitionTraces
+from liftpy.core.wire.batch import build_batch
 
 MS = 1_000_000
 SENDER = TraceContext(7, 8, 1)

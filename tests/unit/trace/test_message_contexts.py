@@ -6,13 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftpy.client.producing import BATCH_BYTES
-from liftpy.trace.budget import SpanBudget
-from liftpy.trace.context import TraceContext, traceparent
-from liftpy.trace.messages import MAX_STATE_BYTES, bears_one, created_in, first_marked, with_context
-from liftpy.wire.batch import build_batch, parse_batch, seal
-from liftpy.wire.columnar import body_of
-from liftpy.wire.headers import Pairs
+from liftpy.client.partition_sender import BATCH_BYTES
+from liftpy.core.observe.spans import SpanBudget
+from liftpy.core.observe.trace_context import (
+    MAX_STATE_BYTES,
+    TraceContext,
+    bears_one,
+    created_in,
+    first_marked,
+    traceparent,
+    with_context,
+)
+from liftpy.core.wire.batch import build_batch, parse_batch, seal
+from liftpy.core.wire.columnar import body_of
+from liftpy.core.wire.headers import Pairs
 
 OWN, OTHER = TraceContext(5, 6, 1), TraceContext(7, 8, 1)
 MARK = ("traceparent", traceparent(OWN))

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.config import Codec
+from liftpy.core.observe.trace_context import TraceContext, parse_traceparent, traceparent
+from liftpy.core.observe.tracing import MOST_LINKS, may_bear, names_one, sampled_in, traced_in
+from liftpy.core.wire.batch import build_batch, parse_batch
+from liftpy.core.wire.headers import Headers
 from liftpy.errors import CorruptionError
-from liftpy.trace.context import TraceContext, parse_traceparent, traceparent
-from liftpy.trace.search import MOST_LINKS, may_bear, names_one, sampled_in, traced_in
-from liftpy.wire.batch import build_batch, parse_batch
-from liftpy.wire.header_block import Headers
 from tests.fuzz import meanings
 
 TRACE, SPAN = 0x4BF92F3577B34DA6A3CE929D0E0E4736, 0x00F067AA0BA902B7

@@ -13,9 +13,9 @@ import time
 import crc32c
 
 from liftpy.config import Codec
+from liftpy.core.log.arrow import to_arrow
+from liftpy.core.wire.batch import build_batch, build_filler, build_remains, parse_batch, split_batches
 from liftpy.errors import StorageError
-from liftpy.log.arrow import to_arrow
-from liftpy.wire.batch import build_batch, build_filler, build_remains, parse_batch, split_batches
 
 
 def corpus() -> list[bytes]:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.config import Codec
+from liftpy.core.wire.batch import HEADER_SIZE_BYTES, build_batch, build_filler, parse_batch, split_batches
 from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
-from liftpy.wire.batch import HEADER_SIZE_BYTES, build_batch, build_filler, parse_batch, split_batches
 from tests.unit.wire.batch_fuzz import fuzz
 
 _bytes = st.binary(max_size=20)

@@ -12,8 +12,8 @@ import pytest
 import zstandard
 
 from liftpy.config import Codec
+from liftpy.core.wire.batch import MAX_BATCH_BYTES, RecordBatch, build_batch, parse_batch
 from liftpy.errors import CorruptionError
-from liftpy.wire.batch import MAX_BATCH_BYTES, RecordBatch, build_batch, parse_batch
 
 MIB = 1 << 20
 

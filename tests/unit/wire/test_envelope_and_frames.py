@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import client_pb2, replication_pb2
+from liftpy.core.wire.envelope import ChecksumError, MessageType
 from liftpy.errors import ProtocolError
-from liftpy.wire import envelope, frames
-from liftpy.wire._pb import client_pb2, replication_pb2
-from liftpy.wire.envelope import ChecksumError, MessageType
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "wire.json").read_text())
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from liftpy.core.wire import frames
 from liftpy.errors import ProtocolError
-from liftpy.wire import frames
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.found import decoders
 from tests.fuzz.registry import ELSEWHERE, all_decoders

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftpy.config import Codec
+from liftpy.core.publish.dedup_window import ids_of
+from liftpy.core.publish.log_state import headers_of
+from liftpy.core.wire.batch import build_batch, split_batches
+from liftpy.core.wire.batch_columns import Columns
+from liftpy.core.wire.small_batch import FEW, few_headers
 from liftpy.errors import CorruptionError
-from liftpy.ingest.derived import headers_of
-from liftpy.ingest.recent_ids import ids_of
-from liftpy.wire.batch import build_batch, split_batches
-from liftpy.wire.batch_columns import Columns
-from liftpy.wire.few_headers import FEW, few_headers
 
 Row = tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]
 PAIRS = st.lists(
@@ -80,7 +80,7 @@ def test_ends_that_fall_are_damage(column: int) -> None:
 
 
 def test_many_records_go_by_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.ingest.derived.few_headers", None)
+    monkeypatch.setattr("liftpy.core.publish.log_state.few_headers", None)
     headers = [(("Nats-Msg-Id", b"%d" % number),) for number in range(FEW + 1)]
     (batch,) = split_batches(build_batch([b""] * (FEW + 1), base_offset=0, leader_epoch=1, headers=headers))
     assert headers_of(batch) == ({number: b"%d" % number for number in range(FEW + 1)}, False)

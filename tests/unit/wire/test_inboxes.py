@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liftpy.client.credentials import Credentials
-from liftpy.cluster.subject_index import begins_under
+from liftpy.core.metadata.subject_index import begins_under
+from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule, check_inbox_prefixes
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError
-from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule, check_inbox_prefixes
-from liftpy.wire.subjects import Subjects
-from sidecar.settings import NodeSettings
+from liftpy.nats.credentials import Credentials
+from sidecar.runtime.settings import NodeSettings
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftpy.wire.batch import Record, build_batch, parse_batch
+from liftpy.core.wire.batch import Record, build_batch, parse_batch
 
 
 def made(**columns: Any) -> Record:

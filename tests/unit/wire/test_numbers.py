@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from liftpy.partition import PartitionStatus
-from liftpy.replica.effects import RejectReason
-from liftpy.replica.events import RefusalReason
-from liftpy.wire._pb import client_pb2, cluster_pb2, replication_pb2
-from liftpy.wire.envelope import MessageType
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.replication.effects import RejectReason
+from liftpy.core.replication.events import RefusalReason
+from liftpy.core.wire._pb import client_pb2, cluster_pb2, replication_pb2
+from liftpy.core.wire.envelope import MessageType
 
 
 def test_why_a_fetch_is_refused() -> None:

@@ -7,10 +7,10 @@ import random
 import pytest
 
 from liftpy.config import AckPolicy
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.envelope import LONGEST_ID_BYTES, Ordinary
 from liftpy.errors import ProtocolError
-from liftpy.wire import envelope, frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.ordinary import LONGEST_ID_BYTES, Ordinary
 
 FORM = Ordinary("orders", 3, "u1", AckPolicy.ALL, runs=True)
 _CRC_END = envelope.CRC_HEADER_SIZE_BYTES

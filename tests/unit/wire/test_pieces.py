@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.config import StreamConfig
+from liftpy.core.log.log import Log
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.message_chunks import read_portion
+from liftpy.core.replication.effects import SendFetch
+from liftpy.core.replication.follower import FetchAssembly
+from liftpy.core.wire.batch import MAX_BATCH_BYTES, build_batch, parse_batch, parse_header
+from liftpy.core.wire.chunking import NOTHING, PIECE_BYTES, Assembly, Held, Piece, room_bytes
 from liftpy.errors import CorruptionError, ProtocolError
-from liftpy.log.log import Log
-from liftpy.log.memory import MemoryStorage
-from liftpy.log.pieces import read_portion
-from liftpy.replica.assembling import FetchAssembly
-from liftpy.replica.effects import SendFetch
-from liftpy.wire.batch import MAX_BATCH_BYTES, build_batch, parse_batch, parse_header
-from liftpy.wire.pieces import NOTHING, PIECE_BYTES, Assembly, Held, Piece, room_bytes
 
 
 def log_of(*values: bytes) -> Log:

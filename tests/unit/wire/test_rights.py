@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from liftpy.cluster.doors import Door, refusal
+from liftpy.core.base.ids import check_data_subject, check_publisher_subject
+from liftpy.core.metadata.controller.admission import RequestAcl, refusal
+from liftpy.core.wire import subjects as built
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.permissions import USES, AccessRole, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
+from liftpy.core.wire.subjects import PARTITION_WORDS, SERVER_CONNECTIONS, Subjects, check_speaker
 from liftpy.errors import ConfigError
-from liftpy.ids import check_data_subject, check_publisher_subject
-from liftpy.testing.fake_node import FakeNode  # noqa: F401  (its subjects are looked for, too)
-from liftpy.wire import subjects as built
-from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.rights import USES, AccessRole, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
-from liftpy.wire.subjects import PARTITION_WORDS, SERVER_CONNECTIONS, Subjects, check_speaker
 from sidecar.cli import rights as rights_command
 from sidecar.cli.main import liftpy
+from tests.sim.fake_node import FakeNode  # noqa: F401  (its subjects are looked for, too)
 
 ROOT = Path(__file__).resolve().parents[3]
 LISTENERS_ONLY = {"raft_inbox": "raft", "control_admin_all": "control_admin", "inboxes": "inbox"}
@@ -65,7 +65,7 @@ def test_subjects_are_built_in_one_place() -> None:
     """No other module puts a namespace in front of something."""
     found = []
     for path in [*(ROOT / "liftpy").rglob("*.py"), *(ROOT / "sidecar").rglob("*.py")]:
-        if "_pb" in path.parts or path.name in ("subjects.py", "rights.py"):
+        if "_pb" in path.parts or path.name in ("subjects.py", "permissions.py"):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("$SYS."):
@@ -146,10 +146,10 @@ def test_where_a_pattern_reaches_further_than_its_row() -> None:
 @pytest.mark.parametrize("word", sorted(PARTITION_WORDS))
 def test_nobody_is_called_like_the_end_of_a_subject(word: str) -> None:
     for request in (pb.ControlRequest(deleteStream=pb.DeleteStream(name="s")), pb.ControlRequest(describeStream={"name": "s"})):
-        assert refusal(Door.ADMIN, word, request)
-        assert refusal(Door.ADMIN, "alice", request) == ""
-    assert refusal(Door.NODE, word, pb.ControlRequest(registerNode=pb.RegisterNode(nodeId=word)))
-    assert refusal(Door.NODE, "n1", pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="n1"))) == ""
+        assert refusal(RequestAcl.ADMIN, word, request)
+        assert refusal(RequestAcl.ADMIN, "alice", request) == ""
+    assert refusal(RequestAcl.NODE, word, pb.ControlRequest(registerNode=pb.RegisterNode(nodeId=word)))
+    assert refusal(RequestAcl.NODE, "n1", pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="n1"))) == ""
     with pytest.raises(ConfigError, match="choose another"):
         check_speaker(word, "node")
 

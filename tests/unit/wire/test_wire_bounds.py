@@ -9,13 +9,13 @@ import crc32c
 import pytest
 
 from liftpy.config import Codec
-from liftpy.errors import ConfigError, CorruptionError, InvalidNameError, ProtocolError
-from liftpy.ids import check_data_subject, check_name, check_publisher_subject
-from liftpy.strict_json import load_json, whole_number
-from liftpy.wire import batch as batches
-from liftpy.wire import batch_columns, codecs, envelope, frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import (
+from liftpy.core.base.ids import check_data_subject, check_name, check_publisher_subject
+from liftpy.core.base.strict_json import load_json, whole_number
+from liftpy.core.wire import batch as batches
+from liftpy.core.wire import batch as codecs
+from liftpy.core.wire import batch_columns, envelope, frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import (
     HEADER_SIZE_BYTES,
     BatchTooLargeError,
     Record,
@@ -28,13 +28,13 @@ from liftpy.wire.batch import (
     seal,
     split_batches,
 )
-from liftpy.wire.envelope import ChecksumError, EnvelopeError, MessageType
-from liftpy.wire.header_block import is_status, parse_headers
-from liftpy.wire.headers import is_reserved, may_be_enveloped, pairs_of
-from liftpy.wire.inboxes import MAX_REPLY_BYTES, InboxRule
-from liftpy.wire.pieces import Assembly, Piece
-from liftpy.wire.rights import AccessRole, Rights, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
-from liftpy.wire.subjects import Subjects, data_subject, is_protocol_shaped
+from liftpy.core.wire.chunking import Assembly, Piece
+from liftpy.core.wire.envelope import ChecksumError, EnvelopeError, MessageType
+from liftpy.core.wire.headers import is_reserved, is_status, may_be_enveloped, pairs_of, parse_headers
+from liftpy.core.wire.inboxes import MAX_REPLY_BYTES, InboxRule
+from liftpy.core.wire.permissions import AccessRole, Rights, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
+from liftpy.core.wire.subjects import Subjects, data_subject, is_protocol_shaped
+from liftpy.errors import ConfigError, CorruptionError, InvalidNameError, ProtocolError
 
 MOST = (1 << 63) - 1
 FIELDS = {"size": (8, "<I"), "count": (12, "<I"), "base": (16, "<q"), "epoch": (24, "<Q"), "columns": (54, "<H"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from liftpy.core.wire import worker_frames
+from liftpy.core.wire.worker_frames import HEAD_BYTES, Frame, FrameKind, FrameReader, encode
 from liftpy.errors import ProtocolError
-from liftpy.wire import worker_frames
-from liftpy.wire.worker_frames import HEAD_BYTES, Frame, FrameKind, FrameReader, encode
 
 FRAMES = [Frame(FrameKind.SETUP, 0, b"{}"), Frame(FrameKind.HEARD, (1 << 64) - 1, b""), Frame(FrameKind.ENTRY, 7, b"x" * 300)]
 BYTES = b"".join(encode(*frame) for frame in FRAMES)

@@ -1,0 +1,89 @@
+"""Reading from where the reader stands: which in-sync replicas of a partition are on its host or in its rack, and which of them to ask.
+
+It is a wish: where none of the host answers well one of the rack does, then any other, and after ``AWAY_S`` the near ones are tried
+again. What may be read does not depend on it: each replica answers up to its own HW, and one that is behind what the reader has seen
+does not answer well.
+
+Which machine this is, as far as it matters for opening each other's files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Collection
+from functools import cache
+from pathlib import Path
+
+from liftpy.core.base.partition import PartitionState
+from liftpy.errors import LiftError
+
+LOOK_EVERY_S = 30.0
+"""How often the metadata group is asked while the reader is away from its rack."""
+_LOOK_S = 1.0
+"""How long a reading waits for that."""
+AWAY_S = 10.0
+"""How long a replica that did not answer well is passed over."""
+
+
+class Nearest:
+    """``rack``: where the reader stands, '': it does not say. ``partition``: as it is now. ``nodes_near``: the nodes of its host, and
+    of a rack; each replica counts for the nearer of the two."""
+
+    def __init__(
+        self,
+        rack: str,
+        partition: Callable[[], Awaitable[PartitionState]],
+        nodes_near: Callable[[str], Awaitable[tuple[Collection[str], Collection[str]]]],
+    ) -> None:
+        self._rack = rack
+        self._partition = partition
+        self._nodes_near = nodes_near
+        self._near: list[str] = []
+        self._here: Collection[str] = ()
+        """Those of ``_near`` that are on the reader's host."""
+        self._away_until: dict[str, float] = {}
+        """Of nodes in ``_near`` only."""
+        self._look_at = 0.0
+
+    async def instead_of(self, node: str) -> str:
+        """Whom to ask rather than ``node`` (empty: any): a near one that has not failed lately, or ``node`` itself."""
+        now = asyncio.get_running_loop().time()
+        fit = self._fit(now)
+        if not fit and now >= self._look_at:
+            self._look_at = now + LOOK_EVERY_S
+            with contextlib.suppress(LiftError, TimeoutError):
+                await asyncio.wait_for(self._look(), _LOOK_S)
+            fit = self._fit(now)
+        return node if node in fit or not fit else secrets.choice(fit)
+
+    def failed(self, node: str) -> None:
+        """It did not answer, or not well: others are asked for a while."""
+        if node in self._near:
+            self._away_until[node] = asyncio.get_running_loop().time() + AWAY_S
+
+    def _fit(self, now: float) -> list[str]:
+        fit = [node for node in self._near if self._away_until.get(node, 0.0) <= now]
+        return [node for node in fit if node in self._here] or fit
+
+    async def _look(self) -> None:
+        in_sync = (await self._partition()).isr
+        here, there = await self._nodes_near(self._rack)
+        self._near, self._here = [node for node in in_sync if node in here or node in there], here
+        self._away_until = {node: until for node, until in self._away_until.items() if node in self._near}
+
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@cache
+def this_host() -> str:
+    """Name and boot of the machine, the same for all its processes until it restarts; '' where the system does not say. Containers of
+    one machine may say the same: whether a file can be opened shows when it is."""
+    try:
+        boot = _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+    return f"{socket.gethostname()}/{boot}" if boot else ""

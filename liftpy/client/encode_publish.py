@@ -1,0 +1,194 @@
+"""What a publisher sends: the envelope ``Message``, or bytes as they are. What can't be sent as it is, is refused.
+
+Where a partition's messages go, and when that is doubtful: then the metadata group is asked anew, seldom enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, ItemsView
+from dataclasses import field
+
+from liftpy.config import AckPolicy
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.envelope import POLICIES
+from liftpy.core.wire.headers import HeadersLike, Pairs, pairs_of
+from liftpy.errors import ConfigError, LiftError, NotFoundError
+
+MESSAGE_ID = "Nats-Msg-Id"
+EXPECTED_LAST = "Nats-Expected-Last-Sequence"
+_LONGEST_ID_BYTES = 255
+_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+"""Of a header that every NATS client takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the messages of a partition go. ``uid``: of the stream, '' when it is not known. ``answers``: whether it acknowledges.
+    ``window_s``: for so long its leaders recognise a message id that they have stored; 0: they do not, or it is not known."""
+
+    subject: str
+    uid: str = ""
+    answers: bool = True
+    window_s: float = field(default=0.0, compare=False)
+
+
+class NatsHeaders(dict[str, str]):
+    """Headers for nats-py, which writes what ``items`` gives: in order, names may repeat."""
+
+    def __init__(self, pairs: list[tuple[str, str]]) -> None:
+        super().__init__(pairs)
+        self._pairs = pairs
+
+    def items(self) -> ItemsView[str, str]:  # type: ignore[override]
+        """The pairs."""
+        return self._pairs  # type: ignore[return-value]
+
+
+def enveloped(
+    stream: str, partition: int, uid: str, value: bytes | None, key: bytes | None, headers: HeadersLike | None, ack: AckPolicy,
+    *, runs: bool = False,
+) -> bytes:  # fmt: skip
+    """The envelope of a message for that stream, uid and partition; ConfigError for what is no message. ``runs``: its reply counts."""
+    pairs = pairs_of(headers) if headers else ()
+    try:
+        message = client_pb2.Message(
+            offset=-1,
+            key=b"" if key is None else key,
+            keyed=key is not None,
+            value=b"" if value is None else value,
+            tombstone=value is None,
+            stream=stream,
+            streamUid=uid,
+            partition=partition,
+            headers=[client_pb2.Header(name=name, value=content) for name, content in pairs] if pairs else None,
+            ackPolicy=POLICIES[ack],
+            runs=runs,
+        )
+    except (TypeError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"value and key are bytes or None, headers pairs of str and str or bytes, ack an AckPolicy: {error}"
+        ) from error
+    return frames.sealed(message)
+
+
+def promised(headers: HeadersLike | None, msg_id: str, expected_last: int | None) -> Pairs:
+    """The headers with what a publish asks of the leader: that an id be stored once, that the last record have this offset (-1: there
+    is none). Raises ConfigError for what is no id, no offset, or said twice."""
+    pairs = pairs_of(headers)
+    names = {name for name, _ in pairs}
+    if msg_id:
+        if MESSAGE_ID in names:
+            raise ConfigError(f"the message id is said twice: by msg_id and by a header {MESSAGE_ID}")
+        if msg_id != msg_id.strip() or not msg_id.isprintable() or len(msg_id.encode()) > _LONGEST_ID_BYTES:
+            raise ConfigError(
+                f"a message id is {_LONGEST_ID_BYTES} bytes of text at most, without line ends or blanks around it"
+            )
+        pairs += ((MESSAGE_ID, msg_id.encode()),)
+    if expected_last is not None:
+        if not -1 <= expected_last < 1 << 62:
+            raise ConfigError(f"expected_last is the offset of the last record, or -1 where there is none, not {expected_last}")
+        pairs += ((EXPECTED_LAST, b"%d" % (expected_last + 1)),)  # a sequence counts from 1
+    return pairs
+
+
+def readdressed(payload: bytes, uid: str) -> bytes:
+    """The same envelope for another incarnation of its stream."""
+    message = frames.decode(payload, client_pb2.Message)
+    message.streamUid = uid
+    return frames.sealed(message)
+
+
+def plain(value: bytes, headers: HeadersLike | None) -> tuple[bytes, NatsHeaders | None]:
+    """A plain NATS message, which is stored as it is, or ConfigError: an envelope (an ack or a key) carries anything."""
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise ConfigError(f"a value is bytes or None, not {type(value).__name__}")
+    content = bytes(value)
+    if content.startswith(envelope.MAGIC):
+        raise ConfigError("a value that begins as an envelope would be taken for one: send it with an ack or a key")
+    pairs = pairs_of(headers)
+    return content, NatsHeaders(_as_text(pairs)) if pairs else None
+
+
+def _as_text(pairs: Pairs) -> list[tuple[str, str]]:
+    found = []
+    for name, value in pairs:
+        try:
+            text = value.decode()
+        except UnicodeDecodeError as error:
+            raise _not_plain(name, f"it is not UTF-8 ({error})") from None
+        if not _NAME.fullmatch(name):
+            raise _not_plain(name, "its name is no token of letters, digits and some signs")
+        if text != text.strip() or "\r" in text or "\n" in text:
+            raise _not_plain(name, "its value has line ends, or blanks around it")
+        found.append((name, text))
+    return found
+
+
+def _not_plain(name: str, why: str) -> ConfigError:
+    return ConfigError(f"the header {name!r} can't travel as a NATS header: {why}; send the message with an ack or a key")
+
+
+_FIRST_WAIT_S = 0.5
+_LONGEST_WAIT_S = 10.0
+
+
+class Addressing:
+    """``address``: the newest known. ``moved`` is called when it has changed, ``lost`` when there is no such stream or partition.
+
+    ``find`` asks for it; None: nobody can be asked, and the address stays as it is.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        find: Callable[[], Awaitable[Address]] | None,
+        moved: Callable[[], None],
+        lost: Callable[[LiftError], None],
+    ) -> None:
+        self.address = address
+        self._find = find
+        self._moved = moved
+        self._lost = lost
+        self.task: asyncio.Task[None] | None = None
+        """Asks, in the background; to be ended with its owner."""
+        self._ask_at = 0.0
+        self._wait_s = _FIRST_WAIT_S
+        self.unknown = False
+        """There was no such stream or partition when it was asked last: ``look`` before anything is sent."""
+
+    def sure(self) -> None:
+        """The addressed leader has answered."""
+        self._wait_s = _FIRST_WAIT_S
+
+    def doubt(self) -> None:
+        """Ask in the background, unless that was done a moment ago; the moments grow until ``sure``."""
+        now = asyncio.get_running_loop().time()
+        if self._find is None or now < self._ask_at or (self.task is not None and not self.task.done()):
+            return
+        self._ask_at, self._wait_s = now + self._wait_s, min(self._wait_s * 2, _LONGEST_WAIT_S)
+        self.task = asyncio.create_task(self._doubted(), name="address of a stream")
+
+    async def _doubted(self) -> None:
+        try:
+            await self.look()
+        except (NotFoundError, ConfigError) as error:
+            self._lost(error)
+        except LiftError:
+            pass  # nobody is there to ask, or it is not for us: it stays as it is
+
+    async def look(self) -> None:
+        """Ask now; raises NotFoundError, ConfigError, and as requests do."""
+        assert self._find is not None
+        try:
+            address = await self._find()
+        except (NotFoundError, ConfigError):
+            self.unknown = True
+            raise
+        self.unknown = False
+        if address != self.address:
+            self.address = address
+            self._moved()

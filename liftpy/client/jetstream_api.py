@@ -1,0 +1,670 @@
+"""JetStream's stateless read API over the reads of our own client: committed records, nothing else, no state between two requests.
+
+Goal: `nats stream ls|info|get`, and readers by direct get of any JetStream client, work unchanged. Constraint: a record that was
+acknowledged is there for whoever asks afterwards, so where the end is the leader is asked. Algorithm: a sequence is an offset + 1;
+"the last of a subject" is a backward read with a filter, "the next" a forward one. A node looks at about 1 MiB of its log for each
+question of such a read, so a search that finds nothing in a long log is given up after ``PATIENCE_S``, and says so.
+
+Subjects are those behind ``$JS.<domain>.API.``; bodies are JSON, as nats-server 2.15 takes them (measured). A field that is not known
+here asks for something that would not be given: it is refused by its name, where nats-server ignores it.
+
+A partition above 0 appears as a stream of its own, ``orders:1``: a name that no stream of ours can have, and every client takes.
+
+Answers are those of nats-server 2.15 (measured).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import field
+from datetime import UTC, datetime
+from enum import Enum
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+from liftpy.client.client import Client
+from liftpy.client.consumer import ReadOptions
+from liftpy.client.positions import Bounds
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import check_name
+from liftpy.core.base.strict_json import load_json, whole_number
+from liftpy.core.metadata.image import StreamImage
+from liftpy.core.wire.batch import Record
+from liftpy.core.wire.filters import MAX_SUBJECTS, Filter
+from liftpy.core.wire.subjects import data_subject
+from liftpy.errors import ConfigError, LiftError, NotFoundError, OffsetOutOfRangeError
+
+MAX_BODY_BYTES = 64 * 1024
+MOST = 1 << 62
+MAX_BATCH = 100_000
+
+
+class Kind(Enum):
+    """What is asked. The value: the type of its answer, '': it is no JSON."""
+
+    INFO = "account_info"
+    NAMES = "stream_names"
+    LIST = "stream_list"
+    STREAM = "stream_info"
+    MESSAGE = "stream_msg_get"
+    DIRECT = ""
+    CONSUMER_NAMES = "consumer_names"
+    CONSUMER_LIST = "consumer_list"
+    NEXT = "next message of a consumer"
+    """Its answer is a message or a status line, as of DIRECT."""
+    OTHER = "api"
+
+
+@dataclass(unsafe_hash=True)  # not frozen: a traceback is set on it
+class JsRefusal(Exception):
+    """No question. ``code``, ``err_code``, ``text``: as JetStream's errors; of DIRECT a status line, and no ``err_code``."""
+
+    code: int
+    err_code: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsQuestion:
+    """One request. ``sequence``: from 1; 0: none is named. ``subjects``: that a record has to fit. ``last``: the newest such record,
+    and of ``multi`` the newest of each subject; else the first from ``sequence``, or from ``start_ns`` (since 1970), on. ``batch``: so
+    many at most, 0: one, without an end. ``up_to``: no record above, 0: to the end."""
+
+    kind: Kind
+    stream: str = ""
+    partition: int = 0
+    page_offset: int = 0
+    subject: str = ""
+    """Of NAMES and LIST: streams that take it."""
+    sequence: int = 0
+    subjects: tuple[str, ...] = ()
+    last: bool = False
+    multi: bool = False
+    start_ns: int | None = None
+    batch: int = 0
+    max_bytes: int = 0
+    up_to: int = 0
+    up_to_ns: int | None = None
+
+
+_ALONE = {"INFO": Kind.INFO, "STREAM.NAMES": Kind.NAMES, "STREAM.LIST": Kind.LIST}
+_OF_STREAM = {
+    "STREAM.INFO.": Kind.STREAM,
+    "STREAM.MSG.GET.": Kind.MESSAGE,
+    "DIRECT.GET.": Kind.DIRECT,
+    "CONSUMER.NAMES.": Kind.CONSUMER_NAMES,
+    "CONSUMER.LIST.": Kind.CONSUMER_LIST,
+    "CONSUMER.MSG.NEXT.": Kind.NEXT,
+}
+_PAGES = frozenset({"offset", "subject"})
+_INFO = frozenset({"deleted_details", "subjects_filter", "offset"})
+_GET = frozenset({"seq", "last_by_subj", "next_by_subj", "start_time"})
+_DIRECT = _GET | {"batch", "max_bytes", "multi_last", "up_to_seq", "up_to_time"}
+_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)", re.ASCII)
+_LAST_NS = (1 << 63) - 1
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def kind_of(rest: str) -> tuple[Kind, str]:
+    """(what ``rest`` of a subject asks, what follows: a stream's name, and of DIRECT maybe a subject)."""
+    if rest in _ALONE:
+        return _ALONE[rest], ""
+    found = next((start for start in _OF_STREAM if rest.startswith(start)), "")
+    return (_OF_STREAM[found], rest[len(found) :]) if found else (Kind.OTHER, "")
+
+
+def parse_question(rest: str, body: bytes) -> JsQuestion:
+    """The request on ``$JS.<domain>.API.<rest>``. Raises JsRefusal."""
+    kind, tail = kind_of(rest)
+    if kind is Kind.OTHER:
+        raise JsRefusal(400, 10003, f"bad request: {rest[:80]} is not answered here, only reads of streams are")
+    if kind is Kind.NEXT:
+        raise JsRefusal(503, 0, "No Responders")
+    if kind in (Kind.INFO, Kind.CONSUMER_NAMES, Kind.CONSUMER_LIST):
+        stream, partition = ("", 0) if kind is Kind.INFO else _stream(kind, tail)
+        return JsQuestion(kind=kind, stream=stream, partition=partition)
+    name, _, subject = tail.partition(".")
+    stream, partition = ("", 0) if kind in (Kind.NAMES, Kind.LIST) else _stream(kind, name)
+    if kind is Kind.DIRECT and subject:
+        return JsQuestion(kind=kind, stream=stream, partition=partition, subjects=(_subject(kind, subject),), last=True)
+    if subject:
+        raise JsRefusal(404, 10059, "stream not found")
+    fields = _fields(kind, body)
+    if kind in (Kind.NAMES, Kind.LIST, Kind.STREAM):
+        return _listing(kind, stream, partition, fields)
+    return _get(kind, stream, partition, fields)
+
+
+def _bad(kind: Kind, text: str, status: str = "Bad Request") -> JsRefusal:
+    return JsRefusal(408, 0, status) if kind is Kind.DIRECT else JsRefusal(400, 10003, text)
+
+
+def _stream(kind: Kind, name: str) -> tuple[str, int]:
+    stream, _, number = name.partition(":")
+    try:
+        if number and not re.fullmatch("[1-9][0-9]{0,5}", number, re.ASCII):
+            raise ConfigError("no partition")
+        return check_name(stream, "stream"), int(number or 0)
+    except LiftError:
+        raise not_found(kind) from None
+
+
+def not_found(kind: Kind) -> JsRefusal:
+    """The stream is not there. DIRECT answers as NATS does where nobody listens."""
+    return JsRefusal(503, 0, "No Responders") if kind is Kind.DIRECT else JsRefusal(404, 10059, "stream not found")
+
+
+def _fields(kind: Kind, body: bytes) -> Mapping[str, Any]:
+    known = {Kind.NAMES: _PAGES, Kind.LIST: _PAGES, Kind.STREAM: _INFO, Kind.DIRECT: _DIRECT}.get(kind, _GET)
+    if not body.strip():
+        return {}
+    try:
+        if len(body) > MAX_BODY_BYTES:
+            raise ValueError(f"it is longer than {MAX_BODY_BYTES} bytes")
+        fields = load_json(body)
+        if not isinstance(fields, dict):
+            raise ValueError("it is no object")
+    except ValueError as error:
+        if kind is Kind.DIRECT:
+            raise JsRefusal(408, 0, "Malformed Request") from None
+        raise JsRefusal(400, 10025, f"invalid JSON: {str(error)[:100]}") from None
+    unknown = sorted(fields.keys() - known)
+    if unknown:
+        raise _bad(kind, f"bad request: {unknown[0][:40]!r} is not known here")
+    return {name: value for name, value in fields.items() if value not in (None, "", 0, False, [])}
+
+
+def _number(kind: Kind, fields: Mapping[str, Any], name: str, high: int = MOST) -> int:
+    try:
+        return whole_number(fields.get(name, 0), 0, high)
+    except ValueError:
+        raise _bad(kind, f"bad request: {name} is no number from 0 to {high}") from None
+
+
+def _subject(kind: Kind, subject: object) -> str:
+    try:
+        if not isinstance(subject, str):
+            raise ConfigError("no text")
+        subject.encode()
+        return Filter((subject,)).subjects[0]
+    except (LiftError, UnicodeEncodeError):
+        raise _bad(kind, "bad request: no subject") from None
+
+
+def _moment(kind: Kind, text: object) -> int:
+    """RFC 3339, to the nanosecond -> ns since 1970."""
+    found = _TIME.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
+        raise _bad(kind, "bad request: a time as 2026-01-31T10:00:00Z is needed")
+    try:
+        seconds = (datetime.fromisoformat(found[1] + found[3].replace("Z", "+00:00")) - _EPOCH).total_seconds()
+    except (ValueError, OverflowError):
+        raise _bad(kind, "bad request: there is no such time") from None
+    at_ns = int(seconds) * 1_000_000_000 + int((found[2] or "0").ljust(9, "0"))
+    return min(max(at_ns, 0), _LAST_NS)  # years 1 and 9999 are before and after every record
+
+
+def _listing(kind: Kind, stream: str, partition: int, fields: Mapping[str, Any]) -> JsQuestion:
+    if fields.get("subjects_filter") or fields.get("deleted_details"):
+        raise _bad(kind, "bad request: subjects and deleted sequences are not listed here")
+    subject = _subject(kind, fields["subject"]) if "subject" in fields else ""
+    offset = _number(kind, fields, "offset")
+    return JsQuestion(kind=kind, stream=stream, partition=partition, page_offset=offset, subject=subject)
+
+
+def _get(kind: Kind, stream: str, partition: int, fields: Mapping[str, Any]) -> JsQuestion:
+    """Of the ways to say what is wanted exactly one, as nats-server has it."""
+    sequence, batch = _number(kind, fields, "seq"), _number(kind, fields, "batch")
+    last, following = fields.get("last_by_subj"), fields.get("next_by_subj")
+    multi, start = fields.get("multi_last"), fields.get("start_time")
+    if not (sequence or last or following or multi or start):
+        raise _bad(kind, "bad request", "Empty Request")
+    too_many = sum(map(bool, (sequence or (following and not start), last, multi, start))) > 1
+    ends = "up_to_seq" in fields or "up_to_time" in fields
+    if too_many or (following and (last or multi)) or (batch and last) or ("max_bytes" in fields and not (batch or multi)):
+        raise _bad(kind, "bad request")
+    if (ends and not multi) or ("up_to_seq" in fields and "up_to_time" in fields):
+        raise _bad(kind, "bad request")
+    if multi and not (isinstance(multi, list) and len(multi) <= MAX_SUBJECTS):
+        raise _bad(kind, "bad request")
+    named = multi or [subject for subject in (last, following) if subject]
+    return JsQuestion(
+        kind=kind,
+        stream=stream,
+        partition=partition,
+        sequence=sequence or (1 if following and not start else 0),
+        subjects=tuple(_subject(kind, subject) for subject in named),
+        last=bool(last or multi),
+        multi=bool(multi),
+        start_ns=_moment(kind, start) if start else None,
+        batch=min(batch, MAX_BATCH),
+        max_bytes=_number(kind, fields, "max_bytes"),
+        up_to=_number(kind, fields, "up_to_seq"),
+        up_to_ns=_moment(kind, fields["up_to_time"]) if "up_to_time" in fields else None,
+    )
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether some subject fits both, wildcards included."""
+    pairs = list(zip_longest(one.split("."), other.split(".")))
+    for mine, theirs in pairs:
+        if ">" in (mine, theirs):
+            return mine is not None and theirs is not None
+        if mine is None or theirs is None or not (mine == theirs or "*" in (mine, theirs)):
+            return False
+    return True
+
+
+NAMES_PAGE, LIST_PAGE = 1024, 256
+"""Streams of one answer."""
+API_LEVEL = 1
+"""As of nats-server 2.11: direct gets of batches and of the newest of several subjects. The levels above concern writes."""
+_TYPE = "io.nats.jetstream.api.v1.{}_response"
+_NS = 1_000_000_000
+_ZERO = "0001-01-01T00:00:00Z"
+_KEY = "Lift-Key"
+
+
+class JsAnswer(NamedTuple):
+    """One message. ``headers``: a whole header block, b"": none."""
+
+    payload: bytes
+    headers: bytes = b""
+
+
+class JsPlace(NamedTuple):
+    """A partition as a stream of JetStream. ``first``, ``last``: time stamps of the records at both ends, ns; None: there are none."""
+
+    stream: StreamImage
+    partition: int
+    bounds: Bounds
+    first_ns: int | None
+    last_ns: int | None
+
+
+def name_of(stream: str, partition: int) -> str:
+    """Under which a partition appears."""
+    return f"{stream}:{partition}" if partition else stream
+
+
+def refused(kind: Kind, refusal: JsRefusal) -> JsAnswer:
+    """Instead of an answer."""
+    if kind in (Kind.DIRECT, Kind.NEXT):
+        return status(refusal.code, refusal.text)
+    said = {"code": refusal.code, "err_code": refusal.err_code, "description": refusal.text}
+    return _json(kind, error=said)
+
+
+def status(code: int, text: str, *more: tuple[str, int]) -> JsAnswer:
+    """A status line without a payload. ``more``: headers."""
+    lines = "".join(f"{name}: {number}\r\n" for name, number in more)
+    return JsAnswer(b"", f"NATS/1.0 {code} {text}\r\n{lines}\r\n".encode())
+
+
+def _json(kind: Kind, **fields: Any) -> JsAnswer:
+    return JsAnswer(json.dumps({"type": _TYPE.format(kind.value), **fields}, separators=(",", ":")).encode())
+
+
+def account(domain: str, streams: int) -> JsAnswer:
+    """What nats-server says of an account: without limits."""
+    limits = dict.fromkeys(("max_memory", "max_storage", "max_streams", "max_consumers", "max_ack_pending"), -1)
+    limits |= {"memory_max_stream_bytes": -1, "storage_max_stream_bytes": -1, "max_bytes_required": False}
+    nothing = dict.fromkeys(("memory", "storage", "reserved_memory", "reserved_storage"), 0)
+    api = {"level": API_LEVEL, "total": 0, "errors": 0}
+    return _json(Kind.INFO, **nothing, streams=streams, consumers=0, limits=limits, domain=domain, api=api)
+
+
+def page(kind: Kind, question: JsQuestion, total: int, items: Sequence[Any]) -> JsAnswer:
+    """Of a list. ``items``: of this page."""
+    limit = LIST_PAGE if kind in (Kind.LIST, Kind.CONSUMER_LIST) else NAMES_PAGE
+    what = "consumers" if kind in (Kind.CONSUMER_NAMES, Kind.CONSUMER_LIST) else "streams"
+    numbers = {"total": total, "offset": min(question.page_offset, total), "limit": limit}
+    return _json(kind, **numbers, **{what: list(items)})
+
+
+def stream_info(place: JsPlace, now_ns: int) -> JsAnswer:
+    """Of one stream."""
+    leader = {"cluster": {"leader": place.bounds.leader}} if place.bounds.leader else {}
+    return _json(Kind.STREAM, total=0, offset=0, limit=0, **described(place, now_ns), **leader)
+
+
+def described(place: JsPlace, now_ns: int) -> dict[str, Any]:
+    """Configuration and state. ``messages`` counts what compaction has dropped, too; ``bytes`` is not known here."""
+    stream, partition, bounds = place.stream, place.partition, place.bounds
+    config, count = stream.config, max(bounds.high_watermark + 1 - bounds.log_start_offset, 0)
+    return {
+        "config": {
+            "name": name_of(stream.name, partition),
+            "subjects": [data_subject(stream.subject, partition)],
+            "retention": "limits",
+            "max_consumers": -1,
+            "max_msgs": config.retention_records or -1,
+            "max_bytes": config.retention_bytes or -1,
+            "max_age": round(config.retention_age_s * _NS),
+            "max_msgs_per_subject": config.max_per_subject or -1,
+            "max_msg_size": config.max_message_bytes or -1,
+            "discard": "old",
+            "storage": "file",
+            "num_replicas": max(stream.replica_count, 1),
+            "no_ack": config.ack_policy.value == "none",
+            "duplicate_window": round(config.dedup_window_s * _NS),
+            "compression": "none",
+            "allow_direct": True,
+            "mirror_direct": False,
+            "sealed": False,
+            "deny_delete": True,
+            "deny_purge": True,
+            "allow_rollup_hdrs": False,
+            "consumer_limits": {},
+            "allow_msg_ttl": False,
+            "metadata": {
+                "liftpy.partition": str(partition),
+                "liftpy.partitions": str(stream.partition_count),
+                "liftpy.read_only": str(config.read_only).lower(),
+                "liftpy.uid": stream.uid,
+            },
+        },
+        "created": time_text(stream.created_time_ns),
+        "state": {
+            "messages": count,
+            "bytes": 0,
+            "first_seq": bounds.log_start_offset + 1,
+            "first_ts": time_text(place.first_ns),
+            "last_seq": bounds.high_watermark + 1,
+            "last_ts": time_text(place.last_ns),
+            "consumer_count": 0,
+        },
+        "ts": time_text(now_ns),
+    }
+
+
+def message(record: Record, default_subject: str) -> JsAnswer:
+    """Of MSG.GET."""
+    block = header_block(record)
+    said: dict[str, Any] = {"subject": record.subject or default_subject, "seq": record.offset + 1}
+    if block:
+        said["hdrs"] = base64.b64encode(b"NATS/1.0\r\n" + block + b"\r\n").decode()
+    if record.value:
+        said["data"] = base64.b64encode(record.value).decode()
+    return _json(Kind.MESSAGE, message={**said, "time": time_text(record.timestamp_ns)})
+
+
+def direct(stream: str, record: Record, default_subject: str, numbers: Iterable[tuple[str, int]] = ()) -> JsAnswer:
+    """Of DIRECT.GET. ``stream``: as it appears. ``numbers``: more headers, of a batch."""
+    own = [
+        ("Nats-Stream", stream),
+        ("Nats-Subject", record.subject or default_subject),
+        ("Nats-Sequence", str(record.offset + 1)),
+        ("Nats-Time-Stamp", time_text(record.timestamp_ns)),
+        *((name, str(number)) for name, number in numbers),
+    ]
+    lines = b"".join(f"{name}: {value}\r\n".encode("utf-8", "surrogateescape") for name, value in own)
+    return JsAnswer(record.value or b"", b"NATS/1.0\r\n" + header_block(record) + lines + b"\r\n")
+
+
+def header_block(record: Record) -> bytes:
+    """The headers of a record as lines, and its key as ``Lift-Key`` where it fits a line."""
+    pairs = [(name.encode("utf-8", "surrogateescape"), value) for name, value in record.headers]
+    if record.key and all(name != _KEY.encode() for name, _ in pairs):
+        pairs.append((_KEY.encode(), record.key))
+    lines = (b"%b: %b\r\n" % pair for pair in pairs if not any(end in part for part in pair for end in (b"\r", b"\n")))
+    return b"".join(lines)
+
+
+def time_text(at_ns: int | None) -> str:
+    """RFC 3339, UTC, with nanoseconds where they are not zero, as Go writes it."""
+    if at_ns is None or at_ns <= 0:
+        return _ZERO
+    seconds, rest = divmod(at_ns, _NS)
+    fraction = f".{rest:09d}".rstrip("0") if rest else ""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}{fraction}Z"
+
+
+def places(streams: Mapping[str, StreamImage] | Iterable[StreamImage]) -> list[tuple[StreamImage, int]]:
+    """Every partition, in the order of names."""
+    known = streams.values() if isinstance(streams, Mapping) else streams
+    return [(stream, p.partition) for stream in sorted(known, key=lambda one: one.name) for p in stream.partitions]
+
+
+PATIENCE_S = 4.0
+"""For an answer: clients wait for 5 s by default."""
+MAX_BYTES = 8 * 1024 * 1024
+"""Of the records of one answer, at most; the next request goes on."""
+_OPTIONS = ReadOptions(max_bytes=128 * 1024, wait_s=0, answer_timeout_s=2.0, patience_s=PATIENCE_S, read_ahead=1)
+_NO_MESSAGE = JsRefusal(404, 10037, "no message found")
+
+
+class _Ends(Exception):
+    """Instead of an answer: ``refusal``."""
+
+    def __init__(self, refusal: JsRefusal) -> None:
+        self.refusal = refusal
+
+
+@dataclass
+class StatelessReads:
+    """Answers requests. ``domain``: by which they are addressed; ``wall_ns``: the wall clock."""
+
+    client: Client
+    domain: str
+    wall_ns: Callable[[], int] = field(default=time.time_ns)
+
+    async def answer(self, rest: str, body: bytes) -> AsyncGenerator[JsAnswer, None]:
+        """The messages that answer a request on ``$JS.<domain>.API.<rest>``; at least one."""
+        kind = kind_of(rest)[0]
+        try:
+            question = parse_question(rest, body)
+            async with asyncio.timeout(PATIENCE_S):
+                async for part in self._answers(question):
+                    yield part
+        except JsRefusal as refusal:
+            yield refused(kind, refusal)
+        except _Ends as end:
+            yield refused(kind, end.refusal)
+        except NotFoundError:
+            yield refused(kind, not_found(kind))
+        except OffsetOutOfRangeError:  # retention was faster
+            yield refused(kind, _missing(kind))
+        except TimeoutError:
+            yield refused(kind, _late(kind, f"not found within {PATIENCE_S:g} s: say where to begin, or read with a consumer"))
+        except LiftError as error:
+            yield refused(kind, _late(kind, str(error)[:200]))
+
+    async def _answers(self, question: JsQuestion) -> AsyncIterator[JsAnswer]:
+        match question.kind:
+            case Kind.INFO:
+                yield account(self.domain, len(await self._places()))
+            case Kind.CONSUMER_NAMES | Kind.CONSUMER_LIST:
+                await self._stream(question)
+                yield page(question.kind, question, 0, [])
+            case Kind.NAMES | Kind.LIST:
+                yield await self._list(question)
+            case Kind.STREAM:
+                yield stream_info(await self._place(*await self._stream(question)), self.wall_ns())
+            case _:
+                async for part in self._records(question):
+                    yield part
+
+    # ---- streams -----------------------------------------------------------------------------------------------------
+    async def _places(self) -> list[tuple[StreamImage, int]]:
+        return places(await self.client.list_streams())
+
+    async def _stream(self, question: JsQuestion) -> tuple[StreamImage, int]:
+        stream = await self.client.stream(question.stream)
+        if question.partition >= len(stream.partitions):
+            raise _Ends(not_found(question.kind))
+        return stream, question.partition
+
+    async def _list(self, question: JsQuestion) -> JsAnswer:
+        found = [
+            (stream, partition)
+            for stream, partition in await self._places()
+            if not question.subject or overlap(data_subject(stream.subject, partition), question.subject)
+        ]
+        begin = question.page_offset
+        if question.kind is Kind.NAMES:
+            names = [name_of(stream.name, partition) for stream, partition in found[begin : begin + NAMES_PAGE]]
+            return page(question.kind, question, len(found), names)
+        asked = (self._place(stream, partition) for stream, partition in found[begin : begin + LIST_PAGE])
+        now_ns = self.wall_ns()
+        return page(question.kind, question, len(found), [described(place, now_ns) for place in await asyncio.gather(*asked)])
+
+    async def _place(self, stream: StreamImage, partition: int) -> JsPlace:
+        bounds = await self.client.bounds(stream.name, partition, options=_OPTIONS)
+        first = last = None
+        if bounds.high_watermark >= bounds.log_start_offset:
+            first = await self._first(self._forwards(stream.name, partition, bounds, bounds.log_start_offset, ()))
+            last = await self._first(self._backwards(stream.name, partition, bounds, bounds.high_watermark, ()))
+        times = (None if record is None else record.timestamp_ns for record in (first, last))
+        return JsPlace(stream, partition, bounds, *times)
+
+    # ---- records -----------------------------------------------------------------------------------------------------
+    def _forwards(
+        self, stream: str, partition: int, bounds: Bounds, start: int, subjects: tuple[str, ...]
+    ) -> AsyncIterator[Record]:
+        begin = max(start, bounds.log_start_offset)
+        if begin > bounds.high_watermark:
+            return _none()
+        until = bounds.high_watermark
+        return aiter(self.client.consume(stream, partition, start=begin, until=until, subjects=subjects, options=_OPTIONS))
+
+    def _backwards(
+        self, stream: str, partition: int, bounds: Bounds, newest: int, subjects: tuple[str, ...]
+    ) -> AsyncIterator[Record]:
+        if newest < bounds.log_start_offset:
+            return _none()
+        made = self.client.consume(
+            stream, partition, start=newest, until=0, subjects=subjects, backwards=True, options=_OPTIONS
+        )
+        return aiter(made)
+
+    @staticmethod
+    async def _first(records: AsyncIterator[Record]) -> Record | None:
+        try:
+            async for record in records:
+                return record
+        except OffsetOutOfRangeError:
+            pass  # retention was faster
+        finally:
+            await _close(records)
+        return None
+
+    async def _records(self, question: JsQuestion) -> AsyncIterator[JsAnswer]:
+        stream, partition = await self._stream(question)
+        name, subject = name_of(stream.name, partition), data_subject(stream.subject, partition)
+        bounds = await self.client.bounds(stream.name, partition, options=_OPTIONS)
+        if question.multi:
+            parts = self._newest_of_each(question, bounds, name, subject)
+        elif question.batch:
+            parts = self._batch(question, bounds, name, subject)
+        else:
+            parts = self._one(question, bounds, name, subject)
+        async for part in parts:
+            yield part
+
+    async def _one(self, question: JsQuestion, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
+        stream, partition, wanted = question.stream, question.partition, question.subjects
+        if question.last:
+            found = await self._first(self._backwards(stream, partition, bounds, bounds.high_watermark, wanted))
+        else:
+            start = await self._start(question)
+            if start < bounds.log_start_offset and not wanted and question.start_ns is None:
+                raise _Ends(_missing(question.kind))
+            found = await self._first(self._forwards(stream, partition, bounds, start, wanted))
+            if found is not None and not wanted and question.start_ns is None and found.offset != start:
+                found = None  # compaction has dropped it
+        if found is None:
+            raise _Ends(_missing(question.kind))
+        yield direct(name, found, subject) if question.kind is Kind.DIRECT else message(found, subject)
+
+    async def _start(self, question: JsQuestion) -> int:
+        """Offset of the first record that may be given."""
+        if question.start_ns is None:
+            return question.sequence - 1
+        return await self.client.offset_at(question.stream, question.partition, question.start_ns, options=_OPTIONS)
+
+    async def _batch(self, question: JsQuestion, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
+        """``Nats-Num-Pending`` is exact without a filter and without compaction; else how many there may be at most."""
+        start, most_bytes = await self._start(question), min(question.max_bytes or MAX_BYTES, MAX_BYTES)
+        records = self._forwards(question.stream, question.partition, bounds, start, question.subjects)
+        count = size_bytes = last = pending = 0
+        try:
+            async for record in records:
+                pending = bounds.high_watermark - record.offset
+                numbers = ("Nats-Num-Pending", pending), ("Nats-Last-Sequence", last)
+                yield direct(name, record, subject, numbers)
+                count, last, size_bytes = count + 1, record.offset + 1, size_bytes + len(record.value or b"")
+                if count >= question.batch or size_bytes >= most_bytes:
+                    break
+            else:
+                pending = 0
+        finally:
+            await _close(records)
+        if not count:
+            raise _Ends(_missing(question.kind))
+        yield status(204, "EOB", ("Nats-Num-Pending", pending), ("Nats-Last-Sequence", last))
+
+    async def _newest_of_each(self, question: JsQuestion, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
+        """Of every subject that fits, in the order of the log, as of ``up_to``. The whole log is looked through, unless the subjects
+        that are named have been found before."""
+        newest = await self._up_to(question, bounds)
+        literal = {one for one in question.subjects if "*" not in one and ">" not in one}
+        sought = literal if len(literal) == len(question.subjects) else None
+        found: dict[str, Record] = {}
+        size_bytes = 0
+        records = self._backwards(question.stream, question.partition, bounds, newest, question.subjects)
+        try:
+            async for record in records:
+                if record.subject not in found:
+                    found[record.subject] = record
+                    size_bytes += len(record.value or b"")
+                    if size_bytes > MAX_BYTES:
+                        raise _Ends(JsRefusal(413, 0, "Too Many Results"))
+                    if found.keys() == sought:
+                        break
+        finally:
+            await _close(records)
+        chosen = sorted(found.values(), key=lambda record: record.offset)
+        if not chosen:
+            raise _Ends(_missing(question.kind))
+        limit = question.batch or len(chosen)
+        last = 0
+        for place, record in enumerate(chosen[:limit]):
+            numbers = ("Nats-Num-Pending", len(chosen) - 1 - place), ("Nats-Last-Sequence", last)
+            yield direct(name, record, subject, numbers)
+            last = record.offset + 1
+        rest = ("Nats-Num-Pending", len(chosen) - len(chosen[:limit])), ("Nats-Last-Sequence", last)
+        yield status(204, "EOB", *rest, ("Nats-UpTo-Sequence", newest + 1))
+
+    async def _up_to(self, question: JsQuestion, bounds: Bounds) -> int:
+        """Offset of the newest record that may be given, inclusive."""
+        newest = bounds.high_watermark
+        if question.up_to_ns is not None:
+            after = await self.client.offset_at(question.stream, question.partition, question.up_to_ns, options=_OPTIONS)
+            return min(newest, after - 1)
+        return min(newest, question.up_to - 1) if question.up_to else newest
+
+
+def _missing(kind: Kind) -> JsRefusal:
+    return JsRefusal(404, 0, "Message Not Found") if kind is Kind.DIRECT else _NO_MESSAGE
+
+
+def _late(kind: Kind, text: str) -> JsRefusal:
+    return JsRefusal(408, 0, "Request Timeout") if kind is Kind.DIRECT else JsRefusal(503, 10008, f"unavailable: {text}")
+
+
+async def _none() -> AsyncIterator[Record]:
+    nothing: tuple[Record, ...] = ()
+    for record in nothing:
+        yield record
+
+
+async def _close(records: Any) -> None:
+    """What it has asked for in advance goes with it."""
+    if close := getattr(records, "aclose", None):
+        await close()

@@ -1,0 +1,183 @@
+"""What a worker of a queue says of its records: all that has come together goes in one command, one command after the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any, Generic, Protocol, TypeVar
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.groups import limits
+from liftpy.core.wire._pb import group_pb2 as pb
+from liftpy.core.wire.batch import Record
+from liftpy.errors import LiftError
+
+MAX_RANGES = 2000
+"""Of one command: well below its bound in bytes."""
+
+
+class Leased(Protocol):
+    """A record that a worker has."""
+
+    @property
+    def record(self) -> Record:
+        """Itself."""
+
+    @property
+    def key(self) -> PartitionKey:
+        """Where it is from."""
+
+    @property
+    def lease(self) -> int:
+        """By which it has it."""
+
+
+J = TypeVar("J", bound=Leased)
+
+
+@dataclass(slots=True, eq=False)
+class _Telling(Generic[J]):
+    """A settlement that waits to be told: of ``jobs``, as ranges of one partition each."""
+
+    jobs: Sequence[J]
+    settlements: list[pb.Settlement]
+    done: asyncio.Future[list[J]]
+    """Those that are not this worker's any more."""
+
+
+class Settlements(Generic[J]):
+    """Of one worker. ``say`` carries one command's settlements out, and returns what is not the worker's any more."""
+
+    def __init__(self, name: str, say: Callable[[list[pb.Settlement]], Awaitable[list[pb.LostRange]]]) -> None:
+        self._name = name
+        self._say = say
+        self._told: deque[_Telling[J]] = deque()
+        self._telling: asyncio.Task[None] | None = None
+
+    def tell(self, jobs: Sequence[J], asked: list[pb.Settlement]) -> asyncio.Future[list[J]]:
+        """Have it told soon; what is returned gives those of ``jobs`` that are not the worker's any more. Nobody has to wait for it."""
+        told = _Telling(jobs, asked, asyncio.get_running_loop().create_future())
+        told.done.add_done_callback(lambda done: done.cancelled() or done.exception())
+        if not asked:
+            told.done.set_result([])
+            return told.done
+        self._told.append(told)
+        if self._telling is None or self._telling.done():
+            self._telling = asyncio.get_running_loop().create_task(self._tell_all(), name=f"settlements of {self._name}")
+        return told.done
+
+    async def all_told(self) -> None:
+        """Return when nothing waits any more."""
+        if self._telling is not None:
+            await self._telling
+
+    async def _tell_all(self) -> None:
+        """What has come together meanwhile goes with one command, one after the other."""
+        while self._told:
+            some = self._next()
+            try:
+                lost = await self._tell_some([one for told in some for one in told.settlements])
+            except BaseException as error:
+                if not isinstance(error, LiftError):  # the task ends: nobody would tell the others either
+                    some += self._told
+                    self._told.clear()
+                for told in some:
+                    if not told.done.done():
+                        told.done.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
+                if not isinstance(error, LiftError):
+                    raise
+                continue
+            for told in some:
+                if not told.done.done():
+                    told.done.set_result([job for job in told.jobs if is_in(job, lost)])
+
+    def _next(self) -> list[_Telling[J]]:
+        some = [self._told.popleft()]
+        ranges, count = _size(some[0])
+        while self._told:
+            more = _size(self._told[0])
+            ranges, count = ranges + more[0], count + more[1]
+            if ranges > MAX_RANGES or count > limits.MAX_SETTLEMENTS:
+                break
+            some.append(self._told.popleft())
+        return some
+
+    async def _tell_some(self, settlements: list[pb.Settlement]) -> list[pb.LostRange]:
+        lost: list[pb.LostRange] = []
+        alike = joined(settlements)
+        for at in range(0, len(alike), limits.MAX_SETTLEMENTS):
+            lost += await self._say(alike[at : at + limits.MAX_SETTLEMENTS])
+        return lost
+
+
+def _size(told: _Telling[Any]) -> tuple[int, int]:
+    return sum(len(one.ranges) for one in told.settlements), len(told.settlements)
+
+
+def joined(settlements: list[pb.Settlement]) -> list[pb.Settlement]:
+    """Acknowledgements of one partition as one; where anything else is said, or of one record twice, all stay as they are."""
+    parts: dict[tuple[str, str, int], list[tuple[int, int, int]]] = {}
+    for one in settlements:
+        if one.kind != pb.SETTLE_ACK:
+            return settlements
+        place = (one.stream, one.uid, one.partition)
+        parts.setdefault(place, []).extend((part.start, part.end, part.lease) for part in one.ranges)
+    found = []
+    for (stream, uid, partition), some in parts.items():
+        some.sort()
+        if any(before[1] > after[0] for before, after in pairwise(some)):
+            return settlements
+        found.append(
+            pb.Settlement(kind=pb.SETTLE_ACK, stream=stream, uid=uid, partition=partition, ranges=_neighbours_together(some))
+        )
+    return found
+
+
+def settlement(
+    kind: Any, key: PartitionKey, ranges: Sequence[pb.RecordRange], delay_s: float = 0.0, reason: str = ""
+) -> pb.Settlement:
+    """One, of one partition."""
+    return pb.Settlement(
+        kind=kind, stream=key.stream, uid=key.uid, partition=key.partition, ranges=ranges,
+        delayMs=round(delay_s * 1000), reason=reason,
+    )  # fmt: skip
+
+
+def ranges_of(jobs: Sequence[Leased]) -> list[pb.RecordRange]:
+    """Neighbours of one lease together; of a record that is there twice, as of its newest lease."""
+    newest: dict[int, int] = {}
+    for job in jobs:
+        offset = job.record.offset
+        newest[offset] = max(job.lease, newest.get(offset, 0))
+    return _neighbours_together(sorted((offset, offset + 1, lease) for offset, lease in newest.items()))
+
+
+def _neighbours_together(parts: Iterable[tuple[int, int, int]]) -> list[pb.RecordRange]:
+    """(start, end, lease) each, ascending."""
+    found: list[pb.RecordRange] = []
+    for start, end, lease in parts:
+        last = found[-1] if found else None
+        if last is not None and last.end == start and last.lease == lease:
+            last.end = end
+        else:
+            found.append(pb.RecordRange(start=start, end=end, lease=lease))
+    return found
+
+
+def gaps(part: pb.GrantedRange, offsets: Sequence[int]) -> list[pb.RecordRange]:
+    """What of ``part`` lies between ``offsets``, ascending."""
+    found, at = [], part.start
+    for offset in (*offsets, part.end):
+        if offset > at:
+            found.append(pb.RecordRange(start=at, end=offset, lease=part.lease))
+        at = offset + 1
+    return found
+
+
+def is_in(job: Leased, lost: Iterable[pb.LostRange]) -> bool:
+    """Whether it is one of those."""
+    place = job.key.stream, job.key.partition
+    return any((one.stream, one.partition) == place and one.start <= job.record.offset < one.end for one in lost)

@@ -1,0 +1,319 @@
+"""Several partitions, of one or several streams, read as one: whichever has records is next.
+
+Each partition has a Consumer of its own, so its order, its checks and its fail-over are those of one partition; between partitions
+there is no order. What is fetched ahead is bounded over all of them. Streams that match a pattern, and partitions that are added, join
+while it is read, from their first record. A partition whose reading ends by an error ends all: nothing is left out silently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from itertools import repeat
+from typing import Any
+
+from liftpy.client.batch_view import BatchSlice
+from liftpy.client.consumer import Consumer, ReadOptions
+from liftpy.client.iteration import Iteration
+from liftpy.client.positions import Position
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import check_name, is_internal, shown
+from liftpy.core.base.strict_json import load_json
+from liftpy.core.wire.batch import Record
+from liftpy.errors import ConfigError, NotFoundError
+from liftpy.nats.cancellation import end_tasks
+
+MAX_PARTITIONS = 4096
+AHEAD_BYTES = 64 * 1024 * 1024
+"""Fetched ahead over all partitions, as it is sent; each has at least ``LEAST_BYTES``."""
+LEAST_BYTES = 64 * 1024
+LOOK_EVERY_S = 5.0
+"""How often streams and partitions that have come are looked for."""
+_IDLE_S = 0.1
+_WILD = frozenset("*?[")
+
+Place = tuple[str, int]
+"""(stream, partition)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Records of one partition: what ``ManyConsumer.batches`` gives."""
+
+    stream: str
+    partition: int
+    slice: BatchSlice
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What it is read through. ``places``: gives all partitions of all streams that are there. ``consumer``: of one partition, from a
+    start, with so many bytes fetched ahead at most."""
+
+    places: Callable[[], Awaitable[Iterable[Place]]]
+    consumer: Callable[[Place, Any, int], Consumer]
+
+
+def bounded_ahead(options: ReadOptions, ahead_bytes: int) -> ReadOptions:
+    """``options`` by which no more than ``ahead_bytes`` are fetched ahead: fewer answers, then smaller ones."""
+    depth = max(min(options.read_ahead, ahead_bytes // options.max_bytes), 1)
+    return replace(options, read_ahead=depth, max_bytes=max(min(options.max_bytes, ahead_bytes // depth), 4096))
+
+
+def selects(names: Iterable[str]) -> Callable[[str], bool]:
+    """Whether a stream is one of ``names``, some of which are patterns (``orders-*``). An internal stream is one of a pattern
+    only where that begins with ``_`` itself. Raises ConfigError, InvalidNameError."""
+    wanted = tuple(names)
+    if not wanted:
+        raise ConfigError("name the streams to read, or patterns such as orders-*")
+    exact = {check_name(name, "stream") for name in wanted if not _WILD & set(name)}
+    patterns = [name for name in wanted if _WILD & set(name)]
+    internal = [name for name in patterns if is_internal(name)]
+    return lambda stream: (
+        stream in exact or any(fnmatchcase(stream, pattern) for pattern in (internal if is_internal(stream) else patterns))
+    )
+
+
+def positions_from(text: str) -> dict[Place, Position]:
+    """What ``ManyConsumer.positions_text`` gave. Raises ConfigError."""
+    try:
+        found = {
+            (str(stream), int(number)): Position.parse(at)
+            for stream, own in load_json(text).items()
+            for number, at in own.items()
+        }
+    except (ValueError, TypeError, AttributeError):
+        raise ConfigError(f"{shown(text)} is no text of positions") from None
+    return found
+
+
+class ManyConsumer:
+    """Made by ``client.consume_many``. ``async for taken in many.batches()``, or ``async for stream, partition, record in many``; one
+    at a time. Use it with ``async with``, or ``aclose`` it: it ends what it fetches."""
+
+    def __init__(
+        self, home: Places, names: Iterable[str], start: Any, positions: Mapping[Place, Position] | None = None
+    ) -> None:
+        """``start``: of every partition that ``positions`` does not name; of those that come later it is their first record."""
+        self._home = home
+        self._names = tuple(names)
+        self._selects = selects(self._names)
+        self._start = start
+        self._positions = dict(positions or {})
+        self._readers: dict[Place, Consumer] = {}
+        self._iterations: dict[Place, Iteration[BatchSlice]] = {}
+        self._coming: dict[asyncio.Task[BatchSlice | None], Place] = {}
+        self._paused: set[Place] = set()
+        self._ended: set[Place] = set()
+        self._look_at = 0.0
+        self._begun = False
+        """It is known what is there at the beginning."""
+        self._waiting = False
+        self._closes = 0
+        self._turn = 0
+        self._served: dict[Place, int] = {}
+        """At which turn a partition was last served."""
+        self._rest: Iterator[tuple[str, int, Record]] = iter(())
+        """Of the slice that is handed on record by record: an iteration that is broken off loses none of it."""
+        self._last: tuple[str, int, Record] | None = None
+        """The last record handed on of a slice that is not through."""
+        self._unread: Taken | None = None
+        """Whose records can't be had: it stays the next one, so that nobody goes on behind it."""
+
+    async def __aenter__(self) -> ManyConsumer:
+        await self._look()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End the fetching of all partitions; another task that waits for the next slice is at the end."""
+        self._closes += 1
+        coming, self._coming = list(self._coming), {}
+        await end_tasks(coming)
+        iterations, self._iterations = list(self._iterations.values()), {}
+        await asyncio.gather(*(iteration.aclose() for iteration in iterations))
+
+    # ---- what is read --------------------------------------------------------------------------------------------------
+    @property
+    def places(self) -> list[Place]:
+        """The partitions that are read, by stream and number."""
+        return sorted(self._readers)
+
+    def pause(self, *places: Place) -> None:
+        """Give nothing of these partitions until ``resume``; what has been fetched of them waits."""
+        self._paused.update(places)
+
+    def resume(self, *places: Place) -> None:
+        """Go on with them."""
+        self._paused.difference_update(places)
+
+    async def _look(self) -> None:
+        """Begin with partitions that are there and are not read yet; at most every ``LOOK_EVERY_S``."""
+        now = asyncio.get_running_loop().time()
+        if now < self._look_at:
+            return
+        first = not self._begun  # also where an earlier look has failed, or was cancelled
+        there = sorted(place for place in await self._home.places() if self._selects(place[0]))
+        if first:
+            exact = {name for name in self._names if not _WILD & set(name)}
+            if lacking := sorted(exact - {stream for stream, _ in there}):
+                raise NotFoundError(f"there is no stream {', '.join(lacking)}")
+        new = [place for place in there if place not in self._readers]
+        if len(self._readers) + len(new) > MAX_PARTITIONS:
+            raise ConfigError(
+                f"{len(self._readers) + len(new)} partitions are more than {MAX_PARTITIONS}: read them by several consumers"
+            )
+        ahead = max(AHEAD_BYTES // max(len(self._readers) + len(new), 1), LEAST_BYTES)
+        for place in new:
+            start = self._positions.get(place, self._start if first else "earliest")
+            self._readers[place] = self._home.consumer(place, start, ahead)
+        self._begun, self._look_at = True, now + LOOK_EVERY_S
+        await asyncio.gather(
+            *(self._readers[place].begin() for place in new)
+        )  # "new" is from now on, not from the first look at it
+
+    # ---- reading -----------------------------------------------------------------------------------------------------
+    def batches(self) -> AsyncIterator[Taken]:
+        """Slices of batches, of each partition in its order; it ends where ``until`` is reached in all of them."""
+        return _Batches(self)
+
+    async def next(self) -> Taken | None:
+        """The next slice, of the partition among those that have one which was served the longest ago; None at the end of all. A call
+        that is cancelled takes nothing."""
+        if self._waiting:
+            raise ConfigError("another task is reading here: one at a time")
+        unread, self._unread = self._unread, None
+        if unread is not None:
+            return unread
+        self._waiting, closes = True, self._closes
+        try:
+            while True:
+                await self._look()
+                if self._closes != closes:
+                    return None
+                self._arm()
+                going = [task for task, place in self._coming.items() if place not in self._paused]
+                if not going:
+                    if self._ended >= set(self._readers) and self._readers:
+                        return None
+                    await asyncio.sleep(_IDLE_S)  # all is paused, or nothing is there yet
+                    continue
+                done, _ = await asyncio.wait(going, timeout=LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+                if self._closes != closes:
+                    return None
+                if not done:
+                    continue
+                task = min(done, key=lambda task: self._served.get(self._coming[task], 0))
+                place = self._coming.pop(task)
+                piece = task.result()
+                if piece is not None:
+                    self._turn += 1
+                    self._served[place] = self._turn
+                    return Taken(*place, piece)
+                self._ended.add(place)
+        finally:
+            self._waiting = False
+
+    def _arm(self) -> None:
+        """Wait for the next slice of each partition that is not waited for."""
+        waited_for = set(self._coming.values())
+        for place, reader in self._readers.items():
+            if place in waited_for or place in self._ended or place in self._paused:
+                continue
+            iteration = self._iterations.get(place)
+            if iteration is None:
+                iteration = self._iterations[place] = reader.batches()
+            self._coming[asyncio.create_task(_next(iteration), name=f"next of {place[0]}/{place[1]}")] = place
+
+    def __aiter__(self) -> AsyncIterator[tuple[str, int, Record]]:
+        return _Records(self)
+
+    async def next_record(self) -> tuple[str, int, Record] | None:
+        """(stream, partition, record); None at the end of all. What an iteration that was broken off has not given comes first."""
+        while True:
+            for found in self._rest:
+                self._last = found
+                return found
+            self._last = None
+            taken = await self.next()
+            if taken is None:
+                return None
+            self._unread = taken
+            self._rest = _records_of(taken)
+            self._unread = None
+
+    # ---- where it is -----------------------------------------------------------------------------------------------------
+    async def positions(self) -> dict[Place, Position]:
+        """Behind the last record or slice handed on, of each partition: for ``client.consume_many(positions=...)``."""
+        await self._look()
+        waiting = {place: task for task, place in self._coming.items()}
+        found = {}
+        for place, reader in self._readers.items():
+            task = waiting.get(place)
+            ahead = task.result() if task is not None and task.done() and not task.exception() else None
+            behind = await reader.position()
+            found[place] = behind if ahead is None else Position(behind.uid, ahead.first_offset, 0)
+        if self._unread is not None:
+            place, first = (self._unread.stream, self._unread.partition), self._unread.slice.first_offset
+            found[place] = Position(found[place].uid, first, 0)
+        if self._last is not None:
+            stream, partition, record = self._last
+            place = (stream, partition)
+            found[place] = Position(found[place].uid, record.offset + 1, record.leader_epoch)
+        return found
+
+    async def positions_text(self) -> str:
+        """The same, to be stored; ``positions_from`` reads it."""
+        by_stream: dict[str, dict[str, str]] = {}
+        for (stream, partition), position in sorted((await self.positions()).items()):
+            by_stream.setdefault(stream, {})[str(partition)] = str(position)
+        return json.dumps(by_stream)
+
+    async def lag(self) -> dict[Place, int]:
+        """Committed offsets that have not been handed on, of each partition."""
+        await self._look()
+        behind = await asyncio.gather(*(reader.lag() for reader in self._readers.values()))
+        return dict(zip(self._readers, behind, strict=True))
+
+
+async def _next(iteration: Iteration[BatchSlice]) -> BatchSlice | None:
+    return await anext(iteration, None)
+
+
+def _records_of(taken: Taken) -> Iterator[tuple[str, int, Record]]:
+    return zip(repeat(taken.stream), repeat(taken.partition), taken.slice.records())
+
+
+class _Batches:
+    """One that is broken off leaves nothing half done: the state is the consumer's."""
+
+    def __init__(self, many: ManyConsumer) -> None:
+        self._many = many
+
+    def __aiter__(self) -> _Batches:
+        return self
+
+    async def __anext__(self) -> Taken:
+        found = await self._many.next()
+        if found is None:
+            raise StopAsyncIteration
+        return found
+
+
+class _Records:
+    def __init__(self, many: ManyConsumer) -> None:
+        self._many = many
+
+    def __aiter__(self) -> _Records:
+        return self
+
+    async def __anext__(self) -> tuple[str, int, Record]:
+        found = await self._many.next_record()
+        if found is None:
+            raise StopAsyncIteration
+        return found

@@ -1,0 +1,429 @@
+"""Lane: what a producer has on its way to one partition, in which order it goes out, and what an answer means. Pure.
+
+Goal: every record once and in order, whatever is lost or refused on the way. Constraint: several batches are on their way at once, and
+whoever leads next may know some of them.
+
+Algorithm: go back N. Records are gathered into batches, which are numbered when they are closed and never change again: what is sent a
+second time is what was sent the first time, so that the leader recognises it. When a batch is refused, or its answer does not come,
+everything from the first unanswered batch on goes out again, after a pause that grows; what the log holds already is answered as a
+duplicate. A batch that is answered while an earlier one is not is in the log with it, for nothing is stored out of order; but its
+publisher is told in order.
+
+Worked example: batches at 0, 100, 200 are on their way when the leader dies. The next one has 0 and 100 in its log, their answers are
+lost. All three go out again: it answers 0 and 100 as duplicates once they are committed, and appends 200.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import field
+from enum import Enum
+from itertools import accumulate, islice
+from typing import Any, NamedTuple
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.observe.trace_context import first_marked
+from liftpy.core.publish.digest import RollingDigest
+from liftpy.core.publish.producer_state import after, distance
+from liftpy.core.wire.batch import build_batch, in_epoch, parse_batch, seal
+from liftpy.core.wire.batch_columns import ColumnSet
+from liftpy.core.wire.columnar import body_of
+from liftpy.core.wire.headers import Pairs
+
+FIRST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 1.0
+_PROBE_S = 0.25
+"""Bound of the wait for the answer to one batch, where the connection was just renewed."""
+_PROBING_S = 5.0
+"""How long it counts as that, unless an answer comes: leaders reconnect in this time, too."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class ProducerBatch:
+    """One closed batch. ``ticket``: by whom its publishers are told."""
+
+    sequence: int
+    record_count: int
+    batch: bytes
+    digest: RollingDigest | None
+    """Of all the producer's records before it; None: not known."""
+    ticket: Any
+    size_bytes: int
+    """That its records take in the buffer."""
+    position: int = -1
+    """Offset of the last source record that something in it was made from, inclusive; -1: it names none."""
+    names: bool = False
+    """It is the first of its epoch, and says its producer's name."""
+    reset: bool = False
+    """What the log has of the producer counts for nothing."""
+    attempt: int = 0
+    first_at: float = 0.0
+    """Loop time in s: then it was sent first."""
+    answer_by: float = 0.0
+    """Then it is sent again."""
+    placed: BatchResult | None = None
+
+
+class BatchResult(NamedTuple):
+    """The answer to a batch. ``offset``: of its first record that was not there before; of its first one if all ``known_records`` were,
+    or none; -1: not known."""
+
+    offset: int
+    leader_epoch: int
+    known_records: int = 0
+
+
+class Refusal(Enum):
+    """What a negative answer means to a lane."""
+
+    AGAIN = "again"
+    """Nobody took it, or there was no room: it goes out again."""
+    OUT_OF_ORDER = "out of order"
+    """An earlier one is missing there."""
+    UNKNOWN = "unknown"
+    """The leader does not know its epoch: it is to be asked for another one."""
+    FINAL = "final"
+    """It will never be stored."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Open:
+    """The batch that records are gathered into. ``since``: loop time in s of the first."""
+
+    ticket: Any
+    since: float = 0.0
+    values: list[bytes | None] = field(default_factory=list)
+    keys: list[bytes | None] = field(default_factory=list)
+    headers: list[Pairs] = field(default_factory=list)
+    size_bytes: int = 0
+    position: int = -1
+    has_keys: bool = False
+    has_headers: bool = False
+
+
+class PartitionQueue:
+    """To one partition. Sequences have 32 bits and go round. Times are loop times in s."""
+
+    def __init__(
+        self,
+        producer_id: int,
+        *,
+        window: int,
+        batch_bytes: int,
+        batch_records: int,
+        attempt_s: float,
+        linger_s: float = 0.0,
+        new_ticket: Callable[[], Any] = object,
+    ) -> None:
+        """``window``: batches on their way at once. ``linger_s``: a batch that is not full waits so long for more. ``new_ticket``: one
+        for each batch."""
+        self.producer_id = producer_id
+        self._window = window
+        self._batch_bytes = batch_bytes
+        self._batch_records = batch_records
+        self._attempt_s = attempt_s
+        self._linger_s = linger_s
+        self._new_ticket = new_ticket
+        self.begun: Callable[[Any, Pairs], Pairs] | None = None
+        """Told of each batch that is begun: its ticket, and the headers of its first record; gives those it is to have."""
+        self.epoch = 0
+        self.next_sequence = 0
+        """That the next batch which is closed begins with."""
+        self._digest: RollingDigest | None = RollingDigest()
+        self.position = -1
+        """Offset of the last source record that the log had something of when the lane began, inclusive: what was made from it, or from
+        what lies before it, is there."""
+        self._names = False
+        self._reset = False
+        self._asks = True
+        """It has no epoch: nothing is sent."""
+        self._hurries = False
+        """What is gathered waits for no more."""
+        self._open = _Open(ticket=new_ticket())
+        self._parcels: deque[ProducerBatch] = deque()
+        self._out_count = 0  # of the first parcels: sent since the lane has gone back last, or placed
+        self._pause_s = FIRST_PAUSE_S
+        self.resume_at = 0.0
+        """Nothing is sent before."""
+        self._probing_until = 0.0
+        """Until then one batch goes out at a time, and often; 0: not now."""
+        self._quota_until = 0.0
+        """A quota lets it in then."""
+        self.sent_again = 0
+        """Batches that were sent again, ever."""
+
+    @property
+    def asks(self) -> bool:
+        """Whether it is to be given an epoch, by ``begin``."""
+        return self._asks
+
+    def begin(
+        self, epoch: int, next_sequence: int, digest: RollingDigest | None, *, reset: bool = False, position: int = -1
+    ) -> None:
+        """As the log has it; before anything is added. ``digest`` None: the leader does not know it, and nothing is said of it: another
+        one that does would take half of it for other records."""
+        self.position, self._names = position, True
+        self.epoch, self.next_sequence, self._digest, self._asks = epoch, next_sequence, digest, False
+        self._reset = reset
+        if not next_sequence:  # a new epoch that begins at 0 is begun anew by the log, too
+            self._digest = RollingDigest()
+
+    def begin_again(self, epoch: int) -> None:
+        """In another epoch, for nothing of the last one is in the log: what is not answered goes out again, with the same numbers."""
+        self.epoch, self._asks, self._out_count = epoch, False, 0
+        for parcel in self._parcels:
+            parcel.batch = in_epoch(parcel.batch, epoch)
+            parcel.names = False
+        if self._parcels:
+            self._parcels[0].names = True
+        self._names = not self._parcels
+
+    @property
+    def unanswered(self) -> tuple[int, RollingDigest | None]:
+        """Sequence of the first record that is not answered, and the digest of those before it, None: not known."""
+        first = self.first_unanswered
+        return (self.next_sequence, self._digest) if first is None else (first.sequence, first.digest)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything that was added has its answer."""
+        return not self._parcels and not self._open.values
+
+    @property
+    def first_unanswered(self) -> ProducerBatch | None:
+        """The parcel that all others wait behind."""
+        return self._parcels[0] if self._parcels else None
+
+    # ---- what comes in -----------------------------------------------------------------------------------------------
+    def add(self, value: bytes | None, key: bytes | None, headers: Pairs, size_bytes: int, now: float) -> tuple[Any, int]:
+        """One record: the ticket of its batch, and its index there."""
+        gathered = self._open
+        index = len(gathered.values)
+        if index and (index >= self._batch_records or gathered.size_bytes + size_bytes > self._batch_bytes):
+            self._close()
+            gathered, index = self._open, 0
+        if not index:
+            gathered.since = now
+            if self.begun is not None:
+                headers = self.begun(gathered.ticket, headers)
+        gathered.values.append(value)
+        gathered.keys.append(key)
+        gathered.headers.append(headers)
+        gathered.size_bytes += size_bytes
+        if key is not None:
+            gathered.has_keys = True
+        if headers:
+            gathered.has_headers = True
+        return gathered.ticket, index
+
+    def add_many(
+        self,
+        values: Sequence[bytes | None],
+        keys: Sequence[bytes | None] | None,
+        sizes: Sequence[int],
+        now: float,
+        positions: Sequence[int] | None = None,
+    ) -> list[tuple[Any, int, int]]:
+        """Records without headers, and their sizes in bytes: the ticket of each batch that holds some, the index of their first there,
+        and how many. ``positions``: offsets of the source records that they were made from, ascending; of one all are here, and they
+        come into one batch."""
+        ends = list(accumulate(sizes))
+        shares, start = [], 0
+        while start < len(values):
+            gathered = self._gathering(sizes[start])
+            first = len(gathered.values)
+            gathered.since = gathered.since if first else now
+            taken = ends[start - 1] if start else 0
+            room = max(self._batch_bytes - gathered.size_bytes, sizes[start])
+            end = min(bisect_right(ends, taken + room), start + self._batch_records - first)
+            if positions is not None:
+                end = self._whole_end(positions, start, end)
+                if end == start:  # they are more than is left of this one
+                    self._close()
+                    continue
+                gathered.position = positions[end - 1]
+            shares.append((gathered.ticket, first, end - start))
+            gathered.values += values[start:end]
+            gathered.keys += keys[start:end] if keys is not None else [None] * (end - start)
+            gathered.headers += [()] * (end - start)
+            if not first and self.begun is not None:
+                gathered.headers[0] = self.begun(gathered.ticket, ())
+                gathered.has_headers = bool(gathered.headers[0])
+            gathered.size_bytes += ends[end - 1] - taken
+            gathered.has_keys = gathered.has_keys or keys is not None
+            start = end
+        return shares
+
+    def add_columns(self, columns: ColumnSet, size_bytes: int, position: int = -1) -> Any:
+        """A batch of its own; its ticket. ``position``: as of a source record, for the last of it."""
+        if self._open.values:
+            self._close()
+        ticket, count = self._new_ticket(), len(columns.values.ends)
+        if self.begun is not None and (marks := self.begun(ticket, ())):
+            columns = first_marked(columns, marks)
+        batch = seal(
+            body_of(columns), producer_id=self.producer_id, producer_epoch=self.epoch, base_sequence=self.next_sequence
+        )
+        self._enclose(batch, count, ticket, size_bytes, position, columns)
+        return ticket
+
+    def _whole_end(self, positions: Sequence[int], start: int, end: int) -> int:
+        """The end at or before ``end`` that cuts nothing apart that was made from one record; behind it where a batch holds nothing
+        else."""
+        if end == len(positions) or positions[end] != positions[end - 1]:
+            return end
+        whole = bisect_left(positions, positions[end - 1])
+        if whole > start:
+            return whole
+        return start if self._open.values else bisect_right(positions, positions[start])
+
+    def _gathering(self, size_bytes: int) -> _Open:
+        """The batch that takes ``size_bytes`` more."""
+        gathered = self._open
+        full = len(gathered.values) >= self._batch_records or gathered.size_bytes + size_bytes > self._batch_bytes
+        if gathered.values and full:
+            self._close()
+        return self._open
+
+    @property
+    def takes_a_new_batch(self) -> bool:
+        """Whether the next record is the first of its batch."""
+        return not self._open.values
+
+    def hurry(self) -> None:
+        """What is gathered now goes as soon as there is room."""
+        self._hurries = True
+
+    def _close(self) -> None:
+        gathered, self._open = self._open, _Open(ticket=self._new_ticket())
+        count = len(gathered.values)
+        batch = build_batch(
+            gathered.values,
+            keys=gathered.keys if gathered.has_keys else None,
+            headers=gathered.headers if gathered.has_headers else None,
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+            base_sequence=self.next_sequence,
+        )
+        columns = parse_batch(batch, verify=False).columns
+        self._enclose(batch, count, gathered.ticket, gathered.size_bytes, gathered.position, columns)
+
+    def _enclose(self, batch: bytes, count: int, ticket: Any, size_bytes: int, position: int, columns: ColumnSet) -> None:
+        parcel = ProducerBatch(
+            sequence=self.next_sequence,
+            record_count=count,
+            batch=batch,
+            digest=self._digest,
+            ticket=ticket,
+            size_bytes=size_bytes,
+            position=position,
+            names=self._names,
+            reset=self._reset,
+        )
+        self._names = False
+        self._reset = False
+        self._parcels.append(parcel)
+        if self._digest is not None:
+            self._digest = self._digest.over(columns, 0, count)
+        self.next_sequence = after(self.next_sequence, count)
+
+    # ---- what goes out -----------------------------------------------------------------------------------------------
+    def next_to_send(self, now: float) -> ProducerBatch | None:
+        """What goes out now; call until None. What is gathered goes as soon as there is room: load makes large batches by itself."""
+        if now < self.resume_at or self._asks:
+            return None
+        if now >= self._probing_until:
+            self._probing_until = 0.0
+        while self._out_count < self._room:
+            if self._out_count == len(self._parcels):
+                gathered = self._open
+                if not gathered.values or not (self._hurries or now >= gathered.since + self._linger_s):
+                    return None
+                self._hurries = False
+                self._close()
+            parcel = self._parcels[self._out_count]
+            self._out_count += 1
+            if parcel.placed is None:
+                self.sent_again += bool(parcel.attempt)
+                parcel.first_at = parcel.first_at if parcel.attempt else now
+                parcel.attempt += 1
+                parcel.answer_by = now + (min(_PROBE_S, self._attempt_s) if self._probing_until else self._attempt_s)
+                return parcel
+        return None
+
+    @property
+    def _room(self) -> int:
+        """Batches that may be on their way. One that begins anew goes alone: without it the others would be judged by what was before,
+        and some of them taken for it."""
+        return 1 if self._probing_until or (self._parcels and self._parcels[0].reset) else self._window
+
+    def wake_at(self) -> float | None:
+        """When something is to be done, if no answer comes; None: nothing is."""
+        if self._asks:
+            return None
+        if self._out_count:
+            due = self._parcels[0].answer_by
+        elif self._parcels:
+            return self.resume_at
+        else:
+            due = math.inf
+        if self._open.values and self._out_count < self._room:
+            due = min(due, max(self.resume_at, self._open.since + (0.0 if self._hurries else self._linger_s)))
+        return None if due == math.inf else due
+
+    def late(self, now: float) -> bool:
+        """Whether the first answer is overdue; then everything goes out again."""
+        if not self._parcels or not self._out_count or now < self._parcels[0].answer_by:
+            return False
+        self._go_back(now)
+        return True
+
+    def _go_back(self, now: float, after_s: float = 0.0) -> None:
+        self._out_count = 0
+        self._quota_until = now + after_s
+        self.resume_at = now + (after_s or self._pause_s)
+        if not after_s:
+            longest_s = _PROBE_S if now < self._probing_until else LONGEST_PAUSE_S
+            self._pause_s = min(2 * self._pause_s, longest_s)
+
+    # ---- answers -----------------------------------------------------------------------------------------------------
+    def placed(self, sequence: int, answer: BatchResult) -> list[tuple[ProducerBatch, BatchResult]]:
+        """A batch is in the log; those whose publishers are to be told now, in order. Which attempt it answers is all the same."""
+        parcel = next((parcel for parcel in self._parcels if parcel.sequence == sequence), None)
+        if parcel is None:
+            return []
+        parcel.placed, self._pause_s, self._probing_until = parcel.placed or answer, FIRST_PAUSE_S, 0.0
+        told = []
+        while self._parcels and (known := self._parcels[0].placed) is not None:
+            told.append((self._parcels.popleft(), known))
+            self._out_count = max(self._out_count - 1, 0)
+        return told
+
+    def refused(self, sequence: int, attempt: int, refusal: Refusal, now: float, due: int = 0, after_s: float = 0.0) -> bool:
+        """A batch was not stored; whether the lane goes on. ``due``: with OUT_OF_ORDER, the sequence that the leader waits for.
+        ``after_s``: until a quota lets it in; 0: a pause that grows."""
+        out = next((parcel for parcel in islice(self._parcels, self._out_count) if parcel.sequence == sequence), None)
+        if out is None or out.placed is not None or attempt != out.attempt:
+            return True  # that was before it went back
+        if refusal is Refusal.FINAL:
+            return False
+        self._asks = refusal is Refusal.UNKNOWN
+        if refusal is Refusal.OUT_OF_ORDER and distance(due, self._parcels[0].sequence) < 0:
+            return False  # what was answered as stored is not there any more: nothing can follow on it
+        self._go_back(now, after_s)
+        return True
+
+    @property
+    def tickets(self) -> list[tuple[Any, int]]:
+        """Of everything that is not answered, in order, and how often it was sent."""
+        closed = [(parcel.ticket, parcel.attempt) for parcel in self._parcels]
+        return [*closed, (self._open.ticket, 0)] if self._open.values else closed
+
+    def connection_renewed(self, now: float) -> None:
+        """What is on its way may be lost, and what was refused was refused before: it goes out again, at once, and one batch probes
+        whether somebody takes it."""
+        self._probing_until, self._pause_s = now + _PROBING_S, FIRST_PAUSE_S
+        self._out_count, self.resume_at = 0, max(now, self._quota_until)

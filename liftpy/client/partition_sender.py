@@ -1,0 +1,478 @@
+"""What a producer is asked and answers, its buffer, and one partition's course: a lane, and the task that sends what it holds.
+
+The lane decides (``lane.py``); here its batches are put on the wire, answers are read, and who may not go on is told. An answer counts
+only if it is that of the partition that was addressed [A9].
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, Literal, NamedTuple
+
+from liftpy.client.encode_publish import Address, Addressing
+from liftpy.client.in_flight import PublishAck
+from liftpy.client.partition_queue import BatchResult, PartitionQueue, ProducerBatch, Refusal
+from liftpy.client.retrying import retrying
+from liftpy.client.write_epoch import PlanChangedError, Repeat, Round, offset_in, partitions_in
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.metadata.image import StreamImage
+from liftpy.core.publish.digest import RollingDigest
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.columnar import RecordColumns
+from liftpy.core.wire.producer_note import Partitioning, SourcePosition
+from liftpy.errors import (
+    ConfigError,
+    LiftError,
+    NotFoundError,
+    OutcomeUnknownError,
+    ProtocolError,
+    PublishRejectedError,
+    UnavailableError,
+)
+from liftpy.nats.request_reply import nobody_there
+from liftpy.nats.transport import Transport
+
+_Ack = client_pb2.Ack
+_REFUSALS = {
+    _Ack.NOT_LEADER: Refusal.AGAIN,
+    _Ack.OVERLOADED: Refusal.AGAIN,
+    _Ack.QUOTA: Refusal.AGAIN,
+    _Ack.BELOW_MIN_ISR: Refusal.AGAIN,
+    _Ack.NO_SPACE: Refusal.AGAIN,
+    _Ack.WRONG_STREAM: Refusal.AGAIN,
+    _Ack.OUT_OF_ORDER: Refusal.OUT_OF_ORDER,
+    _Ack.UNKNOWN_PRODUCER: Refusal.UNKNOWN,
+}
+RECORD_BYTES = 16
+"""What a record, and each header of it, takes in a batch besides its own bytes, at most."""
+BATCH_BYTES = 4096
+"""What a batch takes in a message besides its records, at most."""
+MOST_ON_THEIR_WAY = 5
+"""Batches to one partition: so many the leader remembers."""
+
+Begin = Literal["resume", "repeat", "anew"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerOptions:
+    """``linger_s``: a batch that is not full waits so long for more records; 0: it goes as soon as it may, and load makes large ones by
+    itself. ``batch_bytes``, ``batch_records``: of one batch at most, and no more than a message holds. ``window``: batches on their way
+    to a partition at once. ``buffer_bytes``, ``buffer_records``: what is not answered, of all partitions; then ``send`` waits.
+    ``attempt_s``: for the answer to a batch, before it is sent again. ``patience_s``: for a batch in all. ``begin``: where a process
+    goes on, see ``Producer``."""
+
+    linger_s: float = 0.0
+    batch_bytes: int = 1_000_000
+    batch_records: int = 16_384
+    window: int = MOST_ON_THEIR_WAY
+    buffer_bytes: int = 32 * 1024 * 1024
+    buffer_records: int = 262_144
+    attempt_s: float = 2.0
+    patience_s: float = 120.0
+    begin: Begin = "resume"
+
+    def __post_init__(self) -> None:
+        bounds = {
+            "linger_s": (0, 60),
+            "batch_bytes": (1, 64 << 20),
+            "batch_records": (1, 65_536),
+            "window": (1, MOST_ON_THEIR_WAY),
+            "buffer_bytes": (1, 4 << 30),
+            "buffer_records": (1, 1 << 26),
+            "attempt_s": (0.01, 600),
+            "patience_s": (0.01, 86_400),
+        }
+        for name, (low, high) in bounds.items():
+            if not low <= getattr(self, name) <= high:
+                raise ConfigError(f"{name} = {getattr(self, name)} is outside {low}..{high}")
+        if self.begin not in ("resume", "repeat", "anew"):
+            raise ConfigError(f"begin is resume, repeat or anew, not {self.begin!r}")
+
+
+class Source(NamedTuple):
+    """What a producer makes its records from: a partition of another stream. ``generation``: of the group whose member reads it, which
+    only rises; of a lower one nothing is taken. 0: there is no group, and who opens the producer last goes on."""
+
+    stream: str
+    partition: int = 0
+    generation: int = 0
+
+    def position_in(self, stream: StreamImage) -> SourcePosition:
+        """Where it begins; raises NotFoundError."""
+        if not 0 <= self.partition < len(stream.partitions):
+            raise NotFoundError(f"{stream.name} has no partition {self.partition}")
+        return SourcePosition(stream.uid, self.partition, 0, self.generation)
+
+
+def check_answers(stream: StreamImage) -> None:
+    """Raise ConfigError where nobody answers."""
+    if not stream.answers:
+        raise ConfigError(f"{stream.name} has the ack policy none and answers nobody: a producer needs answers")
+
+
+ANONYMOUS = "anonymous-"
+"""How the names of producers begin that were given none."""
+
+
+def name_for(name: str, source: Source | None) -> str:
+    """That a producer has: the one that it was given, or one of its own."""
+    if source is not None and not name:
+        raise ConfigError("a producer with a source has an id: by it the next process goes on")
+    return name or f"{ANONYMOUS}{secrets.token_hex(12)}"
+
+
+class ManyAck(NamedTuple):
+    """Where a piece of what was sent together was stored. ``offset``: of its first record, -1: not known."""
+
+    partition: int
+    offset: int
+    record_count: int
+    leader_epoch: int
+    duplicate: bool
+
+
+class BatchFuture:
+    """One batch, to those who wait for what became of it."""
+
+    __slots__ = ("future", "partition", "record_count", "stream")
+
+    def __init__(self, stream: str, partition: int) -> None:
+        self.stream = stream
+        self.partition = partition
+        self.future: asyncio.Future[BatchResult] = asyncio.get_running_loop().create_future()
+        self.record_count = 0
+        """Known when it is placed."""
+
+    def fail(self, error: LiftError) -> None:
+        """Whoever waits is told; nobody has to."""
+        if not self.future.done():
+            self.future.set_exception(error)
+            self.future.exception()
+
+
+class Receipt:
+    """Of one record; awaiting it gives its PublishAck, or raises why there is none."""
+
+    __slots__ = ("_index", "_ticket")
+
+    def __init__(self, ticket: BatchFuture, index: int) -> None:
+        self._ticket = ticket
+        self._index = index
+
+    def __await__(self) -> Generator[Any, None, PublishAck]:
+        placed = yield from _settled(self._ticket).__await__()
+        known = self._index < placed.known_records
+        offset, epoch = _offset_of(placed, self._index), placed.leader_epoch
+        return PublishAck(self._ticket.stream, self._ticket.partition, offset, epoch, known)
+
+    @property
+    def done(self) -> bool:
+        """Whether it is answered, or has failed."""
+        return self._ticket.future.done()
+
+
+class ManyReceipt:
+    """Of records that were sent together; awaiting it gives a ManyAck for each piece of them that lies in one batch, in order."""
+
+    __slots__ = ("_shares",)
+
+    def __init__(self, shares: list[tuple[BatchFuture, int, int]]) -> None:
+        self._shares = shares
+
+    def __await__(self) -> Generator[Any, None, list[ManyAck]]:
+        return self._all().__await__()
+
+    async def _all(self) -> list[ManyAck]:
+        acks = []
+        for ticket, first, count in self._shares:
+            placed = await _settled(ticket)
+            known = min(max(placed.known_records - first, 0), count)
+            for start, end, duplicate in ((first, first + known, True), (first + known, first + count, False)):
+                if start < end:
+                    offset = _offset_of(placed, start)
+                    acks.append(ManyAck(ticket.partition, offset, end - start, placed.leader_epoch, duplicate))
+        return acks
+
+
+async def _settled(ticket: BatchFuture) -> BatchResult:
+    return await asyncio.shield(ticket.future)
+
+
+def _offset_of(placed: BatchResult, index: int) -> int:
+    """Of the record at ``index`` of a batch: the first that were there before have offsets of their own, which nobody says."""
+    if placed.offset < 0:
+        return -1
+    return placed.offset + index - placed.known_records if index >= placed.known_records else -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SenderContext:
+    """What all courses of a producer share. ``instance``: of its process."""
+
+    transport: Transport
+    stream: str
+    instance: int
+    name: str
+    source: SourcePosition | None
+    """What the producer reads; its offset says nothing."""
+    round: Round | None
+    """That it sends; ``source`` is its position then."""
+    partitioning: Callable[[], Partitioning | None]
+    """How the producer chooses partitions, once every course has begun; None: it can't say that."""
+    inbox: str
+    """Where answers come to."""
+    options: ProducerOptions
+    failed: Callable[[LiftError], None]
+    """Told of what ends the producer."""
+    left: Callable[[int, int], None]
+    """Told how many bytes and records are answered."""
+
+
+class PartitionSender:
+    """To one partition."""
+
+    def __init__(
+        self,
+        errand: SenderContext,
+        partition: int,
+        address: Address,
+        lane: PartitionQueue,
+        find: Callable[[], Awaitable[Address]],
+    ) -> None:
+        self._transport = errand.transport
+        self._stream = errand.stream
+        self._errand = errand
+        self._options = errand.options
+        self._failed = errand.failed
+        self.partition = partition
+        self.lane = lane
+        self.addressing = Addressing(address, find, self._moved, errand.failed)
+        self.awake = asyncio.Event()
+        self.newest: Any = None
+        """Ticket of the batch that took the last record."""
+        self._refusal: LiftError | None = None
+        self.repeat = Repeat()
+        """What of the producer's round is stored."""
+        self.known: client_pb2.ProducerState | None = None
+        """What the log held of the producer when the course began; None: nothing."""
+        self._acked: tuple[int, int] | None = None
+        """(offset, LeaderEpoch) of the newest acknowledgment that says where a record is."""
+
+    # ---- its epoch -----------------------------------------------------------------------------------------------------
+    async def begin(self) -> None:
+        """Ask how to go on, and begin there."""
+        state, how = await self._ask(), self._options.begin
+        self.known = state if state.known else None
+        digest = RollingDigest.decode(state.digest) if state.digest else None
+        if self._errand.round is not None and not self._is_of_the_round(state):
+            self.lane.begin(state.epoch, 0, RollingDigest(), reset=True)
+        elif self._errand.round is not None:
+            self.repeat = Repeat(state.nextSequence, digest, partitions_in(state.position.offset))
+            self.lane.begin(state.epoch, state.nextSequence, digest)
+        elif how == "resume":
+            position = state.position.offset if state.HasField("position") else -1
+            self.lane.begin(state.epoch, state.nextSequence, digest, position=position)
+        else:
+            self.lane.begin(state.epoch, 0, RollingDigest(), reset=how == "anew")
+
+    async def _begin_again(self) -> None:
+        """The leader that gave the epoch is gone, and nothing of it is in the log."""
+        state = await self._ask()
+        sequence, digest = self.lane.unanswered
+        same = state.nextSequence == sequence and (digest is None or state.digest in (b"", digest.encode()))
+        if self._errand.round is not None:  # at its beginning nothing of it may be there
+            same = same and self._is_of_the_round(state) if sequence else not self._is_of_the_round(state)
+        if state.known and self._options.begin == "resume" and not same:
+            text = f"another process has gone on as this producer of {self._stream}/{self.partition}"
+            raise PublishRejectedError(text, "PRODUCER_FENCED")
+        own, known = self._errand.partitioning(), state.partitioning
+        if self._options.begin == "repeat" and own is not None and known.partitions not in (0, own.partitions):
+            text = f"another process of this producer of {self._stream} chooses among another number of partitions"
+            raise PublishRejectedError(text, "DIVERGED_PRODUCER")
+        self.lane.begin_again(state.epoch)
+
+    def _is_of_the_round(self, state: client_pb2.ProducerState) -> bool:
+        source = self._errand.source
+        return state.HasField("position") and source is not None and state.position.generation == source.generation
+
+    def add_columns(self, columns: RecordColumns, start: int, end: int, size_bytes: int, partitions: int) -> BatchFuture:
+        """The records from ``start`` (inclusive) to ``end`` (exclusive), in a batch. ``partitions``: with which a round was begun."""
+        last = self.lane.next_sequence + end - start - 1
+        round = self._errand.round
+        position = -1 if round is None else offset_in(partitions, last, round.plan)
+        ticket: BatchFuture = self.lane.add_columns(columns.cut(start, end), size_bytes, position)
+        self.awake.set()
+        return ticket
+
+    async def _ask(self) -> client_pb2.ProducerState:
+        async for attempt in retrying(self._options.patience_s):
+            with attempt:
+                head = self._head()
+                head.askedProducer, head.producerSequence = self.lane.producer_id, self.lane.unanswered[0]
+                head.producerName = self._errand.name
+                self._say_position(head, 0 if self._errand.round is None else self._errand.round.position.offset)
+                if self._acked is not None:
+                    head.producerAckedOffset, head.producerAckedEpoch = self._acked
+                message = await self._transport.exchange(
+                    self.addressing.address.subject, frames.batch_publish(head, b""), self._options.attempt_s
+                )
+                ack = self._ack_in(message)
+                if ack is None:
+                    raise UnavailableError(f"somebody else answers on {self.addressing.address.subject}")
+                if ack.ackError == _Ack.OK:
+                    return ack.producer
+                self.addressing.doubt()
+                if _REFUSALS.get(ack.ackError) is Refusal.AGAIN:
+                    raise UnavailableError(f"{self._stream}/{self.partition} refused: {ack.detail or ack.ackError}")
+                rejection = self._rejection(ack)
+                if self._errand.round is not None and rejection.reason == "DIVERGED_PRODUCER":
+                    raise PlanChangedError(str(rejection))
+                raise rejection
+        raise AssertionError("unreachable: the attempts end with a result or an error")
+
+    def _say_position(self, head: client_pb2.BatchPublish, offset: int) -> None:
+        source = self._errand.source
+        if source is not None:
+            head.producerPosition.CopyFrom(source._replace(offset=offset).message())
+
+    def _head(self) -> client_pb2.BatchPublish:
+        return client_pb2.BatchPublish(
+            stream=self._stream,
+            streamUid=self.addressing.address.uid,
+            partition=self.partition,
+            ackPolicy=client_pb2.ALL,
+            producerInstance=self._errand.instance,
+        )
+
+    # ---- sending -------------------------------------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Send what the lane holds, until cancelled."""
+        loop, transport = asyncio.get_running_loop(), self._transport
+        renewed = transport.reconnected
+        while True:
+            self.awake.clear()
+            if renewed.done():  # nobody knows what of the old connection has arrived
+                renewed = transport.reconnected
+                self.lane.connection_renewed(loop.time())
+            try:
+                if self.lane.asks:
+                    await self._begin_again()
+                if self.lane.late(loop.time()):
+                    self.addressing.doubt()
+                self._check_patience(loop.time())
+                while (parcel := self.lane.next_to_send(loop.time())) is not None:
+                    await self._put_on_the_wire(parcel)
+            except LiftError as error:
+                self._failed(error)
+                return
+            await self._until(self.lane.wake_at(), renewed)
+
+    async def _until(self, at: float | None, renewed: asyncio.Future[None]) -> None:
+        """Until then, or until something has happened."""
+        loop, awake = asyncio.get_running_loop(), self.awake
+        timer = None if at is None else loop.call_at(at, awake.set)
+        wake = lambda _: awake.set()  # noqa: E731
+        renewed.add_done_callback(wake)
+        try:
+            await awake.wait()
+        finally:
+            renewed.remove_done_callback(wake)
+            if timer is not None:
+                timer.cancel()
+
+    def _check_patience(self, now: float) -> None:
+        first = self.lane.first_unanswered
+        if first is not None and first.attempt and now >= first.first_at + self._options.patience_s:
+            why = self._refusal or UnavailableError("nobody answers")
+            raise OutcomeUnknownError(f"no ack of {self._stream}/{self.partition} in {self._options.patience_s:g} s: {why}")
+
+    async def _put_on_the_wire(self, parcel: ProducerBatch) -> None:
+        head = self._head()
+        head.producerReset, head.producerDigest = parcel.reset, b"" if parcel.digest is None else parcel.digest.encode()
+        if parcel.names:
+            head.producerName = self._errand.name
+            if (partitioning := self._errand.partitioning()) is not None:
+                head.producerPartitioning.CopyFrom(partitioning.message())
+        self._say_position(head, parcel.position)
+        reply = f"{self._errand.inbox}.{self.partition}-{parcel.sequence}-{parcel.attempt}"
+        payload = frames.batch_publish(head, parcel.batch)
+        now = asyncio.get_running_loop().time()
+        try:
+            await self._transport.publish(self.addressing.address.subject, payload, reply, give_up_at=parcel.answer_by)
+        except ProtocolError as error:
+            raise PublishRejectedError(str(error), "TOO_LARGE") from None
+        except UnavailableError as error:
+            self._refused(parcel.sequence, parcel.attempt, Refusal.AGAIN, error, now)
+
+    # ---- answers -------------------------------------------------------------------------------------------------------
+    def answered(self, sequence: int, attempt: int, message: Any) -> None:
+        """An answer to a batch has come."""
+        now = asyncio.get_running_loop().time()
+        if nobody_there(message):
+            error = UnavailableError(f"nobody listens on {self.addressing.address.subject}: has {self._stream} a leader?")
+            self.addressing.doubt()
+            self._refused(sequence, attempt, Refusal.AGAIN, error, now)
+            return
+        ack = self._ack_in(message)
+        if ack is None:
+            return
+        if ack.ackError == _Ack.OK:
+            self.addressing.sure()
+            self._placed(sequence, ack)
+            return
+        if ack.ackError == _Ack.WRONG_STREAM or not ack.streamUid:
+            self.addressing.doubt()
+        refusal = _REFUSALS.get(ack.ackError, Refusal.FINAL)
+        after_s = ack.retryAfterMs / 1000 if ack.ackError == _Ack.QUOTA else 0.0
+        self._refused(sequence, attempt, refusal, self._rejection(ack), now, ack.producer.nextSequence, after_s)
+
+    def _placed(self, sequence: int, ack: _Ack) -> None:
+        offset = ack.offset
+        if offset >= 0:  # of a record that is there, whichever of the batch it is
+            self._acked = max(offset, self._acked[0] if self._acked else 0), ack.leaderEpoch
+        known = ack.recordCount if ack.duplicate else ack.knownRecords
+        if ack.duplicate and self._options.begin != "repeat" and offset >= 0:
+            known, offset = 0, offset  # this process has sent it twice: to its publishers it was stored once, there
+        elif ack.duplicate:
+            offset = -1  # it was stored in other batches, perhaps, with others between them
+        for parcel, placed in self.lane.placed(sequence, BatchResult(offset, ack.leaderEpoch, known)):
+            ticket: BatchFuture = parcel.ticket
+            ticket.record_count = parcel.record_count
+            if not ticket.future.done():
+                ticket.future.set_result(placed)
+            self._errand.left(parcel.size_bytes, parcel.record_count)
+        self.awake.set()
+
+    def _refused(
+        self, sequence: int, attempt: int, refusal: Refusal, error: LiftError, now: float, due: int = 0, after_s: float = 0.0
+    ) -> None:
+        self._refusal = error
+        if not self.lane.refused(sequence, attempt, refusal, now, due, after_s):
+            self._failed(error)
+        self.awake.set()
+
+    def _ack_in(self, message: Any) -> _Ack | None:
+        """The partition's own; None: somebody else answers, and says nothing about it."""
+        payload = message if isinstance(message, bytes) else bytes(message.data)
+        try:
+            ack = frames.decode(payload, _Ack)
+        except ProtocolError:
+            ack = None
+        uid = self.addressing.address.uid
+        ours = ack is not None and (ack.stream, ack.partition) == (self._stream, self.partition)
+        ours = ours and ack is not None and (ack.ackError == _Ack.WRONG_STREAM or ack.streamUid in ("", uid) or not uid)
+        if not ours:
+            self._transport.counters["acks by somebody else"] += 1
+            self.addressing.doubt()
+            return None
+        return ack
+
+    def _rejection(self, ack: _Ack) -> PublishRejectedError:
+        reason = _Ack.Error.Name(ack.ackError) if ack.ackError in _Ack.Error.values() else str(ack.ackError)
+        return PublishRejectedError(f"{self._stream}/{self.partition} refused: {reason} {ack.detail}".rstrip(), reason)
+
+    def _moved(self) -> None:
+        self._failed(NotFoundError(f"{self._stream} was deleted and made again: open the producer anew"))

@@ -1,0 +1,63 @@
+"""What a partition's leader says of a range of offsets: how large it is, where its batches begin, LeaderEpochs at both ends. Pure.
+
+A reader that splits a range at ``borders`` has no batch sent twice. They are advice for the split, and no promise of what is read.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.wire._pb import client_pb2
+from liftpy.errors import ProtocolError
+
+
+@dataclass(frozen=True, slots=True)
+class RangeFacts:
+    """Of [``start``, ``end``), which was committed as a whole.
+
+    ``size_bytes``: stored, of the batches that hold it; None: the node is an older one, that does not say. ``borders``: offsets,
+    ascending, each the first of a batch and above ``start``; ``positions``: bytes of the range's batches before each.
+    ``before_epoch``, ``end_epoch``: LeaderEpoch of the record before ``start``, and of the one before ``end``; 0: not known.
+    """
+
+    start: int
+    end: int
+    size_bytes: int | None = None
+    borders: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()
+    before_epoch: int = 0
+    end_epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RangeFiles:
+    """Where a range lies on the host of a node that offers its files. ``host``: '' where it does not. ``spans``: (base offset of the
+    file, first byte, exclusive end) of each file, in order."""
+
+    host: str
+    folder: str
+    spans: tuple[tuple[int, int, int], ...]
+
+
+def files_of(head: client_pb2.ReadResponse) -> RangeFiles:
+    """From an answer; ProtocolError if what it says can't be."""
+    bases, begins, ends = tuple(head.fileBases), tuple(head.fileBegins), tuple(head.fileEnds)
+    ascending = all(low < high for low, high in itertools.pairwise(bases))
+    if not len(bases) == len(begins) == len(ends) or not ascending or any(a >= b for a, b in zip(begins, ends, strict=True)):
+        raise ProtocolError(f"{head.node}: files that are none: {bases[:4]} from {begins[:4]} to {ends[:4]}")
+    return RangeFiles(head.host, head.folder, tuple(zip(bases, begins, ends, strict=True)))
+
+
+def facts_of(head: client_pb2.ReadResponse, start: int, end: int) -> RangeFacts:
+    """From an answer; ProtocolError if what it says can't be of that range."""
+    if not head.HasField("rangeBytes"):
+        return RangeFacts(start, end)
+    size_bytes, borders, positions = head.rangeBytes, tuple(head.borders), tuple(head.borderPositions)
+    marks = [(start, 0), *zip(borders, positions, strict=False), (end, size_bytes)]
+    ascending = all(low[0] < high[0] and low[1] < high[1] for low, high in itertools.pairwise(marks))
+    if len(borders) != len(positions) or (borders and not ascending) or head.beforeEpoch > head.endEpoch:
+        raise ProtocolError(
+            f"{head.node}: borders of [{start}, {end}) that are none: {borders[:4]} at {positions[:4]} of {size_bytes}"
+        )
+    return RangeFacts(start, end, size_bytes, borders, positions, head.beforeEpoch, head.endEpoch)

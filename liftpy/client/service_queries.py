@@ -1,0 +1,109 @@
+"""Asking a replicated service for its state: a plain NATS request, answered by one of its processes [protocol: Replicated services].
+
+answer = await client.query_service("bank", b'{"account": "a"}')
+answer.value, answer.position
+"""
+
+from __future__ import annotations
+
+from liftpy.client.retrying import retrying
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import check_name
+from liftpy.core.services.queries import (
+    AT_LEAST_HEADER,
+    ERROR_HEADER,
+    NODE_HEADER,
+    PARTITIONS_HEADER,
+    POSITION_HEADER,
+    QueryFailedError,
+)
+from liftpy.core.wire.partitioner import partition_of
+from liftpy.core.wire.subjects import Subjects, data_subject
+from liftpy.errors import ConfigError, LiftError, ProtocolError
+from liftpy.nats.transport import Transport
+
+_MAX_DIGITS = 9
+_ATTEMPT_S = 3.0
+"""Longer than a service lets a query wait."""
+
+
+class QueryRefusedError(LiftError):
+    """The query can't be answered here and now: ask again. Blame: load, or a service that is behind."""
+
+    code = "QUERY_REFUSED"
+    retryable = True
+
+
+@dataclass(frozen=True, slots=True)
+class QueryAnswer:
+    """``value``: what ``on_query`` returned. ``position``: the state held every record below it. ``node``: whose service answered.
+    ``partition``: which instance answered. ``partitions``: how many there are, 0 where the service does not say."""
+
+    value: bytes
+    position: int
+    node: str
+    partition: int = 0
+    partitions: int = 0
+
+
+async def ask_for(
+    transport: Transport,
+    subjects: Subjects,
+    service: str,
+    query: bytes,
+    partition: int | None,
+    key: bytes | None,
+    at_least: int | None,
+    timeout_s: float,
+) -> QueryAnswer:
+    """Ask the instance of ``partition``, or the one that has the records of ``key``; see ``Client.query_service``.
+
+    The service says how many partitions there are. The instance of partition 0 is asked first for that, with any state.
+    """
+    if partition is not None and key is not None:
+        raise ConfigError("name partition or key, not both")
+    if partition is not None:
+        return await ask(transport, subjects, service, query, partition, at_least, timeout_s)
+    try:
+        answer = await ask(transport, subjects, service, query, 0, at_least if key is None else 0, timeout_s)
+        partitions = answer.partitions
+    except QueryFailedError as error:
+        if error.partitions <= 1:
+            raise
+        partitions = error.partitions
+    if key is not None:
+        return await ask(transport, subjects, service, query, partition_of(key, max(1, partitions)), at_least, timeout_s)
+    if partitions > 1:
+        raise ConfigError(
+            f"the service {service} has {partitions} partitions, each with a state of its own: name one (partition=, "
+            "--partition), or the key whose records the query is about (key=, --key)"
+        )
+    return answer
+
+
+async def ask(
+    transport: Transport, subjects: Subjects, service: str, query: bytes, partition: int, at_least: int | None, timeout_s: float
+) -> QueryAnswer:
+    """Ask one instance, again until it answers or ``timeout_s`` have passed."""
+    subject = data_subject(subjects.service_query(check_name(service, "service")), partition)
+    headers = None if at_least is None else {AT_LEAST_HEADER: str(at_least)}
+    async for attempt in retrying(timeout_s):
+        with attempt:
+            answer = await transport.exchange(subject, query, min(_ATTEMPT_S, timeout_s), headers)
+            return _read(subject, partition, bytes(answer.data), dict(answer.headers or {}))
+    raise AssertionError("unreachable: the attempts end with a result or an error")
+
+
+def _read(subject: str, partition: int, data: bytes, headers: dict[str, str]) -> QueryAnswer:
+    code, position = headers.get(ERROR_HEADER), headers.get(POSITION_HEADER, "")
+    count = headers.get(PARTITIONS_HEADER, "")
+    partitions = int(count) if count.isascii() and count.isdigit() and len(count) <= _MAX_DIGITS else 0
+    if code == QueryRefusedError.code:
+        raise QueryRefusedError(data.decode(errors="replace"))
+    if code is not None:
+        failed = QueryFailedError(data.decode(errors="replace"))
+        failed.partitions = partitions
+        raise failed
+    if not (position.isascii() and position.isdigit()):
+        raise ProtocolError(f"what answers on {subject} is no service: its answer has no {POSITION_HEADER}")
+    return QueryAnswer(data, int(position), headers.get(NODE_HEADER, ""), partition, partitions)

@@ -1,0 +1,242 @@
+"""``group.into``: what a group reads goes into another stream, what each record yields once, by source partition in order.
+
+Goal: exactly once in every partition of the target, though members and leaders die at any time. Constraint: no transaction, and a
+member that was stopped may send long after another has its partition.
+
+Algorithm (docs/publishing.md, "From stream to stream"): each owned partition has a producer of its own, whose name is the group and the
+source partition, and whose batches bear the generation of the ownership and the offset of the last source record in them. To open it
+fences members of earlier generations, and says what the target has: what is at or below that is left out, partition by partition.
+Committed is a part when all that it yielded is acknowledged: so a member may begin from what is committed, though some partition of
+the target never got anything, or has forgotten when.
+
+A producer that is told that a newer process goes on, or that others' records lie under its sequences (somebody of an earlier
+generation was faster than the fence), is opened anew, and sends again what is not acknowledged, as long as the partition is its
+member's; once it is not, all that was in hand is the next owner's.
+
+A target that is paused or read-only is tried again in the same way, for ``patience_s`` at most without a part acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from liftpy.client.awaitable_context import Opening
+from liftpy.client.group_part import GroupPart
+from liftpy.client.partition_sender import ManyReceipt, ProducerOptions, Source
+from liftpy.client.producer import Partitioner, Producer
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.wire.batch import Record
+from liftpy.core.wire.partitioner import partition_of
+from liftpy.errors import LiftError, NotFoundError, PublishRejectedError
+from liftpy.nats.cancellation import end_tasks
+
+PartitionFor = Callable[[bytes | None, int], int]
+Transform = Callable[[Record], Iterable[tuple[bytes | None, bytes | None]]]
+"""Record -> (key, value) of none, one or several records of the target."""
+MOST_IN_HAND = 32
+"""Parts that are sent and not acknowledged, of all partitions of a member; each is a batch at most."""
+_AGAIN_S = 0.25
+_LOOK_S = 0.5
+"""How often an idle producer looks whether its partition is still the member's."""
+_ANOTHERS = ("PRODUCER_FENCED", "DIVERGED_PRODUCER", "OUT_OF_ORDER")
+_NOT_NOW = ("PAUSED", "READ_ONLY")
+"""What an operator begins and ends."""
+_FAREWELLS = 3
+"""Sessions for which either refusal may last while the coordinator says that the partition is this member's."""
+
+
+class CopyHome(Protocol):
+    """What it needs of a Client."""
+
+    def producer(
+        self, stream: str, *, id: str, options: ProducerOptions | None, partitioner: Partitioner, source: Source | None
+    ) -> Opening[Producer]:
+        """As ``Client.producer``."""
+        ...
+
+
+class CopyingMember(Protocol):
+    """What it needs of its Group."""
+
+    name: str
+    counters: Counter[str]
+
+    async def take(self) -> GroupPart | None:
+        """As ``Group.take``."""
+        ...
+
+    def finished(self, part: GroupPart) -> None:
+        """As ``Group.finished``."""
+        ...
+
+    def generation_of(self, key: PartitionKey) -> int | None:
+        """As ``Group.generation_of``."""
+        ...
+
+
+class Copying:
+    """``run`` it until it is cancelled. ``partition_for``: (key, partitions) -> partition; the same in every run."""
+
+    def __init__(
+        self, client: CopyHome, group: CopyingMember, target: str, transform: Transform, *,
+        partition_for: PartitionFor | None, options: ProducerOptions | None, session_s: float,
+    ) -> None:  # fmt: skip
+        self.client, self.group, self.target, self.transform = client, group, target, transform
+        self.partition_for, self.options = partition_for, options
+        self.patience_s = _FAREWELLS * session_s
+        self.room = asyncio.Event()
+        self.in_hand = 0
+        self._running: dict[tuple[PartitionKey, int], tuple[_Course, asyncio.Task[None]]] = {}
+
+    async def run(self) -> None:
+        """Until the group is closed. Raises what reading, the transform and the producers raise."""
+        taking: asyncio.Task[GroupPart | None] | None = None
+        try:
+            while True:
+                self.room.clear()
+                if taking is None and self.in_hand < MOST_IN_HAND:
+                    taking = asyncio.create_task(self.group.take(), name=f"{self.group.name} takes")
+                waiting = asyncio.create_task(self.room.wait())
+                running = [task for _, task in self._running.values()]
+                try:
+                    some = [waiting, *running, *([] if taking is None else [taking])]
+                    await asyncio.wait(some, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    waiting.cancel()
+                for which, (_, task) in list(self._running.items()):
+                    if task.done():
+                        del self._running[which]
+                        task.result()
+                if taking is not None and taking.done():
+                    part, taking = taking.result(), None
+                    if part is None:
+                        return
+                    self._give(part)
+        finally:
+            left: list[asyncio.Task[Any]] = [task for _, task in self._running.values()]
+            left += [] if taking is None else [taking]
+            await end_tasks(left)  # one error is raised, the others are of the same kind
+
+    def _give(self, part: GroupPart) -> None:
+        which = part.key, part.generation
+        if which not in self._running:
+            course = _Course(self, *which)
+            name = f"{self.group.name} copies {part.key.stream}/{part.key.partition}"
+            self._running[which] = course, asyncio.create_task(course.run(), name=name)
+        self.in_hand += 1
+        self._running[which][0].add(part)
+
+
+class _Course:
+    """One partition in one generation: the parts of it that are not acknowledged, and its producer."""
+
+    def __init__(self, home: Copying, key: PartitionKey, generation: int) -> None:
+        self._home = home
+        self._key = key
+        self._generation = generation
+        self._parts: deque[GroupPart] = deque()
+        self._receipts: deque[asyncio.Task[None]] = deque()
+        """Of the first parts, in their order."""
+        self._finished = 0
+        """Parts that were acknowledged."""
+        self._news = asyncio.Event()
+
+    def add(self, part: GroupPart) -> None:
+        """The next one."""
+        self._parts.append(part)
+        self._news.set()
+
+    @property
+    def _is_ours(self) -> bool:
+        return self._home.group.generation_of(self._key) == self._generation
+
+    async def run(self) -> None:
+        """Until the partition is another's."""
+        loop, home, refused_until = asyncio.get_running_loop(), self._home, 0.0
+        try:
+            while self._is_ours:
+                before = self._finished
+                try:
+                    await self._copy()
+                    return
+                except PublishRejectedError as error:
+                    if error.reason not in _ANOTHERS + _NOT_NOW:
+                        raise
+                    home.group.counters["target closed" if error.reason in _NOT_NOW else "copied anew"] += 1
+                    if not refused_until or self._finished > before:
+                        refused_until = loop.time() + home.patience_s
+                    if loop.time() >= refused_until and self._is_ours:
+                        text = f"{home.target} has taken nothing of {self._key} for {home.patience_s:g} s: {error}"
+                        raise PublishRejectedError(text, error.reason) from error
+                await asyncio.sleep(_AGAIN_S)
+        finally:
+            home.in_hand -= len(self._parts)
+            self._parts.clear()
+            home.room.set()
+
+    async def _copy(self) -> None:
+        home, key = self._home, self._key
+        opening = home.client.producer(
+            home.target,
+            id=f"{home.group.name}/{key.stream}-{key.partition}/{key.uid}",
+            options=home.options,
+            partitioner=home.partition_for or self._partition,
+            source=Source(key.stream, key.partition, self._generation),
+        )
+        producer = await opening
+        try:
+            if producer.source_uid != key.uid:
+                raise NotFoundError(f"{key.stream} was made again while it was read")
+            await self._send_all(producer)
+        except LiftError as error:
+            raise producer.failure or error from None
+        finally:
+            await end_tasks(self._receipts)
+            self._receipts.clear()
+            await producer.close()
+
+    async def _send_all(self, producer: Producer) -> None:
+        """All parts, those that were sent by an earlier producer too; in order, several on their way."""
+        home = self._home
+        while self._is_ours:
+            self._news.clear()
+            while len(self._receipts) < len(self._parts):
+                receipt = await self._send(producer, self._parts[len(self._receipts)])
+                acknowledged = asyncio.create_task(_acknowledged(receipt))
+                acknowledged.add_done_callback(lambda _: self._news.set())
+                self._receipts.append(acknowledged)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._news.wait()
+            while self._receipts and self._receipts[0].done():
+                self._receipts.popleft().result()
+                home.group.finished(self._parts.popleft())
+                self._finished += 1
+                home.in_hand -= 1
+                home.room.set()
+
+    async def _send(self, producer: Producer, part: GroupPart) -> ManyReceipt:
+        """What a part yields, but for what all of the target has."""
+        known, transform = producer.begin_after, self._home.transform
+        values: list[bytes | None] = []
+        keys: list[bytes | None] = []
+        positions: list[int] = []
+        for record in part.slice.records():
+            if record.offset > known:
+                for key, value in transform(record):
+                    keys.append(key)
+                    values.append(value)
+                    positions.append(record.offset)
+        return await producer.send_many(values, keys=keys, positions=positions)
+
+    def _partition(self, key: bytes | None, count: int) -> int:
+        """The same in every run; without a key by the source's partition."""
+        return self._key.partition % count if key is None else partition_of(key, count)
+
+
+async def _acknowledged(receipt: ManyReceipt) -> None:
+    await receipt

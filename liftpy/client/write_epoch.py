@@ -1,0 +1,111 @@
+"""Rounds: what a producer sends as a whole, and as a whole again when nobody knows how much of it is stored [A4]. Pure.
+
+Goal: a task that may be run twice, at once or after a death, stores what it makes once. Constraint: it has no memory of its own, and
+the log's is one state for each producer and partition.
+
+Algorithm: rounds have numbers that rise, and records in a round are numbered from 0 in each partition. The number travels as the
+generation of the position in a producer's batches, so that the log's state says which round it is of, and a leader refuses an earlier
+one. A process that begins a round asks every partition. Where the state is of an earlier round it begins anew, at sequence 0 and with
+an empty digest; where it is of this one, so many of the first records are stored. It is given ALL records of the round: those are left
+out, and their digest must be the state's, or the records are not the same ones (DIVERGED_PRODUCER).
+With the offset of the position travels how many partitions the stream had when the round was begun, for whoever repeats it shares its
+records out in the same way, also if there are more by then.
+
+The records of a round are shared out among several producers. Whoever repeats it has to share them out in the same way, or the
+records that one producer has stored are stored by another one again. So the number of the plan travels, too: a leader that holds
+records of the round under another plan, of whichever producer, gives nobody an epoch [A19].
+
+Worked example: round 7 has 250 records for a partition. 100 are stored, the process dies. The next one asks, is told (generation 7,
+sequence 100, digest d), leaves out its first 100 if their digest is d, and sends 150. A process of round 6 that wakes up is fenced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import NamedTuple
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.publish.digest import RollingDigest
+from liftpy.core.wire.columnar import RecordColumns
+from liftpy.core.wire.producer_note import MAX_PLAN, MAX_UID_BYTES, PLAN_SHIFT, SourcePosition
+from liftpy.errors import ConfigError, PublishRejectedError
+
+_ROWS_BITS = 40
+"""Of a position's offset: the sequence of the last record; above them the number of partitions, above that the plan."""
+_PARTITIONS_MASK = (1 << PLAN_SHIFT - _ROWS_BITS) - 1
+_MAX_NUMBER = (1 << 63) - 1
+
+
+class Round(NamedTuple):
+    """``run``: what the rounds are of, 1 to 128 bytes; ``part``: which of those who share the work, 0 to 2**32 - 1; each has a producer
+    of its own. ``number``: rises with each round, from 0. ``plan``: a number for all that decides how the work is shared out, 1 to
+    MAX_PLAN; 0: it is not looked at."""
+
+    run: str
+    part: int
+    number: int
+    plan: int = 0
+
+    @property
+    def position(self) -> SourcePosition:
+        """That the producer's batches have, but for the offset, of which it has the plan only; raises ConfigError. A generation of 0
+        means that there is none."""
+        if (
+            not 0 < len(self.run.encode()) <= MAX_UID_BYTES
+            or not 0 <= self.part < 1 << 32
+            or not 0 <= self.number < _MAX_NUMBER
+            or not 0 <= self.plan <= MAX_PLAN
+        ):
+            raise ConfigError(f"{self} is no round: see liftpy.client.write_epoch")
+        return SourcePosition(self.run, self.part, offset_in(0, 0, self.plan), self.number + 1)
+
+
+class PlanChangedError(PublishRejectedError):
+    """Records of a round are stored that were shared out by another plan. Nothing of this producer was stored."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, "DIVERGED_PRODUCER")
+
+
+def offset_in(partitions: int, last_sequence: int, plan: int = 0) -> int:
+    """A position's offset behind the record ``last_sequence`` of a round that was begun with so many partitions, under ``plan``."""
+    return plan << PLAN_SHIFT | partitions << _ROWS_BITS | last_sequence
+
+
+def partitions_in(offset: int) -> int:
+    """The reverse: how many partitions there were."""
+    return offset >> _ROWS_BITS & _PARTITIONS_MASK
+
+
+@dataclass(slots=True)
+class Repeat:
+    """Of one partition: what of the round is stored, and what of it was given again. ``stored``: records; ``expected``: their digest,
+    None: not known; ``partitions``: how many the stream had, 0: nothing is stored. ``passed``, ``digest``: of what was given again."""
+
+    stored: int = 0
+    expected: RollingDigest | None = None
+    partitions: int = 0
+    passed: int = 0
+    digest: RollingDigest = field(default_factory=RollingDigest)
+
+    @property
+    def left(self) -> int:
+        """So many of the next records are stored."""
+        return self.stored - self.passed
+
+    def leave_out(self, columns: RecordColumns, start: int, end: int) -> None:
+        """The records from ``start`` (inclusive) to ``end`` (exclusive), at most ``left``, are stored; raises PublishRejectedError once
+        it shows that others are."""
+        self.digest = self.digest.over(columns.cut(start, end), 0, end - start)
+        self.passed += end - start
+        if not self.left and self.expected is not None and self.digest != self.expected:
+            raise self._diverged("other records were stored")
+
+    def check_whole(self) -> None:
+        """Everything of the round was given; raises PublishRejectedError where more is stored."""
+        if self.left:
+            raise self._diverged(f"{self.stored} records were stored, and now there are {self.passed}")
+
+    @staticmethod
+    def _diverged(what: str) -> PublishRejectedError:
+        return PublishRejectedError(f"a round that was begun before does not repeat itself: {what}", "DIVERGED_PRODUCER")

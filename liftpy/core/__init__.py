@@ -1,0 +1,1 @@
+"""The pure core: what decides. No clock, no sockets, no threads, no files."""

@@ -1,0 +1,390 @@
+"""The manifest of a backup: which files hold what of which partition, and the digests by which each is known. Pure.
+
+A backup is the files that its manifest names, and the manifest is written last: without one there is no backup. The records of
+a partition lie in *pieces*, files of whole record batches, byte for byte as they lie in its log, one behind the other. A piece that
+is full never changes and is named by the manifests of later backups too. Layout of a store::
+
+    backups/<id>/manifest.json          this
+    backups/<id>/image                  the metadata as of the barrier, a snapshot of the metadata group's format
+    backups/<id>/states/<stream>/<uid>/<partition>      producers and message ids of a partition, as its replica's state file has them
+    pieces/<stream>/<uid>/<partition>/<first offset>-<id>.batches
+    running/<id>                        while that backup is being made
+
+The *chain* of a partition: 16 bytes; before its first batch zeros, after each batch BLAKE2b of the bytes before and of the batch. It
+does not depend on how pieces are cut, so a backup goes on with that of the one before, and a restored log is compared by it.
+
+The text is canonical: one flipped bit anywhere in it makes it another text than that of what it says, or another digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import check_name, shown
+from liftpy.core.base.strict_json import load_json, whole_number
+from liftpy.errors import CorruptionError, InvalidNameError, UnknownFormatError
+
+FORMAT = 1
+CHAIN_BYTES = 16
+NO_CHAIN = bytes(CHAIN_BYTES).hex()
+"""Of no batch."""
+_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{8}", re.ASCII)
+_DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_CHAIN = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_MAX = (1 << 63) - 1
+_MAX_PARTITIONS = 1_000_000
+_MAX_LEVEL = 1_000_000
+_INDENT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """A file of the store: ``path`` below its root, its size in bytes, SHA-256 in hexadecimal."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPiece:
+    """Whole batches, from the one that begins at ``start`` (inclusive) to the one that ends before ``end`` (exclusive). ``chain``:
+    after the last one. ``last_epoch``: its LeaderEpoch."""
+
+    file: StoredFile
+    start: int
+    end: int
+    chain: str
+    last_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateCopy:
+    """The state file of a replica: producers and message ids of the log below ``end``, also of records that are gone [A16]."""
+
+    file: StoredFile
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionCopy:
+    """One partition. ``start``: its log start, inclusive; the first piece may begin below. ``high_watermark``: inclusive, -1: none;
+    all up to there is in ``pieces``, which follow on each other. ``before``: the chain before the first one. ``compacted_end``:
+    where the compaction of the replicas had looked when they were read, exclusive, at most the end of the copy; a restored log
+    that ends below it would lack keys [R11]. ``deletes_end``: delete markers below it, exclusive, were gone from all logs that
+    were read [D30]. ``state``: None where the records of the copy say all that is known of producers and message ids."""
+
+    partition: int
+    start: int
+    high_watermark: int
+    pieces: tuple[StoredPiece, ...] = ()
+    before: str = NO_CHAIN
+    compacted_end: int = 0
+    deletes_end: int = 0
+    state: StateCopy | None = None
+
+    @property
+    def chain(self) -> str:
+        """After the last batch."""
+        return self.pieces[-1].chain if self.pieces else self.before
+
+    @property
+    def epoch(self) -> int:
+        """The greatest LeaderEpoch of a record; 0: there is none."""
+        return self.pieces[-1].last_epoch if self.pieces else 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all pieces."""
+        return sum(piece.file.size_bytes for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamCopy:
+    """One stream; its settings stand in the image. ``compacted``: offsets may be without a record."""
+
+    name: str
+    uid: str
+    partitions: tuple[PartitionCopy, ...]
+    compacted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CursorCopy:
+    """What a consumer group (or, with ``is_cursor``, a named cursor) had committed: (stream, uid, partition, offset of the next
+    record)."""
+
+    name: str
+    is_cursor: bool
+    positions: tuple[tuple[str, str, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """A whole backup. ``created_ns``: wall clock at the barrier. ``index``: of the metadata's last entry before it. ``since``: the
+    backup whose pieces are used again, '': none. ``leader_epoch``: no LeaderEpoch of the cluster was above it at the end of the
+    backup."""
+
+    backup: str
+    created_ns: int
+    namespace: str
+    version: str
+    level: int
+    index: int
+    leader_epoch: int
+    since: str
+    image: StoredFile
+    streams: tuple[StreamCopy, ...]
+    cursors: tuple[CursorCopy, ...] = ()
+
+    @property
+    def files(self) -> Mapping[str, StoredFile]:
+        """All that it names, by path."""
+        copies = [copy for stream in self.streams for copy in stream.partitions]
+        pieces = (piece.file for copy in copies for piece in copy.pieces)
+        states = (copy.state.file for copy in copies if copy.state is not None)
+        return {file.path: file for file in (self.image, *states, *pieces)}
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files."""
+        return sum(file.size_bytes for file in self.files.values())
+
+
+def manifest_path(backup: str) -> str:
+    """Where it lies."""
+    return f"backups/{backup}/manifest.json"
+
+
+def image_path(backup: str) -> str:
+    """Where the metadata lies."""
+    return f"backups/{backup}/image"
+
+
+def state_path(backup: str, stream: str, uid: str, partition: int) -> str:
+    """Where the producers and message ids of that partition lie."""
+    return f"backups/{backup}/states/{check_name(stream, 'stream')}/{check_name(uid, 'uid')}/{partition}"
+
+
+def running_path(backup: str) -> str:
+    """The mark of a backup that is being made."""
+    return f"running/{backup}"
+
+
+def piece_path(stream: str, uid: str, partition: int, start: int, backup: str) -> str:
+    """Where the piece of that partition lies that begins at ``start`` and was written by ``backup``."""
+    return f"pieces/{check_name(stream, 'stream')}/{check_name(uid, 'uid')}/{partition}/{start:020d}-{backup}.batches"
+
+
+def writer_of(path: str) -> str:
+    """The backup that has written the piece at ``path``; '' where no backup writes one under such a name."""
+    name = path.rpartition("/")[2]
+    backup = name.removesuffix(".batches").partition("-")[2]
+    return backup if name.endswith(".batches") and is_backup_id(backup) else ""
+
+
+def is_backup_id(text: str) -> bool:
+    """Whether it is one: the time and eight hexadecimal digits. It becomes a path."""
+    if _ID.fullmatch(text) is None:
+        return False
+    try:
+        backup_moment(text)
+    except ValueError:
+        return False
+    return True
+
+
+def backup_moment(backup: str) -> datetime:
+    """The time in an id: when the backup began, or a second after the newest one of then."""
+    return datetime.strptime(backup.partition("-")[0], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+
+
+def check_backup_id(text: str) -> str:
+    """Return ``text`` if it is one; else raise InvalidNameError."""
+    if not is_backup_id(text):
+        raise InvalidNameError(f"{shown(text)} is no backup: `liftpy backup list URL` names them")
+    return text
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The text of it."""
+    said = _said(manifest)
+    text = json.dumps({"manifest": said, "sha256": _digest(said)}, indent=_INDENT, sort_keys=True)
+    return text.encode() + b"\n"
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """What the text says. Raises CorruptionError for one that no backup wrote, UnknownFormatError for one of another format."""
+    try:
+        whole = load_json(data)
+        said = whole["manifest"]
+        if whole["sha256"] != _digest(said):
+            raise ValueError("its digest is not that of what it says")
+        if said["format"] != FORMAT:
+            raise UnknownFormatError(f"its format is {said['format']}, this version reads {FORMAT}")
+        manifest = _read(said)
+    except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError, InvalidNameError) as error:
+        raise CorruptionError(f"manifest.json can't be trusted: {error}") from None
+    if encode_manifest(manifest) != data:
+        raise CorruptionError("manifest.json can't be trusted: it is not written as backups write it")
+    return manifest
+
+
+def _digest(said: Any) -> str:
+    return hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _said(m: Manifest) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "backup": m.backup,
+        "created_ns": m.created_ns,
+        "namespace": m.namespace,
+        "version": m.version,
+        "level": m.level,
+        "index": m.index,
+        "leader_epoch": m.leader_epoch,
+        "since": m.since,
+        "image": _file_said(m.image),
+        "streams": [
+            {"name": s.name, "uid": s.uid, "compacted": s.compacted, "partitions": [_partition_said(p) for p in s.partitions]}
+            for s in m.streams
+        ],
+        "cursors": [
+            {"name": c.name, "is_cursor": c.is_cursor, "positions": [list(position) for position in c.positions]}
+            for c in m.cursors
+        ],
+    }
+
+
+def _partition_said(p: PartitionCopy) -> dict[str, Any]:
+    pieces = [
+        {**_file_said(piece.file), "start": piece.start, "end": piece.end, "chain": piece.chain, "last_epoch": piece.last_epoch}
+        for piece in p.pieces
+    ]
+    compaction = {"compacted_end": p.compacted_end, "deletes_end": p.deletes_end}
+    state = {} if p.state is None else {"state": {**_file_said(p.state.file), "end": p.state.end}}
+    return {
+        **{name: offset for name, offset in compaction.items() if offset},
+        **state,
+        "partition": p.partition, "start": p.start, "high_watermark": p.high_watermark, "epoch": p.epoch, "before": p.before,
+        "chain": p.chain, "pieces": pieces,
+    }  # fmt: skip
+
+
+def _file_said(file: StoredFile) -> dict[str, Any]:
+    return {"path": file.path, "size_bytes": file.size_bytes, "sha256": file.sha256}
+
+
+def _read(said: Any) -> Manifest:
+    backup = check_backup_id(said["backup"])
+    if said["since"]:
+        check_backup_id(said["since"])
+    manifest = Manifest(
+        backup=backup,
+        created_ns=whole_number(said["created_ns"], 0, _MAX),
+        namespace=check_name(said["namespace"], "namespace"),
+        version=str(said["version"]),
+        level=whole_number(said["level"], 1, _MAX_LEVEL),
+        index=whole_number(said["index"], 0, _MAX),
+        leader_epoch=whole_number(said["leader_epoch"], 0, _MAX),
+        since=said["since"],
+        image=_file(said["image"], image_path(backup)),
+        streams=tuple(_stream(one, backup) for one in said["streams"]),
+        cursors=tuple(map(_cursor, said["cursors"])),
+    )
+    names = [stream.name for stream in manifest.streams]
+    if len(set(names)) != len(names):
+        raise ValueError("a stream stands in it twice")
+    return manifest
+
+
+def _stream(said: Any, backup: str) -> StreamCopy:
+    name, uid = check_name(said["name"], "stream"), check_name(said["uid"], "uid")
+    partitions = tuple(
+        _partition(one, name, uid, number, state_path(backup, name, uid, number))
+        for number, one in enumerate(said["partitions"])
+    )
+    return StreamCopy(name=name, uid=uid, compacted=bool(said["compacted"]), partitions=partitions)
+
+
+def _partition(said: Any, stream: str, uid: str, number: int, path_of_state: str) -> PartitionCopy:
+    if whole_number(said["partition"], 0, _MAX_PARTITIONS) != number:
+        raise ValueError(f"partition {number} of {stream} is missing")
+    pieces = tuple(_piece(one, stream, uid, number) for one in said["pieces"])
+    found = PartitionCopy(
+        partition=number,
+        start=whole_number(said["start"], 0, _MAX),
+        high_watermark=whole_number(said["high_watermark"], -1, _MAX),
+        pieces=pieces,
+        before=_matched(_CHAIN, said["before"]),
+        compacted_end=whole_number(said.get("compacted_end", 0), 0, _MAX),
+        deletes_end=whole_number(said.get("deletes_end", 0), 0, _MAX),
+        state=_state(said["state"], path_of_state) if "state" in said else None,
+    )
+    if found.compacted_end > found.high_watermark + 1:
+        raise ValueError(f"{stream}/{number} ends before what superseded some of its records")
+    end = found.high_watermark + 1
+    if found.state is not None and not max(found.start, 1) <= found.state.end <= end:
+        raise ValueError(f"the state of {stream}/{number} is not of its records")
+    follow = [*(piece.start for piece in pieces[1:]), end]  # one, and no piece, where the partition is empty
+    for piece, following in zip(pieces, follow, strict=False):
+        if not piece.start < piece.end or piece.end > end or following < piece.end:
+            raise ValueError(f"the pieces of {stream}/{number} do not follow on each other")
+    if pieces and (pieces[-1].end != end or pieces[0].end <= found.start):
+        raise ValueError(f"the pieces of {stream}/{number} are not those of {found.start} to {end}")
+    if not pieces and found.start < end:
+        raise ValueError(f"{stream}/{number} has no pieces")
+    if (said["epoch"], said["chain"]) != (found.epoch, found.chain):
+        raise ValueError(f"{stream}/{number} contradicts its pieces")
+    return found
+
+
+def _state(said: Any, path: str) -> StateCopy:
+    return StateCopy(file=_file(said, path), end=whole_number(said["end"], 1, _MAX))
+
+
+def _piece(said: Any, stream: str, uid: str, number: int) -> StoredPiece:
+    start = whole_number(said["start"], 0, _MAX)
+    writer = writer_of(str(said["path"]))
+    if not writer:
+        raise ValueError(f"{shown(str(said['path']))} is no piece")
+    return StoredPiece(
+        file=_file(said, piece_path(stream, uid, number, start, writer)),
+        start=start,
+        end=whole_number(said["end"], 0, _MAX),
+        chain=_matched(_CHAIN, said["chain"]),
+        last_epoch=whole_number(said["last_epoch"], 0, _MAX),
+    )
+
+
+def _file(said: Any, path: str) -> StoredFile:
+    """The one that must lie at ``path``: no manifest names a file of elsewhere."""
+    if said["path"] != path:
+        raise ValueError(f"{shown(str(said['path']))} is not where {path} lies")
+    return StoredFile(path=path, size_bytes=whole_number(said["size_bytes"], 0, _MAX), sha256=_matched(_DIGEST, said["sha256"]))
+
+
+def _cursor(said: Any) -> CursorCopy:
+    positions = tuple(
+        (
+            check_name(stream, "stream"),
+            check_name(uid, "uid"),
+            whole_number(partition, 0, _MAX_PARTITIONS),
+            whole_number(at, 0, _MAX),
+        )
+        for stream, uid, partition, at in said["positions"]
+    )
+    return CursorCopy(name=check_name(said["name"], "group"), is_cursor=bool(said["is_cursor"]), positions=positions)
+
+
+def _matched(pattern: re.Pattern[str], text: str) -> str:
+    if not pattern.fullmatch(text):
+        raise ValueError(f"{shown(text)} is no digest")
+    return text

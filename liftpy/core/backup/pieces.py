@@ -1,0 +1,199 @@
+"""Which pieces of an earlier backup a new one keeps, and which files of a store nobody names any more. Pure.
+
+Worked example: a backup had orders/0 in two full pieces [0, 900) and [900, 1700) and the tail [1700, 1800). Retention has moved the
+log start to 950, HW is 2499. The new one keeps [900, 1700), goes on with the chain at its end, and reads [1700, 2500).
+
+What is wrong with a file of a backup: a pure look at its bytes. Whatever is found names the file.
+
+Where a restored partition is to end, and its last batch cut to that: the only bytes of a backup that are ever written
+otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from liftpy.core.backup.manifest import CHAIN_BYTES, Manifest, PartitionCopy, StateCopy, StoredFile, StoredPiece, writer_of
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.partition import Purge
+from liftpy.core.publish.producer_state import Producers, distance
+from liftpy.core.publish.state_file import State, decode_state, state_owner
+from liftpy.core.wire.batch import RecordBatch, build_filler, build_remains, parse_batch, reach, split_batches
+from liftpy.core.wire.batch_filter import kept
+from liftpy.core.wire.filters import Filter
+from liftpy.errors import CorruptionError
+
+PIECE_BYTES = 64 * 1024 * 1024
+"""A piece is full, and never written again, once it has so many bytes."""
+
+
+def chained(chain: bytes, batch: RecordBatch) -> bytes:
+    """The chain behind one more batch."""
+    digest = hashlib.blake2b(chain, digest_size=CHAIN_BYTES)
+    digest.update(batch.view)
+    return digest.digest()
+
+
+def kept_pieces(
+    before: PartitionCopy | None, start: int, high_watermark: int, piece_bytes: int
+) -> tuple[str, tuple[StoredPiece, ...]]:
+    """(the chain before the first piece kept, the pieces) of a partition that now begins at ``start`` and is committed up to
+    ``high_watermark`` (inclusive): full ones, as many as follow on each other; none of what retention has dropped as a whole."""
+    if before is None:
+        return PartitionCopy(partition=0, start=0, high_watermark=-1).before, ()
+    chain, kept = before.before, []
+    for piece in before.pieces:
+        if piece.file.size_bytes < piece_bytes or piece.end > high_watermark + 1:
+            break
+        if piece.end <= start:
+            chain = piece.chain
+        else:
+            kept.append(piece)
+    return chain, tuple(kept)
+
+
+def doomed_backups(ids: Iterable[str], keep: int) -> tuple[str, ...]:
+    """All but the newest ``keep``; an id begins with its time."""
+    ordered = sorted(ids)
+    return tuple(ordered[: max(0, len(ordered) - keep)])
+
+
+def unnamed_pieces(pieces: Mapping[str, int], manifests: Sequence[Manifest], unfinished: Iterable[str]) -> tuple[str, ...]:
+    """Paths of the ``pieces`` (with sizes) that no manifest names and no unfinished backup has written; nothing that is no piece."""
+    named = {path for manifest in manifests for path in manifest.files}
+    spared = set(unfinished)
+    return tuple(sorted(path for path in pieces if path not in named and (writer := writer_of(path)) and writer not in spared))
+
+
+def missing_files(manifest: Manifest, sizes: Mapping[str, int]) -> list[str]:
+    """What is not there, or of another size, in words; ``sizes``: of all that is there, by path."""
+    return [
+        f"{path}: it is missing" if path not in sizes else f"{path}: it has {sizes[path]} bytes, not {file.size_bytes}"
+        for path, file in sorted(manifest.files.items())
+        if sizes.get(path) != file.size_bytes
+    ]
+
+
+def check_file(file: StoredFile, data: bytes) -> None:
+    """Raise CorruptionError unless ``data`` is what was written there."""
+    if len(data) != file.size_bytes:
+        raise CorruptionError(f"{file.path}: it has {len(data)} bytes, not {file.size_bytes}")
+    if hashlib.sha256(data).hexdigest() != file.sha256:
+        raise CorruptionError(f"{file.path}: its SHA-256 is not that of the manifest")
+
+
+def checked_state(copy: StateCopy, data: bytes, of: PartitionKey | None = None) -> State:
+    """Return the producers and message ids in ``data``. Raises CorruptionError: other bytes than were written, or of something else
+    than of the partition ``of``; UnknownFormatError: of a newer version."""
+    check_file(copy.file, data)
+    state = decode_state(data)
+    if state is None or state.end_offset != copy.end or (of is not None and state.of != state_owner(of)):
+        raise CorruptionError(f"{copy.file.path}: it is not the state of {of or 'a partition'} at {copy.end}")
+    return state
+
+
+def why_other_producers(kept: State, served: bytes) -> str:
+    """Why a replica whose state is ``served`` does not know the producers of ``kept``, from which it was restored; '': it does.
+
+    The replica has read on in its log since, so a producer may have gone on. It may have expired if time has passed in the log.
+    """
+    state = decode_state(served)
+    if state is None:
+        return "its state of producers can't be read"
+    before, now = (_producers(one) for one in (kept, state))
+    for producer_id in before.producer_ids:
+        was, known = before.state_of(producer_id), now.state_of(producer_id)
+        assert was is not None
+        if known is None and now.time_ns > before.time_ns:
+            continue
+        if known is None or distance(known.next_sequence, was.next_sequence) < 0:
+            next_sequence = 0 if known is None else known.next_sequence
+            return f"producer {was.name or producer_id} goes on at sequence {next_sequence}, not {was.next_sequence}"
+    return ""
+
+
+def _producers(state: State) -> Producers:
+    producers = Producers(0, sys.maxsize)
+    version, data = state.parts.get(producers.name, (producers.version, None))
+    if version == producers.version and data is not None:
+        producers.restore(data, state.end_offset)
+    return producers
+
+
+def checked_batches(piece: StoredPiece, data: bytes, before: str, last_epoch: int = 0) -> list[RecordBatch]:
+    """The batches of a piece, after the chain ``before`` and a record of ``last_epoch``. Raises CorruptionError: other bytes than
+    were written, a batch with a wrong CRC, an order that no log has, another chain."""
+    path = piece.file.path
+    check_file(piece.file, data)
+    try:
+        batches = split_batches(data)
+    except CorruptionError as error:
+        raise CorruptionError(f"{path}: {error}") from None
+    chain, position, epoch = bytes.fromhex(before), piece.start, last_epoch
+    for batch in batches:
+        if batch.base_offset < position or batch.leader_epoch < epoch:
+            raise CorruptionError(
+                f"{path}: the batch at {batch.base_offset}, LeaderEpoch {batch.leader_epoch}, follows on nothing"
+            )
+        chain, position, epoch = chained(chain, batch), batch.next_offset, batch.leader_epoch
+    if (position, epoch, chain.hex()) != (piece.end, piece.last_epoch, piece.chain):
+        raise CorruptionError(f"{path}: it ends at {position}, LeaderEpoch {epoch}, with another chain than the manifest says")
+    return batches
+
+
+def end_of(batch: RecordBatch, until_offset: int | None, until_ns: int | None) -> int | None:
+    """Where to end within ``batch`` (exclusive), None: not there. ``until_offset``: the last offset that is wanted, inclusive;
+    ``until_ns``: only what is before the first record that was stamped at or after it."""
+    end: int | None = None
+    if until_offset is not None and until_offset < batch.last_offset:
+        end = max(until_offset + 1, batch.base_offset)
+    if until_ns is not None and not batch.header.control and batch.record_count:
+        late = np.flatnonzero(batch.timestamps_ns() >= until_ns)
+        if late.size:
+            at = int(batch.offsets()[late[0]])
+            end = at if end is None else min(end, at)
+    return end
+
+
+def cut_batch(batch: RecordBatch, end: int) -> RecordBatch | None:
+    """The records of ``batch`` below ``end`` (exclusive, within it), as one batch that reaches there; None: there are no such
+    offsets."""
+    header = batch.header
+    if end <= batch.base_offset:
+        return None
+    mask = batch.offsets() < end if batch.record_count else np.zeros(0, dtype=np.bool_)
+    if header.control or not mask.any():
+        return parse_batch(build_filler(batch.base_offset, end, header.leader_epoch, header.timestamp_ns))
+    return parse_batch(reach(kept(batch, mask), end))
+
+
+def without_purged(batch: RecordBatch, purges: Sequence[Purge]) -> RecordBatch:
+    """Return ``batch`` without the records that ``purges`` give up; ``batch`` itself where there are none."""
+    if batch.header.control or not batch.record_count:
+        return batch
+    keep = np.ones(batch.record_count, dtype=np.bool_)
+    for purge in purges:
+        if batch.base_offset < purge.end_offset:
+            keep &= ~(Filter(purge.subjects, purge.keys).mask(batch) & (batch.offsets() < purge.end_offset))
+    if keep.all():
+        return batch
+    if not keep.any():
+        header = batch.header
+        if header.producer_id:
+            return parse_batch(build_remains(batch))  # how far its producer is
+        return parse_batch(build_filler(batch.base_offset, batch.next_offset, header.leader_epoch, header.timestamp_ns))
+    return parse_batch(reach(kept(batch, keep), batch.next_offset))
+
+
+def first_leader_epoch(manifest: Manifest, next_leader_epoch: int) -> int:
+    """Return the first LeaderEpoch that the restored streams may have [D14].
+
+    It is above all LeaderEpochs of the backup. It is also above ``next_leader_epoch``, which the cluster would give next. So every
+    restore makes the cluster skip LeaderEpochs, also a drill in the cluster that was backed up.
+    """
+    most = max([manifest.leader_epoch, *(p.epoch for stream in manifest.streams for p in stream.partitions)])
+    return max(most, next_leader_epoch) + 1

@@ -1,0 +1,138 @@
+"""Names and identities: node ids, stream names, partition keys, and the rules that make them safe.
+
+A name becomes a NATS subject token and a folder name, so it is checked here, once, at the edge: one token of
+``[A-Za-z0-9_-]{1,64}``. Everything behind the edge may rely on it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.errors import InvalidNameError
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+_SUBJECT_TOKEN = re.compile(r"[^\s.*>\x00-\x1f\x7f]+")
+_RIGHTS_TOKEN = re.compile(r"""[^\s.*>"'\\\x00-\x1f\x7f]+""")
+"""What may stand in a configuration and on a command line as it is."""
+MAX_SUBJECT_LENGTH = 255
+_SHOWN_LENGTH = 80
+
+PROBE_STREAM = "_liftpy-probe"
+"""The one stream of the cluster that operators make: `liftpy health --probe` publishes into it."""
+NO_OFFSET = -1
+"""Value of an inclusive offset (``newest_offset``, ``high_watermark``) when there is no record."""
+
+
+def shown(text: str) -> str:
+    """``text`` as an error may say it: quoted, and shortened where it is long."""
+    if not isinstance(text, str) or len(text) <= _SHOWN_LENGTH:
+        return repr(text)
+    return f"{text[: _SHOWN_LENGTH // 2]!r}…({len(text.encode(errors='replace'))} bytes)"
+
+
+MAX_UID_LENGTH = 64
+"""Of a stream's uid, in characters."""
+
+
+def is_utf8(text: str) -> bool:
+    """Whether the text can be encoded as UTF-8: a lone surrogate, such as of a byte on a command line, can not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def is_name(name: str) -> bool:
+    """Whether it may be a stream's, node's or service's."""
+    return _NAME.fullmatch(name) is not None
+
+
+def is_internal(stream: str) -> bool:
+    """Whether the cluster itself keeps something in the stream of this name: nobody changes it but by saying so."""
+    return stream.startswith("_")
+
+
+def check_name(name: str, what: str) -> str:
+    """Return ``name`` if it is one token of ``[A-Za-z0-9_-]{1,64}``, else raise InvalidNameError naming ``what``."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidNameError(f"{what} {shown(name)} is not allowed: use 1 to 64 of the characters A-Z a-z 0-9 _ -")
+    return name
+
+
+def check_new_stream(name: str) -> str:
+    """Return ``name`` if a new stream may have it, else raise InvalidNameError: ``-rf`` reads as an option of a command."""
+    if check_name(name, "stream").startswith("-"):
+        raise InvalidNameError(f"stream {shown(name)} is not allowed: a name that begins with - reads as an option of commands")
+    return name
+
+
+def check_uid(uid: str) -> str:
+    """Return ``uid`` if it can be a stream's ('': of any), else raise InvalidNameError."""
+    if not isinstance(uid, str) or not is_utf8(uid) or len(uid) > MAX_UID_LENGTH:
+        raise InvalidNameError(f"uid {shown(uid)} is none: client.stream(name).uid has the one of a stream")
+    return uid
+
+
+def check_published(stream: str) -> str:
+    """Return ``stream`` if applications may publish to a stream of this name, else raise InvalidNameError."""
+    if is_internal(check_name(stream, "stream")):
+        raise InvalidNameError(f"stream {stream!r} is internal, the cluster's own: nothing is published to it")
+    return stream
+
+
+def check_publisher_subject(subject: str) -> str:
+    """Return ``subject`` if it is a NATS subject, wildcards included, else raise InvalidNameError."""
+    tokens = subject.split(".")
+    if len(subject) > MAX_SUBJECT_LENGTH or not all(
+        t == "*" or (t == ">" and i == len(tokens) - 1) or _RIGHTS_TOKEN.fullmatch(t) for i, t in enumerate(tokens)
+    ):
+        raise InvalidNameError(f"subject {subject!r} is not a NATS subject: non-empty tokens separated by dots, without spaces")
+    return subject
+
+
+def check_subject(subject: str) -> str:
+    """Return ``subject`` if it is one of NATS, with wildcards ``*`` and a trailing ``>`` or without; else raise InvalidNameError."""
+    tokens = subject.split(".") if isinstance(subject, str) else [""]
+    well_formed = all(
+        t == "*" or (t == ">" and i == len(tokens) - 1) or _SUBJECT_TOKEN.fullmatch(t) for i, t in enumerate(tokens)
+    )
+    if well_formed and not is_utf8(subject):
+        raise InvalidNameError(f"subject {shown(subject)} is not UTF-8 text")
+    if not well_formed or len(subject) > MAX_SUBJECT_LENGTH:
+        raise InvalidNameError(
+            f"subject {shown(subject)} is not a NATS subject: non-empty tokens separated by dots, without spaces"
+        )
+    return subject
+
+
+def check_data_subject(subject: str, namespace: str) -> str:
+    """Return ``subject`` if a stream may be attached to it, else raise InvalidNameError.
+
+    Wildcards ``*`` and a trailing ``>`` are allowed. The cluster's own namespace, ``$`` subjects and inboxes are not:
+    a stream there would feed on the protocol's own traffic.
+    """
+    tokens = check_subject(subject).split(".")
+    if tokens[0] in (namespace, "*", ">") or tokens[0].startswith(("$", "_INBOX")):
+        raise InvalidNameError(
+            f"subject {shown(subject)} would overlap with {namespace}.>, an _INBOX or $-subjects; choose another first token"
+        )
+    return subject
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PartitionKey:
+    """Identity of one partition of one incarnation of a stream; a stream made again under its name has another uid [R9]."""
+
+    stream: str
+    uid: str
+    partition: int
+
+    @property
+    def folder(self) -> str:
+        """Where a node keeps it, below ``streams/`` of its data folder; its name in the journal of promises."""
+        return f"{self.stream}-{self.uid}/{self.partition}"
+
+    def __str__(self) -> str:
+        return f"{self.stream}/{self.partition}"

@@ -1,0 +1,122 @@
+"""What a node measures while it works, in plain lists: a batch costs a bisect, whatever is in it. Pure.
+
+Buckets are powers: latencies from 0.25 ms to 8.2 s (L), fail-overs from 10 ms to 20.5 s (F), batches from one record to 4,096 (B).
+A value counts in the first bucket whose bound is not below it. Nothing here ever falls while a process lives.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import field
+
+from liftpy.config import AckPolicy
+from liftpy.core.base.dataclass import dataclass
+
+LATENCY_S = tuple(0.00025 * 2**n for n in range(16))
+FAILOVER_S = tuple(0.01 * 2**n for n in range(12))
+BATCH_RECORDS = tuple(float(4**n) for n in range(7))
+_S = 1e-9
+_TIMED_BATCHES = 1024
+"""Appended and not committed, of one partition: of so many it is known since when; beyond them the oldest are not measured."""
+
+
+class Histogram:
+    """``counts[n]``: how many were above ``bounds[n - 1]`` and not above ``bounds[n]``; the last one has no bound."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...] = LATENCY_S) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+        """Of all values."""
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """``value`` was seen so many times."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+
+@dataclass(slots=True, kw_only=True)
+class Instruments:
+    """Of one node, all its partitions together; seconds where nothing else is said."""
+
+    batch_records: Histogram = field(default_factory=lambda: Histogram(BATCH_RECORDS))
+    """Records of the batches that leaders here have appended."""
+    acks: dict[AckPolicy, Histogram] = field(
+        default_factory=lambda: {AckPolicy.LEADER: Histogram(), AckPolicy.ALL: Histogram()}
+    )
+    """From a publish's arrival until its ack was given to the connection, by what its publisher waits for."""
+    queued: Histogram = field(default_factory=Histogram)
+    """From a record's arrival until it was appended."""
+    commits: Histogram = field(default_factory=Histogram)
+    """From when a record was appended until HW has passed it."""
+    flushes: Histogram = field(default_factory=Histogram)
+    """Of logs, as publishers wait for them."""
+    fetches: Histogram = field(default_factory=Histogram)
+    """From a follower's question until its answer."""
+    reads: Histogram = field(default_factory=Histogram)
+    """From when there is something to read until it was given to the connection."""
+    proposals: Histogram = field(default_factory=Histogram)
+    """Of requests of this node to the metadata group, until they are decided."""
+    proposals_failed: Counter[str] = field(default_factory=Counter)
+    """Of those, by the error that was answered."""
+    journal_flushes: Histogram = field(default_factory=Histogram)
+    """Of the metadata group's journal."""
+    loop_lag: Histogram = field(default_factory=Histogram)
+    """How late the node's event loop was for a timer that it sets ten times a second."""
+    failovers: Histogram = field(default_factory=lambda: Histogram(FAILOVER_S))
+    """Controllers: of a partition, from the election until it was online again."""
+    replicated_in_bytes: int = 0
+    """Batches that followers here have fetched."""
+    replicated_out_bytes: int = 0
+    """Batches that leaders here have sent."""
+    isr_shrinks: int = 0
+    """Of partitions that are led here."""
+    isr_expands: int = 0
+    leader_changes: int = 0
+    divergences: int = 0
+    """Starts of this process that found its controller's folder marked: its image was not the majority's."""
+    """Of the metadata group, as seen here."""
+    damaged_segments: int = 0
+    """That recovery or a read met here."""
+    recovery_s: float = 0.0
+    """What it took at this start."""
+
+
+class PublishTimes:
+    """Of one partition's publishes: when they came, were appended, committed. ``now_ns``: monotonic."""
+
+    __slots__ = ("_instruments", "_uncommitted", "now_ns")
+
+    def __init__(self, instruments: Instruments | None = None, now_ns: Callable[[], int] = lambda: 0) -> None:
+        self._instruments = instruments or Instruments()
+        self.now_ns = now_ns
+        self._uncommitted: deque[tuple[int, int, int]] = deque(maxlen=_TIMED_BATCHES)
+        """(last offset, inclusive; when it was appended; how many records)"""
+
+    def appended(self, last_offset: int, record_count: int, arrived_ns: int) -> None:
+        """A batch was appended that had arrived at ``arrived_ns``."""
+        now_ns, instruments = self.now_ns(), self._instruments
+        instruments.queued.observe((now_ns - arrived_ns) * _S, record_count)
+        instruments.batch_records.observe(record_count)
+        self._uncommitted.append((last_offset, now_ns, record_count))
+
+    def committed(self, high_watermark: int) -> None:
+        """HW, inclusive, has risen."""
+        waiting = self._uncommitted
+        if waiting and waiting[0][0] <= high_watermark:
+            now_ns, commits = self.now_ns(), self._instruments.commits
+            while waiting and waiting[0][0] <= high_watermark:
+                _, appended_ns, record_count = waiting.popleft()
+                commits.observe((now_ns - appended_ns) * _S, record_count)
+
+    def answered(self, policy: AckPolicy, arrived_ns: int, count: int) -> None:
+        """So many publishers of one batch have got their acks."""
+        self._instruments.acks[policy].observe((self.now_ns() - arrived_ns) * _S, count)
+
+    def forget(self) -> None:
+        """The leadership is over: what is not committed is another's."""
+        self._uncommitted.clear()

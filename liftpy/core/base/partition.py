@@ -1,0 +1,252 @@
+"""A partition as the metadata has it: one value for the image, and for the replicas that are told of it.
+
+A new field wants a number in ``cluster.proto`` and a line in each direction of ``liftpy/core/metadata/codec.py``, nothing more: then
+every replica of the partition knows it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from enum import IntEnum
+
+from liftpy.config import CommitPolicy, StreamConfig
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey
+
+
+class PartitionStatus(IntEnum):
+    """State of a partition's leadership; the numbers of ``cluster.proto``."""
+
+    OFFLINE = 0
+    ONLINE = 1
+    ELECTION = 2
+    CANDIDATE_FOUND = 3
+
+
+class Pause(IntEnum):
+    """Whether a partition takes publishes; the numbers of ``cluster.proto``."""
+
+    NOT_PAUSED = 0
+    UNTIL_RESUMED = 1
+    """What is published is refused."""
+    UNTIL_PUBLISH = 2
+    """The first publish resumes it: it is held until then."""
+    ENDING = 3
+    """It is resumed, or what is refused is another now. The leader heeds that as soon as it knows; followers listen again only when it
+    has said so, so that none of them keeps what a leader that does not know yet refuses [A2]."""
+    UNTIL_PUBLISH_TO_ANY = 4
+    """The first publish to one of the stream's partitions that are paused so resumes all of these."""
+
+    @classmethod
+    def of(cls, number: int) -> Pause:
+        """The state of that number; one that this version does not know takes nothing."""
+        try:
+            return cls(number)
+        except ValueError:
+            return cls.UNTIL_RESUMED
+
+    @property
+    def until_publish(self) -> bool:
+        """Whether a publish ends it."""
+        return self in (Pause.UNTIL_PUBLISH, Pause.UNTIL_PUBLISH_TO_ANY)
+
+    @property
+    def takes_nothing(self) -> bool:
+        """Whether a leader that knows of it appends nothing that is published."""
+        return self not in (Pause.NOT_PAUSED, Pause.ENDING)
+
+    @property
+    def words(self) -> str:
+        """For people; '': it is not paused."""
+        return _PAUSES[self]
+
+
+_PAUSES = {
+    Pause.NOT_PAUSED: "",
+    Pause.UNTIL_RESUMED: "until resumed",
+    Pause.UNTIL_PUBLISH: "until publish",
+    Pause.ENDING: "ending",
+    Pause.UNTIL_PUBLISH_TO_ANY: "until publish to any",
+}
+
+
+class MoveReason(IntEnum):
+    """Why a partition's replicas are to lie elsewhere; the numbers of ``cluster.proto``."""
+
+    BY_HAND = 0
+    REBALANCED = 1
+    REPLACED = 2
+    DRAINED = 3
+    FACTOR = 4
+    LEADERSHIPS = 5
+
+    @classmethod
+    def of(cls, number: int) -> MoveReason:
+        """The reason of that number; one that this version does not know is like none."""
+        try:
+            return cls(number)
+        except ValueError:
+            return cls.BY_HAND
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    MoveReason.BY_HAND: "by hand",
+    MoveReason.REBALANCED: "rebalance",
+    MoveReason.REPLACED: "a node is down",
+    MoveReason.DRAINED: "drain",
+    MoveReason.FACTOR: "replication factor",
+    MoveReason.LEADERSHIPS: "rebalance of leaderships",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purge:
+    """Operators have given up the committed records below ``end_offset`` (exclusive) that fit: of one of ``subjects``, which may have
+    wildcards, and with one of ``keys``, where each is given. ``number``: none of the cluster's has another's, later ones larger."""
+
+    number: int
+    subjects: tuple[str, ...] = ()
+    keys: tuple[bytes, ...] = ()
+    end_offset: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its subjects and keys."""
+        return sum(len(subject.encode("utf-8", "surrogateescape")) for subject in self.subjects) + sum(map(len, self.keys))
+
+
+@dataclass(frozen=True, slots=True)
+class PurgedBy:
+    """``node`` holds nothing any more of what the purges through ``number`` give up."""
+
+    node: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionState:
+    """One partition of a stream."""
+
+    partition: int
+    replicas: tuple[str, ...]
+    """Preferred leader first."""
+    isr: tuple[str, ...]
+    """In-sync replicas in the order of ``replicas``; never empty; holds the leader when there is one [C3]."""
+    leader: str
+    """'' when there is none."""
+    leader_epoch: int
+    """Of ``leader``, or of ``candidate`` while one promotes itself; never used twice [C2]."""
+    epoch: int
+    """Grows with every change of this partition [C2]."""
+    status: PartitionStatus = PartitionStatus.ONLINE
+    unclean_elected: bool = False
+    """An operator had a leader elected that may lack what was committed [C11]."""
+    candidate: str = ""
+    """With CANDIDATE_FOUND: the node that promotes itself in ``leader_epoch``."""
+    passed_over: tuple[str, ...] = ()
+    """Candidates of this election that failed, in the order in which they did."""
+    incomplete: tuple[str, ...] = ()
+    """Replicas that may lack acknowledged data: elected only by command [C10], until they join ``isr`` again. Of those
+    outside ``isr`` it is kept only where it matters: with the commit policy ``quorum``, and after an unclean election."""
+    deposed: str = ""
+    """In an election: the leader that it is held without. It leaves ``isr`` when there is a new leader."""
+    last_leader: str = ""
+    """Who led last, ``leader`` itself when there is one: while it is in ``isr`` it holds everything that was committed,
+    with the commit policy ``quorum`` too."""
+    leaderships: int = 0
+    """How many there have been, the current one included: so that a replica knows when it has missed one."""
+    complete: tuple[str, ...] = ()
+    """Replicas outside ``isr`` that hold everything that was committed: they left it for one with fewer than ``min.isr``
+    members, and HW has stood still since [D20]. Of them the next leader may come when nobody of ``isr`` is left [KIP-966]."""
+    target: tuple[str, ...] = ()
+    """The replicas that are wanted, preferred leader first; (): those that there are. One swap at a time leads there."""
+    joining: str = ""
+    """A learner: it copies the log and counts for nothing, until the change that takes it into ``isr`` makes it a replica."""
+    moved_for: MoveReason = MoveReason.BY_HAND
+    """Why there is a ``target``; LEADERSHIPS: there is none, and the first replica is to lead."""
+    copy_epoch: int = 0
+    """Of the learner: the Epoch on which it was named, so that what it had of an earlier copy, which it has deleted, is not taken for
+    what it has of this one [C12]. 0: there is none."""
+    asked_start: int = 0
+    """Operators have given up what lies below: the log begins here or later, as soon as HW is here [D26]. 0: they gave up nothing."""
+    purges: tuple[Purge, ...] = ()
+    """By number: what operators have given up by subject or key, until every holder has said that it holds none of it."""
+    purged: tuple[PurgedBy, ...] = ()
+    """Who has said so, members of ``isr`` only, in the order of ``holders`` (``liftpy/core/base/purge.py``)."""
+    pause: Pause = Pause.NOT_PAUSED
+    """Whether operators have it take no publishes. Reading goes on."""
+    pauses: int = 0
+    """How often they have paused it, or said anew until when, or what is refused: so that a replica knows when it has missed one."""
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        """Who holds a log of it: the replicas, and the learner."""
+        return (*self.replicas, self.joining) if self.joining else self.replicas
+
+    def copy_of(self, node_id: str) -> int:
+        """The copy that ``node_id`` makes as the learner; 0: it is none."""
+        return self.copy_epoch if self.joining and node_id == self.joining else 0
+
+    @property
+    def wants_leader(self) -> str:
+        """Who is to lead next; '': whoever does."""
+        first = self.replicas[0] if self.moved_for is MoveReason.LEADERSHIPS and self.replicas else ""
+        return "" if first == self.leader else first
+
+    @property
+    def wants_next(self) -> str:
+        """The node that is to be the next learner; '': none, or not yet."""
+        if self.joining or len(self.replicas) > len(self.target):
+            return ""
+        return next((node for node in self.target if node not in self.replicas), "")
+
+    @property
+    def leaving(self) -> str:
+        """The replica that is to go next: one that is not wanted, while there are more than are wanted. '': none. Who is outside the
+        ISR goes first, the leader last."""
+        unwanted = [node for node in self.replicas if node not in self.target]
+        if not unwanted or len(self.replicas) <= len(self.target) or not self.target:
+            return ""
+        return min(unwanted, key=lambda node: (node in self.isr, node == self.leader, -self.replicas.index(node)))
+
+    def min_isr(self, config: StreamConfig) -> int:
+        """The effective one, of as many replicas as there are before and after a change of them: at least 1."""
+        return config.effective_min_isr(min(len(self.replicas), len(self.target) or len(self.replicas)))
+
+    def may_lead(self, policy: CommitPolicy) -> tuple[str, ...]:
+        """Who may be elected without a command, dead or alive, in replica order: they hold all that was committed."""
+        counted = self.replicas if policy is CommitPolicy.QUORUM else (*self.isr, *self.complete)
+        return tuple(node for node in self.replicas if node in counted and node not in self.incomplete)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldPartition:
+    """What a replica is told of its partition: its state, its stream's settings, and what follows from the two."""
+
+    key: PartitionKey
+    config: StreamConfig
+    state: PartitionState
+    partition_count: int = 1
+    """Of the stream."""
+    longest_lease_ns: int = 0
+    """That another node may hold; 0: what this node's settings say."""
+    isr: frozenset[str] = field(init=False)
+    min_isr: int = field(init=False)
+    """The effective one: at least 1, never more than there are replicas."""
+    may_lead: frozenset[str] = field(init=False)
+    """Who may be elected without a command, dead or alive: the ISR, and outside of it who is known to be as complete."""
+
+    @property
+    def has_standby(self) -> bool:
+        """Whether others than the leader hear what is published."""
+        return self.config.failover_standby and len(self.state.holders) > 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "isr", frozenset(self.state.isr))
+        object.__setattr__(self, "min_isr", self.state.min_isr(self.config))
+        object.__setattr__(self, "may_lead", frozenset(self.state.may_lead(self.config.commit_policy)))

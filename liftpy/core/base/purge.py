@@ -1,0 +1,76 @@
+"""Purges: records that operators give up by subject or key. What the metadata says of them, and when it may forget them. Pure.
+
+Goal: no replica of a partition serves such a record any more, also one that is away now, and no wish stays in the metadata for ever.
+Rules: a purge is a wish, numbered, with an end offset (exclusive) at or below HW + 1 as of then. Each replica cleans its log by itself
+(``liftpy/core/log/compaction.py``) and says the largest number through which it holds nothing any more. That counts while it
+is a member of
+the ISR: who is outside may copy anew what it had cleaned, from one that has not. A purge is forgotten when every holder, the learner
+included, has said so; an unclean election forgets all, since offsets are given anew.
+
+Worked example: holders a, b, c, all in the ISR; purge 7. a and b report 7; c is away and leaves the ISR. The purge stays. c comes back,
+is sent what is left of the log, finds nothing to drop in what it had or drops it, joins the ISR and reports 7: the purge is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from liftpy.core.base.partition import PartitionState, Purge, PurgedBy
+
+MAX_PURGES = 8
+"""Of a partition, at a time."""
+MAX_PURGE_BYTES = 1024
+"""Of the subjects and keys of all of them: every controller and every node keeps them."""
+
+
+def asked(partition: PartitionState, wish: Purge) -> PartitionState | None:
+    """With ``wish`` among the purges, in the place of the same one with a smaller end; ``partition`` itself where it is there already,
+    None where there is no room."""
+    same = [p for p in partition.purges if (p.subjects, p.keys) == (wish.subjects, wish.keys)]
+    if any(p.end_offset >= wish.end_offset for p in same):
+        return partition
+    others = [p for p in partition.purges if p not in same]
+    if len(others) >= MAX_PURGES or sum(p.size_bytes for p in (*others, wish)) > MAX_PURGE_BYTES:
+        return None
+    return replace(partition, purges=(*others, wish))
+
+
+def reported(partition: PartitionState, node: str, number: int) -> PartitionState:
+    """With what ``node`` says it has done, if it is in the ISR; ``partition`` itself where that is no news."""
+    if node not in partition.isr or number <= heard(partition, node) or not partition.purges:
+        return partition
+    return replace(partition, purged=(*(said for said in partition.purged if said.node != node), PurgedBy(node, number)))
+
+
+def heard(partition: PartitionState, node: str) -> int:
+    """The number that ``node`` has reported; 0: none."""
+    return next((said.number for said in partition.purged if said.node == node), 0)
+
+
+def settled(partition: PartitionState) -> PartitionState:
+    """Without the purges that every holder is done with, and without what those have said that are not in the ISR."""
+    if not partition.purges:
+        return replace(partition, purged=()) if partition.purged else partition
+    said = {s.node: s for s in partition.purged if s.node in partition.isr}
+    done = min((said[node].number if node in said else 0 for node in partition.holders), default=0)
+    purges = tuple(purge for purge in partition.purges if purge.number > done)
+    purged = tuple(said[node] for node in partition.holders if node in said) if purges else ()
+    if (purges, purged) == (partition.purges, partition.purged):
+        return partition
+    return replace(partition, purges=purges, purged=purged)
+
+
+def to_report(partition: PartitionState, node: str, purged: Collection[int]) -> int:
+    """The number that ``node``, whose log holds nothing any more of the purges of these numbers, is to report; 0: there is no news."""
+    number = 0
+    for purge in partition.purges:
+        if purge.number not in purged:
+            break
+        number = purge.number
+    return number if number > heard(partition, node) and node in partition.isr else 0
+
+
+def waits_for(partition: PartitionState, purge: Purge) -> Sequence[str]:
+    """The holders that have not said that they hold nothing of ``purge`` any more."""
+    return [node for node in partition.holders if heard(partition, node) < purge.number]

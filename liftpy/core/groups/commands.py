@@ -1,0 +1,237 @@
+"""Commands to the coordinator and its answers, as bytes: checked and bounded where they are made and where they come in. Pure.
+
+What ``decode_command`` returns is sound by itself: names are names, numbers are in their bounds, no partition is named twice. Whether
+it fits the state is for the machine to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+import crc32c
+from google.protobuf.message import DecodeError, Message
+
+from liftpy.core.base.ids import is_name, shown
+from liftpy.core.groups import limits
+from liftpy.core.wire._pb import group_pb2 as pb
+from liftpy.errors import ProtocolError
+
+_MAX_INT = (1 << 63) - 1
+_ORDER = ("commit", "join", "beat", "leave", "reset", "delete", "settle", "take", "open")
+_TOGETHER = ({"commit", "beat"}, {"commit", "leave"}, {"settle", "take"})
+M = TypeVar("M", bound=Message)
+
+
+class GroupCommandError(ProtocolError):
+    """A command, an answer or a question that is not allowed; the text says what is. Blame: the sender."""
+
+    code = "GROUP_MALFORMED"
+
+
+def partition_of(group: str, partitions: int) -> int:
+    """In which of the ``partitions`` of the stream of groups the commands of ``group`` stand."""
+    return int(crc32c.crc32c(group.encode())) % partitions
+
+
+def uid_order(uid: str) -> tuple[int, str]:
+    """Of two uids of one stream name the later one is greater: an uid begins with its number, in hexadecimal."""
+    number = uid.partition("-")[0]
+    digits = number if 0 < len(number) <= 16 and all(digit in "0123456789abcdef" for digit in number) else ""
+    return (int(digits, 16) if digits else -1, uid)
+
+
+def encode_command(command: pb.GroupCommand) -> bytes:
+    """Its bytes. Raises GroupCommandError for one that the coordinator would refuse as malformed."""
+    check_command(command)
+    data = command.SerializeToString(deterministic=True)
+    if len(data) > limits.MAX_COMMAND_BYTES:
+        raise GroupCommandError(
+            f"a command has {len(data)} bytes: at most {limits.MAX_COMMAND_BYTES} are allowed, send less at once"
+        )
+    return data
+
+
+def decode_command(data: bytes | memoryview) -> pb.GroupCommand:
+    """The command, checked. Raises GroupCommandError, and nothing else."""
+    if len(data) > limits.MAX_COMMAND_BYTES:
+        raise GroupCommandError(f"a command has {len(data)} bytes: at most {limits.MAX_COMMAND_BYTES} are allowed")
+    command = _parsed(data, pb.GroupCommand)
+    check_command(command)
+    return command
+
+
+def decode_answer(data: bytes | memoryview) -> pb.GroupAnswer:
+    """What the coordinator has answered. Raises GroupCommandError."""
+    return _parsed(data, pb.GroupAnswer)
+
+
+def decode_query(data: bytes | memoryview) -> pb.GroupQuery:
+    """A question, checked. Raises GroupCommandError."""
+    query = _parsed(data, pb.GroupQuery)
+    for name in filter(None, (query.group, query.after)):
+        _name(name, "group")
+    _within("limit", query.limit, 0, limits.MAX_LIST)
+    return query
+
+
+def decode_query_answer(data: bytes | memoryview) -> pb.GroupQueryAnswer:
+    """The answer to a question. Raises GroupCommandError."""
+    return _parsed(data, pb.GroupQueryAnswer)
+
+
+def check_command(command: pb.GroupCommand) -> None:
+    """Raise GroupCommandError for what no state could make right."""
+    _name(command.group, "group")
+    parts = {name for name in _ORDER if command.HasField(name)}
+    if len(parts) != 1 and parts not in _TOGETHER:
+        raise GroupCommandError(
+            f"a command says one thing, or {' or '.join('+'.join(sorted(t)) for t in _TOGETHER)}: not {sorted(parts)}"
+        )
+    if command.HasField("commit"):
+        _optional_name(command.commit.member, "member")
+        _positions(command.commit.positions, 0)
+    if command.HasField("join"):
+        _join(command.join)
+    if command.HasField("beat"):
+        _beat(command.beat)
+    if command.HasField("leave"):
+        _name(command.leave.member, "member")
+    if command.HasField("reset"):
+        _positions(command.reset.positions, -1)
+    if command.HasField("settle"):
+        _settle(command.settle)
+    if command.HasField("take"):
+        _take(command.take)
+
+
+def _parsed(data: bytes | memoryview, expected: type[M]) -> M:
+    try:
+        return expected.FromString(bytes(data))
+    except (DecodeError, ValueError) as error:
+        raise GroupCommandError(f"not a {expected.__name__}: {error}") from None
+
+
+def _join(join: pb.JoinGroup) -> None:
+    _name(join.member, "member")
+    _optional_name(join.instance, "instance")
+    if len(join.client) > limits.MAX_CLIENT_LENGTH or not join.client.isprintable():
+        raise GroupCommandError(f"client has at most {limits.MAX_CLIENT_LENGTH} printable characters")
+    if join.sessionMs:
+        _within("sessionMs", join.sessionMs, limits.MIN_SESSION_MS, limits.MAX_SESSION_MS)
+    _streams(join.streams)
+
+
+def _beat(beat: pb.BeatGroup) -> None:
+    _name(beat.member, "member")
+    _optional_name(beat.instance, "instance")
+    _streams(beat.streams)
+    if beat.streams and not beat.tellsStreams:
+        raise GroupCommandError("streams without tellsStreams mean nothing")
+    seen: set[tuple[str, str, int]] = set()
+    for owned in beat.owned:
+        _name(owned.stream, "stream")
+        _name(owned.uid, "uid")
+        if owned.generations and len(owned.generations) != len(owned.partitions):
+            raise GroupCommandError("generations are as many as partitions, or none")
+        for partition in owned.partitions:
+            _once(seen, (owned.stream, owned.uid, partition), "owned")
+
+
+def _streams(streams: Iterable[pb.KnownStream]) -> None:
+    names: set[tuple[str, str, int]] = set()
+    total = 0
+    for stream in streams:
+        _name(stream.name, "stream")
+        _name(stream.uid, "uid")
+        _within("partitions", stream.partitions, 1, limits.MAX_PARTITIONS)
+        _once(names, (stream.name, "", 0), "streams")
+        total += stream.partitions
+    if len(names) > limits.MAX_STREAMS or total > limits.MAX_PARTITIONS:
+        raise GroupCommandError(
+            f"a member reads at most {limits.MAX_STREAMS} streams with {limits.MAX_PARTITIONS} partitions: use several groups"
+        )
+
+
+def _positions(positions: Iterable[pb.GroupPosition], lowest: int) -> None:
+    seen: set[tuple[str, str, int]] = set()
+    for at in positions:
+        _name(at.stream, "stream")
+        _name(at.uid, "uid")
+        _within("position", at.position, lowest, _MAX_INT)
+        _within("leaderEpoch", at.leaderEpoch, 0, _MAX_INT)
+        _within("partition", at.partition, 0, limits.MAX_PARTITIONS - 1)
+        _once(seen, (at.stream, at.uid, at.partition), "positions")
+    if not 0 < len(seen) <= limits.MAX_POSITIONS:
+        raise GroupCommandError(f"{len(seen)} positions: a commit or a reset names 1 to {limits.MAX_POSITIONS}")
+
+
+def _settle(settle: pb.SettleRecords) -> None:
+    _name(settle.member, "member")
+    _within("settlements", len(settle.settlements), 1, limits.MAX_SETTLEMENTS)
+    count = 0
+    for part in settle.settlements:
+        _name(part.stream, "stream")
+        _name(part.uid, "uid")
+        _within("partition", part.partition, 0, limits.MAX_PARTITIONS - 1)
+        _within("delayMs", part.delayMs, 0, limits.MAX_DELAY_MS)
+        _within("kind", part.kind, pb.SETTLE_ACK, pb.SETTLE_RELEASE)
+        if len(part.reason.encode()) > limits.MAX_REASON_BYTES:
+            raise GroupCommandError(f"a reason has at most {limits.MAX_REASON_BYTES} bytes")
+        count += len(part.ranges)
+        if count > limits.MAX_RANGES:
+            raise GroupCommandError(f"more than {limits.MAX_RANGES} ranges: settle them in several commands")
+        behind = 0
+        for piece in part.ranges:
+            if not behind <= piece.start < piece.end:
+                raise GroupCommandError(
+                    f"ranges rise, each with a greater end than its start: {piece.start}..{piece.end} is not"
+                )
+            behind = piece.end
+
+
+def _take(take: pb.TakeRecords) -> None:
+    _name(take.member, "member")
+    _name(take.stream, "stream")
+    _name(take.uid, "uid")
+    _within("partition", take.partition, 0, limits.MAX_PARTITIONS - 1)
+    _within("maxRecords", take.maxRecords, 1, limits.MAX_TAKE)
+    _within("begin", take.begin, 0, _MAX_INT)
+    _within("logStart", take.logStart, 0, _MAX_INT)
+    _within("logEnd", take.logEnd, 0, _MAX_INT)
+    _within("keysFrom", take.keysFrom, 0, _MAX_INT)
+    _within("keys", len(take.keys), 0, limits.MAX_KEYS)
+    _within("partitions", take.partitions, 0, limits.MAX_PARTITIONS)
+    if take.keys and not take.ordered:
+        raise GroupCommandError("keys without ordered mean nothing")
+    for name, value, low, high in (
+        ("ackWaitMs", take.ackWaitMs, limits.MIN_ACK_WAIT_MS, limits.MAX_ACK_WAIT_MS),
+        ("maxDeliveries", take.maxDeliveries, 1, limits.MAX_MAX_DELIVERIES),
+        ("maxAckPending", take.maxAckPending, 1, limits.MAX_MAX_PENDING),
+        ("maxMemberPending", take.maxMemberPending, 1, limits.MAX_MAX_PENDING),
+    ):
+        if value:
+            _within(name, value, low, high)
+
+
+def _once(seen: set[tuple[str, str, int]], key: tuple[str, str, int], what: str) -> None:
+    if key in seen:
+        raise GroupCommandError(f"{what} names {key[0]}/{key[2]} twice")
+    seen.add(key)
+    if len(seen) > limits.MAX_PARTITIONS:
+        raise GroupCommandError(f"{what} names more than {limits.MAX_PARTITIONS} partitions")
+
+
+def _name(name: str, what: str) -> None:
+    if not is_name(name):
+        raise GroupCommandError(f"{what} {shown(name)} is not allowed: use 1 to 64 of the characters A-Z a-z 0-9 _ -")
+
+
+def _optional_name(name: str, what: str) -> None:
+    if name:
+        _name(name, what)
+
+
+def _within(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise GroupCommandError(f"{name} = {value} is outside {low}..{high}")

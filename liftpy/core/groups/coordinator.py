@@ -1,0 +1,158 @@
+"""GroupCoordinator: the replicated service that keeps the groups of one partition of the stream of groups. Pure.
+
+Every record is a command; its answer is the reply. While there are members or records out and nobody says anything, it offers an empty
+record to its own input each second, for time is what its records say.
+
+What operators are told of groups: lists and descriptions, from the coordinator's state, which they do not change. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from liftpy.config import NS_PER_S
+from liftpy.core.groups import limits
+from liftpy.core.groups.commands import GroupCommandError, decode_query
+from liftpy.core.groups.limits import NS_PER_MS
+from liftpy.core.groups.machine import GroupMachine, GroupRecord
+from liftpy.core.services.service import Service
+from liftpy.core.wire._pb import group_pb2 as pb
+from liftpy.core.wire.batch import Record
+from liftpy.errors import CorruptionError
+
+_MAX_PIECES = 2 * limits.MAX_QUEUE_RANGES
+"""That one question looks at, to find who has what is out."""
+
+
+def answered(machine: GroupMachine, query: bytes) -> bytes:
+    """The ``GroupQueryAnswer`` to a ``GroupQuery``, both as bytes."""
+    try:
+        asked = decode_query(query)
+    except GroupCommandError as error:
+        return pb.GroupQueryAnswer(code=pb.GROUP_MALFORMED, detail=str(error)).SerializeToString()
+    if not asked.group:
+        return _list(machine, asked).SerializeToString()
+    group = machine.groups.get(asked.group)
+    if group is None:
+        detail = f"there is no group {asked.group!r}"
+        return pb.GroupQueryAnswer(code=pb.GROUP_NOT_FOUND, detail=detail).SerializeToString()
+    return _described(machine, asked.group, group).SerializeToString()
+
+
+def _list(machine: GroupMachine, asked: pb.GroupQuery) -> pb.GroupQueryAnswer:
+    names = sorted(name for name in machine.groups if name > asked.after)
+    limit = asked.limit or limits.MAX_LIST
+    shown = (_summary(name, machine.groups[name]) for name in names[:limit])
+    return pb.GroupQueryAnswer(groups=shown, more=len(names) > limit)
+
+
+def _summary(name: str, group: GroupRecord) -> pb.GroupSummary:
+    readers = group.readers
+    return pb.GroupSummary(
+        group=name,
+        members=len(readers.members),
+        generation=readers.generation,
+        settled=readers.settled,
+        positions=len(readers.positions),
+        queues=len(group.queues),
+        cursor=bool(group.cursor),
+    )
+
+
+def _described(machine: GroupMachine, name: str, group: GroupRecord) -> pb.GroupQueryAnswer:
+    readers = group.readers
+    return pb.GroupQueryAnswer(
+        summary=_summary(name, group),
+        members=(
+            pb.MemberView(
+                member=member.name,
+                instance=member.instance,
+                client=member.client,
+                streams=member.streams,
+                owned=readers.granted(member.name, member.held),
+                sessionMs=member.session_ns // NS_PER_MS,
+                silentMs=(machine.clock.now_ns - member.heard_ns) // NS_PER_MS,
+            )
+            for member in sorted(readers.members.values(), key=lambda member: member.joined)
+        ),
+        positions=readers.all_positions(),
+        queues=_queues(group),
+        streams=(pb.KnownStream(name=s, uid=k.uid, partitions=k.partitions) for s, k in sorted(readers.streams.items())),
+    )
+
+
+def _queues(group: GroupRecord) -> Iterator[pb.QueueView]:
+    """Of all queues in figures, of the first ones also who has what is out: a question looks at so many pieces at most."""
+    left = _MAX_PIECES
+    for place in sorted(group.queues):
+        queue = group.queues[place]
+        left -= len(queue.pieces)
+        yield queue.view(*place, with_holders=left >= 0)
+
+
+SILENCE = "silence"
+"""The timer's name."""
+NO_FIGURES = {"groups": 0, "members": 0, "queues": 0, "records_out": 0, "state_bytes": 0}
+
+
+class GroupCoordinator(Service):
+    """Run it beside every replica of a partition of the stream of groups, with ``tick_s`` = 1 and no output stream."""
+
+    on_error = "skip"
+    emits = False
+    starts_in_thread = True
+
+    def on_start(self, snapshot: bytes | None) -> None:
+        """Begin with no groups, or with those of ``snapshot``."""
+        self._machine = GroupMachine()
+        if snapshot is not None:
+            self._machine.restore(snapshot)
+
+    def on_record(self, record: Record) -> None:
+        """A command, or an empty record for the time in it."""
+        if record.value:
+            self.reply(record, self._machine.apply(record.value, record.timestamp_ns, record.leader_epoch))
+        else:
+            self._machine.pass_time(record.timestamp_ns, record.leader_epoch)
+        if self._machine.waits:
+            self.set_timer(SILENCE, self.now_ns + NS_PER_S)
+        else:
+            self.cancel_timer(SILENCE)
+
+    def on_timer(self, name: str) -> None:
+        """Nobody has said anything for a second. ``on_record`` of what is offered sets the timer again."""
+        self.offer(b"")
+
+    def on_query(self, query: bytes) -> bytes:
+        """What a ``GroupQuery`` asks, as a ``GroupQueryAnswer``."""
+        return answered(self._machine, query)
+
+    @property
+    def groups(self) -> dict[str, GroupRecord]:
+        """By name; for looking at."""
+        return self._machine.groups
+
+    def figures(self) -> dict[str, int]:
+        """For status: how many there are, and what they take in memory, about."""
+        found = self._machine.groups.values()
+        queues = [queue for group in found for queue in group.queues.values()]
+        numbers = (
+            len(found),
+            sum(len(group.readers.members) for group in found),
+            len(queues),
+            sum(queue.out_count for queue in queues),
+            self._machine.size_bytes,
+        )
+        return dict(zip(NO_FIGURES, numbers, strict=True))
+
+    @classmethod
+    def check_snapshot(cls, state: bytes) -> None:
+        """Raise CorruptionError unless the groups can be restored from ``state``, all of them as they were."""
+        again = GroupMachine()
+        again.restore(state)
+        if again.snapshot() != state:
+            raise CorruptionError("the groups that are read back are not those that were written")
+
+    def take_snapshot(self) -> bytes | Callable[[], bytes]:
+        """All groups; their bytes are made in another thread."""
+        return self._machine.frozen()

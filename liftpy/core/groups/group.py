@@ -1,0 +1,376 @@
+"""One consumer group: its members, who reads which partition, and how far each has come. Pure; time is the coordinator's clock.
+
+Goal: a partition has one reader [G1], who alone may commit [G2]; what does not move never stops. Constraint: members hear of a
+change when they next ask, and may be slow, paused or dead.
+
+Algorithm: there is a *target* (who is to read) and a *grant* (who does, and by which generation). A change of members or
+streams makes a new target at once; grants follow. A member whose grant is not its target any more sees that in the answer to
+its heartbeat, finishes, commits, and names the partition no longer among those that it owns; only then, or when its session and
+the fence behind it have ended, is it granted to the next, by a new generation. What a heartbeat does not name counts as given
+up only if the member has taken in an answer as new as the grant: it may not have known of it.
+
+Worked example: a owns p0 and p1 by generation 1. b joins: p1 is to be b's. a's next heartbeat is answered "p0"; a finishes p1,
+commits it by generation 1, and its heartbeat says "p0, I know 2": p1 is granted to b by generation 3. A commit of p1 by
+generation 1 that comes later is refused.
+
+A member with a static identity takes over what the member had that joined with the same identity before: that one is fenced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import field
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.groups import limits
+from liftpy.core.groups.assignment import Place, assign
+from liftpy.core.groups.commands import uid_order
+from liftpy.core.groups.limits import NS_PER_MS
+from liftpy.core.wire._pb import group_pb2 as pb
+
+_NEVER = 1 << 62
+ADDED_LATER = -2
+"""Position of a partition of which nothing is committed, and that was added, or made again, after the group had met its stream."""
+_NOWHERE, _ADDED_LATER = (-1, 0), (ADDED_LATER, 0)
+MEMBER_BYTES = 300
+STREAM_BYTES = 150
+PARTITION_BYTES = 60
+"""What each takes in the state, about."""
+
+
+@dataclass(slots=True)
+class GroupMember:
+    """``heard_ns``: when, by the coordinator's clock. ``joined``: its number among all that ever joined. ``number``: of its
+    newest command; what comes later with a lower one is old. ``held``: (stream, partition) ->
+    generation of its grant."""
+
+    name: str
+    instance: str
+    client: str
+    session_ns: int
+    heard_ns: int
+    joined: int
+    number: int = 0
+    session: int = 0
+    streams: tuple[str, ...] = ()
+    held: dict[Place, int] = field(default_factory=dict)
+
+    def is_news(self, number: int) -> bool:
+        """Whether a command of this number tells something: copies of earlier ones may come at any time."""
+        return number == 0 or number > self.number
+
+    @property
+    def end_ns(self) -> int:
+        """When the coordinator gives its partitions to others, if nothing is heard until then."""
+        return self.heard_ns + self.session_ns + limits.FENCE_MS * NS_PER_MS
+
+
+@dataclass(slots=True)
+class KnownIncarnation:
+    """A stream as members know it. ``partitions`` 0: only positions name it. ``placed``: partitions of which a position is, or was,
+    committed: another incarnation forgets those, and looks at no other stream's. ``first_partitions``: how many there were when the
+    group met the stream: those that were added since have no "new" of their own, they are read from their first record on."""
+
+    uid: str
+    partitions: int = 0
+    first_partitions: int = 0
+    placed: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class ConsumerGroup:
+    """Members, targets, grants and committed positions of one group."""
+
+    generation: int = 0
+    joins: int = 0
+    members: dict[str, GroupMember] = field(default_factory=dict)
+    streams: dict[str, KnownIncarnation] = field(default_factory=dict)
+    targets: dict[Place, str] = field(default_factory=dict)
+    owners: dict[Place, str] = field(default_factory=dict)
+    positions: dict[Place, tuple[int, int]] = field(default_factory=dict)
+    """Of the next record, and the LeaderEpoch of the one before it."""
+    next_end_ns: int = _NEVER
+    """No session ends before it; found again after a restart."""
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in the state, about."""
+        places = max(len(self.targets), len(self.positions))
+        return MEMBER_BYTES * len(self.members) + STREAM_BYTES * len(self.streams) + PARTITION_BYTES * places
+
+    # ---- members ---------------------------------------------------------------------------------------------------------
+    def join(self, join: pb.JoinGroup, number: int, now_ns: int) -> None:
+        """A member joins, or says again that it does. There is room for it. ``number``: of the command, 0: it has none."""
+        member = self.members.get(join.member)
+        is_new = member is None
+        if member is None:
+            former = self._by_instance(join.instance)
+            self.joins += 1
+            member = GroupMember(join.member, join.instance, join.client, 0, now_ns, former.joined if former else self.joins)
+            member.session = self.generation + 1
+            self.members[join.member] = member
+            if former is not None:
+                self._take_over(former, member)
+        elif not member.is_news(number):
+            return
+        member.number, member.heard_ns = number, now_ns
+        member.session_ns = (join.sessionMs or limits.SESSION_MS) * NS_PER_MS
+        self.next_end_ns = min(self.next_end_ns, member.end_ns)
+        self._reads(member, join.streams, is_new=is_new)
+
+    def beat(self, beat: pb.BeatGroup, number: int, now_ns: int) -> pb.GroupCode:
+        """A member is heard. GROUP_OK, or why it is none. ``number``: of the command, 0: it has none."""
+        member = self.members.get(beat.member)
+        if member is None:
+            fenced = beat.instance and self._by_instance(beat.instance) is not None
+            return pb.GROUP_FENCED_INSTANCE if fenced else pb.GROUP_UNKNOWN_MEMBER
+        if beat.session not in (0, member.session):
+            return pb.GROUP_UNKNOWN_MEMBER
+        if not member.is_news(number):
+            return pb.GROUP_OK
+        member.number, member.heard_ns = number, now_ns
+        owned = {(part.stream, part.uid, number) for part in beat.owned for number in part.partitions}
+        gone = [
+            (stream, partition)
+            for (stream, partition), generation in member.held.items()
+            if generation <= beat.generation and (stream, self.streams[stream].uid, partition) not in owned
+        ]
+        for place in gone:
+            self._release(place)
+        if beat.tellsStreams:
+            self._reads(member, beat.streams)
+        elif gone:
+            self._grant()
+        return pb.GROUP_OK
+
+    def leave(self, name: str) -> bool:
+        """A member has stopped; False: there is none of that name."""
+        if name not in self.members:
+            return False
+        self._remove([name])
+        return True
+
+    def expire(self, now_ns: int) -> bool:
+        """Remove members whose session and fence have ended; whether there were any."""
+        if now_ns < self.next_end_ns:
+            return False
+        ended = [member.name for member in self.members.values() if member.end_ns <= now_ns]
+        if ended:
+            self._remove(ended)
+        self.next_end_ns = min((member.end_ns for member in self.members.values()), default=_NEVER)
+        return bool(ended)
+
+    def room_for(self, streams: Sequence[pb.KnownStream], name: str, instance: str = "") -> str:
+        """Return why member ``name`` of this static identity can't read ``streams``; empty: it can."""
+        former = self._by_instance(instance)
+        others = (m for m in self.members.values() if m.name != name and m is not former)
+        if len(streams) + sum(len(member.streams) for member in others) > limits.MAX_SUBSCRIPTIONS:
+            return (
+                f"the members of one group subscribe to at most {limits.MAX_SUBSCRIPTIONS} streams, "
+                "each counted once for every member: use several groups"
+            )
+        counts = {name: known.partitions for name, known in self.streams.items()}
+        for stream in streams:
+            counts[stream.name] = max(counts.get(stream.name, 0), stream.partitions)
+        if sum(counts.values()) > limits.MAX_PARTITIONS or len(counts) > limits.MAX_PARTITIONS:
+            return f"the members of one group read at most {limits.MAX_PARTITIONS} partitions in all: use several groups"
+        return ""
+
+    def _by_instance(self, instance: str) -> GroupMember | None:
+        return next((member for member in self.members.values() if instance and member.instance == instance), None)
+
+    def _take_over(self, former: GroupMember, member: GroupMember) -> None:
+        """``member`` is the same to the user as ``former``, which is fenced: its grants are of other generations from here on."""
+        member.streams = former.streams
+        self.targets = {place: member.name if name == former.name else name for place, name in self.targets.items()}
+        for place in list(former.held):
+            self._release(place)
+        del self.members[former.name]
+
+    def _remove(self, names: list[str]) -> None:
+        for name in names:
+            for place in list(self.members[name].held):
+                self._release(place)
+            del self.members[name]
+        self._rebalance()
+
+    # ---- what is read ----------------------------------------------------------------------------------------------------
+    def _reads(self, member: GroupMember, streams: Iterable[pb.KnownStream], *, is_new: bool = False) -> None:
+        """From here on ``member`` reads ``streams``; what it knows of them may be new, or old."""
+        names = tuple(sorted(stream.name for stream in streams))
+        before = (member.streams, self._known(names))
+        member.streams = names
+        for stream in streams:
+            self.learn(stream.name, stream.uid, stream.partitions)
+        if is_new or before != (names, self._known(names)):
+            self._rebalance()
+        else:
+            self._grant()
+
+    def _known(self, names: Iterable[str]) -> list[tuple[str, int]]:
+        """Incarnation and partitions of each of the streams."""
+        found = (self.streams.get(name) for name in names)
+        return [(known.uid, known.partitions) if known else ("", 0) for known in found]
+
+    def learn(self, name: str, uid: str, partitions: int = 0) -> bool:
+        """Somebody knows this incarnation of a stream; False: there is a later one. What was of an earlier one is forgotten."""
+        known = self.streams.get(name)
+        if known is None:
+            self.streams[name] = KnownIncarnation(uid, partitions, partitions)
+            return True
+        if uid == known.uid:
+            if not known.partitions:
+                known.first_partitions = partitions
+            known.partitions = max(known.partitions, partitions)
+            return True
+        if uid_order(uid) < uid_order(known.uid):
+            return False
+        for place in [(name, number) for number in range(known.partitions)]:
+            if place in self.owners:
+                self._release(place)
+            self.targets.pop(place, None)
+        for number in known.placed:
+            self.positions.pop((name, number), None)
+        self.streams[name] = KnownIncarnation(uid, partitions, 0 if known.partitions else partitions)
+        return True
+
+    def _rebalance(self) -> None:
+        order = sorted(self.members.values(), key=lambda member: member.joined)
+        readers: dict[str, list[str]] = {name: [] for name, known in self.streams.items() if known.partitions}
+        for member in order:
+            for name in member.streams:
+                if name in readers:
+                    readers[name].append(member.name)
+        counts = {name: known.partitions for name, known in self.streams.items()}
+        self.targets = assign(counts, readers, self.targets)
+        read = {name for name, names in readers.items() if names}
+        kept = read | {stream for stream, _ in self.positions} | {stream for stream, _ in self.owners}
+        for name in [name for name in self.streams if name not in kept]:
+            del self.streams[name]
+        self.generation += 1
+        self._grant()
+
+    def _grant(self) -> None:
+        """Grant what nobody holds to whom it is to be, by one new generation."""
+        free = [place for place in self.targets if place not in self.owners]
+        if not free:
+            return
+        self.generation += 1
+        for place in free:
+            name = self.targets[place]
+            self.owners[place] = name
+            self.members[name].held[place] = self.generation
+
+    def _release(self, place: Place) -> None:
+        del self.members[self.owners.pop(place)].held[place]
+
+    @property
+    def settled(self) -> bool:
+        """Whether everybody has what it is to have, and nothing else."""
+        return self.owners == self.targets
+
+    def lacks(self, name: str) -> bool:
+        """Whether a member waits for others to give something up."""
+        return any(target == name and self.owners.get(place) != name for place, target in self.targets.items())
+
+    # ---- positions -------------------------------------------------------------------------------------------------------
+    def commit(self, commit: pb.CommitPositions, answer: pb.GroupAnswer) -> None:
+        """Keep the positions that may be kept, and say in ``answer`` which not [G2]; one that is behind is passed over [G3]."""
+        member = self.members.get(commit.member)
+        if commit.member and member is None:
+            answer.code, answer.detail = pb.GROUP_UNKNOWN_MEMBER, "its session is over: nothing was committed"
+            answer.refused.extend(commit.positions)
+            return
+        if member is None and self.members:
+            answer.code, answer.detail = pb.GROUP_NOT_EMPTY, "the group has members: they commit, or are stopped first"
+            answer.refused.extend(commit.positions)
+            return
+        for at in commit.positions:
+            place = (at.stream, at.partition)
+            known = self.streams.get(at.stream)
+            if member is not None:
+                may = known is not None and known.uid == at.uid and member.held.get(place) == at.generation
+            else:
+                may = self.learn(at.stream, at.uid)
+            if not may:
+                answer.refused.append(at)
+            elif (held := self.positions.get(place)) is None or held[0] <= at.position:
+                self.place(place, at.position, at.leaderEpoch)
+            else:
+                answer.positions.append(self._position(place))
+        if answer.refused:
+            answer.code, answer.detail = (
+                pb.GROUP_STALE,
+                "positions of partitions that are not the member's, or of an older stream",
+            )
+
+    def reset(self, reset: pb.ResetPositions, answer: pb.GroupAnswer) -> None:
+        """Set positions, also back, or forget them (-1). The group has no members."""
+        for at in reset.positions:
+            place = (at.stream, at.partition)
+            if not self.learn(at.stream, at.uid):
+                answer.code, answer.detail = pb.GROUP_STALE, "the stream was made again since: reset that one"
+                answer.refused.append(at)
+            elif at.position < 0:
+                self.positions.pop(place, None)
+            else:
+                self.place(place, at.position, at.leaderEpoch)
+        named = {stream for stream, _ in self.positions} | {stream for stream, _ in self.targets}
+        for name in [name for name in self.streams if name not in named]:
+            del self.streams[name]
+
+    def place(self, place: Place, position: int, leader_epoch: int) -> None:
+        """Set the committed position of a partition of a stream that is known."""
+        self.positions[place] = (position, leader_epoch)
+        self.streams[place[0]].placed.add(place[1])
+
+    def _position(self, place: Place) -> pb.GroupPosition:
+        position, epoch = self.positions[place]
+        return pb.GroupPosition(
+            stream=place[0], uid=self.streams[place[0]].uid, partition=place[1], position=position, leaderEpoch=epoch
+        )
+
+    # ---- what members and operators are told -----------------------------------------------------------------------------
+    def tell(self, name: str, owned: Iterable[pb.GrantedPartitions], answer: pb.GroupAnswer) -> None:
+        """Fill the answer to a join or a heartbeat of member ``name``, which says that it owns ``owned``."""
+        member = self.members[name]
+        answer.generation = self.generation
+        mine = [place for place in member.held if self.targets.get(place) == name]
+        answer.assigned.extend(self.granted(name, mine))
+        has = {
+            (part.stream, part.uid, number, generation)
+            for part in owned
+            for number, generation in zip(part.partitions, part.generations, strict=False)
+        }
+        if any((s, self.streams[s].uid, partition, member.held[s, partition]) not in has for s, partition in mine):
+            for part in answer.assigned:
+                first = self.streams[part.stream].first_partitions
+                at = [
+                    self.positions.get((part.stream, number), _NOWHERE if number < first else _ADDED_LATER)
+                    for number in part.partitions
+                ]
+                part.positions.extend(position for position, _ in at)
+                part.leaderEpochs.extend(epoch for _, epoch in at)
+        session_ms = member.session_ns // NS_PER_MS
+        beat_ms = limits.heartbeat_ms(session_ms)
+        if len(self.members) <= limits.FEW_MEMBERS:
+            beat_ms = min(beat_ms, limits.QUICK_HEARTBEAT_MS)
+        answer.sessionMs, answer.session = session_ms, member.session
+        answer.settled = self.settled
+        answer.heartbeatMs = beat_ms if answer.settled or not self.lacks(name) else min(beat_ms, limits.WAITING_HEARTBEAT_MS)
+
+    def granted(self, name: str, places: Iterable[Place]) -> list[pb.GrantedPartitions]:
+        """``places`` that member ``name`` holds, by stream, in order."""
+        held = self.members[name].held
+        parts: dict[str, pb.GrantedPartitions] = {}
+        for place in sorted(places):
+            stream, partition = place
+            if stream not in parts:
+                parts[stream] = pb.GrantedPartitions(stream=stream, uid=self.streams[stream].uid)
+            parts[stream].partitions.append(partition)
+            parts[stream].generations.append(held[place])
+        return list(parts.values())
+
+    def all_positions(self) -> list[pb.GroupPosition]:
+        """Every committed position, in order."""
+        return [self._position(place) for place in sorted(self.positions)]

@@ -1,0 +1,162 @@
+"""How far groups are behind the partitions that they read, in records and in seconds. Pure; ``now_ns`` is monotonic and of one process.
+
+Goal: what a scrape shows of groups costs no question to anybody. Constraint: a coordinator knows what is committed in its groups, but
+not where their partitions end, and a record's age stands in its log alone.
+
+Algorithm: from time to time somebody tells where partitions end (``KnownEnds.told``). Of each partition some (end, when it was first
+seen) are kept, so the age of the first record that a group has not read is that of the first end beyond it. Where there are too many,
+two old ones become one, with the earlier time and the later end: an age may come out too high by that width, never too low, and one
+that stands still goes on growing.
+
+Worked example: an end of 10 was seen at 0 s, 25 at 60 s. A group that has committed 12 at 90 s is 13 records and 30 s behind.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator
+
+from liftpy.config import NS_PER_S
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.groups.machine import GroupRecord
+
+OTHERS = "(other)"
+"""No group can be called so."""
+MOST_GROUPS = 50
+"""That are shown under their own names."""
+MOST_PARTITIONS = 4_000
+"""Whose ends are kept."""
+MOST_ENDS = 32
+"""Of one partition."""
+
+
+def read_by(group: GroupRecord) -> Iterator[tuple[PartitionKey, int]]:
+    """(partition, offset of the next record) of what it has committed, and of its work queues, where all below is done.
+
+    Nothing of a cursor: its reader comes when it comes, so it is never behind."""
+    if group.cursor:
+        return
+    readers = group.readers
+    for (stream, partition), (position, _) in list(readers.positions.items()):
+        if (known := readers.streams.get(stream)) is not None:
+            yield PartitionKey(stream, known.uid, partition), position
+    for (stream, partition), queue in list(group.queues.items()):
+        yield PartitionKey(stream, queue.uid, partition), queue.prefix
+
+
+class PartitionEnds:
+    """Where one partition ended (HW + 1), and since when; and where its log starts."""
+
+    __slots__ = ("_ends", "_since_ns", "_start")
+
+    def __init__(self) -> None:
+        self._start = 0
+        self._ends: list[int] = []
+        self._since_ns: list[int] = []
+
+    def told(self, end: int, now_ns: int, start: int = 0) -> None:
+        """It ends there now, and its log begins at ``start``; one that is lower (an unclean election) begins anew."""
+        self._start = start
+        if self._ends and end < self._ends[-1]:
+            self._ends.clear()
+            self._since_ns.clear()
+        if not self._ends or end > self._ends[-1]:
+            self._ends.append(end)
+            self._since_ns.append(now_ns)
+        if len(self._ends) > MOST_ENDS:
+            half = MOST_ENDS // 2
+            self._ends[:half] = self._ends[1:half:2]
+            self._since_ns[:half] = self._since_ns[:half:2]
+
+    def behind(self, position: int, now_ns: int) -> tuple[int, int]:
+        """(records, ns) by which a reader is behind that has ``position`` before it. Records below the log start are not
+        there to be read."""
+        position = max(position, self._start)
+        at = bisect_right(self._ends, position)
+        if at == len(self._ends):
+            return 0, 0
+        return self._ends[-1] - position, now_ns - self._since_ns[at]
+
+
+class KnownEnds:
+    """Of all partitions that groups read."""
+
+    def __init__(self) -> None:
+        self._of: dict[PartitionKey, PartitionEnds] = {}
+        self._asked: dict[PartitionKey, int] = {}
+        self._questions = 0
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def get(self, key: PartitionKey) -> PartitionEnds | None:
+        """None: nobody has told."""
+        return self._of.get(key)
+
+    def told(self, key: PartitionKey, end: int, now_ns: int, start: int = 0) -> None:
+        """It ends at ``end`` (HW + 1) and begins at ``start``; of a partition beyond ``MOST_PARTITIONS`` nothing is kept."""
+        known = self._of.get(key)
+        if known is None:
+            if len(self._of) >= MOST_PARTITIONS:
+                return
+            known = self._of[key] = PartitionEnds()
+        known.told(end, now_ns, start)
+
+    def forget(self, key: PartitionKey) -> None:
+        """It is gone, or nobody knows any more where it ends."""
+        self._of.pop(key, None)
+
+    def keep(self, read: Collection[PartitionKey]) -> None:
+        """Nobody reads any other."""
+        for key in [key for key in self._of if key not in read]:
+            del self._of[key]
+        for key in [key for key in self._asked if key not in read]:
+            del self._asked[key]
+
+    def to_ask(self, keys: Iterable[PartitionKey], count: int) -> list[PartitionKey]:
+        """Of ``keys`` the ``count`` whose turn it is, whether the last question was answered or not."""
+        chosen = sorted(keys, key=lambda key: (self._asked.get(key, 0), key))[:count]
+        self._questions += 1
+        self._asked.update(dict.fromkeys(chosen, self._questions))
+        return chosen
+
+
+@dataclass(slots=True)
+class GroupLag:
+    """``records``: of all its partitions. ``seconds``: of the partition that is furthest behind. ``unknown``: partitions of which it
+    has a position, and nobody knows where they end."""
+
+    records: int = 0
+    seconds: float = 0.0
+    unknown: int = 0
+
+    def add(self, ends: PartitionEnds | None, position: int, now_ns: int) -> None:
+        """It has ``position`` before it there."""
+        if ends is None:
+            self.unknown += 1
+            return
+        records, age_ns = ends.behind(position, now_ns)
+        self.records += records
+        self.seconds = max(self.seconds, age_ns / NS_PER_S)
+
+
+class GroupLabels:
+    """Which groups are shown under their own names: as they come first, ``most`` at a time; one that is gone makes room."""
+
+    def __init__(self, most: int = MOST_GROUPS) -> None:
+        self._most = most
+        self._given: set[str] = set()
+
+    def shown(self, lags: dict[str, GroupLag]) -> dict[str, GroupLag]:
+        """All of ``lags``, by label; the rest as one."""
+        self._given &= lags.keys()
+        for name in sorted(lags.keys() - self._given)[: self._most - len(self._given)]:
+            self._given.add(name)
+        found = {name: lags[name] for name in sorted(self._given)}
+        rest = [lag for name, lag in lags.items() if name not in self._given]
+        if rest:
+            found[OTHERS] = GroupLag(
+                sum(lag.records for lag in rest), max(lag.seconds for lag in rest), sum(lag.unknown for lag in rest)
+            )
+        return found

@@ -1,0 +1,453 @@
+"""All groups of one coordinator: commands in, answers out, one after the other. Pure: the time is in the records.
+
+What it answers and what its state is follow from the commands and their stamps alone, so every node that runs it has the same.
+
+The coordinator's clock: time that has passed while it could be heard. Pure.
+
+Goal: no session ends because the coordinator was away, and none lasts for ever because a leader's clock was set back. Log time
+alone does neither: an outage is a jump, and after a leader whose clock is an hour fast it stands still for an hour. So only the
+differences of the stamps of two records count that follow each other in one leader's epoch, each at most a second; between two
+epochs nothing counts, for their clocks are two. The clock is never faster than the leaders' own, but by a second where one of
+them is set forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import field, replace
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.groups import limits
+from liftpy.core.groups.assignment import Place
+from liftpy.core.groups.commands import GroupCommandError, decode_command, uid_order
+from liftpy.core.groups.group import ConsumerGroup, GroupMember
+from liftpy.core.groups.limits import MAX_CLOCK_STEP_MS, NS_PER_MS
+from liftpy.core.groups.queue import WorkQueue
+from liftpy.core.wire._pb import group_pb2 as pb
+from liftpy.errors import CorruptionError
+
+
+@dataclass(slots=True)
+class HeardClock:
+    """``now_ns``: time that counts. ``stamp_ns``, ``leader_epoch``: of the last record."""
+
+    now_ns: int = 0
+    stamp_ns: int = 0
+    leader_epoch: int = 0
+
+    def advance(self, stamp_ns: int, leader_epoch: int) -> None:
+        """The next record has this stamp and this LeaderEpoch."""
+        if leader_epoch == self.leader_epoch:
+            self.now_ns += min(max(0, stamp_ns - self.stamp_ns), MAX_CLOCK_STEP_MS * NS_PER_MS)
+        self.stamp_ns, self.leader_epoch = stamp_ns, leader_epoch
+
+
+STATE_VERSION = 1
+_SWEEP_NS = 10_000 * NS_PER_MS
+"""How often groups are looked at that nobody sends commands to."""
+_GROUP_BYTES = 100
+
+
+@dataclass(slots=True)
+class GroupRecord:
+    """One name: who reads streams under it, and its work queues."""
+
+    readers: ConsumerGroup = field(default_factory=ConsumerGroup)
+    queues: dict[Place, WorkQueue] = field(default_factory=dict)
+    cursor: int = 0
+    """Generation of whoever holds it, where it is a cursor; 0: it is none."""
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in the state, about."""
+        return _GROUP_BYTES + self.readers.size_bytes + sum(queue.size_bytes for queue in self.queues.values())
+
+    def expire(self, now_ns: int) -> None:
+        """End the sessions and leases whose time is over."""
+        self.readers.expire(now_ns)
+        for queue in self.queues.values():
+            queue.expire(now_ns)
+
+    def frozen(self) -> GroupRecord:
+        """A copy for a snapshot, which later commands do not change."""
+        readers = self.readers
+        copied = ConsumerGroup(
+            readers.generation,
+            readers.joins,
+            {name: replace(member, held=member.held.copy()) for name, member in readers.members.items()},
+            {name: replace(known) for name, known in readers.streams.items()},
+            readers.targets.copy(),
+            readers.owners.copy(),
+            readers.positions.copy(),
+        )
+        return GroupRecord(copied, {place: queue.frozen() for place, queue in self.queues.items()}, self.cursor)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something in it ends with time."""
+        return bool(self.readers.members) or any(queue.out_count for queue in self.queues.values())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to keep."""
+        return not (self.readers.members or self.readers.positions or self.queues or self.cursor)
+
+    def new_holder(self) -> None:
+        """Whoever holds the cursor does not hold it any more."""
+        self.readers.generation += 1
+        self.cursor = self.readers.generation
+
+
+class GroupMachine:
+    """Make one, ``restore`` it perhaps, then ``apply`` every record of the log once, in order."""
+
+    def __init__(self) -> None:
+        self.clock = HeardClock()
+        self.groups: dict[str, GroupRecord] = {}
+        self._swept_ns = 0
+        self._generations = 0
+        """Where a new group's generations begin: one that has this name had them up to here, perhaps, before it was forgotten."""
+        self._busy: set[str] = set()
+        """Groups that are; nothing depends on their order."""
+        self._sizes: dict[str, int] = {}
+        self._size_bytes = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """What the state takes, about."""
+        return self._size_bytes
+
+    @property
+    def waits(self) -> bool:
+        """Whether something ends with time: then the log has to go on, be it with empty records."""
+        return bool(self._busy)
+
+    def pass_time(self, stamp_ns: int, leader_epoch: int) -> None:
+        """A record with this stamp and LeaderEpoch is committed."""
+        self.clock.advance(stamp_ns, leader_epoch)
+        if self.clock.now_ns - self._swept_ns >= _SWEEP_NS:
+            self._swept_ns = self.clock.now_ns
+            for name in list(self.groups):
+                self.groups[name].expire(self.clock.now_ns)
+                self._weigh(name)
+
+    def apply(self, data: bytes, stamp_ns: int, leader_epoch: int) -> bytes:
+        """The answer to a command, both as bytes."""
+        self.pass_time(stamp_ns, leader_epoch)
+        try:
+            command = decode_command(data)
+        except GroupCommandError as error:
+            return _encoded(pb.GroupAnswer(code=pb.GROUP_MALFORMED, detail=str(error)))
+        answer = pb.GroupAnswer(number=command.number)
+        self._carry_out(command, answer)
+        self._weigh(command.group)
+        return _encoded(answer)
+
+    def _carry_out(self, command: pb.GroupCommand, answer: pb.GroupAnswer) -> None:
+        group = self.groups.get(command.group)
+        if group is None:
+            if not any(map(command.HasField, ("join", "commit", "reset", "take", "open"))):
+                missing = command.HasField("beat")
+                answer.code = pb.GROUP_UNKNOWN_MEMBER if missing else pb.GROUP_NOT_FOUND
+                answer.detail = f"there is no group {command.group!r}"
+                return
+            if len(self.groups) >= limits.MAX_GROUPS:
+                _full(answer, f"{limits.MAX_GROUPS} groups: delete some, or use other names for their partitions")
+                return
+            group = self.groups[command.group] = GroupRecord(ConsumerGroup(self._generations))
+        now_ns = self.clock.now_ns
+        group.expire(now_ns)
+        if reason := _another_kind(group, command):
+            answer.code, answer.detail = pb.GROUP_NOT_EMPTY, reason
+            return
+        if command.HasField("commit"):
+            self._commit(group, command.commit, answer)
+        if command.HasField("join"):
+            self._join(group, command.join, answer)
+        if command.HasField("beat"):
+            _beat(group, command.beat, now_ns, answer)
+        if command.HasField("leave") and not group.readers.leave(command.leave.member):
+            answer.code, answer.detail = pb.GROUP_UNKNOWN_MEMBER, "there is no such member"
+        if command.HasField("reset"):
+            if group.readers.members:
+                answer.code, answer.detail = pb.GROUP_NOT_EMPTY, "the group has members: stop them, then reset"
+            elif self._has_room(group, command.reset.positions, answer):
+                group.readers.reset(command.reset, answer)
+                if group.cursor:
+                    group.new_holder()
+        if command.HasField("delete"):
+            if group.is_busy:
+                answer.code, answer.detail = pb.GROUP_NOT_EMPTY, "the group has members or records out: stop them, then delete"
+            else:
+                group.readers.positions.clear()
+                group.queues.clear()
+                group.cursor = 0
+        if command.HasField("settle"):
+            _settle(group, command.settle, now_ns, answer)
+        if command.HasField("take"):
+            self._take(group, command.take, answer)
+        if command.HasField("open"):
+            group.new_holder()
+            answer.generation = group.cursor
+            answer.positions.extend(group.readers.all_positions())
+
+    def _has_room(self, group: GroupRecord, positions: Iterable[pb.GroupPosition], answer: pb.GroupAnswer) -> bool:
+        held = group.readers.positions
+        new = sum((at.stream, at.partition) not in held for at in positions)
+        if new and (len(held) + new > limits.MAX_PARTITIONS or self._size_bytes >= limits.MAX_STATE_BYTES):
+            _full(
+                answer,
+                f"positions of {limits.MAX_PARTITIONS} partitions in a group, {limits.MAX_STATE_BYTES} bytes of all groups",
+            )
+            return False
+        return True
+
+    def _commit(self, group: GroupRecord, commit: pb.CommitPositions, answer: pb.GroupAnswer) -> None:
+        if not commit.member and any(at.generation != group.cursor for at in commit.positions):
+            answer.code, answer.detail = pb.GROUP_STALE, "the cursor was opened by another, set or deleted since"
+            answer.refused.extend(commit.positions)
+        elif self._has_room(group, commit.positions, answer):
+            group.readers.commit(commit, answer)
+
+    def _join(self, group: GroupRecord, join: pb.JoinGroup, answer: pb.GroupAnswer) -> None:
+        readers = group.readers
+        if join.member not in readers.members and (
+            len(readers.members) >= limits.MAX_MEMBERS or self._size_bytes >= limits.MAX_STATE_BYTES
+        ):
+            _full(answer, f"{limits.MAX_MEMBERS} members of a group, {limits.MAX_STATE_BYTES} bytes of all groups")
+            return
+        if reason := readers.room_for(join.streams, join.member, join.instance):
+            _full(answer, reason)
+            return
+        readers.join(join, answer.number, self.clock.now_ns)
+        readers.tell(join.member, (), answer)
+
+    def _take(self, group: GroupRecord, take: pb.TakeRecords, answer: pb.GroupAnswer) -> None:
+        queue = self._queue(group, take, answer)
+        if queue is None:
+            return
+        now_ns = self.clock.now_ns
+        queue.forget_below(take.logStart)
+        if not queue.order(take.ordered):
+            answer.code = pb.GROUP_NOT_EMPTY
+            answer.detail = (
+                f"its records are given {'in order of keys' if queue.ordered else 'in any order'}: all workers are to say so"
+            )
+            return
+        may_grow = self._size_bytes < limits.MAX_STATE_BYTES
+        answer.granted.extend(queue.take(take, now_ns, may_grow=may_grow))
+        answer.waitMs = queue.wait_ns // NS_PER_MS
+        answer.takenBelow = queue.frontier if queue.ordered else 0
+        if answer.granted:
+            return
+        ready_ns = queue.next_ready_ns()
+        answer.nextReadyMs = -1 if ready_ns is None else max(0, -(-(ready_ns - now_ns) // NS_PER_MS))
+        if not may_grow or queue.is_full:
+            _full(answer, f"{limits.MAX_QUEUE_RANGES} ranges of one queue: settle what is out before more is given")
+
+    def _queue(self, group: GroupRecord, take: pb.TakeRecords, answer: pb.GroupAnswer) -> WorkQueue | None:
+        """The queue that a take is of, made where it is new; None: ``answer`` says why not."""
+        place = (take.stream, take.partition)
+        queue = group.queues.get(place)
+        if queue is not None and queue.uid == take.uid:
+            return queue
+        if queue is not None and uid_order(take.uid) < uid_order(queue.uid):
+            answer.code, answer.detail = pb.GROUP_STALE, "the stream was made again since: look it up"
+            return None
+        if queue is None and (len(group.queues) >= limits.MAX_QUEUES or self._size_bytes >= limits.MAX_STATE_BYTES):
+            _full(answer, f"{limits.MAX_QUEUES} partitions of queues in a group, {limits.MAX_STATE_BYTES} bytes of all groups")
+            return None
+        first = _first_partitions(group, take)
+        is_later = first is not None and take.partition >= first
+        begin = take.logStart if is_later else max(take.begin, take.logStart)
+        made = group.queues[place] = WorkQueue(take.uid, begin, ordered=take.ordered)
+        made.first_partitions = first
+        return made
+
+    def _weigh(self, name: str) -> None:
+        group = self.groups.get(name)
+        if group is not None and group.is_empty:
+            self._generations = max(self._generations, group.readers.generation)
+            del self.groups[name]
+            group = None
+        if group is not None and group.is_busy:
+            self._busy.add(name)
+        else:
+            self._busy.discard(name)
+        size = group.size_bytes if group is not None else 0
+        self._size_bytes += size - self._sizes.pop(name, 0)
+        if size:
+            self._sizes[name] = size
+
+    # ---- snapshots ---------------------------------------------------------------------------------------------------------
+    def snapshot(self) -> bytes:
+        """The whole state; the same bytes for the same state."""
+        return self.frozen()()
+
+    def frozen(self) -> Callable[[], bytes]:
+        """Return what makes the bytes of ``snapshot`` as of now, in any thread: later commands do not change them."""
+        head = pb.CoordinatorState(
+            version=STATE_VERSION,
+            clockNs=self.clock.now_ns,
+            stampNs=self.clock.stamp_ns,
+            leaderEpoch=self.clock.leader_epoch,
+            sweptNs=self._swept_ns,
+            generations=self._generations,
+        )
+        groups = {name: group.frozen() for name, group in self.groups.items()}
+
+        def made() -> bytes:
+            """Group by group: another thread waits for no longer than one of them takes."""
+            parts = [
+                pb.CoordinatorState(groups=[_group_state(name, groups[name])]).SerializeToString(deterministic=True)
+                for name in sorted(groups)
+            ]
+            last = pb.CoordinatorState(generations=head.generations).SerializeToString()
+            head.ClearField("generations")
+            return b"".join((head.SerializeToString(deterministic=True), *parts, last))
+
+        return made
+
+    def restore(self, data: bytes) -> None:
+        """Become what ``snapshot`` gave. Raises CorruptionError for bytes of another version."""
+        state = pb.CoordinatorState.FromString(data)
+        if state.version != STATE_VERSION:
+            raise CorruptionError(f"a state of groups of version {state.version}: this one reads version {STATE_VERSION}")
+        self.clock = HeardClock(state.clockNs, state.stampNs, state.leaderEpoch)
+        self._swept_ns, self._generations = state.sweptNs, state.generations
+        self.groups = {group.group: _group_of(group) for group in state.groups}
+        self._busy = {name for name, group in self.groups.items() if group.is_busy}
+        self._sizes = {name: group.size_bytes for name, group in self.groups.items()}
+        self._size_bytes = sum(self._sizes.values())
+
+
+def _encoded(answer: pb.GroupAnswer) -> bytes:
+    return answer.SerializeToString(deterministic=True)
+
+
+def _full(answer: pb.GroupAnswer, what: str) -> None:
+    answer.code, answer.detail = pb.GROUP_FULL, f"no more than {what}"
+
+
+def _another_kind(group: GroupRecord, command: pb.GroupCommand) -> str:
+    """Why a command is not for what has the name; empty: it is."""
+    if group.cursor and (command.HasField("join") or command.HasField("take")):
+        return "the name is that of a cursor: use another, or delete it"
+    if command.HasField("open") and not group.cursor and not group.is_empty:
+        return "the name is that of a group: use another, or delete it"
+    return ""
+
+
+def _beat(group: GroupRecord, beat: pb.BeatGroup, now_ns: int, answer: pb.GroupAnswer) -> None:
+    readers = group.readers
+    if beat.tellsStreams and (reason := readers.room_for(beat.streams, beat.member)):
+        answer.detail = f"what it reads stays as it was: {reason}"
+        beat.tellsStreams = False
+    answer.code = readers.beat(beat, answer.number, now_ns)
+    if answer.code == pb.GROUP_OK:
+        readers.tell(beat.member, beat.owned, answer)
+    elif answer.code == pb.GROUP_FENCED_INSTANCE:
+        answer.detail = f"another process has joined as {beat.instance!r}"
+    else:
+        answer.detail = "the session is over: join again"
+
+
+def _settle(group: GroupRecord, settle: pb.SettleRecords, now_ns: int, answer: pb.GroupAnswer) -> None:
+    most = limits.MAX_LOST_RANGES + 1
+    lost: list[tuple[str, int, int, int]] = []
+    for part in settle.settlements:
+        queue = group.queues.get((part.stream, part.partition))
+        if queue is None or queue.uid != part.uid:
+            pieces = [(piece.start, piece.end) for piece in part.ranges[:most]]
+        else:
+            pieces = queue.settle(part, settle.member, now_ns, most - len(lost))
+        lost += [(part.stream, part.partition, start, end) for start, end in pieces[: most - len(lost)]]
+    if lost:
+        shown = lost[: limits.MAX_LOST_RANGES]
+        answer.lost.extend(pb.LostRange(stream=s, partition=p, start=start, end=end) for s, p, start, end in shown)
+        answer.code = pb.GROUP_STALE
+        count = str(len(lost)) if len(lost) < most else f"more than {limits.MAX_LOST_RANGES}"
+        answer.detail = f"{count} ranges are not the member's any more"
+
+
+def _first_partitions(group: GroupRecord, take: pb.TakeRecords) -> int | None:
+    """How many partitions the stream of ``take`` had when the group met it; None: that is not known.
+
+    A partition behind those was added later, or is of a stream that was made again: it has no "new" of its own, its queue begins at its
+    first record.
+    """
+    if not take.HasField("partitions"):
+        return None
+    others = [queue for (stream, _), queue in group.queues.items() if stream == take.stream]
+    known = [q.first_partitions for q in others if q.uid == take.uid and q.first_partitions is not None]
+    if known:
+        return min(known)
+    return 0 if any(uid_order(queue.uid) < uid_order(take.uid) for queue in others) else take.partitions
+
+
+def _group_state(name: str, group: GroupRecord) -> pb.GroupState:
+    readers = group.readers
+    members = sorted(readers.members.values(), key=lambda member: member.joined)
+    number = {member.name: place for place, member in enumerate(members, 1)}
+    state = pb.GroupState(
+        group=name,
+        generation=readers.generation,
+        joins=readers.joins,
+        streams=(
+            pb.KnownStream(
+                name=s, uid=k.uid, partitions=k.partitions,
+                firstPartitions=None if k.first_partitions == k.partitions else k.first_partitions,
+            )
+            for s, k in sorted(readers.streams.items())
+        ),
+        members=(
+            pb.MemberState(
+                member=m.name, instance=m.instance, client=m.client, sessionNs=m.session_ns, heardNs=m.heard_ns,
+                joined=m.joined, streams=m.streams, number=m.number, session=m.session,
+            )
+            for m in members
+        ),
+        queues=(group.queues[place].state(*place) for place in sorted(group.queues)),
+        cursor=group.cursor,
+    )  # fmt: skip
+    for place in sorted({*readers.targets, *readers.owners, *readers.positions}):
+        owner = readers.owners.get(place, "")
+        position = readers.positions.get(place)
+        state.partitions.append(
+            pb.PartitionState(
+                stream=place[0],
+                partition=place[1],
+                target=number.get(readers.targets.get(place, ""), 0),
+                owner=number.get(owner, 0),
+                generation=readers.members[owner].held[place] if owner else 0,
+                hasPosition=position is not None,
+                position=position[0] if position else 0,
+                leaderEpoch=position[1] if position else 0,
+            )
+        )
+    return state
+
+
+def _group_of(state: pb.GroupState) -> GroupRecord:
+    readers = ConsumerGroup(state.generation, state.joins)
+    for stream in state.streams:
+        readers.learn(stream.name, stream.uid, stream.partitions)
+        if stream.HasField("firstPartitions"):
+            readers.streams[stream.name].first_partitions = stream.firstPartitions
+    members = [
+        GroupMember(m.member, m.instance, m.client, m.sessionNs, m.heardNs, m.joined, m.number, m.session, tuple(m.streams))
+        for m in state.members
+    ]
+    readers.members = {member.name: member for member in members}
+    for part in state.partitions:
+        place = (part.stream, part.partition)
+        if part.target:
+            readers.targets[place] = members[part.target - 1].name
+        if part.owner:
+            readers.owners[place] = members[part.owner - 1].name
+            members[part.owner - 1].held[place] = part.generation
+        if part.hasPosition:
+            readers.place(place, part.position, part.leaderEpoch)
+    readers.next_end_ns = min((member.end_ns for member in members), default=readers.next_end_ns)
+    queues = {(queue.stream, queue.partition): WorkQueue.from_state(queue) for queue in state.queues}
+    return GroupRecord(readers, queues, state.cursor)

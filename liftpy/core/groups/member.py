@@ -1,0 +1,285 @@
+"""GroupMember's own side: what one member owns, what it gives back, what it says next, and until when it may go on. Pure.
+
+Goal: of a partition's records each goes to one live member, though the coordinator hears of this one only now and then. Constraint:
+an answer may be lost or late; the process may have been stopped for any time between two instructions.
+
+Algorithm: a join, then heartbeats, each with a number of its own; of the answers each counts that is to a later one than the
+last that counted. A session lasts from when the answered heartbeat was *sent*, by the member's own monotonic clock: after that
+nothing may be delivered (``may_deliver``), for the coordinator may give the partitions away a little later. What the member
+owns it keeps in mind all the same: when a heartbeat is answered again with the same generation, nobody else had it meanwhile.
+What an answer does not assign any more, or assigns by another generation, is given up: the caller finishes with it, commits,
+and says ``given_up``; the next heartbeat leaves it out.
+
+``on_answer`` returns what is to be done, in order; ``command`` gives what is to be sent, when it is time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import Enum
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.groups import limits
+from liftpy.core.groups.limits import NS_PER_MS
+from liftpy.core.wire._pb import group_pb2 as pb
+
+_RETRY_NS = 1_000 * NS_PER_MS
+"""After which an answer is waited for no longer; less where heartbeats are more frequent."""
+_LONG_AGO = -(1 << 62)
+_MAX_UNANSWERED = 16
+_REFUSED_NS = 1_000 * NS_PER_MS
+"""Between two tries of what was refused for want of room."""
+
+
+class MemberStage(Enum):
+    """JOINING: not assigned anything. MEMBER. FENCED: another process has the static identity; nothing is sent any more. LEFT."""
+
+    JOINING = "JOINING"
+    MEMBER = "MEMBER"
+    FENCED = "FENCED"
+    LEFT = "LEFT"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionGained:
+    """Read ``key`` from ``position`` on (the next record; -1: nothing is committed, begin as the group is told to begin;
+    ``ADDED_LATER``: nothing is committed, begin at its first record)."""
+
+    key: PartitionKey
+    generation: int
+    position: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionAsked:
+    """Finish with ``key``, commit, then call ``given_up``: another member waits for it."""
+
+    key: PartitionKey
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLost:
+    """Stop reading ``key`` at once: it may be another's already, and a commit of it is refused."""
+
+    key: PartitionKey
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRefused:
+    """The coordinator does not take this member: it is tried again, but for a fenced one. ``detail`` says why."""
+
+    detail: str
+    for_good: bool
+
+
+MemberEvent = PartitionGained | PartitionAsked | PartitionLost | MemberRefused
+
+
+class MemberMachine:
+    """One member. ``new_id``: a random name for each life of a session. All times are ns of one monotonic clock."""
+
+    def __init__(
+        self,
+        group: str,
+        streams: Iterable[pb.KnownStream],
+        new_id: Callable[[], str],
+        *,
+        instance: str = "",
+        client: str = "",
+        session_ms: int = limits.SESSION_MS,
+    ) -> None:
+        self.group = group
+        self.member = new_id()
+        self.stage = MemberStage.JOINING
+        self.generation = 0
+        """Of the newest answer."""
+        self._new_id = new_id
+        self._streams = list(streams)
+        self._streams_from = 1
+        """Number of the first command that tells of them; 0: it is known that they are."""
+        self._instance, self._client, self._session_ms = instance, client, session_ms
+        self._session = 0
+        """Which of all that had its name: one that was put out and joins late, by a copy of its join, is another."""
+        self._owned: dict[PartitionKey, int] = {}
+        self._asked: set[PartitionKey] = set()
+        """Of those owned: what is being given up."""
+        self._dropped: dict[PartitionKey, tuple[int, int]] = {}
+        """By which generation something was given up, and after which command: an answer to one before may still name it."""
+        self._number = 0
+        """Of the newest command."""
+        self._news_after = -1
+        """After which command something happened that the next one tells."""
+        self._sent_ns: dict[int, int] = {}
+        """Number -> when it left: commands whose answers would count."""
+        self._due_ns = self._until_ns = _LONG_AGO
+
+    # ---- what is owned ---------------------------------------------------------------------------------------------------
+    @property
+    def owned(self) -> dict[PartitionKey, int]:
+        """Partition -> generation, those included that are being given up."""
+        return dict(self._owned)
+
+    def may_deliver(self, key: PartitionKey, now_ns: int) -> bool:
+        """Whether records of ``key`` may be handed on now."""
+        return key in self._owned and now_ns < self._until_ns
+
+    @property
+    def until_ns(self) -> int:
+        """From when on nothing may be delivered, unless a heartbeat is answered before."""
+        return self._until_ns
+
+    def given_up(self, key: PartitionKey) -> None:
+        """The caller has finished with ``key`` and committed; the next heartbeat, which is due now, says so."""
+        if key in self._owned:
+            self._dropped[key] = (self._owned.pop(key), self._number)
+            self._asked.discard(key)
+            self._tell()
+
+    def reads(self, streams: Iterable[pb.KnownStream]) -> None:
+        """Read these streams from here on; or the same, of which there are more partitions, or which were made again."""
+        self._streams = list(streams)
+        self._streams_from = self._number + 1
+        self._tell()
+
+    def _tell(self) -> None:
+        self._news_after, self._due_ns = self._number, _LONG_AGO
+
+    # ---- what is sent ----------------------------------------------------------------------------------------------------
+    @property
+    def wake_ns(self) -> int:
+        """When ``command`` has something; no earlier, unless something is called."""
+        return self._due_ns
+
+    def command(self, now_ns: int) -> pb.GroupCommand | None:
+        """The join or heartbeat that is to be sent now, or None. One whose answer does not come is sent anew."""
+        if self.stage in (MemberStage.FENCED, MemberStage.LEFT) or now_ns < self._due_ns:
+            return None
+        self._number += 1
+        self._sent_ns[self._number] = now_ns
+        if len(self._sent_ns) > _MAX_UNANSWERED:
+            del self._sent_ns[min(self._sent_ns)]
+        self._due_ns = now_ns + min(_RETRY_NS, limits.heartbeat_ms(self._session_ms) * NS_PER_MS)
+        if self.stage is MemberStage.JOINING:
+            join = pb.JoinGroup(
+                member=self.member,
+                instance=self._instance,
+                client=self._client,
+                sessionMs=self._session_ms,
+                streams=self._streams,
+            )
+            return pb.GroupCommand(group=self.group, number=self._number, join=join)
+        beat = pb.BeatGroup(
+            member=self.member,
+            instance=self._instance,
+            generation=self.generation,
+            owned=self._owned_by_stream(),
+            session=self._session,
+        )
+        if self._streams_from:
+            beat.tellsStreams = True
+            beat.streams.extend(self._streams)
+        return pb.GroupCommand(group=self.group, number=self._number, beat=beat)
+
+    def commit(self, positions: dict[PartitionKey, tuple[int, int]]) -> pb.GroupCommand | None:
+        """A commit of (position, LeaderEpoch) of what is owned; None where nothing of it is. At most ``MAX_POSITIONS``.
+
+        An answer says what of it was refused: that is another's."""
+        mine = [
+            pb.GroupPosition(
+                stream=key.stream, uid=key.uid, partition=key.partition, position=position, leaderEpoch=epoch,
+                generation=self._owned[key],
+            )
+            for key, (position, epoch) in sorted(positions.items())
+            if key in self._owned
+        ]  # fmt: skip
+        if not mine:
+            return None
+        return pb.GroupCommand(group=self.group, commit=pb.CommitPositions(member=self.member, positions=mine))
+
+    def leave(self) -> pb.GroupCommand | None:
+        """The caller has stopped with everything: what tells the others, None where they don't know of this member. A static member
+        sends it only when it does not come back soon."""
+        told = self.stage is MemberStage.MEMBER or (self.stage is MemberStage.JOINING and bool(self._sent_ns))
+        self.stage = MemberStage.LEFT
+        self._owned.clear()
+        return pb.GroupCommand(group=self.group, leave=pb.LeaveGroup(member=self.member)) if told else None
+
+    def _owned_by_stream(self) -> list[pb.GrantedPartitions]:
+        parts: dict[tuple[str, str], pb.GrantedPartitions] = {}
+        for key, generation in sorted(self._owned.items()):
+            part = parts.setdefault((key.stream, key.uid), pb.GrantedPartitions(stream=key.stream, uid=key.uid))
+            part.partitions.append(key.partition)
+            part.generations.append(generation)
+        return list(parts.values())
+
+    # ---- what comes back -------------------------------------------------------------------------------------------------
+    def on_answer(self, answer: pb.GroupAnswer, now_ns: int) -> list[MemberEvent]:
+        """Take in the answer to a join or a heartbeat. Second ones, and answers to earlier ones than the last, mean nothing."""
+        sent_ns = self._sent_ns.get(answer.number)
+        if sent_ns is None or self.stage in (MemberStage.FENCED, MemberStage.LEFT):
+            return []
+        self._sent_ns = {number: at for number, at in self._sent_ns.items() if number > answer.number}
+        if answer.code == pb.GROUP_OK and now_ns >= sent_ns + answer.sessionMs * NS_PER_MS:
+            return []  # it says what was: the session may have ended since
+        if answer.code == pb.GROUP_OK:
+            lost = self._lose_all() if self._session not in (0, answer.session) else []
+            self._session = answer.session
+            return lost + self._taken(answer, sent_ns, now_ns)
+        if answer.code == pb.GROUP_FENCED_INSTANCE:
+            lost = self._lose_all()
+            self.stage = MemberStage.FENCED
+            return [*lost, MemberRefused(answer.detail, for_good=True)]
+        if answer.code in (pb.GROUP_UNKNOWN_MEMBER, pb.GROUP_NOT_FOUND):
+            lost = self._lose_all()
+            self.stage, self.member, self._due_ns = MemberStage.JOINING, self._new_id(), now_ns
+            self._sent_ns.clear()
+            return lost
+        self._due_ns = now_ns + _REFUSED_NS
+        return [MemberRefused(answer.detail, for_good=False)]
+
+    def _lose_all(self) -> list[MemberEvent]:
+        lost = [PartitionLost(key, generation) for key, generation in sorted(self._owned.items())]
+        self._owned.clear()
+        self._asked.clear()
+        self._dropped.clear()
+        self.generation, self._session, self._until_ns = 0, 0, _LONG_AGO
+        return list(lost)
+
+    def _taken(self, answer: pb.GroupAnswer, sent_ns: int, now_ns: int) -> list[MemberEvent]:
+        self.stage = MemberStage.MEMBER
+        self.generation = answer.generation
+        self._until_ns = sent_ns + answer.sessionMs * NS_PER_MS
+        self._due_ns = now_ns if self._news_after == self._number else sent_ns + answer.heartbeatMs * NS_PER_MS
+        if self._streams_from <= answer.number:
+            self._streams_from = 0
+        assigned: dict[PartitionKey, PartitionGained] = {}
+        for part in answer.assigned:
+            for place, partition in enumerate(part.partitions):
+                key = PartitionKey(part.stream, part.uid, partition)
+                at, epoch = (part.positions[place], part.leaderEpochs[place]) if part.positions else (-1, 0)
+                assigned[key] = PartitionGained(key, part.generations[place], at, epoch)
+        refused: list[MemberEvent] = [MemberRefused(answer.detail, for_good=False)] if answer.detail else []
+        return refused + self._changed(assigned, answer.number)
+
+    def _changed(self, assigned: dict[PartitionKey, PartitionGained], number: int) -> list[MemberEvent]:
+        events: list[MemberEvent] = []
+        for key, generation in sorted(self._owned.items()):
+            new = assigned.get(key)
+            if new is not None and new.generation > generation:
+                del self._owned[key]
+                self._asked.discard(key)
+                events.append(PartitionLost(key, generation))
+            elif new is None and key not in self._asked:
+                self._asked.add(key)
+                events.append(PartitionAsked(key, generation))
+        for key, new in sorted(assigned.items()):
+            if key not in self._owned and new.generation > self._dropped.get(key, (0, 0))[0]:
+                self._owned[key] = new.generation
+                self._dropped.pop(key, None)
+                events.append(new)
+        self._dropped = {key: (generation, after) for key, (generation, after) in self._dropped.items() if after >= number}
+        return events

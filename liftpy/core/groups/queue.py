@@ -1,0 +1,573 @@
+"""One partition as a work queue: which records are done, which are out with whom, which come again. Pure; by ranges, never by
+record.
+
+Goal: several members work on one partition, record by record in any order; nothing is given twice once it is acknowledged [Q1],
+nothing is forgotten [Q2, Q6], and no record is out twice at a time [Q3]. Constraint: members are slow or die, and the state has
+a bound.
+
+Algorithm: everything below ``prefix`` is done. From there up to ``frontier`` the offsets are cut into pieces, sorted, without
+gaps: DONE, OUT (to a member, by a lease, until a deadline) or BACK (to be given again, from a time on). At and above the
+frontier nothing was given yet. A take gives what is BACK and due, then new records; a settlement names ranges and their leases:
+what is not OUT by that lease any more is refused. A lease that runs out, or is given back, makes its pieces BACK; after
+``max_deliveries``, or once it is rejected, a piece is *dead*: it is given once more, marked so, to a member that copies it to
+the dead letters and acknowledges it then.
+
+An *ordered* queue gives the records of a key one after the other [Q7]: whoever takes tells the keys of new records, and a record with a
+key is a piece of its own until it is done. Those that wait for an earlier one of their key (``liftpy.core.groups.key_order``) are BACK
+without being due: the frontier passes over them, so that they hold up nobody else.
+
+Worked example: frontier 0, log end 100. a takes 10: OUT 0..10 by lease 1. a acknowledges 4..6: OUT 0..4, DONE 4..6, OUT 6..10.
+a dies, its lease runs out: BACK 0..4, DONE 4..6, BACK 6..10. b takes 5: OUT 0..4 by lease 2, DONE 4..6, OUT 6..7 by lease 2,
+BACK 7..10. b acknowledges 0..4: prefix 6.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from enum import IntEnum
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.groups import limits
+from liftpy.core.groups.key_order import NO_KEY, KeyOrder
+from liftpy.core.groups.limits import NS_PER_MS
+from liftpy.core.wire._pb import group_pb2 as pb
+
+PIECE_BYTES = 60
+"""What one piece takes in the state, about."""
+KEY_BYTES = 20
+"""What the key of one takes, about."""
+_MANY_PIECES = 1000
+_SHORT_REASON = 32
+"""Beyond so many pieces reasons are cut to this, so that they do not fill the state."""
+_FEW_EXPIRED = 32
+"""Leases that one ``expire`` ends one by one; where more are over, it looks at all pieces once."""
+_SPARSE = 16
+"""Pieces for each change, beyond which changes are made one by one instead of all in one pass."""
+
+
+class PieceKind(IntEnum):
+    """What became of the records of a piece."""
+
+    DONE = 1
+    OUT = 2
+    BACK = 3
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePiece:
+    """Offsets from ``start`` to ``end`` (exclusive), all alike. ``due_ns``: OUT: when the lease ends; BACK: when it may be
+    given again.
+    ``deliveries``: so far. ``lease``, ``member``: of OUT. ``dead``, ``reason``: to the dead letters, and why. ``key``: digest of the
+    key of the one record that it is, in an ordered queue; no piece that is DONE has one."""
+
+    start: int
+    end: int
+    kind: PieceKind
+    deliveries: int = 0
+    lease: int = 0
+    due_ns: int = 0
+    member: str = ""
+    reason: str = ""
+    dead: bool = False
+    key: int = NO_KEY
+
+    def continues(self, other: QueuePiece) -> bool:
+        """Whether this one and the ``other`` behind it are one."""
+        if self.end != other.start or self.kind is not other.kind or self.lease != other.lease or self.due_ns != other.due_ns:
+            return False
+        if self.key or other.key:
+            return False
+        alike = self.deliveries == other.deliveries and self.member == other.member
+        return alike and self.dead == other.dead and self.reason == other.reason
+
+    def between(self, start: int, end: int) -> QueuePiece:
+        """A part of it; what ``replace`` makes, in a fifth of the time."""
+        return QueuePiece(
+            start, end, self.kind, self.deliveries, self.lease, self.due_ns, self.member, self.reason, self.dead, self.key
+        )
+
+
+class WorkQueue:
+    """The state of one queue. Every method gets the coordinator's time, and is told all that it needs of the log."""
+
+    def __init__(self, uid: str, prefix: int, *, ordered: bool = False) -> None:
+        self.uid = uid
+        self.prefix = prefix
+        self.ordered = ordered
+        """Records of one key are given one after the other."""
+        self.first_partitions: int | None = None
+        """How many partitions the stream had when the group met it; 0: it was made again since; None: not known."""
+        self.leases = 0
+        """Given so far."""
+        self.max_deliveries = limits.MAX_DELIVERIES
+        self.wait_ns = limits.ACK_WAIT_MS * NS_PER_MS
+        """As the newest take says."""
+        self._pieces: list[QueuePiece] = []
+        self._starts: list[int] = []
+        self._ends: list[tuple[int, int]] = []
+        """(deadline, start) of what is OUT; entries whose piece is another one by now mean nothing."""
+        self._ready: list[tuple[int, int]] = []
+        """(time, start) of what is BACK, the same."""
+        self._out: dict[str, int] = {}
+        """Records that each member has; nobody with none."""
+        self._records = dict.fromkeys(PieceKind, 0)
+        """Records of the pieces of each kind."""
+        self._dead_back = 0
+        """Records that are BACK and dead."""
+        self._order = KeyOrder()
+
+    @property
+    def frontier(self) -> int:
+        """Nothing at or above it was ever given."""
+        return self._pieces[-1].end if self._pieces else self.prefix
+
+    @property
+    def out_count(self) -> int:
+        """Records with a lease."""
+        return self._records[PieceKind.OUT]
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in the state, about."""
+        return PIECE_BYTES * (2 + len(self._pieces)) + KEY_BYTES * self._order.count
+
+    @property
+    def pieces(self) -> tuple[QueuePiece, ...]:
+        """In order, from the prefix to the frontier."""
+        return tuple(self._pieces)
+
+    # ---- time ------------------------------------------------------------------------------------------------------------
+    def expire(self, now_ns: int) -> None:
+        """End the leases whose wait is over: what they hold comes again [Q2]. One pass over the pieces, however many are over."""
+        for _ in range(_FEW_EXPIRED):
+            if not self._ends or self._ends[0][0] > now_ns:
+                return
+            piece = self._at(heapq.heappop(self._ends), PieceKind.OUT)
+            if piece is not None:
+                self._put(self._returned(piece, piece.due_ns, piece.deliveries))
+        over = [
+            (index, self._returned(piece, piece.due_ns, piece.deliveries))
+            for index, piece in enumerate(self._pieces)
+            if piece.kind is PieceKind.OUT and piece.due_ns <= now_ns
+        ]
+        self._ends = [entry for entry in self._ends if entry[0] > now_ns]
+        heapq.heapify(self._ends)
+        self._change(over)
+
+    def forget_below(self, log_start: int) -> None:
+        """The log does not have what is below ``log_start`` any more."""
+        if log_start <= self.prefix:
+            return
+        if log_start < self.frontier:
+            self._cut(log_start)
+        count = bisect_right(self._starts, log_start - 1)
+        gone = self._pieces[:count]
+        del self._pieces[:count], self._starts[:count]
+        self.prefix = log_start
+        for piece in gone:
+            self._count(piece, piece.start - piece.end)
+            self._free_next(piece)
+        self._advance()
+
+    def next_ready_ns(self) -> int | None:
+        """When something is BACK that is not now, at the earliest; None: never. Call ``expire`` first."""
+        for heap, kind in ((self._ready, PieceKind.BACK), (self._ends, PieceKind.OUT)):
+            while heap and self._at(heap[0], kind) is None:
+                heapq.heappop(heap)
+        return min((heap[0][0] for heap in (self._ready, self._ends) if heap), default=None)
+
+    # ---- commands --------------------------------------------------------------------------------------------------------
+    def order(self, ordered: bool) -> bool:
+        """Keep order per key from here on, or not any more; False: not now, while records are neither given nor done."""
+        if ordered != self.ordered and not self._pieces:
+            self.ordered = ordered
+        return self.ordered == ordered
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing new is given because of what the state holds."""
+        return len(self._pieces) >= limits.MAX_QUEUE_RANGES
+
+    def take(self, take: pb.TakeRecords, now_ns: int, *, may_grow: bool = True) -> list[pb.GrantedRange]:
+        """Give a member up to ``maxRecords``: what comes again first, then new records below ``logEnd``. In order of offsets. Of an
+        ordered queue only new records are given whose keys the member tells.
+
+        Both bounds on what is out are kept [Q5]. ``may_grow``: whether new records may be given; returned ones always may.
+        """
+        self.max_deliveries = take.maxDeliveries or limits.MAX_DELIVERIES
+        self.wait_ns = (take.ackWaitMs or limits.ACK_WAIT_MS) * NS_PER_MS
+        room = min(
+            take.maxRecords,
+            (take.maxAckPending or limits.MAX_ACK_PENDING) - self.out_count,
+            (take.maxMemberPending or limits.MAX_MEMBER_PENDING) - self._out.get(take.member, 0),
+        )
+        if room <= 0:
+            return []
+        self.leases += 1
+        given: list[QueuePiece] = []
+        while room > 0 and len(given) < limits.MAX_GRANTED_RANGES and self._ready and self._ready[0][0] <= now_ns:
+            piece = self._at(heapq.heappop(self._ready), PieceKind.BACK)
+            if piece is not None:
+                if piece.end - piece.start > room:
+                    self._cut(piece.start + room)
+                    piece = piece.between(piece.start, piece.start + room)
+                given.append(self._leased(piece, take.member, now_ns))
+                room -= piece.end - piece.start
+        if may_grow and self.ordered:
+            given += self._taken_in_order(take, room, limits.MAX_GRANTED_RANGES - len(given), now_ns)
+        elif may_grow and not self.is_full:
+            start = self.frontier
+            end = min(start + room, take.logEnd)
+            if start < end:
+                given.append(self._leased(QueuePiece(start, end, PieceKind.BACK), take.member, now_ns))
+        if not given:
+            self.leases -= 1
+        return [
+            pb.GrantedRange(start=p.start, end=p.end, lease=p.lease, deliveries=p.deliveries, dead=p.dead, reason=p.reason)
+            for p in sorted(given, key=lambda piece: piece.start)
+        ]
+
+    def _taken_in_order(self, take: pb.TakeRecords, room: int, ranges: int, now_ns: int) -> list[QueuePiece]:
+        """New records, as far as their keys are told: those that are free are leased, the others held."""
+        given: list[QueuePiece] = []
+        at, end = self.frontier, min(take.logEnd, take.keysFrom + len(take.keys))
+        while take.keysFrom <= at < end and room > 0 and len(given) < ranges and not self._holds_enough():
+            key, behind = take.keys[at - take.keysFrom], at + 1
+            while key == NO_KEY and behind < min(end, at + room) and take.keys[behind - take.keysFrom] == NO_KEY:
+                behind += 1
+            piece = QueuePiece(at, behind, PieceKind.BACK, key=key)
+            if key == NO_KEY or self._order.add(key, at):
+                given.append(self._leased(piece, take.member, now_ns))
+                room -= behind - at
+            else:
+                self._put(piece)
+            at = behind
+        return given
+
+    def _holds_enough(self) -> bool:
+        return self.is_full or self._order.held_count >= limits.MAX_HELD
+
+    def settle(
+        self, settlement: pb.Settlement, member: str, now_ns: int, most_lost: int = limits.MAX_LOST_RANGES
+    ) -> list[tuple[int, int]]:
+        """Do what a member says of its records. Takes one pass over the pieces and the ranges, however wide these are.
+
+        Returns the parts of its ranges that are not its own any more, which stay as they are; an acknowledgement of what is done
+        already is none of them. At most about ``most_lost`` of them: whoever settles far more than it has is told no more.
+        """
+        lost: list[tuple[int, int]] = []
+        changes: list[tuple[int, QueuePiece]] = []
+        one_by_one = settlement.kind == pb.SETTLE_REJECT and len(settlement.reason) > _SHORT_REASON
+        for part in settlement.ranges:
+            start, end = max(part.start, self.prefix), min(part.end, self.frontier)
+            if start > part.start and settlement.kind != pb.SETTLE_ACK:
+                lost.append((part.start, min(part.end, start)))
+            if start < end:
+                first, behind = max(0, self._index(start)), self._index(end - 1) + 1
+                own = self._own(first, behind, part.lease, member)
+                if len(own) < behind - first and len(lost) < most_lost:
+                    lost += self._not_own(first, behind, own, settlement.kind, start, end, most_lost - len(lost))
+                if one_by_one:  # how much is kept of a reason depends on how many pieces there are just then
+                    for piece in [self._pieces[index] for index in own]:
+                        self._settle_one(settlement, piece, max(piece.start, start), min(piece.end, end), now_ns)
+                else:
+                    changes += self._settled_parts(settlement, own, start, end, now_ns)
+            if part.end > max(end, part.start) and part.end > self.frontier:
+                lost.append((max(part.start, self.frontier), part.end))
+        self._change(changes)
+        self._advance()
+        return lost
+
+    def _settled_parts(
+        self, settlement: pb.Settlement, own: list[int], start: int, end: int, now_ns: int
+    ) -> Iterator[tuple[int, QueuePiece]]:
+        """What becomes of the pieces ``own`` between ``start`` and ``end``, each with its index; nothing of what stays as it is."""
+        due_ns = now_ns + self.wait_ns if settlement.kind == pb.SETTLE_EXTEND else None
+        for index in own:
+            piece = self._pieces[index]
+            if piece.due_ns == due_ns:
+                continue
+            if piece.start < start or piece.end > end:
+                piece = piece.between(max(piece.start, start), min(piece.end, end))
+            yield index, self._settled(settlement, piece, now_ns)
+
+    def _own(self, first: int, behind: int, lease: int, member: str) -> list[int]:
+        """Indexes of the pieces from ``first`` to ``behind`` (exclusive) that ``member`` has by ``lease``."""
+        if not lease:
+            return []
+        pieces = self._pieces
+        found = [index for index in range(first, behind) if pieces[index].lease == lease]
+        return found if found and pieces[found[0]].member == member else []  # a lease has one member
+
+    def _not_own(
+        self, first: int, behind: int, own: list[int], kind: int, start: int, end: int, most: int
+    ) -> list[tuple[int, int]]:
+        """The other pieces there, cut to ``start`` and ``end``, at most ``most``. For an acknowledgement, without what is done."""
+        mine, found = set(own), list[tuple[int, int]]()
+        for index in range(first, behind):
+            if len(found) >= most:
+                break
+            piece = self._pieces[index]
+            if index not in mine and (piece.kind is not PieceKind.DONE or kind != pb.SETTLE_ACK):
+                found.append((max(piece.start, start), min(piece.end, end)))
+        return found
+
+    def _settle_one(self, settlement: pb.Settlement, piece: QueuePiece, start: int, end: int, now_ns: int) -> None:
+        self._cut(start)  # the one before may have become one with it
+        if end < self.frontier:
+            self._cut(end)
+        self._put(self._settled(settlement, piece.between(start, end), now_ns))
+
+    def _settled(self, settlement: pb.Settlement, piece: QueuePiece, now_ns: int) -> QueuePiece:
+        match settlement.kind:
+            case pb.SETTLE_ACK:
+                return QueuePiece(piece.start, piece.end, PieceKind.DONE)
+            case pb.SETTLE_EXTEND:
+                return replace(piece, due_ns=now_ns + self.wait_ns)
+            case pb.SETTLE_REJECT:
+                reason = settlement.reason or "rejected"
+                return self._returned(replace(piece, dead=True, reason=self._short(reason)), now_ns, piece.deliveries)
+            case pb.SETTLE_RELEASE:
+                return replace(self._returned(piece, now_ns, 0), deliveries=piece.deliveries - (not piece.dead))
+            case _:
+                return self._returned(piece, now_ns + settlement.delayMs * NS_PER_MS, piece.deliveries)
+
+    def _short(self, reason: str) -> str:
+        return reason if len(self._pieces) < _MANY_PIECES else reason[:_SHORT_REASON]
+
+    def _returned(self, piece: QueuePiece, due_ns: int, deliveries: int) -> QueuePiece:
+        """``piece`` BACK, and dead where it was given often enough."""
+        dead, reason = piece.dead, piece.reason
+        if not dead and deliveries >= self.max_deliveries:
+            dead, reason = True, self._short(f"delivered {deliveries} times")
+        return QueuePiece(piece.start, piece.end, PieceKind.BACK, piece.deliveries, 0, due_ns, "", reason, dead, piece.key)
+
+    def _leased(self, piece: QueuePiece, member: str, now_ns: int) -> QueuePiece:
+        deliveries = piece.deliveries + (not piece.dead)
+        given = replace(
+            piece, kind=PieceKind.OUT, deliveries=deliveries, lease=self.leases, due_ns=now_ns + self.wait_ns, member=member
+        )
+        self._put(given)
+        return given
+
+    # ---- pieces ----------------------------------------------------------------------------------------------------------
+    def _index(self, offset: int) -> int:
+        return bisect_right(self._starts, offset) - 1
+
+    def _at(self, entry: tuple[int, int], kind: PieceKind) -> QueuePiece | None:
+        """The piece that an entry of a heap is of; None: it has changed since."""
+        due_ns, start = entry
+        index = self._index(start)
+        piece = self._pieces[index] if index >= 0 else None
+        return piece if piece is not None and (piece.start, piece.kind, piece.due_ns) == (start, kind, due_ns) else None
+
+    def _cut(self, offset: int) -> None:
+        """Have a piece begin at ``offset``, which is in the midst of one."""
+        index = self._index(offset)
+        piece = self._pieces[index]
+        if piece.start == offset:
+            return
+        self._pieces[index : index + 1] = [piece.between(piece.start, offset), piece.between(offset, piece.end)]
+        self._starts.insert(index + 1, offset)
+        self._remember(self._pieces[index + 1])
+
+    def _put(self, piece: QueuePiece) -> None:
+        """Put ``piece`` where one of the same bounds is, or behind all; join it with its neighbours where they are alike."""
+        index = self._index(piece.start)
+        if index >= 0 and self._starts[index] == piece.start:
+            former = self._pieces[index]
+            self._count(former, former.start - former.end)
+            self._pieces[index] = piece
+            if piece.kind is PieceKind.DONE:
+                self._free_next(former)
+        else:
+            index = len(self._pieces)
+            self._pieces.append(piece)
+            self._starts.append(piece.start)
+        self._count(piece, piece.end - piece.start)
+        self._remember(piece)
+        for right in (index + 1, index):
+            if 0 < right < len(self._pieces) and self._pieces[right - 1].continues(self._pieces[right]):
+                self._pieces[right - 1 : right + 1] = [
+                    self._pieces[right - 1].between(self._starts[right - 1], self._pieces[right].end)
+                ]
+                del self._starts[right]
+
+    def _change(self, changes: list[tuple[int, QueuePiece]]) -> None:
+        """Put many parts of pieces in one pass, each given with the index of the piece that it is a part of; in ascending order."""
+        if not changes:
+            return
+        first, behind = changes[0][0], changes[-1][0] + 1
+        if behind - first > _SPARSE * len(changes):
+            for piece in [piece for _, piece in changes]:
+                self._cut(piece.start)
+                if piece.end < self.frontier:
+                    self._cut(piece.end)
+                self._put(piece)
+            return
+        made, fresh, done = self._pieces[max(first - 1, 0) : first], list[QueuePiece](), list[QueuePiece]()
+        at, start = first, self._pieces[first].start
+        """Pieces before ``at``, and that one below ``start``, are in ``made``."""
+        for index, piece in changes:
+            former = self._pieces[index]
+            if index > at:
+                if start < self._pieces[at].end:
+                    made.append(self._rest(at, start, fresh))
+                made += self._pieces[at + 1 : index]
+                at, start = index, former.start
+            if piece.start > start:
+                made.append(former.between(start, piece.start))
+                fresh.append(made[-1])
+            made.append(piece)
+            fresh.append(piece)
+            start = piece.end
+            self._count(former, piece.start - piece.end)
+            self._count(piece, piece.end - piece.start)
+            if former.key and piece.kind is PieceKind.DONE:
+                done.append(former)
+        if start < self._pieces[at].end:
+            made.append(self._rest(at, start, fresh))
+        made += self._pieces[behind : behind + 1]
+        joined = made[:1]
+        for piece in made[1:]:
+            if joined[-1].continues(piece):
+                joined[-1] = joined[-1].between(joined[-1].start, piece.end)
+            else:
+                joined.append(piece)
+        window = slice(max(first - 1, 0), behind + 1)
+        self._pieces[window] = joined
+        self._starts[window] = [piece.start for piece in joined]
+        for piece in fresh:
+            self._remember(piece)
+        for former in done:
+            self._free_next(former)
+
+    def _rest(self, index: int, start: int, fresh: list[QueuePiece]) -> QueuePiece:
+        """The end of a piece, which is one of its own from here on."""
+        piece = self._pieces[index]
+        if piece.start == start:
+            return piece
+        fresh.append(piece.between(start, piece.end))
+        return fresh[-1]
+
+    def _free_next(self, done: QueuePiece) -> None:
+        """The next record of the key of ``done`` may be given."""
+        free = self._order.remove(done.key, done.start) if done.key else None
+        if free is not None and free >= self.prefix:
+            self._remember(self._pieces[self._index(free)])
+
+    def _remember(self, piece: QueuePiece) -> None:
+        if piece.kind is PieceKind.DONE or self._order.holds(piece.key, piece.start):
+            return
+        heap, kind = (self._ends, PieceKind.OUT) if piece.kind is PieceKind.OUT else (self._ready, PieceKind.BACK)
+        heapq.heappush(heap, (piece.due_ns, piece.start))
+        if len(heap) > 64 + 4 * len(self._pieces):
+            heap[:] = self._entries(kind)
+
+    def _count(self, piece: QueuePiece, records: int) -> None:
+        """So many records more, or fewer, are as those of ``piece``."""
+        self._records[piece.kind] += records
+        if piece.kind is PieceKind.OUT:
+            count = self._out.get(piece.member, 0) + records
+            if count:
+                self._out[piece.member] = count
+            else:
+                del self._out[piece.member]
+        elif piece.dead:
+            self._dead_back += records
+
+    def _advance(self) -> None:
+        """What is done at the beginning belongs to the prefix."""
+        if self._pieces and self._pieces[0].kind is PieceKind.DONE:
+            first = self._pieces[0]
+            self._count(first, first.start - first.end)
+            self.prefix = first.end
+            del self._pieces[0], self._starts[0]
+
+    # ---- snapshots and questions -----------------------------------------------------------------------------------------
+    def state(self, stream: str, partition: int) -> pb.QueueState:
+        """All of it, for a snapshot."""
+        return pb.QueueState(
+            stream=stream,
+            uid=self.uid,
+            partition=partition,
+            prefix=self.prefix,
+            leases=self.leases,
+            maxDeliveries=self.max_deliveries,
+            waitNs=self.wait_ns,
+            ordered=self.ordered,
+            firstPartitions=self.first_partitions,
+            pieces=(
+                pb.QueueState.Piece(
+                    start=p.start, end=p.end, kind=p.kind, deliveries=p.deliveries, lease=p.lease, dueNs=p.due_ns,
+                    member=p.member, reason=p.reason, dead=p.dead, key=p.key,
+                )
+                for p in self._pieces
+            ),
+        )  # fmt: skip
+
+    @classmethod
+    def from_state(cls, state: pb.QueueState) -> WorkQueue:
+        """What ``state`` gave."""
+        queue = cls(state.uid, state.prefix, ordered=state.ordered)
+        queue.leases, queue.max_deliveries, queue.wait_ns = state.leases, state.maxDeliveries, state.waitNs
+        if state.HasField("firstPartitions"):
+            queue.first_partitions = state.firstPartitions
+        queue._restore(
+            QueuePiece(p.start, p.end, PieceKind(p.kind), p.deliveries, p.lease, p.dueNs, p.member, p.reason, p.dead, p.key)
+            for p in state.pieces
+        )
+        return queue
+
+    def _restore(self, pieces: Iterable[QueuePiece]) -> None:
+        self._pieces = list(pieces)
+        self._starts = [piece.start for piece in self._pieces]
+        for piece in self._pieces:
+            self._count(piece, piece.end - piece.start)
+            if piece.key:
+                self._order.add(piece.key, piece.start)
+        self._ends = self._entries(PieceKind.OUT)
+        self._ready = self._entries(PieceKind.BACK)
+
+    def _entries(self, kind: PieceKind) -> list[tuple[int, int]]:
+        """Of a heap."""
+        return sorted((p.due_ns, p.start) for p in self._pieces if p.kind is kind and not self._order.holds(p.key, p.start))
+
+    def frozen(self) -> WorkQueue:
+        """A copy for ``state``, which later commands do not change."""
+        copied = WorkQueue(self.uid, self.prefix, ordered=self.ordered)
+        copied.leases, copied.max_deliveries, copied.wait_ns = self.leases, self.max_deliveries, self.wait_ns
+        copied.first_partitions = self.first_partitions
+        copied._pieces = self._pieces.copy()
+        return copied
+
+    def view(self, stream: str, partition: int, *, with_holders: bool = True) -> pb.QueueView:
+        """In figures, for operators. ``with_holders``: who has what is out, which takes a look at all pieces."""
+        held = self._order.held_count
+        holders: dict[str, pb.QueueHolder] = {}
+        if with_holders:
+            most = heapq.nsmallest(limits.MAX_HOLDERS, self._out.items(), key=lambda out: (-out[1], out[0]))
+            holders = {name: pb.QueueHolder(member=name, records=records, first=-1) for name, records in most}
+            for piece in self._pieces:
+                if (holder := holders.get(piece.member)) is not None:
+                    if holder.first < 0:
+                        holder.first = piece.start
+                    holder.deliveries = max(holder.deliveries, piece.deliveries)
+        back = self._records[PieceKind.BACK]
+        return pb.QueueView(
+            stream=stream,
+            uid=self.uid,
+            partition=partition,
+            acknowledgedBelow=self.prefix,
+            takenBelow=self.frontier,
+            out=self.out_count,
+            returned=back - self._dead_back - held,
+            dead=self._dead_back,
+            acknowledged=self._records[PieceKind.DONE],
+            ranges=len(self._pieces),
+            held=held,
+            holders=holders.values(),
+        )

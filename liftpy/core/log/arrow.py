@@ -1,0 +1,251 @@
+"""Record batches into Arrow, by numpy and buffer slices: no Python loop over records. The one place that imports pyarrow.
+
+A column of several batches is joined once: its bytes are concatenated (for a single uncompressed batch they are handed on in
+place), its ends shifted. ``to_arrow`` gives the log's own columns; ``ARRAYS`` the builders for other schemas (Spark's).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.wire.batch import RecordBatch
+from liftpy.core.wire.batch_columns import BytesColumn
+
+HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+SCHEMA = pa.schema(
+    [
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("timestamp", pa.timestamp("ns", tz="UTC"), nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", HEADERS),
+        pa.field("subject", pa.string(), nullable=False),
+        pa.field("leader_epoch", pa.int64(), nullable=False),
+    ]
+)
+"""Columns of ``to_arrow``: one row a record. Bytes of subjects and header names that are not UTF-8 become ``\\xe9``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Records ``first_index`` (inclusive) to ``end_index`` (exclusive) of ``batch``."""
+
+    batch: RecordBatch
+    first_index: int
+    end_index: int
+
+    @property
+    def record_count(self) -> int:
+        """How many records."""
+        return self.end_index - self.first_index
+
+
+def to_arrow(
+    batches: Iterable[RecordBatch],
+    *,
+    columns: Sequence[str] = tuple(SCHEMA.names),
+    from_offset: int | None = None,
+    end_offset: int | None = None,
+) -> pa.RecordBatch:
+    """One Arrow RecordBatch of all records with ``from_offset`` <= offset < ``end_offset``, without those of control batches;
+    ``columns`` as in ``SCHEMA``.
+
+    Raises CorruptionError for a batch whose columns don't fit its header, ValueError for 2 GiB or more in one column.
+    """
+    of_applications = (batch for batch in batches if not batch.header.control)
+    group = [rows for batch in of_applications if (rows := _rows(batch, from_offset, end_offset)).record_count]
+    return rows_to_arrow(group, columns)
+
+
+def rows_to_arrow(group: Sequence[Rows], columns: Sequence[str] = tuple(SCHEMA.names)) -> pa.RecordBatch:
+    """One Arrow RecordBatch of all of them; errors as of ``to_arrow``."""
+    schema = pa.schema([SCHEMA.field(name) for name in columns])
+    return pa.RecordBatch.from_arrays([ARRAYS[name](group) for name in columns], schema=schema)
+
+
+def _rows(batch: RecordBatch, from_offset: int | None, end_offset: int | None) -> Rows:
+    """The records of ``batch`` within the bounds; only a batch that a bound cuts has its offsets looked at."""
+    first, end = 0, batch.record_count
+    if from_offset is not None and batch.base_offset < from_offset:
+        first = int(np.searchsorted(batch.offsets(), from_offset))
+    if end_offset is not None and batch.next_offset > end_offset:
+        end = int(np.searchsorted(batch.offsets(), end_offset))
+    return Rows(batch, first, max(first, end))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Entries ``first`` (inclusive) to ``end`` (exclusive) of ``column``; None: that many nulls."""
+
+    column: BytesColumn | None
+    first: int
+    end: int
+
+
+def _of_records(group: Sequence[Rows], column: Callable[[RecordBatch], BytesColumn | None]) -> list[_Part]:
+    return [_Part(column(rows.batch), rows.first_index, rows.end_index) for rows in group]
+
+
+def _bytes_array(parts: Sequence[_Part], kind: pa.DataType) -> pa.Array:
+    """One Arrow array of ``kind`` (binary or string) of all the parts' entries."""
+    count = sum(part.end - part.first for part in parts)
+    offsets = np.zeros(count + 1, dtype=np.int32)
+    data: list[memoryview] = []
+    row = size_bytes = 0
+    for part in parts:
+        rows = part.end - part.first
+        into = offsets[row + 1 : row + rows + 1]
+        if part.column is None or not rows:
+            into[:] = size_bytes
+        else:
+            ends = part.column.ends
+            start, stop = int(ends[part.first - 1]) if part.first else 0, int(ends[part.end - 1])
+            if size_bytes + stop - start >= 1 << 31:
+                raise ValueError("a column of an Arrow batch holds less than 2 GiB: read in smaller pieces")
+            np.add(ends[part.first : part.end], np.int64(size_bytes - start), out=into, casting="unsafe")
+            data.append(part.column.data[start:stop])
+            size_bytes += stop - start
+        row += rows
+    found = pa.Array.from_buffers(kind, count, [_validity(parts), pa.py_buffer(offsets), _one_buffer(data)])
+    return _as_text(found) if pa.types.is_string(kind) else found
+
+
+def _as_text(found: pa.Array) -> pa.Array:
+    """An array of strings whose bytes are whatever publishers sent: bytes that are not UTF-8 become ``\\xe9``."""
+    try:
+        found.validate(full=True)
+    except pa.ArrowInvalid:
+        return pa.array([_text(entry) for entry in found.cast(pa.binary()).to_pylist()], pa.string())
+    return found
+
+
+def _text(entry: bytes | None) -> str | None:
+    return None if entry is None else entry.decode("utf-8", "backslashreplace")
+
+
+def _one_buffer(pieces: Sequence[memoryview]) -> pa.Buffer:
+    if len(pieces) < 2:
+        return pa.py_buffer(pieces[0] if pieces else b"")
+    return pa.py_buffer(np.concatenate([np.frombuffer(piece, dtype=np.uint8) for piece in pieces]))  # faster than bytes.join
+
+
+def _validity(parts: Sequence[_Part]) -> pa.Buffer | None:
+    """Arrow's bitmap of the parts' entries, None where there is no null."""
+    if all(part.column is not None and part.column.validity is None for part in parts):
+        return None
+    valid = [
+        np.zeros(part.end - part.first, dtype=np.bool_) if part.column is None else part.column.valid()[part.first : part.end]
+        for part in parts
+    ]
+    return _bitmap(np.concatenate(valid))
+
+
+def _bitmap(valid: NDArray[np.bool_]) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
+
+
+def fixed(numbers: NDArray[np.int64], kind: pa.DataType) -> pa.Array:
+    """An Arrow array of a 64-bit type over ``numbers``, without a copy."""
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))])
+
+
+def timestamps_ns(group: Sequence[Rows]) -> NDArray[np.int64]:
+    """int64[rows]: timestamp of every record, ns since the epoch."""
+    return _joined([rows.batch.timestamps_ns()[rows.first_index : rows.end_index] for rows in group])
+
+
+def _joined(pieces: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
+
+
+def _offsets(group: Sequence[Rows]) -> pa.Array:
+    return fixed(_joined([rows.batch.offsets()[rows.first_index : rows.end_index] for rows in group]), pa.int64())
+
+
+def _timestamps(group: Sequence[Rows]) -> pa.Array:
+    return fixed(timestamps_ns(group), SCHEMA.field("timestamp").type)
+
+
+def _keys(group: Sequence[Rows]) -> pa.Array:
+    return _bytes_array(_of_records(group, lambda batch: batch.columns.keys), pa.binary())
+
+
+def _values(group: Sequence[Rows]) -> pa.Array:
+    return _bytes_array(_of_records(group, lambda batch: batch.columns.values), pa.binary())
+
+
+def _headers(group: Sequence[Rows]) -> pa.Array:
+    """Lists of (name, value), in their order, names repeating as they came; null where a record has none."""
+    if all(rows.batch.columns.headers is None for rows in group):
+        return pa.nulls(sum(rows.record_count for rows in group), HEADERS)
+    names: list[_Part] = []
+    values: list[_Part] = []
+    counts: list[NDArray[np.int64]] = []
+    for rows in group:
+        column = rows.batch.columns.headers
+        if column is None:
+            counts.append(np.zeros(rows.record_count, dtype=np.int64))
+            continue
+        ends = np.concatenate(([0], column.ends)).astype(np.int64)[rows.first_index : rows.end_index + 1]
+        counts.append(np.diff(ends))
+        names.append(_Part(column.names, int(ends[0]), int(ends[-1])))
+        values.append(_Part(column.values, int(ends[0]), int(ends[-1])))
+    per_record = _joined(counts)
+    offsets = np.concatenate(([0], np.cumsum(per_record))).astype(np.int32)
+    pairs = pa.StructArray.from_arrays(
+        [_bytes_array(names, pa.string()), _bytes_array(values, pa.binary())], fields=list(HEADERS.value_type)
+    )
+    return pa.Array.from_buffers(HEADERS, len(per_record), [_bitmap(per_record > 0), pa.py_buffer(offsets)], children=[pairs])
+
+
+def _subjects(group: Sequence[Rows]) -> pa.Array:
+    """The subject of every record; empty where none was stored."""
+    if (subject := _only_subject(group)) is not None:
+        return pa.repeat(pa.scalar(_text(subject), pa.string()), sum(rows.record_count for rows in group))
+    entries: list[_Part] = []
+    indices: list[NDArray[np.int64]] = []
+    entry_count = 0
+    for rows in group:
+        column = rows.batch.columns.subjects
+        if column is None:
+            indices.append(np.full(rows.record_count, -1, dtype=np.int64))
+            continue
+        entries.append(_Part(column.entries, 0, len(column.entries.ends)))
+        indices.append(column.index[rows.first_index : rows.end_index].astype(np.int64) + entry_count)
+        entry_count += len(column.entries.ends)
+    index = _joined(indices)
+    texts = pa.concat_arrays([_bytes_array(entries, pa.string()), pa.array([""])])
+    return texts.take(pa.array(np.where(index < 0, entry_count, index)))
+
+
+def _only_subject(group: Sequence[Rows]) -> bytes | None:
+    """The subject that all records share, which is most often so; None when there are several."""
+    found: set[bytes] = set()
+    for rows in group:
+        column = rows.batch.columns.subjects
+        if column is not None and len(column.entries.ends) > 1:
+            return None
+        found.add(bytes(column.entries.data) if column is not None else b"")
+    return found.pop() if len(found) == 1 else None
+
+
+def _leader_epochs(group: Sequence[Rows]) -> pa.Array:
+    epochs = np.array([rows.batch.leader_epoch for rows in group], dtype=np.int64)
+    return fixed(np.repeat(epochs, [rows.record_count for rows in group]), pa.int64())
+
+
+ARRAYS: dict[str, Callable[[Sequence[Rows]], pa.Array]] = {
+    "offset": _offsets,
+    "timestamp": _timestamps,
+    "key": _keys,
+    "value": _values,
+    "headers": _headers,
+    "subject": _subjects,
+    "leader_epoch": _leader_epochs,
+}
+"""Column name of ``SCHEMA`` -> the builder of its Arrow array."""

@@ -1,0 +1,516 @@
+"""Compaction: keep the last record of each key, at its offset, in fewer and smaller segments.
+
+Goal: a log of keyed records whose size follows the number of keys; or of subjects; or without what a purge gives up (which records go,
+``superseded.py`` says). Constraints: only sealed, flushed segments wholly at or below HW; offsets and epoch starts stay [D13]; batches
+still follow on each other without a gap, so that a follower that fetches them needs no exception [D15]. Whoever opens the log learns
+how far each producer is from the stamps of its batches: of a producer's last one they stay, though none of its records does [A4].
+
+Algorithm: (1) a forward pass learns the last offset of each key, until ``MAX_KEYS`` are held; (2) a second pass rewrites the
+segments: a batch loses the records that are superseded and keeps its extent; batches that lose all become one filler,
+a header without records, per run of them and epoch; the last one of a producer that has not expired becomes a control batch with
+its stamps (``build_remains``), which a later run drops when the producer has gone on. A log that ends within a filler elsewhere is
+served the rest of it.
+(3) The new files take the place of the old ones, each group by one rename; what a crash leaves of the old group lies within the
+new file's offsets and is removed when the folder is opened.
+
+Worked example: a=1 b=1 | a=2 | b=2 c=1 (batches at 0, 2, 3): key a's last offset is 2, b's 3, c's 4. Batch 0 becomes a filler
+over 0..1; batches 2 and 3 stay as they are. After a=3 at 5, batch 2 goes too: the filler is over 0..2.
+
+``Compaction.run`` is made for another thread: it only reads sealed segments and writes ``.tmp`` files.
+
+Which records go when a log is cleaned: by key, by count of a subject, by purges. Pure; one pass to learn, a second one to judge.
+
+Goal: one mask for each batch, whatever the rules. Rules: with ``compaction`` a record goes that a later one of its key follows, and a
+tombstone after ``delete_retention_s``; with ``max_per_subject`` one that so many of its subject follow; one that fits a purge and lies
+below its end. Records without a key, or a subject, are none of the first two's. Whatever may have a message id stays for the dedup
+window: who opens the log learns the ids from it [A3].
+
+A record that stays for its message id alone keeps what superseded it: the newest record of its key, and what a purge would take of its
+key or subject. Else the old value would be the newest one, until the window is over [D29]. A run tells until when something stays for
+that (``ids_held_until_ns``), and a purge too: it is not done before. The window ends by the clock as well as by log time, because
+nothing moves log time on in a stream that nobody publishes to.
+
+``deletes_end`` tells which delete markers, and other newest records of a key, are gone: see ``horizon.py`` [D30].
+
+Worked example: ``max_per_subject`` 2, subjects s s t s at 0..3: s has three, so offset 0 goes.
+
+Cleaning: when a run of compaction is worth it, and which purges a log is done with. Pure.
+
+A run reads all sealed, committed segments, so it comes when enough of them is new, or when a purge
+(``liftpy/core/base/purge.py``) waits that it
+can finish: all that lies below the purge's end is sealed, flushed and committed, and nothing of it stays any more because it may have
+a message id. What a run kept for its message id alone goes with a run when the dedup window is over, also in a stream that nobody
+publishes to any more.
+
+A purge that is done is undone where the log is cut below its end, or begins afresh: what comes in its place may be from a replica
+that is not done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import field
+
+import numpy as np
+
+from liftpy.config import NS_PER_S, StreamConfig
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.partition import PartitionState, Purge
+from liftpy.core.log.segment import Segment, log_name
+from liftpy.core.log.storage import LogFile, Storage
+from liftpy.core.wire.batch import BatchHeader, RecordBatch, build_filler, build_remains, parse_batch, parse_header
+from liftpy.core.wire.batch_columns import DictionaryColumn, Mask
+from liftpy.core.wire.batch_filter import kept
+from liftpy.core.wire.filters import Filter
+from liftpy.errors import CorruptionError, StorageError
+
+MAX_KEYS = 4_000_000
+"""Bound of the keys, and of the subjects, that are learned: what is beyond it waits for the next run."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Superseded:
+    """``learn`` all batches in order, then ask for ``kept`` of the same in the same order."""
+
+    config: StreamConfig
+    now_wall_ns: int
+    ids_from_ns: int
+    """What is younger and has headers stays, for it may have a message id."""
+    purges: Sequence[Purge] = ()
+    keeps_deletes_longer: bool = False
+    """A replica is copied or away: delete markers stay twice ``delete_retention_s``, so that it need not start afresh."""
+    held_until_ns: dict[int, int] = field(default_factory=dict)
+    """By number: until when, by the wall clock, a purge's records stay that may have a message id."""
+    ids_held_until_ns: int = 0
+    """By the wall clock: until when any record stays for its message id alone; 0: none does."""
+    deletes_end: int = 0
+    """Exclusive: no record at or past it has gone that was the newest of its key."""
+    _latest: dict[bytes | None, int] = field(default_factory=dict)
+    """Key -> offset of its last record."""
+    _counts: dict[bytes, int] = field(default_factory=dict)
+    """Subject -> how many there are."""
+    _seen: dict[bytes, int] = field(default_factory=dict)
+    """Subject -> how many of them were judged."""
+    _filters: list[tuple[Purge, Filter]] = field(init=False)
+    _held_keys: set[bytes | None] = field(default_factory=set)
+    """Of records that stay for their message ids alone; so are the subjects."""
+    _held_subjects: set[bytes] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._filters = [(purge, Filter(purge.subjects, purge.keys)) for purge in self.purges]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more is to be learned."""
+        return max(len(self._latest), len(self._counts)) >= MAX_KEYS
+
+    def learn(self, batch: RecordBatch) -> None:
+        """Of the first pass."""
+        if batch.header.control or not batch.record_count:
+            return
+        columns = batch.columns
+        if self.config.compaction and columns.keys is not None:
+            self._latest.update(zip(batch.keys(), batch.offsets().tolist(), strict=True))
+        if self.config.max_per_subject and columns.subjects is not None:
+            for subject, count in zip(*_counted(columns.subjects), strict=True):
+                self._counts[subject] = self._counts.get(subject, 0) + count
+
+    def kept(self, batch: RecordBatch) -> Mask:
+        """bool[record_count], of the second pass: which records stay."""
+        if batch.header.is_remains:
+            return np.zeros(batch.record_count, dtype=np.bool_)
+        keep = np.ones(batch.record_count, dtype=np.bool_)
+        if batch.header.control or not batch.record_count:
+            return keep
+        newest: Mask | None = None
+        if self.config.compaction and batch.columns.keys is not None:
+            newest = self._is_newest(batch)
+            keep &= newest & ~self._is_old_delete(batch)
+        if self.config.max_per_subject and batch.columns.subjects is not None:
+            keep &= self._by_subject(batch.columns.subjects)
+        purged = self._purged(batch)
+        if keep.all() and not purged.any():
+            return keep
+        held = self._may_have_ids(batch)
+        if held is not None:
+            self._hold(batch, held & (~keep | purged))
+            keep |= held
+            purged &= ~held
+        keep &= ~purged
+        stays = self._superseders_of_held(batch, newest, purged)
+        keep |= stays
+        if (stays & purged).any():
+            self._hold_purges(batch, stays & purged, self.ids_held_until_ns)
+        if newest is not None:
+            gone = np.flatnonzero(newest & batch.columns.keys.valid() & ~keep)  # type: ignore[union-attr]
+            if gone.size:
+                self.deletes_end = max(self.deletes_end, int(batch.offsets()[gone[-1]]) + 1)
+        return keep
+
+    def _is_newest(self, batch: RecordBatch) -> Mask:
+        """Whether no later record of its key was learned; of records without a key always."""
+        keys = batch.columns.keys
+        assert keys is not None
+        entries = keys.to_list()
+        newest = np.fromiter((self._latest.get(key, -1) for key in entries), dtype=np.int64, count=batch.record_count)
+        is_newest: Mask = (newest <= batch.offsets()) | ~keys.valid()
+        return is_newest
+
+    def _is_old_delete(self, batch: RecordBatch) -> Mask:
+        keys, values = batch.columns.keys, batch.columns.values
+        if values.validity is None or keys is None:
+            return np.zeros(batch.record_count, dtype=np.bool_)
+        stays_s = self.config.delete_retention_s * (2 if self.keeps_deletes_longer else 1)
+        old: Mask = batch.timestamps_ns() < self.now_wall_ns - int(stays_s * NS_PER_S)
+        return ~values.valid() & keys.valid() & old
+
+    def _by_subject(self, subjects: DictionaryColumn) -> Mask:
+        """Of each subject the newest ``max_per_subject``."""
+        names, counts = _counted(subjects)
+        before = np.fromiter((self._seen.get(name, 0) for name in names), dtype=np.int64, count=len(names))
+        first = np.fromiter((self._counts.get(name, 0) for name in names), dtype=np.int64, count=len(names))
+        first -= self.config.max_per_subject  # the first one of them that stays
+        for name, count in zip(names, counts, strict=True):
+            self._seen[name] = self._seen.get(name, 0) + count
+        order = np.argsort(subjects.index, kind="stable")
+        ends = np.cumsum(np.asarray(counts, dtype=np.int64))
+        rank = np.empty(len(order), dtype=np.int64)
+        rank[order] = np.arange(len(order)) - np.repeat(ends - counts, counts)
+        nameless = np.fromiter((not name for name in names), dtype=np.bool_, count=len(names))
+        keep: Mask = (before[subjects.index] + rank >= first[subjects.index]) | nameless[subjects.index]
+        return keep
+
+    def _may_have_ids(self, batch: RecordBatch) -> Mask | None:
+        """Which may have a message id that is still in the dedup window; None: none does."""
+        headers = batch.columns.headers
+        if headers is None or batch.header.timestamp_ns <= self.ids_from_ns:
+            return None
+        return np.diff(headers.ends.astype(np.int64), prepend=0) > 0
+
+    def _hold(self, batch: RecordBatch, held: Mask) -> None:
+        """Records of ``batch`` stay for their message ids alone: note what may not go before them, and until when they stay."""
+        places = np.flatnonzero(held).tolist()
+        if not places:
+            return
+        window_ns = round(self.config.dedup_window_s * NS_PER_S)
+        self.ids_held_until_ns = max(self.ids_held_until_ns, batch.header.timestamp_ns + window_ns)
+        if batch.columns.keys is not None:
+            keys = batch.columns.keys.to_list()
+            self._held_keys.update(keys[place] for place in places if keys[place] is not None)
+        if batch.columns.subjects is not None:
+            names, _ = _counted(batch.columns.subjects)
+            self._held_subjects.update(names[index] for index in batch.columns.subjects.index[places].tolist() if names[index])
+        self._hold_purges(batch, held, batch.header.timestamp_ns + window_ns)
+
+    def _hold_purges(self, batch: RecordBatch, held: Mask, until_ns: int) -> None:
+        """Purges that want any of the ``held`` records are not done before ``until_ns``."""
+        for purge, wanted in self._filters:
+            if bool((wanted.mask(batch) & (batch.offsets() < purge.end_offset) & held).any()):
+                self.held_until_ns[purge.number] = max(self.held_until_ns.get(purge.number, 0), until_ns)
+
+    def _superseders_of_held(self, batch: RecordBatch, newest: Mask | None, purged: Mask) -> Mask:
+        """Which records supersede one that stays for its message id alone: the newest of its key, and what a purge takes of its key or
+        subject."""
+        stays = np.zeros(batch.record_count, dtype=np.bool_)
+        if self._held_keys and batch.columns.keys is not None:
+            held = np.fromiter((key in self._held_keys for key in batch.columns.keys.to_list()), np.bool_, batch.record_count)
+            stays |= held & (purged if newest is None else purged | newest)
+        if self._held_subjects and batch.columns.subjects is not None and purged.any():
+            names, _ = _counted(batch.columns.subjects)
+            of_entry = np.fromiter((name in self._held_subjects for name in names), np.bool_, len(names))
+            stays |= of_entry[batch.columns.subjects.index] & purged
+        return stays
+
+    def _purged(self, batch: RecordBatch) -> Mask:
+        """Which records a purge gives up."""
+        gone = np.zeros(batch.record_count, dtype=np.bool_)
+        for purge, wanted in self._filters:
+            if batch.base_offset < purge.end_offset:
+                gone |= wanted.mask(batch) & (batch.offsets() < purge.end_offset)
+        return gone
+
+
+def _counted(subjects: DictionaryColumn) -> tuple[list[bytes], list[int]]:
+    """Its entries, and how many records each has."""
+    names = [name or b"" for name in subjects.entries.to_list()]
+    return names, np.bincount(subjects.index, minlength=len(names)).tolist()
+
+
+MAX_FILLER_OFFSETS = 1 << 31
+"""Bound of the offsets under one filler: its delta is a u32."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompactedFile:
+    """A finished file. ``replaced``: the base offsets of the segments that it takes the place of, its own first."""
+
+    segment: Segment
+    temporary: str
+    replaced: tuple[int, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class Compaction:
+    """One run over ``inputs`` (sealed segments, ascending, all below HW + 1)."""
+
+    storage: Storage
+    config: StreamConfig
+    inputs: tuple[Segment, ...]
+    now_wall_ns: int
+    ids_from_ns: int
+    """What is younger and has headers stays, for it may have a message id."""
+    keeps_deletes_longer: bool = False
+    """See ``Superseded``."""
+    producer_expiry_ns: int = 0
+    """After so much log time without a batch a producer is forgotten; 0: never."""
+    purges: tuple[Purge, ...] = ()
+    rules: Superseded = field(init=False)
+    covered: tuple[Segment, ...] = ()
+    """The first of ``inputs``, as many as were learned and judged."""
+    outputs: list[CompactedFile] = field(default_factory=list)
+    dropped_records: int = 0
+    _writer: _Writer | None = None
+
+    def __post_init__(self) -> None:
+        config, now_ns, ids_ns = self.config, self.now_wall_ns, self.ids_from_ns
+        self.rules = Superseded(
+            config=config,
+            now_wall_ns=now_ns,
+            ids_from_ns=ids_ns,
+            purges=self.purges,
+            keeps_deletes_longer=self.keeps_deletes_longer,
+        )
+
+    def run(self) -> None:
+        """Write the outputs, flushed, under temporary names. Raises StorageError; nothing is changed or left behind then."""
+        try:
+            self._write()
+        except StorageError:
+            self.abandon()
+            raise
+
+    def _write(self) -> None:
+        lasts = self._learn()
+        for group in self._groups(self.covered):
+            before = self.dropped_records
+            writer = self._writer = _Writer(self.storage, group[0].base_offset)
+            for segment in group:
+                for batch in _batches(segment):
+                    is_last = lasts.get(batch.header.producer_id) == batch.base_offset
+                    mask = self.rules.kept(batch)
+                    if not (is_last and batch.header.is_remains):
+                        self.dropped_records += int(batch.record_count - mask.sum())
+                    writer.add(batch, mask, is_last)
+            output = CompactedFile(writer.finish(), writer.temporary, tuple(s.base_offset for s in group))
+            self._writer = None
+            if self.dropped_records == before and len(group) == 1 and output.segment.size_bytes == group[0].size_bytes:
+                self._discard(output)
+            else:
+                self.outputs.append(output)
+
+    def abandon(self) -> None:
+        """Remove what was written: there was nothing to drop, or the segments changed meanwhile."""
+        unfinished, self._writer = self._writer, None
+        if unfinished is not None:
+            self.storage.remove(unfinished.temporary)
+        for output in self.outputs:
+            self._discard(output)
+        self.outputs = []
+
+    def _discard(self, output: CompactedFile) -> None:
+        output.segment.file.close()
+        self.storage.remove(output.temporary)
+
+    def _learn(self) -> dict[int, int]:
+        """What the rules need to know, over the first segments, as many as MAX_KEYS allow, which are ``covered`` then. Producer that
+        has not expired -> base offset of its last batch."""
+        lasts: dict[int, tuple[int, int]] = {}
+        time_ns, self.covered = 0, self.inputs
+        for number, segment in enumerate(self.inputs):
+            if self.rules.is_full:
+                self.covered = self.inputs[:number]
+                break
+            for batch in _batches(segment):
+                header = batch.header
+                time_ns = max(time_ns, header.timestamp_ns)  # log time, as it is judged by who expires producers
+                if header.producer_id:
+                    lasts[header.producer_id] = header.base_offset, time_ns
+                self.rules.learn(batch)
+        until_ns = time_ns - self.producer_expiry_ns if self.producer_expiry_ns else -1
+        return {producer: base for producer, (base, at_ns) in lasts.items() if at_ns > until_ns}
+
+    def _groups(self, segments: tuple[Segment, ...]) -> Iterator[tuple[Segment, ...]]:
+        """Neighbours that fit one file together, before anything is dropped from them."""
+        group: list[Segment] = []
+        for segment in segments:
+            if group and sum(s.size_bytes for s in group) + segment.size_bytes > self.config.segment_bytes:
+                yield tuple(group)
+                group = []
+            group.append(segment)
+        if group:
+            yield tuple(group)
+
+
+class _Writer:
+    """Writes one output file; holds back a filler, which may still grow."""
+
+    def __init__(self, storage: Storage, base_offset: int) -> None:
+        self.temporary = f"{log_name(base_offset)}.compacted.tmp"
+        self._file: LogFile = storage.create(self.temporary)
+        self._segment = Segment(base_offset, self._file, base_offset, checked=True)
+        self._filler: BatchHeader | None = None
+        """Stands for the batches since the last one that was written, all of one epoch."""
+
+    def add(self, batch: RecordBatch, mask: Mask, is_last: bool) -> None:
+        """Write what ``mask`` keeps of ``batch``; where that is nothing, a filler covers its offsets, or if it ``is_last`` of its
+        producer, its remains do."""
+        if not mask.any() and not is_last:
+            self._fill(batch.header)
+            return
+        self._write_filler()
+        if not mask.any():
+            self._write(build_remains(batch))
+            return
+        self._write(batch.view if mask.all() else kept(batch, mask))
+
+    def _fill(self, header: BatchHeader) -> None:
+        held = self._filler
+        extends = held is not None and held.leader_epoch == header.leader_epoch
+        if held is None or not extends or header.next_offset - held.base_offset > MAX_FILLER_OFFSETS:
+            self._write_filler()
+            self._filler = header
+            return
+        timestamp_ns = max(held.timestamp_ns, header.timestamp_ns)
+        delta = header.last_offset - held.base_offset
+        self._filler = held._replace(timestamp_ns=timestamp_ns, last_offset_delta=delta)
+
+    def _write_filler(self) -> None:
+        held, self._filler = self._filler, None
+        if held is not None:
+            self._write(build_filler(held.base_offset, held.next_offset, held.leader_epoch, held.timestamp_ns))
+
+    def _write(self, data: bytes | memoryview) -> None:
+        position = self._segment.size_bytes
+        self._file.append((data,))
+        self._segment.note(parse_header(memoryview(data)), position)
+
+    def finish(self) -> Segment:
+        """Flush the file and give the segment it is."""
+        self._write_filler()
+        self._file.sync()
+        self._segment.sealed = True
+        return self._segment
+
+
+def _batches(segment: Segment) -> Iterator[RecordBatch]:
+    """The batches of a sealed segment, checked."""
+    data = segment.file.read(0, segment.size_bytes)
+    position = 0
+    while position < len(data):
+        try:
+            batch = parse_batch(data, position)
+        except CorruptionError:
+            segment.damaged = True
+            raise
+        yield batch
+        position += batch.header.size_bytes
+
+
+@dataclass(slots=True)
+class Cleaning:
+    """Of one log."""
+
+    purges: tuple[Purge, ...] = ()
+    """As the metadata has them."""
+    purged: set[int] = field(default_factory=set)
+    """Numbers of those that this log is done with."""
+    _seen_end_offset: int = 0
+    """Exclusive: what a run has looked at since the log was opened."""
+    _ids_held_until_ns: int = 0
+    """Wall clock: records that are superseded stay until then for their message ids; 0: none does."""
+    _lacks_replicas: bool = False
+    """A replica is copied, or is not in the ISR."""
+    _not_before_ns: dict[int, int] = field(default_factory=dict)
+    """By number: wall clock; records of it stay until then for their message ids."""
+
+    def told(self, state: PartitionState) -> bool:
+        """What the metadata says; whether a purge is new."""
+        before, self.purges = self.purges, state.purges
+        self._lacks_replicas = bool(state.joining) or not set(state.replicas) <= set(state.isr)
+        numbers = {purge.number for purge in self.purges}
+        self.purged &= numbers
+        self._not_before_ns = {number: at_ns for number, at_ns in self._not_before_ns.items() if number in numbers}
+        return any(purge not in before for purge in self.purges)
+
+    def cut(self, end_offset: int) -> None:
+        """The log ends at ``end_offset`` (exclusive) now; 0: it begins afresh."""
+        self.purged -= {purge.number for purge in self.purges if purge.end_offset > end_offset}
+        self._seen_end_offset = min(self._seen_end_offset, end_offset)
+
+    def passed(self, log_start_offset: int, committed_end_offset: int) -> None:
+        """The log begins at ``log_start_offset``, and is committed below ``committed_end_offset`` (exclusive): purges of what lies
+        before its start are done."""
+        for purge in self.purges:
+            if purge.end_offset <= min(log_start_offset, committed_end_offset):
+                self.purged.add(purge.number)
+
+    def wants_seal(self, active: Segment, committed_end_offset: int) -> bool:
+        """Whether the active segment holds what a purge gives up, as far as its place tells."""
+        return bool(active.size_bytes) and any(
+            active.base_offset < purge.end_offset <= committed_end_offset for purge in self._waiting()
+        )
+
+    def run_over(
+        self,
+        storage: Storage,
+        config: StreamConfig,
+        inputs: Sequence[Segment],
+        newest_ns: int,
+        now_wall_ns: int,
+        min_dirty_ratio: float,
+    ) -> Compaction | None:
+        """A run over those of ``inputs`` (sealed, flushed, committed) that it has to look at now; None: it is not worth it.
+        ``newest_ns``: timestamp of the log's newest batch."""
+        worth = self._worth(inputs, now_wall_ns, min_dirty_ratio if config.is_cleaned else None)
+        if not worth:
+            return None
+        window_ns = round(config.dedup_window_s * NS_PER_S)
+        return Compaction(
+            storage=storage,
+            config=config,
+            inputs=tuple(worth),
+            now_wall_ns=now_wall_ns,
+            ids_from_ns=max(newest_ns, now_wall_ns) - window_ns if window_ns else 1 << 63,
+            purges=self.purges,
+            keeps_deletes_longer=self._lacks_replicas,
+        )
+
+    def _worth(self, inputs: Sequence[Segment], now_wall_ns: int, min_dirty_ratio: float | None) -> Sequence[Segment]:
+        """``min_dirty_ratio``: so much of their bytes has to be new; None: nothing goes but what purges give up."""
+        if not inputs:
+            return ()
+        due = [purge for purge in self._waiting() if self._not_before_ns.get(purge.number, 0) <= now_wall_ns]
+        ends = [purge.end_offset for purge in due if purge.end_offset <= inputs[-1].next_offset]
+        if min_dirty_ratio is None:
+            return tuple(segment for segment in inputs if segment.base_offset < max(ends, default=0))
+        if 0 < self._ids_held_until_ns < now_wall_ns:
+            return inputs
+        dirty_bytes = sum(s.size_bytes for s in inputs if s.next_offset > self._seen_end_offset)
+        least_bytes = min_dirty_ratio * sum(s.size_bytes for s in inputs)
+        return inputs if ends or (dirty_bytes >= least_bytes and (dirty_bytes or not min_dirty_ratio)) else ()
+
+    def ran(self, run: Compaction) -> None:
+        """A run is over, and its outputs are in their places."""
+        end_offset = run.covered[-1].next_offset if run.covered else 0
+        self._seen_end_offset = max(self._seen_end_offset, run.inputs[-1].next_offset)
+        self._ids_held_until_ns = run.rules.ids_held_until_ns
+        for purge in run.purges:
+            if purge.end_offset > end_offset or purge not in self.purges:
+                continue
+            if purge.number in run.rules.held_until_ns:
+                self._not_before_ns[purge.number] = run.rules.held_until_ns[purge.number]
+            else:
+                self.purged.add(purge.number)
+
+    def _waiting(self) -> list[Purge]:
+        return [purge for purge in self.purges if purge.number not in self.purged]

@@ -1,0 +1,115 @@
+"""The compaction horizon: up to where a replica's log has been compacted, or was fetched from a log that was [D5, R3].
+
+Goal: a key is never gone on one replica only. Compaction drops a record because a later one of its key exists. Where that later one
+is cut afterwards (an unclean election: nothing else cuts below HW), the key would be gone here, and still be there on a replica that
+had not compacted.
+Rule: everything below the horizon (exclusive) may lack what was superseded by a record below it; so a log that ends below its
+horizon, on a leader that does not hold those records, is fetched anew and not gone on with
+(``liftpy.core.replication.follower``). A replica
+that fetches compacted batches does not know how far its leader's compaction has looked; never past HW, so it takes the leader's.
+
+The horizon is durable before what it tells of: stored before a compaction's outputs take their places, and before a compacted batch
+is appended. Where the file is gone or damaged, a log that shows traces of compaction (fewer records than offsets) counts as compacted
+to the end of what compaction can have seen: its sealed segments, and the active one where that shows traces itself.
+
+The horizon also says how far delete markers are gone [D30]: ``deletes_end``. Compaction drops a delete marker together with the older
+records of its key. A follower that fetched such an older record before, and asks for what follows now, would never hear of the delete.
+The leader refuses its fetch, and it starts afresh. An empty log takes the leader's ``deletes_end`` over before it fetches: all that it
+gets from this leader is from a log that had dropped these markers already. Another leader may not have, so it counts for one
+LeaderEpoch.
+
+Worked example: a=1 at 0, a=2 at 9, HW 9. Compaction drops offset 0, the horizon is 10. A new leader's log ends at 5: cut to 5, this log
+would hold no a at all, and the leader's holds a=1. It starts afresh.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from liftpy.core.log.segment import Segment
+from liftpy.core.log.small_files import open_small_file, seal_small_file
+from liftpy.core.log.storage import Storage
+
+HORIZON_NAME = "compaction-horizon"
+_MAGIC = b"LFCH"
+_BODY = struct.Struct("<qQq")
+_BODY_WITHOUT_DELETES = struct.Struct("<qQ")
+"""Of files that were written before ``deletes_end`` was."""
+_NOT_KNOWN = -1
+
+
+class Horizon(NamedTuple):
+    """``end_offset``: exclusive, 0: never compacted. ``leader_epoch``: no record below it was written in a later one. ``deletes_end``:
+    exclusive, 0: none; below it the newest record of a key may be gone, as a delete marker goes when it is old."""
+
+    end_offset: int = 0
+    leader_epoch: int = 0
+    deletes_end: int = 0
+
+
+NEVER = Horizon()
+
+
+def encode_horizon(horizon: Horizon) -> bytes:
+    """The bytes of the ``compaction-horizon`` file."""
+    return seal_small_file(_MAGIC, _BODY.pack(*horizon))
+
+
+def decode_horizon(data: bytes | None) -> Horizon | None:
+    """The horizon, or None where there is none that can be trusted."""
+    body = open_small_file(_MAGIC, data)
+    if body is not None and len(body) == _BODY_WITHOUT_DELETES.size:
+        return Horizon(*_BODY_WITHOUT_DELETES.unpack(body))._replace(deletes_end=_NOT_KNOWN)
+    return Horizon(*_BODY.unpack(body)) if body is not None and len(body) == _BODY.size else None
+
+
+class CompactionHorizon:
+    """The horizon of one log, and the file that holds it."""
+
+    def __init__(self, storage: Storage, segments: Sequence[Segment], file: bytes | None) -> None:
+        """``file``: what the ``compaction-horizon`` file holds, None where there is none."""
+        self._storage = storage
+        stored = decode_horizon(file)
+        self.value = stored if stored is not None else inferred(segments)
+        if self.value.deletes_end == _NOT_KNOWN:
+            self.value = self.value._replace(deletes_end=min(self.value.end_offset, segments[-1].next_offset))
+        if segments[-1].next_offset == segments[0].base_offset:
+            self.value = NEVER._replace(deletes_end=self.value.deletes_end)  # an empty log lacks nothing
+
+    def rise(self, horizon: Horizon) -> bool:
+        """Store, durably, that the log is compacted up to ``horizon``; whether that is news. Raises StorageError."""
+        held = self.value
+        raised = held
+        if horizon.end_offset > held.end_offset:
+            raised = Horizon(horizon.end_offset, max(held.leader_epoch, horizon.leader_epoch))
+        raised = raised._replace(deletes_end=max(held.deletes_end, horizon.deletes_end))
+        if raised == held:
+            return False
+        self._storage.replace(HORIZON_NAME, encode_horizon(raised))
+        self.value = raised
+        return True
+
+    def forget(self, deletes_end: int = 0) -> None:
+        """The log is empty: nothing of it has been compacted. ``deletes_end``: of the leader from which it will be fetched. Raises
+        StorageError."""
+        value = NEVER._replace(deletes_end=deletes_end)
+        if self.value != value:
+            self._storage.replace(HORIZON_NAME, encode_horizon(value))
+            self.value = value
+
+
+def inferred(segments: Sequence[Segment]) -> Horizon:
+    """The horizon of a log that has no stored one: as far as a compaction that left these traces can have looked."""
+    if not any(shows_traces(segment) for segment in segments):
+        return NEVER
+    active = segments[-1]
+    end_offset = active.next_offset if shows_traces(active) else active.base_offset
+    epochs = [epoch for segment in segments for epoch, start in segment.epochs if start < end_offset]
+    return Horizon(end_offset, max(epochs, default=0), end_offset)
+
+
+def shows_traces(segment: Segment) -> bool:
+    """Whether it holds fewer records than offsets: compaction leaves a batch its extent, and nothing else makes such holes."""
+    return segment.record_count < segment.next_offset - segment.base_offset

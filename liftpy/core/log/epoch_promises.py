@@ -1,0 +1,165 @@
+"""The journal of promises: the LeaderEpochs that this node's candidates have promised to follow, one file for all its partitions.
+
+Goal: an election of thousands costs a node a few flushes, and not two for each candidate. Constraint: a promise is on the disk before
+anybody acts on it [protocol: Promotion], and is found by the next process.
+
+Format, little endian: magic ``LFPJ`` and version; then frames, each with all promises that were stored together:
+CRC-32C of what follows in the frame, its length, and for each promise LeaderEpoch, length of the key, key. A frame holds as a whole or
+not at all. What lies behind the first frame that does not fit is not read: a write that was torn was never acted on.
+
+What must be durable before what. ``store`` returns when its frame is flushed, and only then is anybody told. A promise that a killed
+process had written and not flushed was never acted on: it does not matter whether the next process, or the one after a power cut, sees
+it, since whoever becomes a candidate promises anew before it acts. So an opening believes what it reads and flushes nothing for it.
+It writes the file anew all the same, atomically, one promise for each partition: nothing is ever appended behind a torn
+frame, and pages that a failed flush has left clean are not the file any more [S4]. A flush that fails is final: nothing more is
+promised by this process. Older versions kept a promise in the partition's checkpoint: the log takes the higher of the two.
+
+Bound: written anew when it has grown to ``_GROWTH`` times what it held then, and ``_LEAST_BYTES`` at least; about 50 bytes
+for each partition that was ever a candidate here and is still held.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+
+import crc32c
+
+from liftpy.core.log.storage import LogFile, Storage
+from liftpy.errors import NoSpaceError, StorageError, UnknownFormatError
+
+PROMISES_NAME = "promises"
+_MAGIC = b"LFPJ"
+_VERSION = 1
+_HEAD = struct.Struct("<4sI")
+_FRAME = struct.Struct("<II")
+_PROMISE = struct.Struct("<QH")
+_LEAST_BYTES = 64 * 1024
+_GROWTH = 4
+
+
+def encode_promises(promises: Mapping[str, int]) -> bytes:
+    """One frame: key -> LeaderEpoch."""
+    keys = [(key.encode(), epoch) for key, epoch in promises.items()]
+    body = b"".join(_PROMISE.pack(epoch, len(key)) + key for key, epoch in keys)
+    length = struct.pack("<I", len(body))
+    return _FRAME.pack(crc32c.crc32c(length + body), len(body)) + body
+
+
+def decode_promises(data: bytes | None) -> dict[str, int]:
+    """What a journal's bytes say, key -> the highest LeaderEpoch; up to the first frame that does not fit.
+
+    UnknownFormatError for a journal of another version [S11]."""
+    held: dict[str, int] = {}
+    if data is None or len(data) < _HEAD.size:
+        return held
+    magic, version = _HEAD.unpack_from(data)
+    if magic != _MAGIC:
+        return held
+    if version != _VERSION:
+        raise UnknownFormatError(f"a journal of promises has format version {version}, this version reads {_VERSION}")
+    position = _HEAD.size
+    while position + _FRAME.size <= len(data):
+        crc, length = _FRAME.unpack_from(data, position)
+        start, position = position + _FRAME.size, position + _FRAME.size + length
+        if position > len(data) or crc32c.crc32c(data[start - 4 : position]) != crc or not _take(data[start:position], held):
+            break
+    return held
+
+
+def _take(body: bytes, held: dict[str, int]) -> bool:
+    """Add a frame's promises; False, and nothing is added, if it is no such frame."""
+    found: list[tuple[str, int]] = []
+    position = 0
+    try:
+        while position < len(body):
+            epoch, length = _PROMISE.unpack_from(body, position)
+            position += _PROMISE.size + length
+            found.append((body[position - length : position].decode(), epoch))
+    except (struct.error, UnicodeDecodeError):
+        return False
+    if position != len(body):
+        return False
+    for key, epoch in found:
+        held[key] = max(epoch, held.get(key, 0))
+    return True
+
+
+class PromiseJournal:
+    """The journal in a folder of its own. ``store`` is called by one thread at a time; ``epoch_of`` by any.
+
+    ``is_held``: whether a key's partition is here; promises of others are dropped. ``others``: promises that other journals of this
+    folder hold, which this one takes over. Raises StorageError, UnknownFormatError.
+    """
+
+    def __init__(
+        self, storage: Storage, is_held: Callable[[str], bool] = lambda key: True, others: Mapping[str, int] | None = None
+    ) -> None:
+        self._storage = storage
+        names = storage.names()
+        for name in names:
+            if name.endswith(".tmp"):
+                storage.remove(name)
+        held = decode_promises(storage.load(PROMISES_NAME) if PROMISES_NAME in names else None)
+        for key, epoch in (others or {}).items():
+            held[key] = max(epoch, held.get(key, 0))
+        self._held = {key: epoch for key, epoch in held.items() if is_held(key)}
+        self._file: LogFile | None = None
+        """None: it has to be written anew before anything can be appended."""
+        self._bound_bytes = 0
+        self._failed = ""
+        try:
+            self._write_anew()
+        except NoSpaceError:
+            pass  # nothing is promised until there is room again
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the file holds all that this journal does; not when there was no room for it."""
+        return self._file is not None
+
+    def epoch_of(self, key: str) -> int:
+        """The highest LeaderEpoch that was promised for a partition; 0: none."""
+        return self._held.get(key, 0)
+
+    def store(self, promises: Mapping[str, int]) -> None:
+        """Make ``promises`` (key -> LeaderEpoch) durable, all with one flush. Raises NoSpaceError, StorageError: then none of
+        them is to be acted on."""
+        if self._failed:
+            raise StorageError(f"the journal of promises is closed: {self._failed}")
+        more = {key: epoch for key, epoch in promises.items() if epoch > self._held.get(key, 0)}
+        if not more:
+            return
+        frame = encode_promises(more)
+        try:
+            if self._file is None or self._file.size_bytes + len(frame) > self._bound_bytes:
+                self._write_anew(more)
+            else:
+                self._file.append([frame])
+                self._file.sync()
+        except NoSpaceError:
+            raise
+        except StorageError as error:
+            self._failed = str(error)
+            raise
+        self._held |= more
+
+    def _write_anew(self, more: Mapping[str, int] | None = None) -> None:
+        held = self._held | dict(more or {})
+        data = _HEAD.pack(_MAGIC, _VERSION) + encode_promises(held)
+        if decode_promises(data) != held:
+            raise StorageError("the journal of promises could not be read back: it is left as it was")  # [S16]
+        self.close()
+        self._storage.replace(PROMISES_NAME, data)
+        self._file = self._storage.open(PROMISES_NAME)
+        self._bound_bytes = max(len(data) * _GROWTH, _LEAST_BYTES)
+
+    def forget(self, key: str) -> None:
+        """The partition is not here any more: its promise goes when the file is written anew."""
+        self._held.pop(key, None)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,0 +1,131 @@
+"""Reads that are not just what follows: records that a filter keeps, without some columns, and backwards. Over one partition's log.
+
+An answer looks at about LOOK_BYTES of the log at most, however few of them it keeps, and says how far it has looked: a filter that
+keeps nothing costs a node no more at a time than a read that keeps all, and the reader's position goes on. A batch of which all records
+are kept is given as it lies; of another one those that are kept, at their offsets, sealed anew. Its CRC-32C was checked before, so that
+damage is not sealed.
+
+Backwards, ``offset`` is exclusive: the batches that lie below it, as many as fit, ascending in the answer; where to go on is the base
+offset of the first of them.
+
+Without some columns, each batch is narrowed, and an answer stands for about LOOK_BYTES of the log too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from liftpy.core.log.log import Log
+from liftpy.core.log.message_chunks import Portion, portion_of
+from liftpy.core.log.reading import offset_some_bytes_before
+from liftpy.core.wire.batch import RecordBatch, split_batches
+from liftpy.core.wire.batch_filter import kept, narrow
+from liftpy.core.wire.chunking import NOTHING, Held, Piece
+from liftpy.core.wire.filters import Filter
+from liftpy.errors import CorruptionError
+
+LOOK_BYTES = 1 << 20
+
+
+def read_selected(
+    log: Log,
+    wanted: Filter,
+    offset: int,
+    max_bytes: int,
+    room_bytes: int,
+    *,
+    end_offset: int,
+    backwards: bool = False,
+    held: Held = NOTHING,
+) -> Portion:
+    """As ``read_portion`` of what ``wanted`` keeps, from ``offset`` on (inclusive), or ``backwards`` below it (exclusive).
+
+    ``end_offset``: exclusive; no batch that reaches past it is given. Raises as ``Log.read``.
+    """
+    most_bytes = min(max_bytes, room_bytes)
+    found: list[memoryview] = []
+    size_bytes, position = 0, offset
+    for batch in _below(log, offset, end_offset) if backwards else _from(log, offset, end_offset):
+        data = _kept(batch, wanted)
+        if data is not None:
+            if found and size_bytes + len(data) > most_bytes:
+                break
+            if len(data) > room_bytes:
+                return _piece(data, room_bytes, offset, held)
+            found.append(data)
+            size_bytes += len(data)
+        position = max(batch.base_offset, log.log_start_offset) if backwards else batch.next_offset
+    if backwards:
+        found.reverse()
+    return Portion(tuple(found), size_bytes, position)
+
+
+def read_narrow(
+    log: Log, left_out: int, offset: int, max_bytes: int, room_bytes: int, *, end_offset: int, held: Held = NOTHING
+) -> Portion:
+    """As ``read_portion``, each batch without the columns of ``left_out`` (see ``liftpy.core.wire.batch_filter``)."""
+    most_bytes = min(max_bytes, room_bytes)
+    found: list[memoryview] = []
+    size_bytes = looked_bytes = 0
+    position = offset
+    for batch in _from(log, offset, end_offset):
+        data = narrow(batch, left_out)
+        if found and size_bytes + len(data) > most_bytes:
+            break
+        if len(data) > room_bytes:
+            return _piece(data, room_bytes, offset, held)
+        found.append(data)
+        size_bytes, looked_bytes, position = size_bytes + len(data), looked_bytes + len(batch.view), batch.next_offset
+    return Portion(tuple(found), size_bytes, position, looked_bytes=looked_bytes)
+
+
+def _kept(batch: RecordBatch, wanted: Filter) -> memoryview | None:
+    """What is kept of a batch; None: nothing. Without a filter all is, fillers included; so is a batch whose bytes are those that were
+    written, and whose columns are none: the reader says so, as it does without a filter."""
+    if not wanted:
+        return batch.view
+    try:
+        mask = wanted.mask(batch)
+    except CorruptionError:
+        return batch.view
+    if not mask.any():
+        return None
+    return batch.view if mask.all() else memoryview(kept(batch, mask))
+
+
+def _piece(data: memoryview, room_bytes: int, offset: int, held: Held) -> Portion:
+    """Of the one batch that is more than a message holds."""
+    crc = int.from_bytes(data[:4], "little")
+    position = held.position if held.crc == crc and held.position < len(data) else 0
+    return portion_of(Piece(crc, len(data), position, data[position : position + room_bytes]), offset)
+
+
+def _from(log: Log, offset: int, end_offset: int) -> Iterator[RecordBatch]:
+    """The batches of about LOOK_BYTES, from the one that holds ``offset`` on, checked."""
+    read = log.read(offset, LOOK_BYTES, end_offset=end_offset)
+    for chunk in read.chunks:
+        yield from _checked(log, chunk)
+
+
+def _below(log: Log, offset: int, end_offset: int) -> Iterator[RecordBatch]:
+    """The batches of about LOOK_BYTES below ``offset``, the last one first, checked."""
+    batches: list[RecordBatch] = []
+    if offset > log.log_start_offset:
+        at = max(offset_some_bytes_before(log.segments, offset, LOOK_BYTES), log.log_start_offset)
+        while at < offset:
+            read = log.read(at, LOOK_BYTES, end_offset=end_offset)
+            if not read.chunks:
+                break
+            for chunk in read.chunks:
+                batches += [batch for batch in _checked(log, chunk) if batch.base_offset < offset]
+            at = read.next_offset
+    while batches:
+        yield batches.pop()
+
+
+def _checked(log: Log, chunk: memoryview) -> list[RecordBatch]:
+    try:
+        return split_batches(chunk)
+    except CorruptionError as error:
+        log.met_damage(error)
+        raise

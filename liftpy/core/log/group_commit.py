@@ -1,0 +1,201 @@
+"""GroupCommit: when the flushes and checkpoints of one log begin, and what counts as flushed. Both shells use it.
+
+Goal: as few flushes as possible, each as early as the stream's policy asks. Constraint: at most one flush of a log runs at a time, at
+most one checkpoint, and neither while files are cut, removed or replaced.
+
+Algorithm. The states of the flush are
+
+    idle -- wanted --> WANTED -- start --> RUNNING -- ended --> idle, or WANTED again
+
+With the policy ``always`` every append wants a flush. What is appended while one runs wants the next: one flush for all of it. With
+``interval`` the first append arms a timer, and the timer wants the flush; with ``none`` nothing does, and the operating system writes
+when it likes. Under these two an appended record counts as flushed at once: the operator chose that. Work that changes files goes
+through ``alone``: what runs is waited for and counted first, nothing begins meanwhile, then what is not flushed yet wants a flush.
+A shell that can't wait for so long asks by ``alone_later``: nothing begins from then on, and the work is done when what runs is over.
+
+A failed flush is final [S4]: nothing begins any more.
+
+Worked example (``always``): ten batches are appended while the flush of an earlier one runs. Its end counts one batch as flushed and
+begins the second flush; the end of that one counts ten.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from liftpy.config import FlushMode, FlushPolicy
+from liftpy.core.log.flush import Flush
+from liftpy.core.log.log import Log
+from liftpy.errors import StorageError
+
+T = TypeVar("T")
+
+
+class FlushShell(Protocol):
+    """What a shell does for a ``GroupCommit``."""
+
+    def begin(self) -> None:
+        """A flush is wanted: call ``start``, now or soon, and run what it returns."""
+
+    def arm(self) -> None:
+        """Call ``interval_over`` when the interval of the policy has passed."""
+
+    def wait(self, flush: Flush) -> tuple[int, Exception | None]:
+        """Block until ``flush`` has run; return how long the disk took, in ns, and its error."""
+
+    def wait_for_checkpoint(self) -> None:
+        """Block until the checkpoint that runs is over."""
+
+    def done(self) -> None:
+        """A flush has succeeded."""
+
+    def flushed(self, end_offset: int, disk_ns: int) -> None:
+        """Everything below ``end_offset`` (exclusive) counts as flushed. ``disk_ns``: of the flush; 0 if none was needed for it."""
+
+    def failed(self, error: StorageError) -> None:
+        """A flush has failed, and the log is closed."""
+
+
+class GroupCommit:
+    """Of one log. Only called on the log's own thread."""
+
+    __slots__ = (
+        "_again",
+        "_alone",
+        "_always",
+        "_armed",
+        "_checkpointing",
+        "_closed",
+        "_interval",
+        "_log",
+        "_shell",
+        "_waiting",
+        "_wanted",
+        "count",
+        "running",
+    )
+
+    def __init__(self, log: Log, policy: FlushPolicy, shell: FlushShell) -> None:
+        self._log = log
+        self._shell = shell
+        self._always = policy.mode is FlushMode.ALWAYS
+        self._interval = policy.mode is FlushMode.INTERVAL
+        self.running: Flush | None = None
+        """The flush that runs."""
+        self.count = 0
+        """Flushes that have succeeded."""
+        self._wanted = False
+        """The shell was told to begin, and has not started one yet."""
+        self._again = False
+        """While one was running, or while files were changed, another flush was wanted."""
+        self._armed = False
+        """The timer of the interval runs."""
+        self._alone = False
+        """Files are being changed: nothing begins."""
+        self._waiting: deque[Callable[[], object]] = deque()
+        """Of ``alone_later``, oldest first."""
+        self._checkpointing = False
+        self._closed = False
+
+    def appended(self) -> None:
+        """Something was appended, or left unflushed by a cut."""
+        if self._always:
+            self._want()
+            return
+        self._shell.flushed(self._log.log_end_offset, 0)
+        if self._interval and not self._armed:
+            self._armed = True
+            self._shell.arm()
+
+    def interval_over(self) -> None:
+        """The interval has passed since ``arm``."""
+        self._armed = False
+        self._want()
+
+    def _want(self) -> None:
+        if self.running is not None or self._alone or self._waiting:
+            self._again = True
+        elif not self._wanted and not self._closed:
+            self._wanted = True
+            self._shell.begin()
+
+    def start(self) -> Flush | None:
+        """The flush to run now, whose end is to be told by ``ended``; None when there is nothing to flush."""
+        self._wanted = False
+        self.running = None if self._closed else self._log.begin_flush()
+        return self.running
+
+    def ended(self, flush: Flush, disk_ns: int, error: Exception | None) -> None:
+        """``flush`` has run. Nothing happens if ``alone`` has waited for it already."""
+        if flush is self.running:
+            self._complete(flush, disk_ns, error)
+            self._go_on()
+
+    def _complete(self, flush: Flush, disk_ns: int, error: Exception | None) -> None:
+        """Tell the log, then the replica, how it went."""
+        self.running = None
+        try:
+            end_offset = self._log.complete_flush(flush, error)
+        except StorageError as failure:
+            self._closed = True
+            self._shell.failed(failure)
+            return
+        self.count += 1
+        self._shell.done()
+        if self._always:
+            self._shell.flushed(end_offset, disk_ns)
+
+    def _go_on(self) -> None:
+        if self._waiting:
+            if self.running is None and not self._checkpointing:
+                self.alone(self._waiting.popleft())  # and goes on behind it
+        elif self._again:
+            self._again = False
+            self._want()
+
+    def alone(self, work: Callable[[], T]) -> T:
+        """Do ``work``, which changes files, while nothing is flushed or checkpointed; then flush what it left. Returns and raises what
+        it does."""
+        self.settle()
+        self._alone = True
+        try:
+            result = work()
+            if self._log.needs_flush or not self._always:
+                self.appended()
+            return result
+        finally:
+            self._alone = False
+            self._go_on()
+
+    def alone_later(self, work: Callable[[], object]) -> None:
+        """As ``alone``, but when what runs now is over: something does. Nothing begins before. ``close`` drops ``work``; what it
+        raises, ``ended`` and ``checkpoint_ended`` raise."""
+        self._waiting.append(work)
+
+    def settle(self) -> None:
+        """Wait, blocking, for what runs, and count it. Nothing more begins by this."""
+        if self._checkpointing:
+            self._shell.wait_for_checkpoint()
+            self._checkpointing = False
+        if (flush := self.running) is not None:
+            self._complete(flush, *self._shell.wait(flush))
+
+    def begin_checkpoint(self) -> bool:
+        """Whether a checkpoint may run now; ``checkpoint_ended`` tells its end."""
+        if self._checkpointing or self._alone or self._waiting or self._closed:
+            return False
+        self._checkpointing = True
+        return True
+
+    def checkpoint_ended(self) -> None:
+        """It is over, well or not."""
+        self._checkpointing = False
+        if self._waiting:
+            self._go_on()
+
+    def close(self) -> None:
+        """Begin nothing any more: the log is about to be closed. What runs is to be settled."""
+        self._closed = True
+        self._waiting.clear()

@@ -1,0 +1,128 @@
+"""Looking into a partition's folder without changing a byte: what ``liftpy log dump`` and ``verify`` show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.log.compaction_point import HORIZON_NAME
+from liftpy.core.log.segment import Segment, index_name, log_name, walk
+from liftpy.core.log.small_files import (
+    CHECKPOINT_NAME,
+    EPOCHS_NAME,
+    Checkpoint,
+    SegmentSummary,
+    decode_checkpoint,
+    decode_epochs,
+    decode_index,
+)
+from liftpy.core.log.storage import Storage
+from liftpy.core.wire.batch import BatchHeader
+from liftpy.errors import UnknownFormatError
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentReport:
+    """One segment as a walk over all its bytes finds it. ``fault`` '' when everything is right."""
+
+    name: str
+    file_size_bytes: int
+    summary: SegmentSummary
+    index: str
+    """``right``, ``missing`` (as of an active segment), ``damaged`` or ``wrong`` (does not agree with the segment)."""
+    fault: str = ""
+    fault_position: int = 0
+    torn_tail: bool = False
+    """The fault is at the end, with nothing right behind it: opening cuts it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReport:
+    """Everything in a partition's folder."""
+
+    segments: tuple[SegmentReport, ...]
+    checkpoint: Checkpoint | None
+    checkpoint_found: bool
+    other_files: tuple[str, ...]
+    faults: tuple[str, ...]
+    """What is wrong, in the order of the log; the first one is the first damage."""
+
+    @property
+    def log_end_offset(self) -> int:
+        """Exclusive end of what is right."""
+        return self.segments[-1].summary.next_offset if self.segments else 0
+
+    @property
+    def epochs(self) -> list[tuple[int, int]]:
+        """(LeaderEpoch, offset of its first record), by a scan."""
+        found: list[tuple[int, int]] = []
+        for segment in self.segments:
+            found += [entry for entry in segment.summary.epochs if not found or found[-1][0] != entry[0]]
+        return found
+
+
+def inspect(storage: Storage) -> PartitionReport:
+    """Walk over every byte of every segment of a folder."""
+    names = storage.names()
+    bases = sorted(int(n[:-4]) for n in names if n.endswith(".log") and n[:-4].isdigit())
+    segments, faults = [], []
+    next_offset: int | None = None
+    for number, base in enumerate(bases):
+        report = _segment(storage, base, last=number == len(bases) - 1)
+        if next_offset is not None and base != next_offset:
+            faults.append(f"{report.name}: begins at offset {base}, the segment before it ends at {next_offset}")
+        if report.fault:
+            kind = "torn tail" if report.torn_tail else "damage"
+            faults.append(f"{report.name}: {kind} at position {report.fault_position}: {report.fault}")
+        if report.index in ("damaged", "wrong"):
+            faults.append(f"{index_name(base)}: {report.index} (a cache: rebuilt when the log is opened)")
+        next_offset = report.summary.next_offset
+        segments.append(report)
+    known = {log_name(b) for b in bases} | {index_name(b) for b in bases} | {CHECKPOINT_NAME, EPOCHS_NAME, HORIZON_NAME}
+    data = storage.load(CHECKPOINT_NAME)
+    checkpoint = decode_checkpoint(data)
+    if data is not None and checkpoint is None:
+        faults.append(f"{CHECKPOINT_NAME}: damaged (rebuilt when the log is opened)")
+    epochs = storage.load(EPOCHS_NAME)
+    if epochs is not None and decode_epochs(epochs) is None:
+        faults.append(f"{EPOCHS_NAME}: damaged (rebuilt when the log is opened)")
+    if checkpoint is not None and next_offset is not None and checkpoint.high_watermark >= next_offset:
+        faults.append(f"committed records are missing: HW {checkpoint.high_watermark}, the log ends before {next_offset}")
+    others = tuple(n for n in names if n not in known)
+    return PartitionReport(tuple(segments), checkpoint, data is not None, others, tuple(faults))
+
+
+def _segment(storage: Storage, base: int, *, last: bool) -> SegmentReport:
+    file = storage.open(log_name(base))
+    segment = Segment(base, file, base)
+    torn, fault, position = False, "", file.size_bytes
+    try:
+        found = walk(segment)
+        fault, position = found.fault, found.end
+        torn = bool(fault) and last and not found.valid_behind
+    except UnknownFormatError as error:
+        fault, position = str(error), segment.size_bytes
+    summary = segment.summary()
+    report = SegmentReport(
+        log_name(base), file.size_bytes, summary, _index_state(storage, base, summary), fault, position, torn
+    )
+    file.close()
+    return report
+
+
+def _index_state(storage: Storage, base: int, summary: SegmentSummary) -> str:
+    data = storage.load(index_name(base))
+    if data is None:
+        return "missing"
+    index = decode_index(data)
+    if index is None:
+        return "damaged"
+    return "right" if index == summary else "wrong"
+
+
+def headers(storage: Storage, base_offset: int) -> Iterator[tuple[int, BatchHeader]]:
+    """(position, header) of the batches of one segment that are right."""
+    segment = Segment(base_offset, storage.open(log_name(base_offset)), base_offset)
+    end = walk(segment).end
+    yield from segment.batches(0, end)
+    segment.file.close()

@@ -1,0 +1,87 @@
+"""EpochCache: which LeaderEpoch wrote which offsets of a log [D12, D13, D14].
+
+A list of (LeaderEpoch, offset of its FIRST record), ascending in both: what a scan of the log gives, on the leader as on a
+follower. An epoch without a record has no entry; there is no sentinel but epoch 0, which no leader has. Ends are exclusive.
+
+Worked example: entries (1, 0), (4, 7) and log end 10 mean offsets 0-6 were written in epoch 1 and 7-9 in epoch 4.
+Asked for epoch 3, the answer is (1, 7): the largest epoch not above 3, and where it ends.
+
+A log that retention has emptied has no entry, and yet a position: of the newest record that it has dropped the epoch is kept beside the
+entries. Without it a replica that had everything would rank, in an election, behind one whose tail nobody else ever had [C9].
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+
+from liftpy.core.base.invariants import check
+
+NO_EPOCH = 0
+
+
+class EpochCache:
+    """The epochs of one log; the caller keeps the log's start and end."""
+
+    __slots__ = ("_epochs", "_starts", "before_start")
+
+    def __init__(self, entries: Iterable[tuple[int, int]] = (), before_start: int = NO_EPOCH) -> None:
+        self.before_start = before_start
+        """LeaderEpoch of the newest record below the log start, which retention has dropped; 0: not known."""
+        self._epochs: list[int] = []
+        self._starts: list[int] = []
+        for epoch, start in entries:
+            self.assign(epoch, start)
+
+    @property
+    def entries(self) -> tuple[tuple[int, int], ...]:
+        """(LeaderEpoch, offset of its first record), ascending."""
+        # Not strict: a checkpoint in another thread may look between the two appends of ``assign``, and sees the shorter list.
+        return tuple(zip(self._epochs, self._starts, strict=False))
+
+    @property
+    def latest_epoch(self) -> int:
+        """LeaderEpoch of the newest record, 0 when the log is empty."""
+        return self._epochs[-1] if self._epochs else NO_EPOCH
+
+    @property
+    def position_epoch(self) -> int:
+        """Of the replica's position: the newest record's, or of a log without any that of the newest one it has dropped."""
+        return self.latest_epoch or self.before_start
+
+    def assign(self, epoch: int, base_offset: int) -> None:
+        """A batch of ``epoch`` was appended at ``base_offset``: the one way an entry comes to be [D13]."""
+        if epoch == self.latest_epoch:
+            return
+        check(epoch > self.latest_epoch, "D14", "epoch", epoch, "after", self.latest_epoch, "at", base_offset)
+        self._epochs.append(epoch)
+        self._starts.append(base_offset)
+
+    def epoch_at(self, offset: int) -> int:
+        """LeaderEpoch of the record at ``offset``, 0 below the first entry. The caller checks the log end."""
+        index = bisect_right(self._starts, offset) - 1
+        return self._epochs[index] if index >= 0 else NO_EPOCH
+
+    def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
+        """(largest epoch not above ``epoch``, its end offset, exclusive); (0, the first entry's start) when there is none."""
+        index = bisect_right(self._epochs, epoch)
+        end_offset = self._starts[index] if index < len(self._starts) else log_end_offset
+        return (self._epochs[index - 1] if index else NO_EPOCH), end_offset
+
+    def cut(self, end_offset: int) -> None:
+        """The log now ends at ``end_offset`` (exclusive): forget the epochs that began there or later."""
+        while self._starts and self._starts[-1] >= end_offset:
+            self._starts.pop()
+            self._epochs.pop()
+
+    def drop_prefix(self, log_start_offset: int, log_end_offset: int) -> None:
+        """The log now starts at ``log_start_offset``: forget epochs that ended there; the one that spans it starts there."""
+        self.before_start = self.epoch_at(log_start_offset - 1) or self.before_start
+        if log_start_offset >= log_end_offset:
+            self._starts.clear()
+            self._epochs.clear()
+            return
+        first = max(bisect_right(self._starts, log_start_offset) - 1, 0)
+        del self._starts[:first], self._epochs[:first]
+        if self._starts:
+            self._starts[0] = max(self._starts[0], log_start_offset)

@@ -1,0 +1,613 @@
+"""Log: one partition's segmented log. Synchronous; the storage does the I/O, the caller runs the flushes where it likes.
+
+    append -> (begin_flush -> Flush.run in any thread -> complete_flush) -> flushed_end_offset -> positions told to others
+
+Group commit: while one Flush runs, further batches are appended, and the next Flush covers them all. An error from a flush is
+final: the log is closed and nothing is acknowledged any more [S4]. What is handed out by ``read`` stays valid through
+truncation, retention and close.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from liftpy.config import FlushMode, StreamConfig
+from liftpy.core.base.invariants import check
+from liftpy.core.base.partition import PartitionState
+from liftpy.core.log.compaction import Cleaning, CompactedFile, Compaction
+from liftpy.core.log.compaction_point import HORIZON_NAME, NEVER, CompactionHorizon, Horizon
+from liftpy.core.log.corruption_reports import Recheck, Rechecks
+from liftpy.core.log.flush import Flush, SealJob
+from liftpy.core.log.leader_epochs import EpochCache
+from liftpy.core.log.reading import (
+    ReadResult,
+    checked_to_follow,
+    first_offset_at,
+    offset_at,
+    read_forwards,
+    read_part,
+    segment_at,
+    without_past,
+)
+from liftpy.core.log.recovery import OpenReport, Recovered, recover
+from liftpy.core.log.retention import asked_start, held_start, is_below, is_too_old, retained_start
+from liftpy.core.log.segment import Segment, index_name, log_name
+from liftpy.core.log.small_files import EPOCHS_NAME, STATE_PREFIX, Checkpoint, Checkpoints, encode_index
+from liftpy.core.log.storage import Bytes, Storage
+from liftpy.core.wire.batch import BatchHeader, RecordBatch, parse_batch
+from liftpy.errors import CorruptionError, LogClosedError, NoSpaceError, OffsetOutOfRangeError, StorageError
+
+
+class Log:
+    """A partition's log. Offsets: ``*_end_offset`` exclusive, all others inclusive."""
+
+    def __init__(self, config: StreamConfig, recovered: Recovered) -> None:
+        storage, segments, checkpoint = recovered.storage, recovered.segments, recovered.checkpoint
+        self.storage = storage
+        self.config = config
+        self.segments = segments
+        """Ascending, never empty; the last one is appended to."""
+        self.epochs = EpochCache()
+        self.on_advance: Callable[[], None] | None = None
+        """Called after each append, rise of the HW, or cut: tailing readers look again."""
+        self.on_damage: Callable[[CorruptionError], None] | None = None
+        self.truncated_records = 0  # cut because the leader does not have them, since the log was opened
+        """Called when a read meets bytes that are not what was written."""
+        self.log_start_offset = max(checkpoint.log_start_offset, segments[0].base_offset)
+        """Inclusive; equal to ``log_end_offset`` when the log is empty. Only grows [D26]."""
+        self.asked_start = 0  # ``PartitionState.asked_start``, as last heard of
+        for segment in segments:
+            for epoch, start in segment.epochs:
+                self.epochs.assign(epoch, start)
+        self._checkpoints = Checkpoints(storage, checkpoint, recovered.small_files.get(EPOCHS_NAME))
+        self.epochs.before_start = self._checkpoints.epoch_below(self.log_start_offset)
+        self.epochs.drop_prefix(self.log_start_offset, self.log_end_offset)
+        self.high_watermark = max(min(checkpoint.high_watermark, self.newest_offset), self.log_start_offset - 1)
+        """Inclusive, -1 when nothing is committed. Never above the log [D7]."""
+        self.persisted_epoch = checkpoint.persisted_epoch
+        """The LeaderEpoch promised last, by the journal of promises or a checkpoint; 0: none."""
+        self._durable_end_offset = self.log_end_offset
+        self._horizon = CompactionHorizon(storage, segments, recovered.small_files.get(HORIZON_NAME))
+        self._rechecks = Rechecks()
+        self.on_compacted: Callable[[Horizon], None] | None = None
+        """Called when the horizon rises."""
+        self.producer_expiry_ns = 0  # of what compaction keeps of producers [A4], in log time; 0: it stays for ever
+        self.cleaning = Cleaning()
+        self._unsynced: list[SealJob] = []
+        self._flush: Flush | None = None
+        self._new_names = False
+        self.closed: str = ""
+        """Why the log is closed; '' while it is open."""
+
+    @classmethod
+    def open(
+        cls,
+        storage: Storage,
+        config: StreamConfig,
+        *,
+        now_wall_ns: int = 0,
+        clean: bool = False,
+        recovered: Recovered | None = None,
+        promised_epoch: int = 0,
+    ) -> tuple[Log, OpenReport]:
+        """Recover the folder and open the log on it. ``clean``: the node's marker says that this log was closed in good order.
+        ``recovered``: the folder has been recovered already, and not been touched since. ``promised_epoch``: the LeaderEpoch that
+        the journal of promises holds for it, 0: none.
+
+        Raises StorageError, UnknownFormatError for data of another format version.
+        """
+        recovered = recovered or recover(storage, clean=clean)
+        segments, start = recovered.segments, recovered.checkpoint.log_start_offset
+        if not segments or segments[-1].sealed:
+            base = segments[-1].next_offset if segments else start
+            segments.append(Segment(base, storage.create(log_name(base)), base, checked=True))
+        log = cls(config, recovered)
+        log.promised(promised_epoch)
+        log.segments[-1].made_wall_ns = now_wall_ns
+        log._new_names = log.segments[-1].size_bytes == 0  # durable with its first records: thousands may be made at once
+        if recovered.report.lost_committed:
+            log._store_checkpoint()  # or the next opening would take what is appended there for proven
+        return log, recovered.report
+
+    # ---- bounds ------------------------------------------------------------------------------------------------------
+
+    @property
+    def log_end_offset(self) -> int:
+        """Exclusive: the offset that the next record gets."""
+        return max(self.segments[-1].next_offset, self.log_start_offset)
+
+    @property
+    def newest_offset(self) -> int:
+        """Inclusive: the last record; ``log_start_offset - 1`` when the log is empty."""
+        return self.log_end_offset - 1
+
+    @property
+    def flushed_end_offset(self) -> int:
+        """Exclusive: everything below is on disk, or counts as such by the stream's flush policy."""
+        return self._durable_end_offset if self.config.flush.mode is FlushMode.ALWAYS else self.log_end_offset
+
+    @property
+    def horizon(self) -> Horizon:
+        """Up to where the log may lack what compaction dropped, here or where it was fetched."""
+        return self._horizon.value
+
+    @property
+    def durable_end_offset(self) -> int:
+        """Exclusive: everything below has been flushed, whatever the stream's flush policy counts."""
+        return self._durable_end_offset
+
+    @property
+    def unflushed_bytes(self) -> int:
+        """About so much was appended to the active segment since a flush of it last began."""
+        return max(self.segments[-1].size_bytes - self.segments[-1].flushing_bytes, 0)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all segments."""
+        return sum(s.size_bytes for s in self.segments)
+
+    # ---- appending ---------------------------------------------------------------------------------------------------
+
+    def append(self, batch: Bytes, now_wall_ns: int = 0) -> None:
+        """Add one sealed batch whose base offset is ``log_end_offset``. Raises NoSpaceError, StorageError, LogClosedError."""
+        parsed = parse_batch(batch, verify=False)
+        self.append_batches(memoryview(batch), (parsed,), now_wall_ns)
+
+    def append_batches(
+        self, buffer: memoryview, batches: Sequence[RecordBatch], now_wall_ns: int = 0, *, compacted: Horizon = NEVER
+    ) -> None:
+        """Add received batches as they are, with one write: ``buffer`` begins with their bytes, CRCs already checked.
+
+        They must follow on each other and on the log [D14, D15]: InvariantError otherwise, and nothing is written. What lies in
+        ``buffer`` behind the last of them is not written either. ``compacted``: how far the compaction of the log that they come
+        from can have looked.
+        """
+        self._must_be_open()
+        size_bytes = checked_to_follow(batches, self.log_end_offset, self.epochs.latest_epoch)
+        if compacted.end_offset > self.horizon.end_offset and any(b.header.is_compacted for b in batches):
+            self._compacted_to(compacted)
+        check(size_bytes <= len(buffer), "D23", size_bytes, "bytes of batches in a buffer of", len(buffer))
+        self._roll_if_due(size_bytes, now_wall_ns)
+        active = self.segments[-1]
+        try:
+            active.file.append((buffer[:size_bytes],))
+        except StorageError as error:
+            self.closed = str(error)
+            raise
+        position, epoch = active.size_bytes, self.epochs.latest_epoch
+        for batch in batches:
+            header = batch.header
+            active.note(header, position)
+            if header.leader_epoch != epoch:
+                epoch = header.leader_epoch
+                self.epochs.assign(epoch, header.base_offset)
+            position += header.size_bytes
+        self._advanced()
+
+    def _roll_if_due(self, size_bytes: int, now_wall_ns: int) -> None:
+        active = self.segments[-1]
+        full = active.size_bytes + size_bytes > self.config.segment_bytes
+        age_ns = int(self.config.segment_age_s * 1e9)
+        old = age_ns > 0 and now_wall_ns - active.made_wall_ns >= age_ns
+        if active.size_bytes > 0 and (full or old):
+            self.roll(now_wall_ns)
+        elif active.size_bytes == 0:
+            active.made_wall_ns = now_wall_ns
+
+    def roll(self, now_wall_ns: int = 0) -> None:
+        """Seal the active segment and begin another. The sealed one is flushed, and its index written, by the next Flush. An empty
+        one goes on: two segments never begin at one offset."""
+        active, base = self.segments[-1], self.log_end_offset
+        if active.base_offset == base:
+            return
+        file = self.storage.create(log_name(base))
+        active.sealed = active.awaits_scrub = True
+        self._unsynced.append(SealJob(active.file, index_name(active.base_offset), active.summary()))
+        self.segments.append(Segment(base, file, base, checked=True, made_wall_ns=now_wall_ns))
+        self._new_names = True
+
+    # ---- flushing ----------------------------------------------------------------------------------------------------
+
+    @property
+    def needs_flush(self) -> bool:
+        """Whether something is not on disk yet: records, or the index of a segment that was sealed."""
+        return self._durable_end_offset != self.log_end_offset or bool(self._unsynced)
+
+    def begin_flush(self) -> Flush | None:
+        """What is to be flushed now; None when everything is, or when a Flush is under way."""
+        if self._flush is not None or self.closed or not self.needs_flush:
+            return None
+        seals, self._unsynced = tuple(self._unsynced), []
+        active = self.segments[-1]
+        size_bytes = self.unflushed_bytes
+        active.flushing_bytes = active.size_bytes
+        self._flush = Flush(self.storage, active.file, seals, self._new_names, self.log_end_offset, size_bytes)
+        self._new_names = False
+        return self._flush
+
+    def complete_flush(self, flush: Flush, error: Exception | None = None) -> int:
+        """Take note that ``flush`` has run; return ``flushed_end_offset``. An ``error`` closes the log for good [S4]."""
+        check(flush is self._flush, "S4", "a flush completes that was not begun")
+        self._flush = None
+        if error is not None:
+            self.closed = f"flush failed: {error}"
+            kind = NoSpaceError if isinstance(error, NoSpaceError) else StorageError
+            raise kind(self.closed) from error
+        self._durable_end_offset = max(self._durable_end_offset, min(flush.end_offset, self.log_end_offset))
+        for segment in self.segments[:-1]:
+            if segment.sealed and any(job.file is segment.file for job in flush.seals):
+                segment.file.seal()
+        return self.flushed_end_offset
+
+    def flush(self) -> int:
+        """Flush here and now; return ``flushed_end_offset``. For tools, tests and the end; a server uses ``begin_flush``."""
+        if (flush := self.begin_flush()) is not None:
+            try:
+                flush.run()
+            except StorageError as error:
+                return self.complete_flush(flush, error)
+            self.complete_flush(flush)
+        return self.flushed_end_offset
+
+    # ---- commitment --------------------------------------------------------------------------------------------------
+
+    def raise_high_watermark(self, high_watermark: int) -> None:
+        """Records through ``high_watermark`` are committed. Never falls, never above the log [D7, D8]."""
+        check(high_watermark <= self.newest_offset, "D7", "HW", high_watermark, "newest", self.newest_offset)
+        if high_watermark > self.high_watermark:
+            self.high_watermark = high_watermark
+            self._advanced()
+
+    def promised(self, leader_epoch: int) -> None:
+        """The journal of promises (``promises.py``) holds, durably, that states of an epoch below ``leader_epoch`` are not followed any
+        more. The next checkpoint says so too."""
+        self.persisted_epoch = max(self.persisted_epoch, leader_epoch)
+
+    def checkpoint(self) -> None:
+        """Write HW, log start and epochs, where they have changed. The stored HW never runs ahead of what is on disk.
+
+        May run in another thread, beside appends and a flush but not beside a cut, retention or another checkpoint.
+        """
+        self._must_be_open()
+        self._store_checkpoint()
+        self._checkpoints.store_epochs(self.epochs, self.log_start_offset)
+
+    def _store_checkpoint(self) -> None:
+        durable = min(self.high_watermark, self._durable_end_offset - 1)
+        self._checkpoints.store(Checkpoint(durable, self.log_start_offset, self.persisted_epoch))
+
+    # ---- reading -----------------------------------------------------------------------------------------------------
+
+    def read(self, from_offset: int, max_bytes: int, *, end_offset: int | None = None) -> ReadResult:
+        """Whole batches from the one that holds ``from_offset`` on, up to ``end_offset`` (exclusive; default HW + 1).
+
+        At most ``max_bytes``, but one batch at least where there is one. A batch that reaches past ``end_offset`` is not
+        given. A filler that begins before ``from_offset`` is cut to begin there: a follower appends only what begins at its
+        log end, and its log may end within what compaction dropped here.
+
+        Raises OffsetOutOfRangeError below the log start and above the log end, CorruptionError, LogClosedError.
+        """
+        self._must_be_readable(from_offset)
+        limit = self._limit(end_offset)
+        try:
+            result = read_forwards(self.segments, from_offset, max_bytes, limit)
+            if not result.chunks and from_offset < limit:  # a wrong header can hide a batch: "nothing there" would be wrong
+                self._segment_at(from_offset).recheck(from_offset)
+            return without_past(result, from_offset) if self.may_have_gaps else result
+        except CorruptionError as error:
+            self.met_damage(error)
+            raise
+
+    def read_part(
+        self, from_offset: int, position: int, size_bytes: int, *, end_offset: int | None = None
+    ) -> tuple[BatchHeader, memoryview] | None:
+        """Of the batch that holds ``from_offset`` its header and up to ``size_bytes`` from ``position`` in it on; None where it has no
+        more, or reaches past ``end_offset`` (as in ``read``). Errors as in ``read``."""
+        self._must_be_readable(from_offset)
+        try:
+            return read_part(self.segments, from_offset, position, size_bytes, self._limit(end_offset))
+        except CorruptionError as error:
+            self.met_damage(error)
+            raise
+
+    def offset_for_timestamp(self, timestamp_ns: int) -> int:
+        """Base offset of the first batch whose timestamp is at or past ``timestamp_ns``; ``log_end_offset`` when none is."""
+        self._must_be_open()
+        try:
+            found = first_offset_at(self.segments, timestamp_ns)
+        except CorruptionError as error:
+            self.met_damage(error)
+            raise
+        return self.log_end_offset if found is None else max(found, self.log_start_offset)
+
+    def met_damage(self, error: CorruptionError) -> None:
+        """A read has met damage: without its index the next recovery walks the segment, finds the damage too, and sets it
+        aside [S3]. Until then this replica must not stay in the ISR: ``on_damage`` is told."""
+        with suppress(StorageError):  # then the next reader meets it again
+            for segment in self.segments:
+                if segment.damaged:
+                    self.storage.remove(index_name(segment.base_offset))
+            self.storage.sync_folder()
+        if self.on_damage is not None:
+            self.on_damage(error)
+
+    def complaint(self, offset: int, asker: str, now_ns: int) -> Recheck:
+        """``asker`` (see ``Rechecks``) says that what was served at ``offset`` is not what was written: look again, within bounds.
+
+        Own damage is told as ``met_damage`` does. ``now_ns``: monotonic.
+        """
+        if self.closed or not self.log_start_offset <= offset < self.log_end_offset:
+            return Recheck.NOT_HERE
+        if not self._rechecks.is_due(asker, now_ns):
+            return Recheck.TOO_SOON
+        return Recheck.SOUND if self.is_sound(offset) else Recheck.DAMAGED
+
+    def is_sound(self, offset: int) -> bool:
+        """Whether the block that holds ``offset`` is right in the file, read again; damage is told as ``met_damage`` does."""
+        try:
+            self._segment_at(offset).recheck(offset)
+        except CorruptionError as error:
+            self.met_damage(error)
+            return False
+        except StorageError:
+            return True  # nothing that could be read says otherwise; an error of the device shows when it is read for somebody
+        return True
+
+    def _segment_at(self, offset: int) -> Segment:
+        return self.segments[segment_at(self.segments, offset)]
+
+    def _limit(self, end_offset: int | None) -> int:
+        return min(self.high_watermark + 1 if end_offset is None else end_offset, self.log_end_offset)
+
+    def _must_be_readable(self, offset: int) -> None:
+        self._must_be_open()
+        if not self.log_start_offset <= offset <= self.log_end_offset:
+            raise OffsetOutOfRangeError(
+                f"offset {offset} is outside {self.log_start_offset}..{self.log_end_offset} of this log"
+            )
+
+    # ---- cutting -----------------------------------------------------------------------------------------------------
+
+    def cut_after(self, offset: int) -> int:
+        """Keep the batches that end at or below ``offset``; return the new ``log_end_offset``. Durable when it returns."""
+        return self.cut_to(offset + 1)
+
+    def cut_to(self, end_offset: int) -> int:
+        """Cut so that the log ends at ``end_offset``, or before it where that is inside a batch: a batch is atomic [D23].
+
+        Newest files first, each removal durable before the next, so that a process that dies leaves no gap.
+        """
+        self._must_be_open()
+        self._join_flush()
+        self.truncated_records += max(self.log_end_offset - max(end_offset, self.log_start_offset), 0)
+        while len(self.segments) > 1 and self.segments[-1].base_offset >= end_offset:
+            self._remove(self.segments.pop())
+        active = self.segments[-1]
+        position = active.locate(end_offset) if active.next_offset > end_offset else active.size_bytes
+        if position < active.size_bytes or active.sealed:
+            self.storage.remove(index_name(active.base_offset))
+            self.storage.sync_folder()
+            self._shorten(active, position)
+        self._forget_flushes(self.log_end_offset)
+        self.epochs.cut(self.log_end_offset)
+        if self.log_end_offset <= self.log_start_offset:
+            self._horizon.forget()
+        self.cleaning.cut(self.log_end_offset)
+        self._durable_end_offset = min(self._durable_end_offset, self.log_end_offset)
+        if self.high_watermark > self.newest_offset:
+            self.high_watermark = self.newest_offset
+            self._store_checkpoint()
+        self._advanced()
+        return self.log_end_offset
+
+    def _shorten(self, segment: Segment, position: int) -> None:
+        segment.file.truncate(position)
+        kept = Segment(segment.base_offset, segment.file, segment.base_offset, checked=segment.checked)
+        kept.size_bytes = position  # so that the walk over what is kept sees its end
+        for at, header in list(kept.batches(0, position)):
+            kept.note(header, at)
+        kept.made_wall_ns = segment.made_wall_ns
+        self.segments[-1] = kept
+
+    def start_afresh(self, start_offset: int, deletes_end: int = 0) -> None:
+        """Throw everything away and begin anew at ``start_offset``: this replica is behind the leader's log start [D26], or behind
+        delete markers that the leader has dropped [D30]. ``deletes_end``: of the leader's horizon."""
+        self._must_be_open()
+        self._join_flush()
+        for name in self.storage.names():
+            if name.startswith(STATE_PREFIX):
+                self.storage.remove(name)  # it covers the log that is thrown away
+        self.truncated_records += self.log_end_offset - self.log_start_offset
+        self.log_start_offset = start_offset
+        self.high_watermark = start_offset - 1
+        self._durable_end_offset = start_offset
+        self.epochs = EpochCache()
+        self._checkpoints.store_epochs(self.epochs, start_offset)  # of what is below nothing is known
+        self._store_checkpoint()
+        for segment in reversed(self.segments):
+            self._remove(segment)
+        self.segments = [Segment(start_offset, self.storage.create(log_name(start_offset)), start_offset, checked=True)]
+        self.storage.sync_folder()
+        self._forget_flushes(start_offset)
+        self._new_names = False
+        self._horizon.forget(deletes_end)
+        self.cleaning.cut(0)
+        self._advanced()
+
+    def drop_prefix(self, log_start_offset: int) -> None:
+        """Records below ``log_start_offset`` are not served any more, and whole segments below it are deleted.
+
+        Never above HW + 1 [D26], and only ever forward; an offset inside a batch is lowered to the batch's first.
+        """
+        self._must_be_open()
+        wanted = min(log_start_offset, self.high_watermark + 1)
+        if wanted < self.log_end_offset:
+            index = max(bisect_right(self.segments, wanted, key=lambda s: s.base_offset) - 1, 0)
+            wanted = self._batch_start(self.segments[index], wanted)
+        if wanted <= self.log_start_offset:
+            return
+        self.log_start_offset = wanted
+        self.epochs.drop_prefix(wanted, self.log_end_offset)
+        if not self.epochs.entries:
+            self._checkpoints.store_epochs(self.epochs, wanted)  # nothing else will tell of which epoch the last record was
+        self._store_checkpoint()  # first: what is removed after this is known to be gone
+        self._join_flush()
+        while len(self.segments) > 1 and self.segments[0].next_offset <= wanted:
+            self._remove(self.segments.pop(0))
+        self._forget_flushes(self.log_end_offset)
+        self._advanced()
+
+    def _batch_start(self, segment: Segment, offset: int) -> int:
+        """Base offset of the batch that holds ``offset``."""
+        try:
+            segment.check(segment.entry_at(offset), segment.entry_at(offset) + 1)
+            return offset_at(segment, segment.locate(offset)) if segment.size_bytes else segment.base_offset
+        except CorruptionError as error:
+            segment.damaged = True
+            self.met_damage(error)
+            raise
+
+    def apply_retention(
+        self,
+        now_wall_ns: int,
+        held_from: int | None = None,
+        hold_bytes: int = 0,
+        may_drop: Callable[[int], bool] = lambda log_start_offset: True,
+    ) -> bool:
+        """Drop the whole segments that retention gives up (``held_start``), and what lies below ``asked_start``, needed or not; whether
+        the log start moved. ``may_drop``: whether the log may begin there now; if not, ask again later."""
+        self._must_be_open()
+        before, active, high = self.log_start_offset, self.segments[-1], self.high_watermark
+        given_up = is_too_old(active, self.config, high, now_wall_ns) or is_below(active, self.asked_start, high)
+        if given_up or self.cleaning.wants_seal(active, high + 1):
+            self.roll(now_wall_ns)  # a stream that has gone quiet keeps to its age too
+        wanted = retained_start(self.segments, self.config, high, now_wall_ns)
+        asked = asked_start(self.segments, self.asked_start)
+        start = min(max(held_start(self.segments, wanted, held_from, hold_bytes), asked), high + 1)
+        if start > before and may_drop(start):
+            self.drop_prefix(start)
+        self.cleaning.passed(self.log_start_offset, high + 1)
+        return self.log_start_offset > before
+
+    @property
+    def may_give_up(self) -> bool:
+        """Whether there can be anything for ``apply_retention``."""
+        return self.config.has_retention or self.log_start_offset < self.asked_start or bool(self.cleaning.purges)
+
+    @property
+    def may_be_cleaned(self) -> bool:
+        """Whether there can be anything for a run of compaction."""
+        return self.config.is_cleaned or bool(self.cleaning.purges)
+
+    @property
+    def may_have_gaps(self) -> bool:
+        """Whether offsets may be without a record, here or on a replica that this one fetched from."""
+        return self.config.is_cleaned or self.horizon.end_offset > 0
+
+    def told(self, state: PartitionState) -> bool:
+        """What the metadata says of where the log begins and what is purged; whether ``apply_retention`` has something new to do."""
+        is_new = self.asked_start != state.asked_start
+        self.asked_start = state.asked_start
+        return self.cleaning.told(state) or is_new
+
+    def begin_compaction(self, now_wall_ns: int, *, min_dirty_ratio: float = 0.0) -> Compaction | None:
+        """What compaction has to look at: the sealed, flushed, committed segments; None when there are none, or when less than
+        ``min_dirty_ratio`` of their bytes are new since the last run of this process.
+
+        Run it in any thread, then give it to ``complete_compaction`` on the log's own.
+        """
+        self._must_be_open()
+        pending = {id(job.file) for job in (*self._unsynced, *(self._flush.seals if self._flush else ()))}
+        inputs = []
+        for segment in self.segments[:-1]:
+            if id(segment.file) in pending or segment.next_offset > min(self.high_watermark + 1, self._durable_end_offset):
+                break
+            inputs.append(segment)
+        newest_ns = max(segment.max_timestamp_ns for segment in self.segments)
+        run = self.cleaning.run_over(self.storage, self.config, inputs, newest_ns, now_wall_ns, min_dirty_ratio)
+        if run is not None:
+            run.producer_expiry_ns = self.producer_expiry_ns
+        return run
+
+    def complete_compaction(self, compaction: Compaction) -> int:
+        """Put the outputs in the place of their inputs; return how many records are gone. Nothing if the log was cut.
+
+        An error on the way closes the log: what is in the folder is sorted out when it is opened again.
+        """
+        self._must_be_open()
+        known = {id(s) for s in self.segments}
+        if not all(id(s) in known for s in compaction.inputs):
+            compaction.abandon()
+            return 0
+        end_offset = compaction.inputs[-1].next_offset
+        try:
+            if compaction.outputs:
+                self._compacted_to(Horizon(end_offset, self.epochs.epoch_at(end_offset - 1), compaction.rules.deletes_end))
+            for output in compaction.outputs:
+                self._put_in_place(output)
+        except StorageError as error:
+            self.closed = f"compaction failed: {error}"
+            raise
+        self.cleaning.ran(compaction)
+        return compaction.dropped_records if compaction.outputs else 0
+
+    def _compacted_to(self, horizon: Horizon) -> None:
+        """Durable before what it tells of."""
+        if self._horizon.rise(horizon) and self.on_compacted is not None:
+            self.on_compacted(self.horizon)
+
+    def _put_in_place(self, output: CompactedFile) -> None:
+        """One rename, then the removals: what dies in between is sorted out by ``recover``."""
+        old = [s for s in self.segments if s.base_offset in output.replaced]
+        self.storage.remove(index_name(old[0].base_offset))
+        self.storage.rename(output.temporary, log_name(output.segment.base_offset))
+        self.storage.sync_folder()
+        file = self.storage.open(log_name(output.segment.base_offset))
+        file.seal()
+        output.segment.file.close()
+        output.segment.file = file
+        self.storage.replace(index_name(output.segment.base_offset), encode_index(output.segment.summary()))
+        for segment in old[1:]:
+            self._remove(segment)
+        old[0].file.close()
+        index = self.segments.index(old[0])
+        self.segments[index : index + len(old)] = [output.segment]
+
+    def _forget_flushes(self, end_offset: int) -> None:
+        """Files that are gone need no flush, and one that has run says nothing of what is appended past ``end_offset``."""
+        self._unsynced = [job for job in self._unsynced if any(job.file is s.file for s in self.segments[:-1])]
+        if self._flush is not None:
+            self._flush.end_offset = min(self._flush.end_offset, end_offset)
+
+    def _remove(self, segment: Segment) -> None:
+        self.storage.remove(index_name(segment.base_offset))
+        self.storage.remove(log_name(segment.base_offset))
+        self.storage.sync_folder()
+        segment.file.close()
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self, *, clean: bool = True) -> None:
+        """Flush, checkpoint (``clean``) and let go of the files. Closing twice is allowed."""
+        if not self.closed and clean:
+            self._join_flush()
+            self.flush()
+            self.checkpoint()
+        for segment in self.segments:
+            segment.file.close()
+        self.closed = self.closed or "closed"
+
+    def _must_be_open(self) -> None:
+        if self.closed:
+            raise LogClosedError(f"the log is closed: {self.closed}")
+
+    def _join_flush(self) -> None:
+        """A cut waits for the flush that is under way in another thread; its result is not used."""
+        if self._flush is not None:
+            self._flush.wait()
+
+    def _advanced(self) -> None:
+        if self.on_advance is not None:
+            self.on_advance()

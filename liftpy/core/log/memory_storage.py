@@ -1,0 +1,185 @@
+"""Storage in memory that fails as a disk does: what is not synced is lost, or partly lost, when the power goes.
+
+For tests and the simulator. ``crash`` gives the folder as a power cut would leave it, or as a kill does: then everything is there to
+be read, and what was not synced still is not. A sync that fails does what Linux does: the pages count as clean from then on, so that
+the file shows them, every later sync says yes, and a power cut takes them all the same. ``fail_after`` stops the storage
+after its k-th call, so that a test can kill every operation at every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from liftpy.core.log.storage import Bytes
+from liftpy.errors import NoSpaceError, StorageError
+
+
+class MemoryFile:
+    """A LogFile in a bytearray. ``synced``: how many of its bytes survive a power cut."""
+
+    def __init__(self, storage: MemoryStorage, data: bytearray | None = None) -> None:
+        self.data = bytearray() if data is None else data
+        self.synced = len(self.data)
+        self.never_written_from: int | None = None
+        """A sync has failed: what lies from here on is in the page cache, counts as clean, and is not on the disk."""
+        self._storage = storage
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes have been appended."""
+        return len(self.data)
+
+    def append(self, pieces: Sequence[Bytes]) -> None:
+        """Add all of ``pieces``, or none when the capacity does not suffice."""
+        self._storage.called("append")
+        if self._storage.used_bytes() + sum(map(len, pieces)) > self._storage.capacity_bytes:
+            raise NoSpaceError("the memory storage is full")
+        for piece in pieces:
+            self.data += piece
+
+    def read(self, position: int, size_bytes: int) -> memoryview:
+        """A copy, as ``pread`` gives one."""
+        return memoryview(bytes(self.data[position : position + size_bytes]))
+
+    def reread(self, position: int, size_bytes: int) -> memoryview:
+        """The same: there is nothing in between."""
+        return self.read(position, size_bytes)
+
+    def sync(self) -> None:
+        """Make everything appended so far survive a crash, but for what an earlier sync has failed to write."""
+        try:
+            self._storage.called("sync")
+        except StorageError:
+            if self.never_written_from is None:
+                self.never_written_from = self.synced
+            raise
+        self._all_is_clean()
+
+    def _all_is_clean(self) -> None:
+        size_bytes = len(self.data)
+        self.synced = size_bytes if self.never_written_from is None else min(self.never_written_from, size_bytes)
+
+    def truncate(self, size_bytes: int) -> None:
+        """Cut, durably."""
+        self._storage.called("truncate")
+        del self.data[size_bytes:]
+        if self.never_written_from is not None and size_bytes <= self.never_written_from:
+            self.never_written_from = None
+        self._all_is_clean()
+
+    def rewrite(self, position: int) -> None:
+        """Write the rest again: it is dirty, and then on the disk."""
+        self._storage.called("rewrite")
+        if self.never_written_from is not None and position <= self.never_written_from:
+            self.never_written_from = None
+        self._all_is_clean()
+
+    def copy(self, storage: MemoryStorage, size_bytes: int, *, power: bool) -> MemoryFile:
+        """Its first ``size_bytes`` as the next process finds them; after a power cut all that is there is on the disk."""
+        after = MemoryFile(storage, bytearray(self.data[:size_bytes]))
+        if not power:
+            after.synced, after.never_written_from = self.synced, self.never_written_from
+        return after
+
+    def seal(self) -> None:
+        """Nothing to do in memory."""
+
+    def close(self) -> None:
+        """Nothing to do in memory."""
+
+
+class MemoryStorage:
+    """A Storage in dictionaries. ``capacity_bytes``: what fits; ``fault``: called before each call with its name, may raise."""
+
+    def __init__(self, *, capacity_bytes: int = 1 << 40, fault: Callable[[str], None] | None = None) -> None:
+        self.files: dict[str, MemoryFile] = {}
+        self.capacity_bytes = capacity_bytes
+        self.fault = fault
+        self.calls = 0
+        """How many calls that change something have been made."""
+        self._durable: dict[str, MemoryFile] = {}
+
+    def called(self, what: str) -> None:
+        """Count a call that changes something, and fail it if a test wants so."""
+        self.calls += 1
+        if self.fault is not None:
+            self.fault(what)
+
+    def fail_after(self, calls: int) -> None:
+        """Let ``calls`` further changing calls through and refuse every one after them, as a process that died."""
+        last = self.calls + calls
+
+        def fault(what: str) -> None:
+            if self.calls > last:
+                raise StorageError(f"stopped before {what}")
+
+        self.fault = fault
+
+    def used_bytes(self) -> int:
+        """Bytes in all files."""
+        return sum(len(f.data) for f in self.files.values())
+
+    def crash(self, *, power: bool = True, keep: Callable[[str, int, int], int] | None = None) -> MemoryStorage:
+        """The folder that the next process finds. ``power`` False: only the process died, everything written is there.
+
+        ``keep(name, synced, written)`` gives how many bytes of a file survive a power cut; default: only the synced ones.
+        """
+        after = MemoryStorage(capacity_bytes=self.capacity_bytes)
+        copies: dict[int, MemoryFile] = {}
+
+        def copied(name: str, file: MemoryFile) -> MemoryFile:
+            if id(file) not in copies:
+                size = len(file.data)
+                if power:
+                    size = min(file.synced if keep is None else keep(name, file.synced, size), size)
+                    size = size if file.never_written_from is None else min(size, file.never_written_from)
+                copies[id(file)] = file.copy(after, size, power=power)
+            return copies[id(file)]
+
+        after.files = {name: copied(name, file) for name, file in (self._durable if power else self.files).items()}
+        after._durable = {name: copied(name, file) for name, file in self._durable.items()}
+        return after
+
+    def names(self) -> list[str]:
+        """The names in the folder, sorted."""
+        return sorted(self.files)
+
+    def open(self, name: str) -> MemoryFile:
+        """An existing file."""
+        if name not in self.files:
+            raise StorageError(f"no file {name}")
+        return self.files[name]
+
+    def create(self, name: str) -> MemoryFile:
+        """An empty file."""
+        self.called("create")
+        self.files[name] = MemoryFile(self)
+        return self.files[name]
+
+    def load(self, name: str) -> bytes | None:
+        """A small file's bytes."""
+        file = self.files.get(name)
+        return None if file is None else bytes(file.data)
+
+    def replace(self, name: str, data: bytes | Sequence[bytes]) -> None:
+        """Atomic and durable."""
+        self.called("replace")
+        data = data if isinstance(data, bytes) else b"".join(data)
+        if self.used_bytes() + len(data) > self.capacity_bytes:
+            raise NoSpaceError("the memory storage is full")
+        self.files[name] = self._durable[name] = MemoryFile(self, bytearray(data))
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename; durable after ``sync_folder``."""
+        self.called("rename")
+        self.files[new] = self.files.pop(old)
+
+    def remove(self, name: str) -> None:
+        """Remove; durable after ``sync_folder``."""
+        self.called("remove")
+        self.files.pop(name, None)
+
+    def sync_folder(self) -> None:
+        """Names as they are now survive a crash."""
+        self.called("sync_folder")
+        self._durable = dict(self.files)

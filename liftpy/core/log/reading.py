@@ -1,0 +1,160 @@
+"""Reading: whole batches out of a list of segments, by offset and by timestamp, found through the sparse indexes."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.invariants import check
+from liftpy.core.log.segment import INDEX_INTERVAL_BYTES, Segment, log_name
+from liftpy.core.wire.batch import BatchHeader, RecordBatch, build_filler, parse_header
+from liftpy.errors import CorruptionError
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResult:
+    """Whole batches, back to back in ``chunks``, ascending. ``next_offset``: where to go on in the direction of the read."""
+
+    chunks: tuple[memoryview, ...]
+    size_bytes: int
+    next_offset: int
+
+
+def segment_at(segments: Sequence[Segment], offset: int) -> int:
+    """Index of the segment that holds ``offset``, or would."""
+    return max(bisect_right(segments, offset, key=lambda s: s.base_offset) - 1, 0)
+
+
+def offset_at(segment: Segment, position: int) -> int:
+    """Base offset of the batch at ``position``. Raises CorruptionError where none is: a header before it is not what was written."""
+    for _, header in segment.batches(position, position + 1):
+        return header.base_offset
+    raise CorruptionError(f"{log_name(segment.base_offset)}: no batch at position {position}")
+
+
+def read_forwards(segments: Sequence[Segment], from_offset: int, max_bytes: int, limit: int) -> ReadResult:
+    """Batches from the one that holds ``from_offset`` on that end at or below ``limit`` (exclusive offset)."""
+    chunks: list[memoryview] = []
+    size_bytes, next_offset = 0, from_offset
+    for segment in segments[segment_at(segments, from_offset) :]:
+        if next_offset >= limit or size_bytes >= max_bytes:
+            break
+        if segment.next_offset <= next_offset:
+            continue
+        try:
+            chunk, end = _forwards_in(segment, next_offset, max_bytes - size_bytes, limit, first=not chunks)
+        except CorruptionError:
+            segment.damaged = True
+            raise
+        if not chunk:
+            break
+        chunks.append(chunk)
+        size_bytes += len(chunk)
+        next_offset = end
+        if end < segment.next_offset:
+            break  # the rest of this segment did not fit: what the next one holds does not follow on
+    return ReadResult(tuple(chunks), size_bytes, next_offset)
+
+
+def without_past(result: ReadResult, from_offset: int) -> ReadResult:
+    """The same, but a filler at its beginning covers no offset below ``from_offset``."""
+    if not result.chunks:
+        return result
+    header = parse_header(result.chunks[0])
+    if header.record_count or header.base_offset >= from_offset:
+        return result
+    filler = build_filler(from_offset, header.next_offset, header.leader_epoch, header.timestamp_ns)
+    rest = tuple(chunk for chunk in (result.chunks[0][len(filler) :], *result.chunks[1:]) if chunk)
+    return ReadResult((memoryview(filler), *rest), result.size_bytes, result.next_offset)
+
+
+def _forwards_in(segment: Segment, offset: int, max_bytes: int, limit: int, *, first: bool) -> tuple[memoryview, int]:
+    """(bytes, offset after them) from one segment; a first batch may be larger than ``max_bytes``."""
+    hint = segment.entry_at(offset)
+    segment.check(hint, hint + 2 * INDEX_INTERVAL_BYTES)
+    start = segment.locate(offset)
+    segment.check(start, start + max_bytes)
+    end = segment.end_of_whole_batches(start, start + max_bytes, limit)
+    if end == start and first:
+        header = next((h for _, h in segment.batches(start, start + 1)), None)
+        if header is not None and header.next_offset <= limit:
+            end = start + header.size_bytes
+    if end == start:
+        return memoryview(b""), offset
+    next_offset = segment.next_offset if end == segment.size_bytes else offset_at(segment, end)
+    return segment.file.read(start, end - start), next_offset
+
+
+def offset_some_bytes_before(segments: Sequence[Segment], offset: int, size_bytes: int) -> int:
+    """Base offset of a batch below ``offset``, of the same segment as the batch before it, about ``size_bytes`` before it by the
+    indexes alone."""
+    segment = segments[segment_at(segments, offset - 1)]
+    entries = segment.entries
+    last = bisect_right(entries, offset - 1, key=lambda e: e.base_offset) - 1
+    first = bisect_right(entries, entries[last].position - size_bytes, key=lambda e: e.position) - 1 if last > 0 else 0
+    return entries[first].base_offset if first > 0 else segment.base_offset
+
+
+def read_part(
+    segments: Sequence[Segment], offset: int, position: int, size_bytes: int, limit: int
+) -> tuple[BatchHeader, memoryview] | None:
+    """Header of the batch that holds ``offset``, and up to ``size_bytes`` of it from ``position`` in it on; None when there is no such
+    batch that ends at or below ``limit`` (exclusive offset), or it is not as large."""
+    segment = segments[segment_at(segments, offset)]
+    if segment.next_offset <= offset:
+        return None
+    try:
+        hint = segment.entry_at(offset)
+        segment.check(hint, hint + 2 * INDEX_INTERVAL_BYTES)
+        start = segment.locate(offset)
+        segment.check(start, start + 1)
+        header = next((header for _, header in segment.batches(start, start + 1)), None)
+    except CorruptionError:
+        segment.damaged = True
+        raise
+    if header is None or header.next_offset > limit or position >= header.size_bytes:
+        return None
+    return header, segment.file.read(start + position, min(size_bytes, header.size_bytes - position))
+
+
+def first_offset_at(segments: Sequence[Segment], timestamp_ns: int) -> int | None:
+    """Base offset of the first batch whose timestamp is at or past ``timestamp_ns``, None when there is none."""
+    for segment in segments:
+        if segment.size_bytes == 0 or segment.max_timestamp_ns < timestamp_ns:
+            continue
+        before = bisect_right(segment.entries, timestamp_ns - 1, key=lambda e: e.max_timestamp_ns) - 1
+        position = segment.entries[max(before, 0)].position
+        try:
+            segment.check(position, segment.size_bytes)
+            for _, header in segment.batches(position, segment.size_bytes):
+                if header.timestamp_ns >= timestamp_ns:
+                    return header.base_offset
+        except CorruptionError:
+            segment.damaged = True
+            raise
+    return None
+
+
+def offset_before(segments: Sequence[Segment], timestamp_ns: int) -> int:
+    """Base offset of a batch that has none before it whose timestamp is at or past ``timestamp_ns``, by the indexes alone: some way
+    before the first such batch. The last segment's first where there is none."""
+    for segment in segments:
+        if segment.size_bytes and segment.max_timestamp_ns >= timestamp_ns:
+            before = bisect_right(segment.entries, timestamp_ns - 1, key=lambda e: e.max_timestamp_ns) - 1
+            return segment.entries[max(before, 0)].base_offset
+    return segments[-1].base_offset
+
+
+def checked_to_follow(batches: Sequence[RecordBatch], end_offset: int, epoch: int) -> int:
+    """Their size in bytes; InvariantError unless they follow on each other and on a log that ends at ``end_offset`` (exclusive) in
+    ``epoch`` [D14, D15]."""
+    size_bytes = 0
+    for batch in batches:
+        header = batch.header
+        if header.base_offset != end_offset or header.leader_epoch < epoch:
+            check(header.base_offset == end_offset, "D15", "batch at", header.base_offset, "log end", end_offset)
+            check(False, "D14", "epoch", header.leader_epoch, "after", epoch)
+        end_offset, epoch = end_offset + header.last_offset_delta + 1, header.leader_epoch
+        size_bytes += header.size_bytes
+    return size_bytes

@@ -1,0 +1,202 @@
+"""Proving: what an opening takes for durable, and what it writes again before anyone is shown it [S1, S4, S12].
+
+After a kill, what was written and not flushed is in the page cache only. After a flush that failed it is worse: Linux takes the
+pages for clean, and the next ``fdatasync`` of the file says yes without writing them. So an opening that does not follow a clean
+stop believes no flush. On the disk is:
+
+(a) a sealed segment whose checksummed index fits it: an index is only ever written after the flush of its segment and of its name;
+(b) what lies at or below the checkpoint's HW: that is never stored above what a flush has made durable.
+
+Everything else is copied into a new file, which is flushed and takes the place of the old: other pages and other blocks than those that
+failed. Only what is not proven is copied: a file whose beginning is proven is split there, so that opening costs about what was
+appended since the last checkpoint (a second), and not the whole segment. A disk without room for a copy has the bytes
+written once more where they are, which makes the pages dirty again.
+
+Splitting a segment at position P, where a batch of offset o begins; it survives a death at any step:
+
+1. the rest is written to ``<o>.log.tmp`` and flushed, then renamed to ``<base>.log.<P>-<o>.tail``: from here on it is known;
+2. ``<base>.log`` is cut at P;
+3. the tail is renamed to ``<o>.log``. ``finish_splits`` does 2 and 3 where a process died between.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+
+from liftpy.core.log.compaction_point import HORIZON_NAME
+from liftpy.core.log.segment import Segment, index_name, log_name, walk
+from liftpy.core.log.small_files import CHECKPOINT_NAME, Checkpoint, encode_index
+from liftpy.core.log.storage import LogFile, Storage
+from liftpy.errors import NoSpaceError, StorageError
+
+FLUSH_FAILED_NAME = "flush-failed"
+"""A small file, the durable mark of a flush that failed; its text says why, for people. Nothing relies on it: where the disk did not
+even take the mark, the next opening believes as little."""
+_COPY_BYTES = 8 * 1024 * 1024
+_TAIL = re.compile(r"(\d{20}\.log)\.(\d+)-(\d{20})\.tail")
+
+
+def mark_failed_flush(storage: Storage, error: Exception) -> None:
+    """Leave the durable mark, if the disk takes it."""
+    with suppress(StorageError):
+        storage.replace(FLUSH_FAILED_NAME, str(error).encode())
+
+
+def failed_flush(storage: Storage) -> str:
+    """What the mark says; '' when there is none."""
+    mark = storage.load(FLUSH_FAILED_NAME)
+    return "" if mark is None else mark.decode(errors="replace") or "a flush failed"
+
+
+def finish_splits(storage: Storage, names: Iterable[str]) -> None:
+    """Complete what a process left behind that died while it split a segment."""
+    for name in names:
+        found = _TAIL.fullmatch(name)
+        if found is not None:
+            _cut(storage, found[1], storage.open(found[1]), int(found[2])).close()
+            storage.rename(name, log_name(int(found[3])))
+            storage.sync_folder()
+
+
+def prove(
+    storage: Storage, segments: list[Segment], checkpoint: Checkpoint, names: Collection[str], *, flush_failed: bool = False
+) -> tuple[list[Segment], int]:
+    """The segments, and the names in the folder, made durable; and how many bytes had to be written again.
+
+    ``segments``: as recovery found them, ascending; ``checkpoint``: as it is read, whether it is durable or not; ``names``: of
+    the files in the folder; ``flush_failed``: there is a mark of a failed flush. Raises StorageError.
+    """
+    proven_end_offset = checkpoint.high_watermark + 1
+    positions = [_proven_position(segment, proven_end_offset) for segment in segments]
+    doubtful = [s for s, position in zip(segments, positions, strict=True) if position < s.size_bytes]
+    if (
+        len(doubtful) > 1
+    ):  # or a later one's name could be durable before the bytes of an earlier one are: that looks like damage
+        for segment in doubtful:
+            with suppress(StorageError):
+                segment.file.sync()
+    proved: list[Segment] = []
+    for segment, position in zip(segments, positions, strict=True):
+        proved += [segment] if position == segment.size_bytes else _rewritten(storage, segment, position)
+    base_offset = segments[0].base_offset if segments else 0
+    _make_names_durable(storage, names, anew=flush_failed or checkpoint.log_start_offset > base_offset)
+    return proved, sum(s.size_bytes for s in segments) - sum(positions)
+
+
+def seal(storage: Storage, segment: Segment) -> None:
+    """Nothing is appended to a segment that is durable: give it its index. A full disk does without."""
+    with suppress(NoSpaceError):
+        storage.replace(index_name(segment.base_offset), encode_index(segment.summary()))
+    segment.sealed = True
+    segment.file.seal()
+
+
+def _proven_position(segment: Segment, proven_end_offset: int) -> int:
+    """Up to where an index, or the checkpoint, says that it is on the disk."""
+    if segment.sealed or proven_end_offset >= segment.next_offset:
+        return segment.size_bytes
+    return segment.locate(proven_end_offset) if proven_end_offset > segment.base_offset else 0
+
+
+def _make_names_durable(storage: Storage, names: Collection[str], *, anew: bool) -> None:
+    """With the small files that are believed: what they say now may never have reached the disk.
+
+    The checkpoint is written ``anew`` only where that matters: two flushes for each of thousands of logs are most of what a start
+    after a kill costs. Its HW proves what was flushed whether it is durable itself or not, and an older one proves less, so that more
+    is written again. A promise in it that never became durable was never acted on, and this process makes its own before it acts.
+    Only a log start behind the first segment's base would fall back.
+    """
+    for name in (CHECKPOINT_NAME, HORIZON_NAME) if anew else (HORIZON_NAME,):
+        data = storage.load(name) if name in names else None
+        if data is not None:
+            with suppress(NoSpaceError):
+                storage.replace(name, data)
+    storage.sync_folder()
+
+
+def _rewritten(storage: Storage, segment: Segment, position: int) -> list[Segment]:
+    """The segment with everything from ``position`` on written again, as one segment or two."""
+    try:
+        return _split(storage, segment, position) if position else [_replaced(storage, segment)]
+    except NoSpaceError:
+        segment.file.rewrite(position)
+        return [segment]
+
+
+def _replaced(storage: Storage, segment: Segment) -> Segment:
+    segment.file = _copy_in_place(storage, log_name(segment.base_offset), segment.file, segment.size_bytes)
+    return segment
+
+
+def _split(storage: Storage, segment: Segment, position: int) -> list[Segment]:
+    base_offset = next(header.base_offset for _, header in segment.batches(position, position + 1))
+    name = log_name(segment.base_offset)
+    tail_name = f"{name}.{position}-{base_offset:020d}.tail"
+    _copy(storage, segment.file, position, segment.size_bytes, tail_name)
+    storage.remove(
+        index_name(segment.base_offset)
+    )  # one that did not fit, or this one's of before: it must not fit what is left
+    file = _cut(storage, name, segment.file, position)
+    storage.rename(tail_name, log_name(base_offset))
+    storage.sync_folder()
+    tail = Segment(base_offset, storage.open(log_name(base_offset)), base_offset)
+    found = walk(tail)
+    if found.fault:
+        raise StorageError(f"{log_name(base_offset)}: what was just written can't be read again: {found.fault}")
+    head = _beginning(segment, file, position, tail)
+    seal(storage, head)
+    return [head, tail]
+
+
+def _beginning(segment: Segment, file: LogFile, position: int, tail: Segment) -> Segment:
+    """What is known of a segment that was cut at ``position``; ``tail``: what was behind."""
+    whole = bisect_left(segment.entries, position, key=lambda entry: entry.position) - 1
+    entry = segment.entries[whole]
+    head = Segment(segment.base_offset, file, segment.base_offset, checked=segment.checked)
+    head.first_timestamp_ns, head.max_timestamp_ns = segment.first_timestamp_ns, entry.max_timestamp_ns
+    head.entries = segment.entries[:whole]
+    head.epochs = [(epoch, start) for epoch, start in segment.epochs if start < entry.base_offset]
+    head.size_bytes = position  # so that the walk over the headers sees its end
+    for at, header in list(head.batches(entry.position, position)):
+        head.note(header, at)
+    head.record_count = segment.record_count - tail.record_count
+    return head
+
+
+def _cut(storage: Storage, name: str, file: LogFile, position: int) -> LogFile:
+    """The file cut at ``position``, durably; one that can't be flushed any more is replaced by a copy."""
+    try:
+        file.truncate(position)
+        return file
+    except NoSpaceError:
+        raise
+    except StorageError:
+        return _copy_in_place(storage, name, file, position)
+
+
+def _copy_in_place(storage: Storage, name: str, file: LogFile, end: int) -> LogFile:
+    """A new file with the first ``end`` bytes, flushed, under the old one's name."""
+    _copy(storage, file, 0, end, name)
+    file.close()
+    return storage.open(name)
+
+
+def _copy(storage: Storage, file: LogFile, start: int, end: int, name: str) -> None:
+    """Bytes ``start`` to ``end`` as a new file ``name``: all of it, on the disk, or none. Raises StorageError."""
+    temporary = f"{name}.tmp"
+    copy = storage.create(temporary)
+    try:
+        for position in range(start, end, _COPY_BYTES):
+            copy.append([file.read(position, min(_COPY_BYTES, end - position))])
+        copy.sync()
+    except StorageError:
+        with suppress(StorageError):
+            storage.remove(temporary)
+        raise
+    finally:
+        copy.close()
+    storage.rename(temporary, name)
+    storage.sync_folder()

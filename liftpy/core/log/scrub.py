@@ -1,0 +1,121 @@
+"""Scrub: reads what lies on the disk again, a piece at a time, so that a flipped bit is found before it is needed [S14].
+
+Goal: every flushed byte of every log is read back and checked once when its segment is sealed, and again and again at a low rate.
+A ``Scan`` walks one file; it holds nothing of the log's but its name and bounds, so that it may run in any thread, beside appends,
+cuts and retention. So what it says is a suspicion: the file may have been cut or replaced meanwhile. ``confirmed`` looks again, on the
+log's own thread, at the one block, if the segment is still the log's; only that is damage.
+
+What a pass proves: each batch was right (CRC, order, size) as the system gave it when its memory of the file had been dropped. Pages
+that are mapped by readers or dirty stay in memory and are read from there; a device may answer from its own cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.log.log import Log
+from liftpy.core.log.segment import Segment, log_name
+from liftpy.core.log.storage import LogFile
+from liftpy.core.wire.batch import HEADER_SIZE_BYTES, MAX_BATCH_BYTES, claimed_size_bytes, parse_batch
+from liftpy.errors import CorruptionError
+
+
+@dataclass(slots=True)
+class Scan:
+    """A walk over one segment's file from ``position`` (of a batch with ``next_offset``) to ``end`` (exclusive; a batch ends there)."""
+
+    base_offset: int
+    end: int
+    position: int = 0
+    next_offset: int = 0
+    """The first offset that has not been checked: where the fault is, when ``step`` raises."""
+    leader_epoch: int = 0
+    read_bytes: int = 0
+    """Of the file so far: a batch that is larger than a step is read once more."""
+
+    @property
+    def name(self) -> str:
+        """Of the file."""
+        return log_name(self.base_offset)
+
+    @property
+    def done(self) -> bool:
+        """Whether everything has been checked."""
+        return self.position >= self.end
+
+    def step(self, file: LogFile, max_bytes: int) -> int:
+        """Check the next batches, about ``max_bytes`` of them, one at least; how many bytes are checked. ``read_bytes`` grows by
+        what was read for that. Raises CorruptionError, StorageError."""
+        block = file.reread(self.position, min(max(max_bytes, HEADER_SIZE_BYTES), self.end - self.position))
+        self.read_bytes += len(block)
+        done = self._check(block)
+        if not done and not self.done:  # one batch that is larger, or a size that is wrong
+            wanted = max(claimed_size_bytes(block), HEADER_SIZE_BYTES)
+            whole = file.reread(self.position, min(wanted, MAX_BATCH_BYTES, self.end - self.position))
+            self.read_bytes += len(whole)
+            done = self._check(whole, whole=True)
+            if not done:
+                raise CorruptionError(f"{self.name}: ends at {self.position}, not at {self.end}")
+        return done
+
+    def _check(self, block: memoryview, *, whole: bool = False) -> int:
+        at = 0
+        while at < len(block):
+            try:
+                batch = parse_batch(block, at)
+            except CorruptionError:
+                if whole or (at == 0 and len(block) >= self.end - self.position):
+                    raise
+                break  # the piece ends in this batch, or it is damaged: the next look, from here on, tells
+            if batch.base_offset != self.next_offset or batch.leader_epoch < self.leader_epoch:
+                raise CorruptionError(f"{self.name}: offset {batch.base_offset} where {self.next_offset} was to follow")
+            size_bytes = batch.header.size_bytes
+            self.next_offset, self.leader_epoch = batch.next_offset, batch.leader_epoch
+            self.position += size_bytes
+            at += size_bytes
+            if whole:
+                break
+        return at
+
+
+def scan_of(log: Log, segment: Segment, position: int = 0) -> Scan | None:
+    """A walk over the flushed part of ``segment`` from the indexed batch at or before ``position`` on; None: nothing to check."""
+    flushed = [entry for entry in segment.entries if entry.base_offset <= log.durable_end_offset]
+    if not flushed:
+        return None
+    whole = segment.next_offset <= log.durable_end_offset
+    first = max((entry for entry in flushed if entry.position <= position), default=flushed[0])
+    scan = Scan(segment.base_offset, segment.size_bytes if whole else flushed[-1].position, first.position, first.base_offset)
+    return None if scan.done else scan
+
+
+def confirmed(log: Log, segment: Segment, scan: Scan) -> bool:
+    """Whether what ``scan`` stopped at is damage of ``segment``, which is still the log's; then the log has been told."""
+    return any(segment is held for held in log.segments) and not log.is_sound(scan.next_offset)
+
+
+def freshly_sealed(log: Log) -> Segment | None:
+    """A segment that this process sealed, that is flushed, and that has not been read back yet."""
+    for segment in log.segments[:-1]:
+        if segment.awaits_scrub and segment.next_offset <= log.durable_end_offset:
+            return segment
+    return None
+
+
+def next_segment(log: Log, after_base_offset: int) -> Segment | None:
+    """The first segment that begins past ``after_base_offset`` (-1: any) and holds something."""
+    return next((s for s in log.segments if s.base_offset > after_base_offset and s.size_bytes), None)
+
+
+def scrubbed(log: Log, segments: Iterable[Segment], max_bytes: int) -> bool:
+    """Check all of ``segments`` here and now, by pieces of ``max_bytes``: for the simulator and tools. Whether nothing was found."""
+    for segment in segments:
+        scan = scan_of(log, segment)
+        try:
+            while scan is not None and not scan.done:
+                scan.step(segment.file, max_bytes)
+        except CorruptionError:
+            if scan is not None and confirmed(log, segment, scan):
+                return False
+    return True

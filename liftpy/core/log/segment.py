@@ -1,0 +1,281 @@
+"""Segment: one file of batches back to back, its sparse index in memory, and the walk that finds what a file holds."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import field
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.log.small_files import IndexEntry, SegmentSummary
+from liftpy.core.log.storage import LogFile
+from liftpy.core.wire.batch import (
+    HEADER_SIZE_BYTES,
+    MAX_BATCH_BYTES,
+    SIGNATURE,
+    SIGNATURE_POSITION,
+    BatchHeader,
+    RecordBatch,
+    parse_batch,
+    parse_header,
+)
+from liftpy.errors import CorruptionError, UnknownFormatError
+
+INDEX_INTERVAL_BYTES = 16 * 1024
+"""One index entry for about so many bytes of batches."""
+_WALK_BYTES = 8 * 1024 * 1024
+_RECENT = 32
+
+
+def log_name(base_offset: int) -> str:
+    """File name of the segment that begins at ``base_offset``."""
+    return f"{base_offset:020d}.log"
+
+
+def index_name(base_offset: int) -> str:
+    """File name of that segment's index."""
+    return f"{base_offset:020d}.index"
+
+
+@dataclass(slots=True)
+class Segment:
+    """One segment and what is known of it. Sizes and positions in bytes of its file."""
+
+    base_offset: int
+    """Inclusive: the log end offset when the file was made."""
+    file: LogFile
+    next_offset: int
+    """Exclusive: the offset after its last record; ``base_offset`` when it is empty."""
+    size_bytes: int = 0
+    first_timestamp_ns: int = 0
+    max_timestamp_ns: int = 0
+    record_count: int = 0
+    epochs: list[tuple[int, int]] = field(default_factory=list)
+    """(LeaderEpoch, first offset of it in this segment), ascending."""
+    entries: list[IndexEntry] = field(default_factory=list)
+    sealed: bool = False
+    """Nothing is appended any more."""
+    recent: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    """(base offset, next offset, position) of the newest batches: followers and tailing readers ask for these."""
+    checked: bool = False
+    """Every batch in it was written, or walked with its CRC, by this process."""
+    checked_blocks: set[int] = field(default_factory=set)
+    """Numbers of the index entries whose batches, up to the next entry, have been checked; used while not ``checked``."""
+    damaged: bool = False
+    """A check has failed."""
+    awaits_scrub: bool = False
+    """It was sealed by this process, and has not been read back since."""
+    flushing_bytes: int = 0
+    """Size of the file when a flush of it last began."""
+    made_wall_ns: int = 0
+    """Wall clock of the first append by this process, for ``segment_age_s``."""
+
+    def note(self, header: BatchHeader, position: int) -> None:
+        """A batch lies at ``position``, at the end of what is known so far."""
+        base_offset, timestamp_ns = header.base_offset, header.timestamp_ns
+        if not self.entries or position - self.entries[-1].position >= INDEX_INTERVAL_BYTES:
+            self.entries.append(IndexEntry(base_offset, position, self.max_timestamp_ns))
+        if not self.epochs or self.epochs[-1][0] != header.leader_epoch:
+            self.epochs.append((header.leader_epoch, base_offset))
+        if position == 0:
+            self.first_timestamp_ns = timestamp_ns
+        if timestamp_ns > self.max_timestamp_ns:
+            self.max_timestamp_ns = timestamp_ns
+        self.record_count += 0 if header.is_remains else header.record_count
+        self.next_offset = base_offset + header.last_offset_delta + 1
+        self.recent.append((base_offset, self.next_offset, position))
+        self.size_bytes = position + header.size_bytes
+
+    def summary(self) -> SegmentSummary:
+        """What its index file holds."""
+        return SegmentSummary(
+            self.base_offset,
+            self.next_offset,
+            self.size_bytes,
+            self.first_timestamp_ns,
+            self.max_timestamp_ns,
+            self.record_count,
+            tuple(self.epochs),
+            tuple(self.entries),
+        )
+
+    @classmethod
+    def from_summary(cls, file: LogFile, summary: SegmentSummary) -> Segment:
+        """A sealed segment as its index describes it."""
+        file.seal()
+        return cls(
+            summary.base_offset,
+            file,
+            summary.next_offset,
+            summary.size_bytes,
+            summary.first_timestamp_ns,
+            summary.max_timestamp_ns,
+            summary.record_count,
+            list(summary.epochs),
+            list(summary.entries),
+            sealed=True,
+        )
+
+    def check(self, start: int, end: int) -> None:
+        """Check CRC and order of the batches between positions, once: damage is an error, never an answer.
+
+        Raises CorruptionError. A segment that this process wrote or walked needs no check.
+        """
+        if self.checked or not self.entries:
+            return
+        first = max(bisect_right(self.entries, start, key=lambda e: e.position) - 1, 0)
+        for number in range(first, len(self.entries)):
+            if self.entries[number].position >= end:
+                break
+            if number not in self.checked_blocks:
+                try:
+                    self._check_block(number)
+                except CorruptionError:
+                    self.damaged = True
+                    raise
+                self.checked_blocks.add(number)
+
+    def recheck(self, offset: int) -> None:
+        """Check the block that holds ``offset`` from the file again, whatever was checked before: about INDEX_INTERVAL_BYTES.
+
+        Raises CorruptionError, StorageError.
+        """
+        if not self.entries:
+            return
+        try:
+            self._check_block(max(bisect_right(self.entries, offset, key=lambda e: e.base_offset) - 1, 0), again=True)
+        except CorruptionError:
+            self.damaged = True
+            raise
+
+    def _check_block(self, number: int, *, again: bool = False) -> None:
+        entry = self.entries[number]
+        following = self.entries[number + 1] if number + 1 < len(self.entries) else None
+        end = following.position if following else self.size_bytes
+        read = self.file.reread if again else self.file.read
+        block = read(entry.position, end - entry.position)
+        position, next_offset = 0, entry.base_offset
+        while position < len(block):
+            batch = parse_batch(block, position)
+            if batch.base_offset < next_offset or (position == 0 and batch.base_offset != entry.base_offset):
+                raise CorruptionError(f"{log_name(self.base_offset)}: offset {batch.base_offset} is at a place of another")
+            position, next_offset = position + batch.header.size_bytes, batch.next_offset
+        if next_offset > (following.base_offset if following else self.next_offset) or position < end - entry.position:
+            raise CorruptionError(
+                f"{log_name(self.base_offset)}: the batches after offset {entry.base_offset} don't fit its index"
+            )
+
+    def entry_at(self, offset: int) -> int:
+        """Position of the last indexed batch that begins at or below ``offset``."""
+        index = bisect_right(self.entries, offset, key=lambda e: e.base_offset) - 1
+        return self.entries[index].position if index >= 0 else 0
+
+    def batches(self, position: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
+        """(position, header) of the batches from ``position`` on that begin below ``end``; their CRCs are not checked."""
+        block, start = memoryview(b""), position
+        while position < min(end, self.size_bytes):
+            if position + HEADER_SIZE_BYTES > start + len(block):
+                start, block = position, self.file.read(position, INDEX_INTERVAL_BYTES * 2)
+            try:
+                header = parse_header(block, position - start)
+            except UnknownFormatError:
+                parse_batch(self.file.read(position, MAX_BATCH_BYTES))  # tells a flipped bit from another version
+                raise
+            yield position, header
+            position += header.size_bytes
+
+    def locate(self, offset: int) -> int:
+        """Position of the batch that holds ``offset``, or else the first one after it; ``size_bytes`` when there is none."""
+        found = self.size_bytes
+        for base_offset, next_offset, position in reversed(self.recent):
+            if next_offset <= offset:
+                return found
+            if base_offset <= offset:
+                return position
+            found = position
+        for position, header in self.batches(self.entry_at(offset), self.size_bytes):
+            if header.next_offset > offset:
+                return position
+        return self.size_bytes
+
+    def end_of_whole_batches(self, start: int, limit: int, end_offset: int) -> int:
+        """Position up to which whole batches lie from ``start`` on: at most ``limit``, and none at or past ``end_offset``.
+
+        ``start`` itself when not even one fits. The sparse index is used to skip over most of them.
+        """
+        if self.size_bytes <= limit and self.next_offset <= end_offset:
+            return self.size_bytes
+        in_reach = bisect_right(self.entries, limit, key=lambda e: e.position)
+        below_end = bisect_right(self.entries, end_offset, key=lambda e: e.base_offset)
+        hop = min(in_reach, below_end) - 1
+        end = max(start, self.entries[hop].position) if hop >= 0 else start
+        for position, header in self.batches(end, limit):
+            if position + header.size_bytes > limit or header.next_offset > end_offset:
+                break
+            end = position + header.size_bytes
+        return end
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """What a walk over a file found. ``end``: up to where it is right; ``valid_behind``: a right batch lies past the fault."""
+
+    end: int
+    fault: str = ""
+    valid_behind: bool = False
+
+
+def walk(segment: Segment) -> Walk:
+    """Read a segment's file from its start, batch by batch with CRC and order, and note what is right.
+
+    Raises UnknownFormatError for a whole, right batch of another version: nothing is cut then [S11].
+    """
+    position, start, block = 0, 0, memoryview(b"")
+    size = segment.file.size_bytes
+    while position < size:
+        try:
+            needed = _size_at(block, position - start)
+            if position + needed > start + len(block) < size:
+                start, block = position, segment.file.read(position, max(needed, _WALK_BYTES))
+                continue
+            batch = parse_batch(block, position - start)
+            _check_order(segment, batch)
+        except CorruptionError as error:
+            return Walk(position, str(error), _valid_behind(segment, position))
+        segment.note(batch.header, position)
+        position += needed
+    segment.checked = True
+    return Walk(position)
+
+
+def _size_at(block: memoryview, position: int) -> int:
+    """Size of the batch at ``position`` of a block, or of a header when not even that is in the block."""
+    if position + HEADER_SIZE_BYTES > len(block):
+        return HEADER_SIZE_BYTES
+    try:
+        return parse_header(block, position).size_bytes
+    except UnknownFormatError:
+        return HEADER_SIZE_BYTES  # parse_batch tells a flipped bit from another version
+
+
+def _check_order(segment: Segment, batch: RecordBatch) -> None:
+    """Offsets only grow within a file and epochs never fall [D14, D15]; holes are compaction's."""
+    if batch.base_offset < segment.next_offset or (segment.epochs and batch.leader_epoch < segment.epochs[-1][0]):
+        raise CorruptionError(
+            f"the batch at offset {batch.base_offset}, epoch {batch.leader_epoch} does not follow {segment.next_offset - 1}"
+        )
+
+
+def _valid_behind(segment: Segment, fault: int) -> bool:
+    """Whether a right batch that could be this log's lies anywhere past ``fault``: then it is damage, not a torn tail [S3]."""
+    tail = bytes(segment.file.read(fault, segment.file.size_bytes - fault))
+    found = tail.find(SIGNATURE, SIGNATURE_POSITION + 1)
+    while found >= 0:
+        try:
+            if parse_batch(tail, found - SIGNATURE_POSITION).base_offset >= segment.next_offset:
+                return True
+        except (CorruptionError, UnknownFormatError):
+            pass
+        found = tail.find(SIGNATURE, found + 1)
+    return False

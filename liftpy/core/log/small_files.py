@@ -1,0 +1,179 @@
+"""The small files of a partition's folder: checkpoints and segment indexes. Checksummed; a torn file counts as missing.
+
+``high-watermark``: HW, log start offset and the LeaderEpoch that was persisted last. ``leader-epochs``: the epoch cache as of
+the last checkpoint; the log itself always wins over it, but of a log that retention has emptied it holds the epoch of the record before
+its start, which nothing else tells. ``compaction-horizon``: see ``horizon.py``. ``<base>.index``: a pure cache of
+a SEALED segment: what a walk over it would find. All: magic, version, body, CRC-32C over all before it; little endian.
+
+Checkpoints: what a log stores about itself beside its segments (HW and log start, epochs), written only where it has changed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import crc32c
+import numpy as np
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.log.leader_epochs import NO_EPOCH, EpochCache
+from liftpy.core.log.storage import Storage
+from liftpy.errors import UnknownFormatError
+
+CHECKPOINT_NAME = "high-watermark"
+EPOCHS_NAME = "leader-epochs"
+STATE_PREFIX = "state-"
+"""Of checkpoints of what is derived from the log (``liftpy/core/publish/state_file.py``)."""
+_VERSION = 1
+_HEAD = struct.Struct("<4sI")
+_CHECKPOINT = struct.Struct("<qqQ")
+_INDEX = struct.Struct("<qqQqqQII")
+_EPOCH = struct.Struct("<Qq")
+_ENTRY = np.dtype([("base_offset", "<i8"), ("position", "<i8"), ("max_timestamp_ns", "<i8")])
+_CRC = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """HW (inclusive, -1: none), log start offset (inclusive), and the LeaderEpoch a replica promised to follow (0: none)."""
+
+    high_watermark: int = -1
+    log_start_offset: int = 0
+    persisted_epoch: int = 0
+
+
+class IndexEntry(NamedTuple):
+    """A batch begins at ``position`` with ``base_offset``; no record before it has a later timestamp than the maximum."""
+
+    base_offset: int
+    position: int
+    max_timestamp_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSummary:
+    """What a walk over a segment finds. ``next_offset``: exclusive; ``entries``: sparse, ascending."""
+
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    first_timestamp_ns: int
+    max_timestamp_ns: int
+    record_count: int
+    epochs: tuple[tuple[int, int], ...]
+    entries: tuple[IndexEntry, ...]
+
+
+def seal_small_file(magic: bytes, body: bytes) -> bytes:
+    """A small file's bytes: ``magic`` (4 bytes), version, ``body``, CRC."""
+    return b"".join(seal_in_pieces(magic, (body,)))
+
+
+def seal_in_pieces(magic: bytes, body: Sequence[bytes]) -> list[bytes]:
+    """The same of a large one, whose ``body`` comes in pieces: what they are one behind the other, never one whole."""
+    head = _HEAD.pack(magic, _VERSION)
+    crc = crc32c.crc32c(head)
+    for piece in body:
+        crc = crc32c.crc32c(piece, crc)
+    return [head, *body, _CRC.pack(crc)]
+
+
+def open_small_file(magic: bytes, data: bytes | None) -> bytes | None:
+    """The body, None for what is missing, torn or damaged; UnknownFormatError for a whole file of another version [S11]."""
+    if data is None or len(data) < _HEAD.size + _CRC.size:
+        return None
+    if _CRC.unpack_from(data, len(data) - _CRC.size)[0] != crc32c.crc32c(data[: -_CRC.size]):
+        return None
+    found, version = _HEAD.unpack_from(data)
+    if found != magic:
+        return None
+    if version != _VERSION:
+        raise UnknownFormatError(f"a {magic.decode()} file has format version {version}, this version reads {_VERSION}")
+    return data[_HEAD.size : -_CRC.size]
+
+
+def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+    """The bytes of the ``high-watermark`` file."""
+    return seal_small_file(
+        b"LFHW", _CHECKPOINT.pack(checkpoint.high_watermark, checkpoint.log_start_offset, checkpoint.persisted_epoch)
+    )
+
+
+def decode_checkpoint(data: bytes | None) -> Checkpoint | None:
+    """The checkpoint, or None where there is none that can be trusted."""
+    body = open_small_file(b"LFHW", data)
+    return Checkpoint(*_CHECKPOINT.unpack(body)) if body is not None and len(body) == _CHECKPOINT.size else None
+
+
+def encode_epochs(entries: Sequence[tuple[int, int]]) -> bytes:
+    """The bytes of the ``leader-epochs`` file: (LeaderEpoch, offset of its first record), ascending."""
+    return seal_small_file(b"LFEP", b"".join(_EPOCH.pack(*entry) for entry in entries))
+
+
+def decode_epochs(data: bytes | None) -> tuple[tuple[int, int], ...] | None:
+    """The entries, or None where there are none that can be trusted."""
+    body = open_small_file(b"LFEP", data)
+    return tuple(_EPOCH.iter_unpack(body)) if body is not None and len(body) % _EPOCH.size == 0 else None
+
+
+def encode_index(summary: SegmentSummary) -> bytes:
+    """The bytes of an ``.index`` file."""
+    head = _INDEX.pack(
+        summary.base_offset,
+        summary.next_offset,
+        summary.size_bytes,
+        summary.first_timestamp_ns,
+        summary.max_timestamp_ns,
+        summary.record_count,
+        len(summary.epochs),
+        len(summary.entries),
+    )
+    epochs = b"".join(_EPOCH.pack(*entry) for entry in summary.epochs)
+    entries = np.array([(e.base_offset, e.position, e.max_timestamp_ns) for e in summary.entries], dtype=_ENTRY)
+    return seal_small_file(b"LFIX", head + epochs + entries.tobytes())
+
+
+def decode_index(data: bytes | None) -> SegmentSummary | None:
+    """The summary, or None where there is none that can be trusted."""
+    body = open_small_file(b"LFIX", data)
+    if body is None or len(body) < _INDEX.size:
+        return None
+    base, next_offset, size_bytes, first_ns, max_ns, record_count, epoch_count, entry_count = _INDEX.unpack_from(body)
+    epochs_end = _INDEX.size + epoch_count * _EPOCH.size
+    if len(body) != epochs_end + entry_count * _ENTRY.itemsize:
+        return None
+    epochs = tuple(_EPOCH.iter_unpack(body[_INDEX.size : epochs_end]))
+    entries = tuple(IndexEntry(*row) for row in np.frombuffer(body, dtype=_ENTRY, offset=epochs_end).tolist())
+    return SegmentSummary(base, next_offset, size_bytes, first_ns, max_ns, record_count, epochs, entries)
+
+
+class Checkpoints:
+    """The two files of one log. ``checkpoint`` and ``epochs`` (the file's bytes, or None) are what an opening has found."""
+
+    def __init__(self, storage: Storage, checkpoint: Checkpoint, epochs: bytes | None) -> None:
+        self._storage = storage
+        self._checkpoint = checkpoint
+        self._epochs = decode_epochs(epochs) or ()
+
+    def store(self, checkpoint: Checkpoint) -> None:
+        """Durable when it returns. A promised LeaderEpoch alone is no reason to write: the journal of promises has it."""
+        said = self._checkpoint
+        if (checkpoint.high_watermark, checkpoint.log_start_offset) != (said.high_watermark, said.log_start_offset):
+            self._storage.replace(CHECKPOINT_NAME, encode_checkpoint(checkpoint))
+            self._checkpoint = checkpoint
+
+    def store_epochs(self, epochs: EpochCache, log_start_offset: int) -> None:
+        """(epoch, first offset), for tools: an opening scans the log. But a log without a record has nothing to scan: of that the
+        epoch of the record before its start is stored."""
+        entries = epochs.entries
+        if not entries and epochs.before_start:
+            entries = ((epochs.before_start, log_start_offset - 1),)
+        if entries != self._epochs:
+            self._storage.replace(EPOCHS_NAME, encode_epochs(entries))
+            self._epochs = entries
+
+    def epoch_below(self, log_start_offset: int) -> int:
+        """The epoch of the newest record below it, by what was found; 0: not known."""
+        return next((epoch for epoch, start in reversed(self._epochs) if start < log_start_offset), NO_EPOCH)

@@ -1,0 +1,299 @@
+"""What the metadata leader does besides ordering the log, behind one door: sessions, election clocks, accused leaders, preferred
+leaders, streams that wait for nodes, replicas that move. Pure.
+
+The shell tells it when this node gains and loses the leadership of the group, feeds it every new image, asks ``answer``
+about each request before it goes into the log, proposes what ``due`` returns, and puts ``questions`` on the bus. Nothing here
+is kept over a change of the metadata leader; what matters is in the log.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import assert_never
+
+from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.core.base.ids import shown
+from liftpy.core.metadata.batch_limits import MAX_REQUESTS, SENT_TOGETHER
+from liftpy.core.metadata.controller.feature_negotiation import HeardLevels
+from liftpy.core.metadata.controller.nodes import unspoken
+from liftpy.core.metadata.controller.preflight import without_log
+from liftpy.core.metadata.controller.reassignment_planner import ReassignmentPlanner
+from liftpy.core.metadata.controller.request_batcher import answer_of, batch_of
+from liftpy.core.metadata.controller.unplaced_streams import WaitingStreams
+from liftpy.core.metadata.describe import describe, describe_stream
+from liftpy.core.metadata.directory_identity import ProcessRelation, descent
+from liftpy.core.metadata.election import ElectionTimers
+from liftpy.core.metadata.failure_reports import Accusations, LeaderQuestion, ProbeResult
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.preferred_leaders import PreferredLeaders
+from liftpy.core.metadata.record_builder import Rules
+from liftpy.core.metadata.sessions import DEFAULT_CONFIRMED_WITHIN_S, NodeSessions
+from liftpy.core.wire._pb import cluster_pb2 as pb
+
+Proposable = (
+    pb.FenceNode
+    | pb.UnfenceNode
+    | pb.ConcludeElection
+    | pb.PassOver
+    | pb.ElectLeader
+    | pb.ReportLeader
+    | pb.PlaceStream
+    | pb.Reassign
+    | pb.BeginCopy
+    | pb.SettleSessionTimes
+)
+
+
+def control_request(message: Proposable) -> pb.ControlRequest:
+    """The request that holds ``message``; operation id and time are set by the proposer."""
+    match message:
+        case pb.FenceNode():
+            return pb.ControlRequest(fenceNode=message)
+        case pb.UnfenceNode():
+            return pb.ControlRequest(unfenceNode=message)
+        case pb.ConcludeElection():
+            return pb.ControlRequest(concludeElection=message)
+        case pb.PassOver():
+            return pb.ControlRequest(passOver=message)
+        case pb.ElectLeader():
+            return pb.ControlRequest(electLeader=message)
+        case pb.ReportLeader():
+            return pb.ControlRequest(reportLeader=message)
+        case pb.PlaceStream():
+            return pb.ControlRequest(placeStream=message)
+        case pb.Reassign():
+            return pb.ControlRequest(reassign=message)
+        case pb.BeginCopy():
+            return pb.ControlRequest(beginCopy=message)
+        case pb.SettleSessionTimes():
+            return pb.ControlRequest(settleSessionTimes=message)
+    assert_never(message)
+
+
+def joined(here: pb.ControlResponse, logged: pb.ControlResponse) -> pb.ControlResponse:
+    """The answer to a batch of which ``here`` was answered by the metadata leader, and the rest decided in the log."""
+    if logged.HasField("batch"):
+        logged.batch.answers.extend(here.batch.answers)
+    return logged
+
+
+class ActiveController:
+    """NodeSessions and election clocks of one controller; idle unless it leads the group. ``now_ns`` is monotonic."""
+
+    def __init__(
+        self, config: ReplicationConfig, rules: Rules | None = None, confirmed_within_s: float = DEFAULT_CONFIRMED_WITHIN_S
+    ) -> None:
+        self._rules = rules or Rules()
+        self._confirmed_within_ns = round(confirmed_within_s * NS_PER_S)
+        self._in_log: set[bytes] = set()
+        """Ids of operations that were put into the log and are not applied yet."""
+        self._answered: Counter[str] = Counter()
+        self._sessions = NodeSessions(config, confirmed_within_s)
+        self._timers = ElectionTimers(config)
+        self._accusations = Accusations()
+        self._preferred = PreferredLeaders(config.preferred_leaders_every)
+        self._waiting = WaitingStreams()
+        self._moving = ReassignmentPlanner(config)
+        self.levels = HeardLevels()
+        """What the nodes speak."""
+        self._image = ClusterImage()
+        self._leading = False
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What came of the questions to accused leaders, and what was answered before anything was logged."""
+        return {**self._accusations.counters, **self._answered, **self._moving.counters}
+
+    def lead(self, image: ClusterImage, now_ns: int, term: int) -> None:
+        """This controller leads the group in ``term``, and ``image`` holds everything that was committed before."""
+        self._leading = True
+        self._image = image
+        self._in_log.clear()
+        self.levels.clear()
+        self._accusations.lead(term)
+        self._preferred.lead(now_ns)
+        self._waiting.lead(image, now_ns)
+        self._moving.lead(image, now_ns)
+        self._sessions.lead(image, now_ns)
+        self._timers.lead(image, now_ns)
+
+    def resign(self) -> None:
+        """This controller does not lead the group any more."""
+        self._leading = False
+        self._accusations.resign()
+        self._preferred.resign()
+        self._waiting.resign()
+        self._moving.resign()
+        self._sessions.resign()
+        self._timers.resign()
+
+    def prefer(self, every_s: float) -> None:
+        """Look so often for leaderships that could go back; 0: never."""
+        self._preferred.change(every_s)
+
+    def image_changed(self, image: ClusterImage, now_ns: int) -> None:
+        """An entry was applied."""
+        self._image = image
+        self._in_log -= {done for done in self._in_log if image.operations.get(done) is not None}
+        self.levels.image_changed(image)
+        self._sessions.image_changed(image, now_ns)
+        self._timers.image_changed(image, now_ns)
+        self._waiting.image_changed(image, now_ns)
+        self._moving.image_changed(image, now_ns)
+
+    def answer(
+        self, request: pb.ControlRequest, image: ClusterImage, now_ns: int, confirmed_ns: int
+    ) -> pb.ControlResponse | None:
+        """The answer to a request that is not for the log, or None: it has to be proposed.
+
+        ``confirmed_ns``: when a majority last confirmed that this controller leads. Heartbeats, progress of candidates, and
+        a description that need not be linearizable are answered here; and what would change nothing, or take the place of a node
+        that runs, is refused.
+        """
+        response = self._answer(request, image, now_ns, confirmed_ns)
+        if response is None:
+            response = self._forecast(request, image, now_ns, confirmed_ns)
+        return response
+
+    def _answer(
+        self, request: pb.ControlRequest, image: ClusterImage, now_ns: int, confirmed_ns: int
+    ) -> pb.ControlResponse | None:
+        if not self._leading:
+            return pb.ControlResponse(operationId=request.operationId, error=pb.ControlResponse.NOT_METADATA_LEADER)
+        match request.WhichOneof("request"):
+            case "heartbeat":
+                beat = request.heartbeat
+                lease = self._sessions.heartbeat(beat.nodeId, beat.incarnation, now_ns, confirmed_ns)
+                self.levels.heard(beat, image)
+                response = pb.ControlResponse(error=lease.error, detail=lease.detail, leaseMs=lease.lease_ms)
+            case "reportPromotion" if not request.reportPromotion.finished:
+                self._timers.progress(request.reportPromotion, now_ns)
+                response = pb.ControlResponse()
+            case "reportLeader" if self._reported(request.reportLeader, image, now_ns):
+                response = pb.ControlResponse(detail="the leader is asked first")
+            case "registerNode" if beyond := unspoken(image, request.registerNode):
+                response = pb.ControlResponse(error=pb.ControlResponse.INVALID, detail=beyond)
+            case "registerNode" if refused := self._taken(request.registerNode, image, now_ns):
+                response = pb.ControlResponse(error=pb.ControlResponse.EXISTS, detail=refused)
+                self._answered["registrations in the place of a node that runs"] += 1
+            case "removeNode" if self._only_said_to_have_stopped(request.removeNode.nodeId, image, now_ns):
+                detail = f"node {request.removeNode.nodeId!r} is alive: stop it first"
+                response = pb.ControlResponse(error=pb.ControlResponse.INVALID, detail=detail)
+            case "describeCluster" if not request.linearizable:
+                response = describe(image, request.describeCluster)
+            case "describeStream" if not request.linearizable:
+                response = describe_stream(image, request.describeStream)
+            case _:
+                return None
+        response.operationId, response.index = request.operationId, image.index
+        return response
+
+    def _reported(self, report: pb.ReportLeader, image: ClusterImage, now_ns: int) -> bool:
+        """Whether the report is kept back, until its leader was asked."""
+        self._timers.told(report, now_ns)
+        return self._accusations.reported(report, image, now_ns)
+
+    def divide(
+        self, request: pb.ControlRequest, image: ClusterImage, now_ns: int, confirmed_ns: int
+    ) -> tuple[pb.ControlResponse, pb.ControlRequest | None]:
+        """A batch: what is answered here, and the rest of it for the log, under the same operation id; None: nothing is left."""
+        here = pb.ControlResponse(operationId=request.operationId, index=image.index)
+        here.batch.SetInParent()
+        rest = pb.ControlRequest(operationId=request.operationId, sender=request.sender)
+        for item in request.batch.requests[:MAX_REQUESTS]:
+            answer = self._answer(item.request, image, now_ns, confirmed_ns)
+            if answer is None:
+                rest.batch.requests.append(item)
+            else:
+                here.batch.answers.append(answer_of(item.number, answer))
+        if not rest.HasField("batch"):
+            return here, None
+        told = self._forecast(rest, image, now_ns, confirmed_ns)
+        return (here, rest) if told is None else (joined(here, told), None)
+
+    def _taken(self, request: pb.RegisterNode, image: ClusterImage, now_ns: int) -> str:
+        """Why the node can't be registered now: another process runs under its name. The asker asks again while that one stops."""
+        known = image.nodes.get(request.nodeId)
+        if known is None or descent(known, request) in (ProcessRelation.SAME, ProcessRelation.OUTLIVED):
+            return ""
+        if not self._sessions.keeps_its_place(request.nodeId, now_ns):
+            return ""
+        return (
+            f"node {known.node_id!r} runs as incarnation {known.incarnation} (start {known.start} of folder {shown(known.folder_id)}): "
+            f"start {request.start} of folder {shown(request.folderId)} can't take its place before it has ended"
+        )
+
+    def _only_said_to_have_stopped(self, node_id: str, image: ClusterImage, now_ns: int) -> bool:
+        """The image shows the node as fenced, and its heartbeats come: it would not know that it was removed."""
+        node = image.nodes.get(node_id)
+        return node is not None and node.fenced and self._sessions.runs(node_id, now_ns)
+
+    def _forecast(
+        self, request: pb.ControlRequest, image: ClusterImage, now_ns: int, confirmed_ns: int
+    ) -> pb.ControlResponse | None:
+        """The answer to what would change nothing; None where the log has to say so."""
+        if not (self._leading and self.is_confirmed(now_ns, confirmed_ns)) or self.is_logged(request.operationId):
+            return None
+        response = without_log(image, request, image.time_ns, self._rules)
+        if response is not None:
+            self._answered["control requests that change nothing"] += 1
+            response.operationId, response.index = request.operationId, image.index
+        return response
+
+    def is_confirmed(self, now_ns: int, confirmed_ns: int) -> bool:
+        """Whether nobody else can lead the group."""
+        return now_ns - confirmed_ns <= self._confirmed_within_ns
+
+    def is_logged(self, operation_id: bytes) -> bool:
+        """Whether an entry of it is in the log that is not applied yet, or may be."""
+        return operation_id in self._in_log
+
+    def logged(self, operation_id: bytes) -> bool:
+        """The operation is put into the log: if it is asked for again before it is applied, the log answers. Whether it is for the
+        first time: else an earlier entry of it may be there."""
+        is_first = operation_id not in self._in_log
+        self._in_log.add(operation_id)
+        return is_first
+
+    def not_logged(self, operation_id: bytes) -> None:
+        """It did not get there, and no earlier entry of it did."""
+        self._in_log.discard(operation_id)
+
+    def overdue(self, now_ns: int) -> list[str]:
+        """Nodes whose heartbeats are late; ask for them on the bus, and say ``gone`` when nobody is there."""
+        return self._sessions.overdue(now_ns) if self._leading else []
+
+    def gone(self, node_id: str) -> None:
+        """Nobody listens for this node."""
+        self._sessions.gone(node_id)
+
+    def questions(self) -> list[LeaderQuestion]:
+        """What to ask nodes over the bus now, each once."""
+        return self._accusations.questions()
+
+    def testified(self, question: LeaderQuestion, testimony: ProbeResult) -> None:
+        """What came of a question; silence need not be told."""
+        self._accusations.testified(question, testimony)
+
+    def due(self, now_ns: int) -> list[pb.ControlRequest]:
+        """What to propose now; what concerns single partitions in batches, however many there are. But a planned transfer goes alone:
+        the leader is asked to step aside first (``stepping_aside``), so that who waits for an answer gets it."""
+        preferred, waiting, moving = (
+            self._preferred.due(self._image, now_ns),
+            self._waiting.due(now_ns),
+            self._moving.due(now_ns),
+        )
+        transfers = [message for message in moving if isinstance(message, pb.ElectLeader)]
+        alone: Sequence[Proposable] = (*self._sessions.due(now_ns), *preferred, *waiting, *transfers)
+        copies = [message for message in moving if not isinstance(message, pb.ElectLeader)]
+        many: Sequence[Proposable] = (*self._timers.due(now_ns), *self._accusations.due(now_ns), *copies)
+        requests = [control_request(message) for message in many]
+        batches = [batch_of(requests[first : first + SENT_TOGETHER]) for first in range(0, len(requests), SENT_TOGETHER)]
+        return [*(control_request(message) for message in alone), *batches]
+
+    def next_deadline_ns(self) -> int | None:
+        """When ``due`` has to be asked again at the latest, or None: not before something else happens."""
+        machines = (self._sessions, self._timers, self._accusations, self._preferred, self._waiting, self._moving)
+        deadlines = [machine.next_deadline_ns() for machine in machines]
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)

@@ -1,0 +1,471 @@
+"""What happened in a cluster, entry by entry of the metadata group's log, and who asked for what. Pure.
+
+An event is a function of its entry and of the image before it, and so the same on every controller: (``index``, ``number``) names it
+wherever it is read. Each controller keeps the newest in memory; whoever asks a second one goes on where the first one ended.
+
+Requests of operators are events themselves, done or refused; one that is repeated under its operation id is the same request. What is
+refused before it reaches the log is logged and counted by the controller that refuses it, and no event.
+
+EventLog: which events go into the stream ``_liftpy-events`` next, each once, whoever leads the metadata group. Pure.
+
+Goal: the stream holds every event of the metadata group's log once and in order, over any change of the leader. Constraint: it may be
+offline for as long as it likes, and nothing waits for it; two controllers may believe that they lead.
+
+Algorithm: events are the same on every controller, and (index, number) names each. The writer reads the stream's last record: what
+comes behind that place is to be written, and each publish says behind which offset it belongs, so that of two writers one is refused
+and reads the end anew. What waits is the trail in memory; what went from there before it was written is told by one record of the
+kind ``gap``.
+
+Worked example: the stream ends at offset 41 with (907, 1). The trail holds (907, 0..2) and (911, 0): (907, 2) is published behind
+offset 41, (911, 0) behind 42. Both are refused: another leader was faster. The end is read again, 43 with (911, 0): nothing is due.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import fields
+from datetime import UTC, datetime
+from itertools import chain, islice
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from liftpy.config import NS_PER_S
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.partition import PartitionState, PartitionStatus
+from liftpy.core.base.strict_json import load_json, whole_number
+from liftpy.core.metadata.controller.requests import AskedBy, changes_nothing, kind_of
+from liftpy.core.metadata.image import ClusterImage, NodeImage
+from liftpy.core.metadata.records import (
+    ControllersChanged,
+    DefaultQuotaSet,
+    FeatureLevelSet,
+    NodeChanged,
+    NodeRemoved,
+    PartitionsAdded,
+    PartitionStateChanged,
+    Record,
+    SessionTimesSet,
+    StreamAltered,
+    StreamCreated,
+    StreamDeleted,
+)
+from liftpy.core.wire._pb import cluster_pb2 as pb
+
+KINDS = (
+    "request", "election", "transfer", "unclean_election", "partition_offline", "isr_changed", "replicas_changed", "pause_changed",
+    "stream_created", "stream_deleted", "stream_altered", "partitions_added", "node_registered", "node_fenced", "node_unfenced",
+    "node_drains", "node_stays", "node_changed", "node_removed", "folder_lost", "controllers_changed", "feature_level",
+    "default_quota", "session_times", "service_ended", "data_loss",
+)  # fmt: skip
+MOST_EVENTS = 10_000
+"""That a controller keeps."""
+MOST_NOTED = 4096
+"""Entries that wait for their events to be made."""
+MOST_DETAIL_CHARS = 300
+_ERRORS = pb.ControlResponse.Error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterEvent:
+    """``time_ns``: the metadata leader's wall clock when it proposed the entry. What does not apply is empty."""
+
+    index: int
+    """Of the entry."""
+    number: int
+    """Within it, from 0."""
+    time_ns: int
+    kind: str
+    """One of ``KINDS``."""
+    stream: str = ""
+    partition: int = -1
+    node: str = ""
+    was: str = ""
+    """Before; who led, the ISR, the controllers."""
+    now: str = ""
+    """Since then."""
+    request: str = ""
+    """Of ``request``: what was asked for."""
+    sender: str = ""
+    """By whom: the principal that NATS's rights tie the asker to; '': unproven, or the metadata leader itself."""
+    operation_id: str = ""
+    outcome: str = ""
+    """done, or refused"""
+    error: str = ""
+    detail: str = ""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Before all later ones."""
+        return self.index, self.number
+
+    def as_object(self) -> dict[str, Any]:
+        """For JSON: what applies; ``time`` is UTC, RFC 3339, ms."""
+        moment = datetime.fromtimestamp(self.time_ns // 1_000_000 / 1000, UTC).isoformat(timespec="milliseconds")
+        said = {
+            one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("index", "number", "time_ns", "kind")
+        }
+        shown = {name: value for name, value in said.items() if value not in ("", -1)}
+        return {
+            "index": self.index,
+            "number": self.number,
+            "time": moment.replace("+00:00", "Z"),
+            "time_ns": self.time_ns,
+            "kind": self.kind,
+            **shown,
+        }
+
+
+def data_loss(index: int, time_ns: int, detail: str) -> ClusterEvent:
+    """The group was begun again at ``index`` from a log that may lack decisions: what no entry says."""
+    return ClusterEvent(index=index, number=0, time_ns=time_ns, kind="data_loss", detail=detail)
+
+
+def in_words(event: dict[str, Any], *, named: bool = True) -> str:
+    """An event as ``as_object`` made it, in one line, for people; not ``named``: beside its kind."""
+    what = str(event.get("kind", "?")) if named else ""
+    if "stream" in event:
+        where = f"{event['stream']}/{event['partition']}" if "partition" in event else str(event["stream"])
+    else:
+        where = str(event.get("node", ""))
+    change = f"{event.get('was') or 'none'} -> {event.get('now') or 'none'}" if "was" in event or "now" in event else ""
+    if event.get("kind") == "request":
+        what, where = f"{event.get('request')} {event.get('outcome')}", where or "the cluster"
+        change = f"by {event.get('sender') or 'nobody proven'}" + (f", {event['error']}" if "error" in event else "")
+    return " ".join(part for part in (what.replace("_", " "), where, change, str(event.get("detail", ""))) if part)
+
+
+def events_of(
+    before: ClusterImage, entry: bytes, answer: bytes, records: Iterable[Record], index: int
+) -> Iterator[ClusterEvent]:
+    """Of the entry ``index``, which did ``records`` to ``before`` and was answered ``answer``, one by one; none for what only looks."""
+    try:
+        request = pb.ControlRequest.FromString(entry)
+    except DecodeError:
+        return
+    for number, (kind, said) in enumerate(chain(_asked(before, request, answer), _done(before, records))):
+        yield ClusterEvent(index=index, number=number, time_ns=request.timeNs, kind=kind, **said)
+
+
+_Found = tuple[str, dict[str, Any]]
+
+
+def _asked(before: ClusterImage, request: pb.ControlRequest, answer: bytes) -> Iterator[_Found]:
+    parts = [item.request for item in request.batch.requests] if request.HasField("batch") else [request]
+    if not any(_is_told(part) for part in parts):
+        return
+    if changes_nothing(request) or before.operations.get(request.operationId) is not None:
+        return
+    response = pb.ControlResponse.FromString(answer)
+    answers = {item.number: (item.error, item.detail) for item in response.batch.answers}
+    for number, part in enumerate(parts):
+        if not _is_told(part):
+            continue
+        error, detail = response.error, response.detail
+        if request.HasField("batch"):
+            error, detail = answers.get(request.batch.requests[number].number, (_ERRORS.UNKNOWN, "not decided"))
+        if part.HasField("reportService"):
+            if error == _ERRORS.OK:
+                yield "service_ended", _ended(part.reportService)
+            continue
+        name = part.WhichOneof("request") or ""
+        said: dict[str, Any] = {"request": name, "sender": request.sender, "operation_id": request.operationId.hex()}
+        said |= _about(getattr(part, name))
+        if error == _ERRORS.OK:
+            yield "request", {**said, "outcome": "done"}
+        else:
+            detail = detail[:MOST_DETAIL_CHARS]
+            yield "request", {**said, "outcome": "refused", "error": pb.ControlResponse.Error.Name(error), "detail": detail}
+
+
+def _is_told(part: pb.ControlRequest) -> bool:
+    """Whether it is an event itself, whatever comes of it."""
+    return kind_of(part).asked_by is AskedBy.OPERATORS or part.HasField("reportService")
+
+
+def _ended(report: pb.ReportService) -> dict[str, Any]:
+    detail = f"{report.service} on {report.node} {report.ending}: {report.reason}"[:MOST_DETAIL_CHARS]
+    return {"stream": report.stream, "partition": report.partition, "node": report.node, "detail": detail}
+
+
+def _about(asked: Any) -> dict[str, Any]:
+    """The stream, partition and node that it names; what it sets for the whole cluster."""
+    names = {one.name for one in asked.DESCRIPTOR.fields}
+    said: dict[str, Any] = {}
+    for field in ("stream", "name"):
+        if field in names and isinstance(getattr(asked, field), str) and getattr(asked, field):
+            said["stream"] = getattr(asked, field)
+            break
+    if "partition" in names:
+        said["partition"] = asked.partition
+    if "level" in names:
+        said["now"] = str(asked.level)
+    if isinstance(asked, pb.SetDefaultQuota | pb.SetSessionTimes):
+        said["now"] = ", ".join(f"{field.name} {value}" for field, value in asked.ListFields())
+    for field in ("nodeId", "node"):
+        if field in names and isinstance(getattr(asked, field), str) and getattr(asked, field):
+            said["node"] = getattr(asked, field)
+            break
+    return said
+
+
+def _done(before: ClusterImage, records: Iterable[Record]) -> Iterator[_Found]:
+    partitions: dict[tuple[str, int], PartitionState | None] = {}
+    nodes: dict[str, NodeImage | None] = {}
+    controllers = before.controllers
+    for record in records:
+        match record:
+            case StreamCreated(stream):
+                partitions.update({(stream.uid, one.partition): one for one in stream.partitions})
+                yield (
+                    "stream_created",
+                    {"stream": stream.name, "detail": f"{stream.partition_count} partitions on {stream.subject}"},
+                )
+            case StreamDeleted(name, _):
+                yield "stream_deleted", {"stream": name}
+            case PartitionsAdded(stream_name, uid, added):
+                partitions.update({(uid, one.partition): one for one in added})
+                yield "partitions_added", {"stream": stream_name, "now": str(len(added))}
+            case StreamAltered():
+                yield "stream_altered", {"stream": record.stream}
+            case NodeChanged(node):
+                known = nodes[node.node_id] if node.node_id in nodes else before.nodes.get(node.node_id)
+                nodes[node.node_id] = node
+                yield from _node(known, node)
+            case NodeRemoved(node_id):
+                nodes[node_id] = None
+                yield "node_removed", {"node": node_id}
+            case PartitionStateChanged(stream_name, uid, partition):
+                key = (uid, partition.partition)
+                old = partitions[key] if key in partitions else _held(before, stream_name, uid, partition.partition)
+                partitions[key] = partition
+                if old is not None:
+                    where = {"stream": stream_name, "partition": partition.partition}
+                    yield from ((kind, {**where, **said}) for kind, said in _partition(old, partition))
+            case FeatureLevelSet(feature_level):
+                yield "feature_level", {"was": str(before.feature_level), "now": str(feature_level)}
+            case DefaultQuotaSet(quota):
+                yield "default_quota", {"was": before.default_quota.words, "now": quota.words}
+            case SessionTimesSet(times) if before.session_times is not None:
+                yield "session_times", {"was": before.session_times.words, "now": times.words}
+            case ControllersChanged(changed):
+                yield "controllers_changed", {"was": " ".join(controllers.members), "now": " ".join(changed.members)}
+                controllers = changed
+
+
+def _held(image: ClusterImage, stream: str, uid: str, partition: int) -> PartitionState | None:
+    held = image.streams.get(stream)
+    return held.partitions[partition] if held is not None and held.uid == uid and partition < len(held.partitions) else None
+
+
+def _node(old: NodeImage | None, new: NodeImage) -> Iterator[_Found]:
+    said = {"node": new.node_id}
+    if old is None or old.incarnation != new.incarnation:
+        was = _process(old) if old is not None else ""
+        yield "node_registered", {**said, "was": was, "now": _process(new)}
+        if old is not None and old.folder_id and new.folder_id != old.folder_id:
+            yield "folder_lost", {**said, "detail": "it came back with another data folder"}
+    if old is not None and old.incarnation == new.incarnation and old.fenced != new.fenced:
+        yield ("node_fenced" if new.fenced else "node_unfenced"), said
+    if old is not None and old.leaving != new.leaving:
+        yield ("node_drains" if new.leaving else "node_stays"), said
+    if old is not None and (old.weight, old.rack) != (new.weight, new.rack):
+        yield "node_changed", {**said, "was": _place(old), "now": _place(new)}
+
+
+def _process(node: NodeImage) -> str:
+    return f"incarnation {node.incarnation}" + (f" of {node.version}" if node.version else "")
+
+
+def _place(node: NodeImage) -> str:
+    return f"weight {node.weight:g}" + (f", rack {node.rack}" if node.rack else "")
+
+
+def _partition(old: PartitionState, new: PartitionState) -> Iterator[_Found]:
+    if new.unclean_elected and not old.unclean_elected:
+        yield "unclean_election", {"now": new.leader, "detail": "who may lack acknowledged records"}
+    if new.status is PartitionStatus.OFFLINE and old.status is not PartitionStatus.OFFLINE:
+        yield "partition_offline", {"was": old.leader or old.last_leader}
+    elif new.status is PartitionStatus.ONLINE and (new.leaderships > old.leaderships or new.leader_epoch > old.leader_epoch):
+        before = old.deposed or old.leader or old.last_leader
+        kind = "transfer" if before and before != new.leader and before in new.isr else "election"
+        yield kind, {"was": before, "now": new.leader, "detail": f"epoch {new.leader_epoch}"}
+    if set(old.isr) != set(new.isr):
+        yield "isr_changed", {"was": " ".join(old.isr), "now": " ".join(new.isr)}
+    if old.replicas != new.replicas:
+        yield "replicas_changed", {"was": " ".join(old.replicas), "now": " ".join(new.replicas)}
+    if old.pause is not new.pause:
+        yield "pause_changed", {"was": old.pause.words, "now": new.pause.words}
+
+
+class EventTrail:
+    """The newest events, in order; every controller keeps one. Applying an entry only notes it: ``look`` makes its events, some at
+    a time, since one entry may move thousands of partitions."""
+
+    def __init__(self, most: int = MOST_EVENTS, most_noted: int = MOST_NOTED) -> None:
+        self._held: deque[ClusterEvent] = deque(maxlen=most)
+        self._noted: deque[tuple[int, Iterator[ClusterEvent]]] = deque()
+        self._most_noted = most_noted
+        self.index = 0
+        """Of the last entry whose events are here."""
+        self.begins = 0
+        """Of entries up to this one nothing is known here, or not all."""
+        self.begins_ns = 0
+        """Since then all is known; wall clock."""
+        self.dropped = 0
+        """Entries that found no room to be noted."""
+        self.written: tuple[int, int] | None = None
+        """Where the stream of events ends, as the controller knows that writes it; None: it does not."""
+        self.lost = 0
+        """Events that went before they were written."""
+
+    def applied(self, index: int, events: Iterator[ClusterEvent]) -> None:
+        """The entry ``index`` was applied."""
+        if len(self._noted) >= self._most_noted:
+            self.begins, _ = self._noted.popleft()
+            self.begins_ns = self._held[-1].time_ns if self._held else self.begins_ns
+            self.dropped += 1
+        self._noted.append((index, events))
+
+    def look(self, most: int) -> list[ClusterEvent]:
+        """Up to ``most`` events more than there were."""
+        found: list[ClusterEvent] = []
+        while self._noted and len(found) < most:
+            index, events = self._noted[0]
+            found += islice(events, most - len(found))
+            if len(found) < most:
+                self._noted.popleft()
+                self.index = index
+        for event in found:
+            if len(self._held) == self._held.maxlen:
+                oldest = self._held[0]
+                self.begins, self.begins_ns = max(self.begins, oldest.index), max(self.begins_ns, oldest.time_ns)
+                self.lost += self.written is not None and oldest.place > self.written
+            self._held.append(event)
+        return found
+
+    def restored(self, index: int, time_ns: int) -> None:
+        """The image is a snapshot's, of that time: what lies between is not known."""
+        self._held.clear()
+        self._noted.clear()
+        self.index = self.begins = index
+        self.begins_ns = time_ns
+
+    def told(self, event: ClusterEvent) -> None:
+        """Something that no entry says: at the index of what was restored last."""
+        self._held.append(event)
+
+    @property
+    def newest(self) -> tuple[int, int]:
+        """Place of the newest event here; (0, -1) without any."""
+        return self._held[-1].place if self._held else (0, -1)
+
+    def behind(self, place: tuple[int, int], since_ns: int, count: int) -> list[ClusterEvent]:
+        """The first ``count`` behind ``place`` that are not older than ``since_ns``."""
+        return list(islice((one for one in self._held if one.place > place and one.time_ns >= since_ns), count))
+
+
+def is_recent(event: ClusterEvent, now_ns: int, within_s: float = 60.0) -> bool:
+    """Whether it is worth telling now, by the wall clock."""
+    return event.time_ns >= now_ns - within_s * NS_PER_S
+
+
+GAP = "gap"
+NOTHING = (0, -1)
+"""Before all events."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """Of the stream. ``offset``: of its last record, -1 without any; ``place``: of the last event in it."""
+
+    offset: int
+    place: tuple[int, int]
+
+
+def place_in(record: bytes) -> tuple[int, int]:
+    """Place of the event in a record of the stream. Raises ValueError."""
+    said = load_json(record)
+    if not isinstance(said, dict):
+        raise ValueError("that is no event")
+    return whole_number(said.get("index"), 0, 1 << 63), whole_number(said.get("number"), -1, 1 << 31)
+
+
+def newest_place(records: Sequence[bytes | None]) -> tuple[int, int] | None:
+    """Of the last event among ``records``; None: there is none. Where NATS lets anybody publish, a record may be anything."""
+    for record in reversed(records):
+        with suppress(ValueError):
+            return place_in(record or b"")
+    return None
+
+
+class EventLog:
+    """What of ``trail`` is still to be written. The shell: while ``tail`` is None, read it and say ``found``; publish ``due``, each
+    behind the one before it; then ``stored``, or ``lost_track`` where one was not."""
+
+    def __init__(self, trail: EventTrail) -> None:
+        self._trail = trail
+        self.tail: Tail | None = None
+
+    def found(self, tail: Tail) -> None:
+        """The stream ends there."""
+        self._ends_at(tail)
+
+    def lost_track(self) -> None:
+        """Where it ends is not known: another may have written, or this one, unheard; or it does not lead."""
+        self.tail = None
+
+    def resign(self) -> None:
+        """This controller writes no more: what leaves its memory is another's to write."""
+        self.tail = self._trail.written = None
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something is to be written, as far as is known."""
+        return self.tail is None or self._trail.newest > self.tail.place
+
+    def due(self, most: int) -> list[dict[str, Any]]:
+        """Up to ``most`` events, as objects for JSON."""
+        if self.tail is None:
+            return []
+        place = self.tail.place
+        found = self._trail.behind(place, 0, most)
+        gap = self._gap(place, found)
+        return [*gap, *(event.as_object() for event in found)][:most]
+
+    def stored(self, events: list[dict[str, Any]], offset: int) -> None:
+        """They are in the stream, the last one at ``offset``."""
+        last = events[-1]
+        self._ends_at(Tail(offset, (last["index"], last["number"])))
+
+    def _ends_at(self, tail: Tail) -> None:
+        self.tail = tail
+        self._trail.written = tail.place
+
+    def _gap(self, place: tuple[int, int], found: list[ClusterEvent]) -> list[dict[str, Any]]:
+        """What lies behind ``place`` and is not known here any more, as one event."""
+        begins = self._trail.begins
+        if begins > place[0] and not (found and found[0].place <= (begins, 0)):
+            number = found[0].number - 1 if found and found[0].index == begins else -1
+            end = (begins, number)
+        elif found and found[0].index == place[0] and found[0].number > place[1] + 1:
+            end = (place[0], found[0].number - 1)
+        else:
+            return []
+        about = ClusterEvent(
+            index=end[0],
+            number=end[1],
+            time_ns=self._trail.begins_ns or time_of(found),
+            kind=GAP,
+            was=f"{place[0]}.{place[1]}",
+            now=f"{end[0]}.{end[1]}",
+            detail="what happened between is not known any more: no controller held it when it could be written",
+        )
+        return [about.as_object()]
+
+
+def time_of(found: list[ClusterEvent]) -> int:
+    """Of the first of them; 0 without any."""
+    return found[0].time_ns if found else 0

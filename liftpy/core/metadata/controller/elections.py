@@ -1,0 +1,278 @@
+"""The requests of an election: reports of witnesses, of candidates, of the metadata leader's timers, and commands.
+
+``election.py`` says what follows; here it is checked who may say what: every request names the state that it was made
+on, and changes nothing if that has passed [C4, C9].
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from liftpy.core.base.cooperative_apply import PER_STEP, Steps
+from liftpy.core.base.partition import MoveReason, PartitionState, PartitionStatus
+from liftpy.core.metadata import election
+from liftpy.core.metadata.codec import partition_to_pb
+from liftpy.core.metadata.controller.nodes import current_node
+from liftpy.core.metadata.image import LeaderReport, StreamImage
+from liftpy.core.metadata.record_builder import Decision, RecordBuilder, refuse
+from liftpy.core.metadata.records import LeaderReported
+from liftpy.core.wire._pb import cluster_pb2 as pb
+
+REPORT_WINDOW_NS = 4_000_000_000
+"""Reports further apart, by the clock of the metadata leader that they came to, do not add up; twice the default of
+``replica.max.leader.timeout``."""
+
+_Named = pb.ReportLeader | pb.ReportPromotion | pb.PassOver | pb.ConcludeElection | pb.ElectLeader | pb.GiveUpLeadership
+
+
+def report_leader(draft: RecordBuilder, request: pb.ReportLeader) -> Decision:
+    """A witness can't reach its leader, or tells its position in an election [C9]."""
+    found = _find(draft, request)
+    if isinstance(found, Decision):
+        return found
+    stream, partition = found
+    if not draft.rules.elections:
+        return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
+    refusal = _wrong_process(draft, request.witness, request.witnessIncarnation, partition)
+    if refusal is not None:
+        return refusal
+    if (request.leader, request.leaderEpoch) != (partition.leader, partition.leader_epoch):
+        return _stale(partition)
+    if request.leaderLacks and partition.status is PartitionStatus.ONLINE:
+        return _leader_lacks(draft, stream, partition, request)
+    if request.witness == partition.leader or not _counts(stream, partition, request.witness):
+        return refuse(pb.ControlResponse.INVALID, f"{request.witness!r} is no witness", partition)
+    if partition.status is PartitionStatus.CANDIDATE_FOUND or partition.status is PartitionStatus.OFFLINE:
+        return _stale(partition)
+    report = _report(draft, request)
+    told = LeaderReported(stream.uid, partition.partition, report)
+    if partition.status is PartitionStatus.ELECTION:
+        draft.add(told)
+        return _changed(draft, stream, partition, election.answered(draft, stream, partition, report))
+    if not (request.accusedAsked or _most_have_reported(draft, stream, partition, report)):
+        draft.add(told)
+        return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
+    return _depose(draft, stream, partition, report)
+
+
+def _leader_lacks(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, request: pb.ReportLeader) -> Decision:
+    """A replica that may lead knows something to be committed that the leader does not hold: the leader's log went back in time. It is
+    complete no more [C10, S15]. A witness that may lack something itself can't be followed: then nothing is decided here."""
+    if request.witness == partition.leader or request.witness not in stream.may_lead(partition):
+        return refuse(pb.ControlResponse.INVALID, f"{request.witness!r} may lack something itself", partition)
+    lacking = {partition.leader, *partition.incomplete} if stream.commits_by_quorum else set(partition.incomplete)
+    doubted = replace(partition, incomplete=tuple(node for node in partition.replicas if node in lacking))
+    return _depose(draft, stream, doubted, _report(draft, request))
+
+
+def give_up_leadership(draft: RecordBuilder, request: pb.GiveUpLeadership) -> Decision:
+    """A leader that can't serve asks for a successor; without one that is complete it stays, and may serve again. One that serves, but
+    whose disk is slow, names the member that it makes way for, and follows it."""
+    found = _find(draft, request)
+    if isinstance(found, Decision):
+        return found
+    stream, partition = found
+    if not draft.rules.elections:
+        return refuse(pb.ControlResponse.INVALID, "elections are switched off in this cluster", partition)
+    refusal = _wrong_process(draft, request.leader, request.incarnation, partition)
+    if refusal is not None:
+        return refusal
+    if (request.leader, request.leaderEpoch) != (partition.leader, partition.leader_epoch):
+        return _stale(partition)
+    if request.toward and partition.status is PartitionStatus.ONLINE:
+        return _transfer(draft, stream, partition, request.toward)
+    return _depose(draft, stream, partition)
+
+
+def report_promotion(draft: RecordBuilder, request: pb.ReportPromotion) -> Decision:
+    """The candidate has replayed its log: Online, with the leader, its epoch and the ISR in one change."""
+    found = _find(draft, request)
+    if isinstance(found, Decision):
+        return found
+    stream, partition = found
+    named = (request.candidate, request.leaderEpoch)
+    if partition.status is PartitionStatus.ONLINE and named == (partition.leader, partition.leader_epoch):
+        return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
+    if not request.finished:
+        return refuse(pb.ControlResponse.INVALID, "progress is for the metadata leader's timers and not logged", partition)
+    if (*named, request.epoch) != (partition.candidate, partition.leader_epoch, partition.epoch):
+        return _stale(partition)
+    refusal = _wrong_process(draft, request.candidate, request.candidateIncarnation, partition)
+    if refusal is not None:
+        return refusal
+    return _changed(draft, stream, partition, election.finish(stream, partition))
+
+
+def pass_over(draft: RecordBuilder, request: pb.PassOver) -> Decision:
+    """The candidate showed no progress in time: the next one."""
+    found = _find(draft, request)
+    if isinstance(found, Decision):
+        return found
+    stream, partition = found
+    named = (request.candidate, request.leaderEpoch, request.epoch)
+    if not partition.candidate or named != (partition.candidate, partition.leader_epoch, partition.epoch):
+        return _stale(partition)
+    return _changed(draft, stream, partition, election.pass_over(draft, stream, partition))
+
+
+def conclude_election(draft: RecordBuilder, request: pb.ConcludeElection) -> Decision:
+    """Positions were waited for long enough: a candidate from what is known."""
+    found = _find(draft, request)
+    if isinstance(found, Decision):
+        return found
+    stream, partition = found
+    if partition.status is not PartitionStatus.ELECTION or request.epoch != partition.epoch:
+        return _stale(partition)
+    return _changed(draft, stream, partition, election.conclude(draft, stream, partition))
+
+
+def elect_leader(draft: RecordBuilder, request: pb.ElectLeader) -> Decision:
+    """A command: a planned transfer of an Online partition, or an election of an Offline one, unclean if asked [C11]."""
+    found = _find(draft, request)
+    if isinstance(found, Decision):
+        return found
+    stream, partition = found
+    if not draft.rules.elections:
+        return refuse(pb.ControlResponse.INVALID, "elections are switched off in this cluster", partition)
+    if request.node and request.node not in partition.replicas:
+        return refuse(pb.ControlResponse.INVALID, f"{request.node!r} is not among {list(partition.replicas)}", partition)
+    if partition.status is PartitionStatus.ONLINE and not request.unclean:
+        if partition.wants_leader and request.node not in ("", partition.wants_leader):
+            partition = replace(partition, moved_for=MoveReason.BY_HAND)  # it overrules the rebalance
+        return _transfer(draft, stream, partition, request.node)
+    if partition.status is not PartitionStatus.OFFLINE:
+        what = "only an Offline partition is elected uncleanly" if request.unclean else "an election is under way"
+        return refuse(pb.ControlResponse.INVALID, f"{partition.status.name}: {what}", partition)
+    if request.unclean:
+        return _elect_uncleanly(draft, stream, partition, request.node)
+    elected = election.begin(draft, stream, partition)
+    if elected == partition:
+        detail = "no member of the ISR that holds all acknowledged data is live"
+        return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, detail, partition)
+    return _changed(draft, stream, partition, elected)
+
+
+def drain_node(draft: RecordBuilder, request: pb.DrainNode) -> Steps[Decision]:
+    """A node stops in good order: planned transfers of all that it leads; the detail tells how many."""
+    node = current_node(draft, request.nodeId, request.incarnation)
+    if isinstance(node, Decision):
+        return node
+    if not draft.rules.elections:
+        return draft.done(pb.ControlResponse(detail="elections are switched off in this cluster"))
+    moving = staying = 0
+    for number, (stream, partition) in enumerate(draft.image.partitions_of(node.node_id), 1):
+        if number % PER_STEP == 0:
+            yield
+        if partition.leader == node.node_id:
+            moved = election.transfer(draft, stream, partition)
+            staying += moved is None
+            if moved is not None:
+                moving += 1
+                draft.change(stream, moved)
+    return draft.done(pb.ControlResponse(detail=f"{moving} partitions move, {staying} have nobody to move to"))
+
+
+def _transfer(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> Decision:
+    chosen = node_id or partition.replicas[0]
+    if chosen == partition.leader:
+        return _changed(draft, stream, stream.partitions[partition.partition], partition)
+    moved = election.transfer(draft, stream, partition, chosen)
+    if moved is None:
+        return refuse(
+            pb.ControlResponse.INVALID, f"{chosen!r} is not a live member of the ISR {list(partition.isr)}", partition
+        )
+    return _changed(draft, stream, partition, moved)
+
+
+def _elect_uncleanly(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> Decision:
+    ranked = (*partition.isr, *partition.replicas)
+    live = [replica for replica in ranked if draft.is_live(replica) and node_id in ("", replica)]
+    if not live:
+        return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, f"no live replica {node_id or list(partition.replicas)}", partition)
+    doubtful = {live[0], *partition.incomplete}
+    doubted = replace(partition, incomplete=tuple(node for node in partition.replicas if node in doubtful))
+    return _changed(draft, stream, partition, election.propose(draft, doubted, live[0]))
+
+
+def _depose(
+    draft: RecordBuilder, stream: StreamImage, partition: PartitionState, report: LeaderReport | None = None
+) -> Decision:
+    """An election without a leader that is alive; not where nobody else may lead, for then waiting for it is all there is. The report
+    that leads to it is not recorded: it would be forgotten with the leadership, and an election that is refused needs no log."""
+    began = election.begin(draft, stream, partition, partition.leader, report)
+    if began.status is PartitionStatus.OFFLINE:
+        detail = f"nobody but {partition.leader!r} is live and holds all that was committed"
+        return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, detail, partition)
+    return _changed(draft, stream, partition, began)
+
+
+def _counts(stream: StreamImage, partition: PartitionState, witness: str) -> bool:
+    """Whether the witness's word counts: of an ISR follower, against a sole member of any replica, and in an election of everyone
+    who may lead."""
+    if partition.status is PartitionStatus.ELECTION:
+        return witness in partition.isr or witness in stream.may_lead(partition)
+    return witness in (partition.isr if len(partition.isr) > 1 else partition.replicas)
+
+
+def _most_have_reported(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, report: LeaderReport) -> bool:
+    """Whether more than half of the ISR's followers, each once, told it of this leadership within the window [C9]. A sole
+    follower is no majority of anything: there the accused is asked (``accusations``)."""
+    if len(partition.isr) <= 2:
+        return False
+    witnesses = {report.witness}
+    for held in draft.image.reports.get((stream.uid, partition.partition), ()):
+        node = draft.node(held.witness)
+        current = node is not None and not node.fenced and node.incarnation == held.witness_incarnation
+        same = (held.leader, held.leader_epoch) == (partition.leader, partition.leader_epoch)
+        if current and same and held.witness in partition.isr and _within_window(held, report):
+            witnesses.add(held.witness)
+    return 2 * len(witnesses) > len(partition.isr) - 1
+
+
+def _within_window(held: LeaderReport, report: LeaderReport) -> bool:
+    """By the one clock that both came to; clocks of two metadata leaders can't be compared."""
+    return held.stamp_term == report.stamp_term and abs(report.stamp_ns - held.stamp_ns) <= REPORT_WINDOW_NS
+
+
+def _report(draft: RecordBuilder, request: pb.ReportLeader) -> LeaderReport:
+    return LeaderReport(
+        witness=request.witness,
+        witness_incarnation=request.witnessIncarnation,
+        leader=request.leader,
+        leader_epoch=request.leaderEpoch,
+        last_epoch=request.lastEpoch,
+        newest_offset=request.newestOffset,
+        high_watermark=request.highWatermark,
+        time_ns=draft.now_ns,
+        stamp_ns=request.stampNs,
+        stamp_term=request.stampTerm,
+    )
+
+
+def _find(draft: RecordBuilder, request: _Named) -> tuple[StreamImage, PartitionState] | Decision:
+    found = draft.image.find(request.stream, request.uid, request.partition)
+    if found is None:
+        detail = f"there is no partition {request.stream}/{request.partition} of stream {request.uid or 'of that name'}"
+        return refuse(pb.ControlResponse.NOT_FOUND, detail)
+    return found
+
+
+def _wrong_process(draft: RecordBuilder, node_id: str, incarnation: int, partition: PartitionState) -> Decision | None:
+    node = draft.image.nodes.get(node_id)
+    if node is None or node.fenced or node.incarnation != incarnation:
+        return refuse(pb.ControlResponse.FENCED, f"{node_id!r} is not live as incarnation {incarnation}", partition)
+    return None
+
+
+def _stale(partition: PartitionState) -> Decision:
+    detail = (
+        f"{partition.status.name}, (leader, candidate, LeaderEpoch, Epoch) is "
+        f"{(partition.leader, partition.candidate, partition.leader_epoch, partition.epoch)} now"
+    )
+    return refuse(pb.ControlResponse.STALE, detail, partition)
+
+
+def _changed(draft: RecordBuilder, stream: StreamImage, old: PartitionState, new: PartitionState) -> Decision:
+    if new == old:
+        return draft.done(pb.ControlResponse(partition=partition_to_pb(old)))
+    return draft.done(pb.ControlResponse(partition=partition_to_pb(draft.change(stream, new))))

@@ -1,0 +1,224 @@
+"""Who speaks which feature levels, as the metadata leader hears it; and whether a level may be set. Pure.
+
+Goal: no level is finalized that a node or a controller does not speak. Constraint: at the first level the image holds nothing of it,
+since versions that know no levels decide beside this one; so it is kept beside the log, from heartbeats and from members' messages.
+A leader that was only just elected has heard nobody, and refuses until it has: a heartbeat later it knows.
+
+A node that does not run is not heard, and its next process may be of any version: it has to come back, or to be removed.
+
+The feature level of a group that is new: the newest that all its controllers speak, set by an entry before anything else. Pure.
+
+Goal: a new cluster begins at the newest level, without an operator. Constraint: a cluster that was ever used stays at its level
+until somebody finalizes; versions that know no levels may be among the controllers, and they apply the same entries.
+
+Algorithm: while the image is that of a group in which nothing was ever decided, its leader lets nothing else into the log. It waits
+until it has heard what every other controller speaks, and orders ``SetFeatureLevel`` for the newest level in common. Nobody is
+registered yet, so apply finds nobody who was not asked; with a node in the image the entry changes nothing. Who is not heard within
+``HEARD_WITHIN_NS`` (a first start with a majority) may be of any version: the group begins at the first level.
+
+Worked example: a and b speak 1..2, c is of the version before and says nothing: 1..1. The level stays 1, nothing is logged for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from liftpy.config import NS_PER_S, SessionTimes
+from liftpy.core.metadata.codec import rules_to_pb, times_to_pb
+from liftpy.core.metadata.controller.state_machine import again
+from liftpy.core.metadata.controller_list import GroupView
+from liftpy.core.metadata.feature_range import FIRST, LevelRange, said
+from liftpy.core.metadata.features import SESSION_TIMES, range_of, refused_level, why_no_way_back
+from liftpy.core.metadata.image import ClusterImage, Counters
+from liftpy.core.metadata.record_builder import Rules, refuse
+from liftpy.core.wire._pb import cluster_pb2 as pb
+
+_ERROR = pb.ControlResponse
+
+
+class HeardLevels:
+    """Of nodes; forgotten with the leadership."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[int, LevelRange]] = {}
+        """Node id -> (incarnation, what it speaks); of nodes in the image."""
+
+    def clear(self) -> None:
+        """Nobody was heard yet."""
+        self._of.clear()
+
+    def heard(self, beat: pb.Heartbeat, image: ClusterImage) -> None:
+        """A heartbeat; it counts if it is of the process that is registered."""
+        node = image.nodes.get(beat.nodeId)
+        if node is not None and node.incarnation == beat.incarnation:
+            self._of[beat.nodeId] = (beat.incarnation, said(beat))
+
+    def of(self, image: ClusterImage, node_id: str) -> LevelRange | None:
+        """What the process that runs as the node speaks; None: it was not heard, or does not run."""
+        incarnation, spoken = self._of.get(node_id, (0, None))
+        node = image.nodes.get(node_id)
+        return spoken if node is not None and node.incarnation == incarnation and not node.fenced else None
+
+    def image_changed(self, image: ClusterImage) -> None:
+        """Forget who was removed."""
+        if len(self._of) > len(image.nodes):
+            self._of = {node_id: held for node_id, held in self._of.items() if node_id in image.nodes}
+
+
+def levels_answer(
+    request: pb.ControlRequest,
+    image: ClusterImage,
+    heard: HeardLevels,
+    controllers: Mapping[str, LevelRange | None],
+    rules: Rules,
+    times: SessionTimes,
+) -> pb.ControlResponse | None:
+    """The metadata leader's answer to a SetFeatureLevel; None: it may be logged, and says now whom it was asked of.
+    ``controllers``: the other members of the group, and what they say of themselves; None: nothing in this session. ``times``: of
+    this leader's settings."""
+    asked = request.setFeatureLevel
+    held = image.operations.get(request.operationId)
+    if held is not None:
+        return pb.ControlResponse.FromString(again(image, held))
+    level = asked.level or image.feature_level
+    reasons = [*_reasons_against(image, level, heard, controllers, rules), *_other_times(image, level, times)]
+    if not asked.dryRun and not reasons:
+        _fill(asked, image, rules, times)
+        return None
+    response = _described(image, heard, reasons) if asked.dryRun else refuse(_ERROR.INVALID, "; ".join(reasons)).response
+    response.operationId, response.index = request.operationId, image.index
+    return response
+
+
+def _reasons_against(
+    image: ClusterImage, level: int, heard: HeardLevels, controllers: Mapping[str, LevelRange | None], rules: Rules
+) -> list[str]:
+    """Why the level can't be set now, for people; [] if it can."""
+    own = range_of(rules.features)
+    if level not in own:
+        return [refused_level(level, "the metadata leader", own).replace("the cluster is at", "asked for is", 1)]
+    if level == image.feature_level:
+        return []
+    reasons = []
+    for node_id in sorted(image.nodes):
+        spoken = heard.of(image, node_id)
+        if spoken is None:
+            reasons.append(f"node {node_id} does not run, or was not heard yet: start it, or remove it")
+        elif level not in spoken:
+            reasons.append(
+                f"node {node_id} ({image.nodes[node_id].version or 'of an unknown version'}) speaks {spoken}, not {level}"
+            )
+    for node_id, spoken in sorted(controllers.items()):
+        if spoken is None:
+            reasons.append(f"controller {node_id} is not connected: start it, or take it out of the controllers")
+        elif level not in spoken:
+            reasons.append(f"controller {node_id} speaks {spoken}, not {level}")
+    if level < image.feature_level:
+        if level != image.feature_level - 1:
+            reasons.append(f"one level at a time: from {image.feature_level} to {image.feature_level - 1}")
+        reasons += why_no_way_back(image, rules.features)
+    return reasons
+
+
+def _other_times(image: ClusterImage, level: int, own: SessionTimes) -> list[str]:
+    """On the way back to where each process goes by its own settings, those must say what the cluster has."""
+    held = image.session_times
+    if level >= SESSION_TIMES or held is None or (held.session_ms, held.lease_ms) == (own.session_ms, own.lease_ms):
+        return []
+    return [f"the cluster has {held.words}, and the settings of the metadata leader say {own.words}: make them the same first"]
+
+
+def _described(image: ClusterImage, heard: HeardLevels, reasons: list[str]) -> pb.ControlResponse:
+    """The answer to a dry run."""
+    levels = pb.FeatureLevels(level=image.feature_level, reasons=reasons)
+    for node_id in sorted(image.nodes):
+        spoken = heard.of(image, node_id)
+        row = levels.nodes.add(nodeId=node_id, version=image.nodes[node_id].version)
+        if spoken is not None:
+            spoken.tell(row)
+    return pb.ControlResponse(levels=levels)
+
+
+def _fill(request: pb.SetFeatureLevel, image: ClusterImage, rules: Rules, times: SessionTimes) -> None:
+    """Say in the request what was looked at, before it is logged."""
+    del request.checked[:]
+    request.checked.extend(pb.CheckedNode(nodeId=i, incarnation=image.nodes[i].incarnation) for i in sorted(image.nodes))
+    request.rules.CopyFrom(rules_to_pb(image.rules or rules.shared))
+    request.ClearField("sessionTimes")
+    if request.level >= SESSION_TIMES:
+        request.sessionTimes.CopyFrom(times_to_pb(image.session_times or times))
+
+
+HEARD_WITHIN_NS = 3 * NS_PER_S
+"""So long a new group's leader waits for controllers that it has not heard in this session."""
+
+
+def is_unborn(image: ClusterImage) -> bool:
+    """Whether nothing was ever decided on it."""
+    used = image.nodes or image.streams or image.counters != Counters() or image.controllers.index
+    return not used and image.feature_level == FIRST
+
+
+def level_at_birth(own: LevelRange, others: Mapping[str, LevelRange | None], *, waited: bool) -> int | str:
+    """The level to begin at; or why none can be chosen now, for people. ``others``: of the other controllers, None: not heard;
+    ``waited``: for them, long enough."""
+    silent = sorted(node_id for node_id, spoken in others.items() if spoken is None)
+    if silent and not waited:
+        return f"the group is new, and its leader has not heard yet which feature levels {', '.join(silent)} speaks"
+    heard = {node_id: spoken or LevelRange(FIRST, FIRST) for node_id, spoken in others.items()}
+    ranges = [own, *heard.values()]
+    level = min(spoken.most for spoken in ranges)
+    if level < max(spoken.least for spoken in ranges):
+        said = ", ".join(f"{node_id} {spoken}" for node_id, spoken in sorted(heard.items()))
+        return f"the group is new, and its controllers speak no feature level in common: the leader {own}, {said}"
+    return level
+
+
+def begin_at(level: int, rules: Rules, times: SessionTimes) -> pb.ControlRequest:
+    """The request that has a new group begin at ``level``, with what the settings of its leader say."""
+    begin = pb.SetFeatureLevel(level=level, rules=rules_to_pb(rules.shared))
+    if level >= SESSION_TIMES:
+        begin.sessionTimes.CopyFrom(times_to_pb(times))
+    return pb.ControlRequest(setFeatureLevel=begin)
+
+
+class LevelBootstrap:
+    """Of one metadata leader. ``why``: while it is not '', nothing else may go into the log, for people."""
+
+    def __init__(self, rules: Rules, times: SessionTimes) -> None:
+        self._rules = rules
+        self._times = times
+        self._spoken = range_of(rules.features)
+        self._since_ns = 0
+        self._is_ordered = False
+        self.why = ""
+
+    def is_ahead(self, image: ClusterImage) -> bool:
+        """Whether the level of a group with this image is still to be chosen; never by who speaks the first one alone."""
+        return self._spoken.most > FIRST and is_unborn(image)
+
+    def lead(self, image: ClusterImage, now_ns: int) -> None:
+        """The duties begin, and ``image`` holds everything that was committed before."""
+        self._since_ns, self._is_ordered = now_ns, False
+        self.why = "the group is new, and its feature level is being decided" if self.is_ahead(image) else ""
+
+    def due(self, image: ClusterImage, view: GroupView, now_ns: int) -> pb.ControlRequest | None:
+        """What to order now; say ``ended`` once it is over."""
+        if self.why and not self.is_ahead(image):
+            self.why = ""
+        if not self.why or self._is_ordered or view.halted:
+            return None
+        waited = now_ns - self._since_ns >= HEARD_WITHIN_NS
+        level = level_at_birth(self._spoken, view.levels, waited=waited)
+        if isinstance(level, str):
+            self.why = level
+            return None
+        if level == image.feature_level:
+            self.why = ""
+            return None
+        self._is_ordered = True
+        return begin_at(level, self._rules, self._times)
+
+    def ended(self) -> None:
+        """The order is applied, or is known not to be: where nothing came of it, it is due again."""
+        self._is_ordered = False

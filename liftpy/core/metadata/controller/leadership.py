@@ -1,0 +1,115 @@
+"""What a node's coming and going does to the partitions that it holds.
+
+A complete replica that registers anew stays in its ISRs, and what it leads gets a new LeaderEpoch, so that one LeaderEpoch
+never spans two processes. It does not go on leading unasked: an election asks all who may lead for their positions and
+takes the best, itself on a tie. A folder may have gone back in time in a way that its registration does not show [S15], and
+then the others hold what it lacks. Nothing is acknowledged before they have joined or are gone anyway. One that may have
+lost acknowledged data leaves every ISR, but for those of which it is the only member: these go Offline until the operator
+decides [C7, C10]. A node whose session ends is deposed where it leads, and passed over where it promotes itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from liftpy.core.base.cooperative_apply import PER_STEP, Steps
+from liftpy.core.base.partition import PartitionState, PartitionStatus
+from liftpy.core.metadata import election
+from liftpy.core.metadata.image import StreamImage
+from liftpy.core.metadata.record_builder import RecordBuilder
+
+Step = Callable[[RecordBuilder, StreamImage, PartitionState, str], PartitionState]
+
+
+def after_registration(draft: RecordBuilder, node_id: str, complete: bool) -> Steps[str]:
+    """Record the changes of every partition that the node holds; return what happened, for people."""
+    if complete:
+        yield from _each(draft, node_id, _complete_back)
+        return ""
+    changed = yield from _each(draft, node_id, _incomplete_back)
+    offline = sum(partition.status is PartitionStatus.OFFLINE for partition in changed)
+    return f"may have lost acknowledged data: out of {len(changed)} partitions until it has caught up, {offline} are offline"
+
+
+def after_fencing(draft: RecordBuilder, node_id: str) -> Steps[str]:
+    """Elections for what the node leads. Without elections it stays with the node, whose lease ends meanwhile [D22]."""
+    if not draft.rules.elections:
+        return ""
+    changed = yield from _each(draft, node_id, _gone)
+    return f"{len(changed)} partitions need another leader" if changed else ""
+
+
+def after_return(draft: RecordBuilder, node_id: str) -> Steps[str]:
+    """A member of the last known ISR is back: partitions that wait for one get their leader."""
+    yield from _each(draft, node_id, _revive)
+    return ""
+
+
+def _each(draft: RecordBuilder, node_id: str, step: Step) -> Steps[list[PartitionState]]:
+    """``step`` for every partition in whose elections the node counts; what changed is recorded and returned."""
+    changes = []
+    for number, (stream, partition) in enumerate(draft.image.partitions_of(node_id), 1):
+        if number % PER_STEP == 0:
+            yield
+        counts = node_id in partition.isr or node_id in partition.complete or election.is_quorum(stream)
+        if counts or node_id == partition.candidate:
+            changed = step(draft, stream, partition, node_id)
+            if changed != partition:
+                changes.append(draft.change(stream, changed))
+    return changes
+
+
+def _complete_back(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> PartitionState:
+    if partition.leader == node_id:
+        if not draft.rules.elections or election.eligible(draft, stream, partition) == (node_id,):
+            return replace(partition, leader_epoch=draft.next_leader_epochs())
+        return election.begin(draft, stream, partition)
+    if partition.candidate == node_id:
+        partition = election.pass_over(draft, stream, partition)  # the process that promoted itself is gone
+    elif partition.status is PartitionStatus.ELECTION:
+        return election.answered(draft, stream, partition)
+    return _revive(draft, stream, partition, node_id)
+
+
+def _incomplete_back(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> PartitionState:
+    quorum = election.is_quorum(stream)
+    sole = partition.isr == (node_id,)
+    incomplete = set(partition.incomplete) | ({node_id} if sole or quorum else set())
+    staying = partition.isr if sole else tuple(member for member in partition.isr if member != node_id)
+    shrunk = replace(
+        stream.with_isr(partition, staying, lost=(node_id,)),
+        incomplete=tuple(node for node in partition.replicas if node in incomplete),
+    )
+    if partition.leader == node_id:
+        return _replace_leader(draft, stream, shrunk)
+    if partition.candidate == node_id:
+        return election.pass_over(draft, stream, shrunk)
+    if partition.status is PartitionStatus.ELECTION:
+        return election.answered(draft, stream, shrunk)
+    return shrunk
+
+
+def _gone(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> PartitionState:
+    if partition.leader == node_id:
+        return election.begin(draft, stream, partition, deposed=node_id)
+    if partition.candidate == node_id:
+        return election.pass_over(draft, stream, partition)
+    if partition.status is PartitionStatus.ELECTION:
+        return election.answered(draft, stream, partition)
+    return partition
+
+
+def _revive(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> PartitionState:
+    waits = partition.status is PartitionStatus.OFFLINE and node_id in stream.may_lead(partition)
+    return _replace_leader(draft, stream, partition) if waits else partition
+
+
+def _replace_leader(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> PartitionState:
+    if draft.rules.elections:
+        return election.begin(draft, stream, partition)
+    vacant = election.offline(partition)
+    candidates = [node for node in election.eligible(draft, stream, vacant) if node in vacant.isr]
+    if not candidates:
+        return vacant
+    return replace(vacant, leader=candidates[0], leader_epoch=draft.next_leader_epochs(), status=PartitionStatus.ONLINE)

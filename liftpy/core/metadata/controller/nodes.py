@@ -1,0 +1,275 @@
+"""RegisterNode, FenceNode, UnfenceNode, RemoveNode: who is a member, under which incarnation, and what it may still hold.
+
+A node that starts registers. Whether its data folder still holds all that it acknowledged decides what it may stay in
+("Membership of the ISR" of the protocol; C7, C10, C12).
+
+ChangeControllers: who forms the metadata group [M10]. It counts since the entry was appended
+(``liftpy.core.metadata.controller_list``);
+here it is written down, for everybody who is told by the image, and so that the operation is done once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from liftpy.core.base.cooperative_apply import Steps
+from liftpy.core.base.ids import check_name, shown
+from liftpy.core.metadata.codec import node_to_pb
+from liftpy.core.metadata.controller import leadership
+from liftpy.core.metadata.controller_list import list_from_pb, well_formed
+from liftpy.core.metadata.directory_identity import MAX_EARLIER_NONCES, ProcessRelation, descent
+from liftpy.core.metadata.feature_range import said
+from liftpy.core.metadata.features import STRICT, refused_level
+from liftpy.core.metadata.image import ClusterImage, NodeImage
+from liftpy.core.metadata.record_builder import Decision, RecordBuilder, refuse
+from liftpy.core.metadata.records import ControllersChanged, NodeChanged, NodeRemoved
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import check_speaker
+from liftpy.errors import ConfigError, InvalidNameError
+
+_RAISE = "raise it (ulimit -n, LimitNOFILE)"
+MAX_NODES = 1000
+"""A node that registers beyond them takes the place of one that neither runs nor holds data: such nodes keep no real one out."""
+MAX_TEXT_LENGTH = 255
+MAX_WEIGHT = 1e6
+
+
+def register_node(draft: RecordBuilder, request: pb.RegisterNode) -> Steps[Decision]:
+    """A process of the node has started: a new incarnation, and new LeaderEpochs for what it goes on leading."""
+    wrong = _wrong_registration(draft, request)
+    if wrong:
+        return refuse(pb.ControlResponse.INVALID, wrong)
+    beyond = unspoken(draft.image, request) if draft.image.feature_level >= STRICT else ""
+    if beyond:
+        return refuse(pb.ControlResponse.INVALID, beyond)
+    known = draft.image.nodes.get(request.nodeId)
+    how = descent(known, request) if known is not None else ProcessRelation.FOLLOWS
+    if known is not None and how is ProcessRelation.SAME:
+        return draft.done(pb.ControlResponse(node=node_to_pb(known)))
+    if known is not None and how is ProcessRelation.OUTLIVED:
+        detail = f"start {request.start} of {request.nodeId!r} has ended: start {known.start} has registered"
+        return refuse(pb.ControlResponse.STALE, detail)  # a request that outlived its process must not depose the next one
+    if not _make_room(draft, request.nodeId):
+        detail = f"there are {MAX_NODES} nodes already, and all of them run or hold data: stop and remove some first"
+        return refuse(pb.ControlResponse.INVALID, detail)
+    node = NodeImage(
+        node_id=request.nodeId,
+        incarnation=draft.next_incarnation(),
+        rack=known.rack if known is not None and known.rack_by_hand else request.rack,
+        weight=known.weight if known is not None and known.weight_by_hand else _weight(request),
+        version=request.version,
+        status_address=request.statusAddress,
+        fenced=False,
+        session_time_ns=draft.now_ns,
+        previous_incarnation=request.previousIncarnation,
+        folder_id=request.folderId,
+        start=request.start,
+        nonce=request.nonce,
+        earlier_nonces=tuple(request.earlierNonces),
+        partition_budget=request.partitionBudget,
+        weight_by_hand=known is not None and known.weight_by_hand,
+        rack_by_hand=known is not None and known.rack_by_hand,
+        leaving=known is not None and known.leaving,
+        host=request.host,
+    )
+    draft.add(NodeChanged(node))
+    complete = known is None or holds_all_it_acknowledged(known, request)
+    detail = yield from leadership.after_registration(draft, node.node_id, complete)
+    held = draft.image.replica_counts.get(node.node_id, 0)
+    if 0 < node.partition_budget < held:
+        beyond = f"it holds {held} partitions, its limit of open files is enough for {node.partition_budget}: {_RAISE}"
+        detail = f"{beyond}; {detail}" if detail else beyond
+    if how is ProcessRelation.WENT_BACK:
+        detail = f"its data folder is an older copy, or another one, than node {node.node_id!r} registered with; {detail}"
+    return draft.done(pb.ControlResponse(node=node_to_pb(node), detail=detail))
+
+
+def unspoken(image: ClusterImage, request: pb.RegisterNode) -> str:
+    """Why a process can't take part at the level of the image, '' if it can. At level 1 the metadata leader alone asks that: versions
+    that know no levels apply the same entry."""
+    return refused_level(image.feature_level, f"node {request.nodeId!r}", said(request))
+
+
+def holds_all_it_acknowledged(known: NodeImage, request: pb.RegisterNode) -> bool:
+    """Whether the folder of a known node holds everything that the node ever acknowledged [C7, S15].
+
+    ``previousIncarnation`` 0 means an empty folder. A folder of an older incarnation is a stale copy, but for one: the
+    one that the current incarnation itself registered with, because a process acts only after its new incarnation is
+    stored, so that the current one has never acted. An older copy of that folder says the same of itself; it is told by
+    what it does not know of the process that registered (``starts.py``).
+    """
+    known_to_it = request.previousIncarnation in (known.incarnation, known.previous_incarnation)
+    unbroken = known_to_it and descent(known, request) is not ProcessRelation.WENT_BACK
+    return request.previousIncarnation != 0 and unbroken and (request.cleanStop or request.flushedAlways)
+
+
+def fence_node(draft: RecordBuilder, request: pb.FenceNode) -> Steps[Decision]:
+    """The node's session ended: it joins no ISR and leads nothing new. Where it follows, the leader shrinks it away."""
+    node = current_node(draft, request.nodeId, request.incarnation)
+    if isinstance(node, Decision):
+        return node
+    if node.fenced:
+        return draft.done(pb.ControlResponse(node=node_to_pb(node)))
+    fenced = replace(node, fenced=True, session_time_ns=draft.now_ns)
+    draft.add(NodeChanged(fenced))
+    detail = yield from leadership.after_fencing(draft, node.node_id)
+    return draft.done(pb.ControlResponse(node=node_to_pb(fenced), detail=detail))
+
+
+def unfence_node(draft: RecordBuilder, request: pb.UnfenceNode) -> Steps[Decision]:
+    """The node's heartbeats are back, in the same process."""
+    node = current_node(draft, request.nodeId, request.incarnation)
+    if isinstance(node, Decision):
+        return node
+    if not node.fenced:
+        return draft.done(pb.ControlResponse(node=node_to_pb(node)))
+    back = replace(node, fenced=False, session_time_ns=draft.now_ns)
+    draft.add(NodeChanged(back))
+    detail = yield from leadership.after_return(draft, node.node_id)
+    return draft.done(pb.ControlResponse(node=node_to_pb(back), detail=detail))
+
+
+def _weight(request: pb.RegisterNode) -> float:
+    return request.weight if request.HasField("weight") else 1.0
+
+
+def set_node(draft: RecordBuilder, request: pb.SetNode) -> Decision:
+    """What an operator says of a node: it holds, whatever the node says when it registers, until it is taken back. Moves nothing."""
+    node = draft.image.nodes.get(request.nodeId)
+    if node is None:
+        return refuse(pb.ControlResponse.NOT_FOUND, _unknown(draft.image, request.nodeId))
+    try:
+        changed = _set(node, request)
+    except ConfigError as error:
+        return refuse(pb.ControlResponse.INVALID, str(error))
+    if changed != node:
+        draft.add(NodeChanged(changed))
+    return draft.done(pb.ControlResponse(node=node_to_pb(changed)))
+
+
+def _set(node: NodeImage, request: pb.SetNode) -> NodeImage:
+    if request.HasField("weight"):
+        if not 0 <= request.weight <= MAX_WEIGHT:
+            raise ConfigError(f"weight = {request.weight} is outside 0..{MAX_WEIGHT:g}")
+        node = replace(node, weight=request.weight, weight_by_hand=True)
+    if request.HasField("rack"):
+        if request.rack:
+            check_name(request.rack, "rack")
+        node = replace(node, rack=request.rack, rack_by_hand=True)
+    if request.HasField("leaving"):
+        node = replace(node, leaving=request.leaving)
+    return replace(
+        node,
+        weight_by_hand=node.weight_by_hand and not request.weightAsItSays,
+        rack_by_hand=node.rack_by_hand and not request.rackAsItSays,
+    )
+
+
+def remove_node(draft: RecordBuilder, request: pb.RemoveNode) -> Decision:
+    """Forget a node that has stopped and holds no replica; what it held must have been moved or deleted before."""
+    wrong = why_it_stays(draft.image, request.nodeId)
+    if wrong:
+        known = request.nodeId in draft.image.nodes
+        return refuse(pb.ControlResponse.INVALID if known else pb.ControlResponse.NOT_FOUND, wrong)
+    draft.add(NodeRemoved(request.nodeId))
+    return draft.done()
+
+
+def still_a_controller(node_id: str) -> str:
+    """Why it can't be removed, for people: it would go on to be counted, as one that is dead, in each majority."""
+    return f"node {node_id!r} is a controller: take it out of the controllers first: liftpy controllers remove {node_id}"
+
+
+def why_it_stays(image: ClusterImage, node_id: str) -> str:
+    """Why the node can't be removed, '' if it can."""
+    node = image.nodes.get(node_id)
+    if node is None:
+        return _unknown(image, node_id)
+    if image.controllers.names(node_id):
+        return still_a_controller(node_id)
+    hosted = image.hosted.get(node_id)
+    if not hosted:
+        return "" if node.fenced else f"node {node_id!r} is alive: stop it first"
+    names = sorted(hosted)
+    count = image.replica_counts.get(node_id, 0)
+    some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    holds = f"node {node_id!r} {'' if node.fenced else 'is alive and '}holds {count} replicas of {some}"
+    if node.leaving:
+        return f"{holds}: they are on their way to others; liftpy node drain {node_id} --wait waits for that"
+    if not node.fenced:
+        return f"{holds}: drain it first: liftpy node drain {node_id}"
+    moving = sum(node_id not in p.target for _, p in image.partitions_of(node_id) if p.target)
+    return (
+        f"{holds}: {moving} are on their way to others, {count - moving} wait until it has been down for replacement_grace_s; "
+        f"or drain it first, then they move at once: liftpy node drain {node_id}"
+    )
+
+
+def _unknown(image: ClusterImage, node_id: str) -> str:
+    some = ", ".join(sorted(image.nodes)[:10]) + (" ..." if len(image.nodes) > 10 else "")
+    return f"there is no node {shown(node_id)}; there are: {some or 'none'}"
+
+
+def _wrong_registration(draft: RecordBuilder, request: pb.RegisterNode) -> str:
+    try:
+        check_speaker(request.nodeId, "node id")
+    except InvalidNameError as error:
+        return str(error)
+    for what in ("rack", "version", "statusAddress", "folderId", "host"):
+        if len(getattr(request, what)) > MAX_TEXT_LENGTH:
+            return f"{what} is longer than {MAX_TEXT_LENGTH} characters"
+    if len(request.earlierNonces) > MAX_EARLIER_NONCES:
+        return f"{len(request.earlierNonces)} earlier nonces, more than {MAX_EARLIER_NONCES}"
+    if not 0 <= request.weight <= MAX_WEIGHT:
+        return f"weight = {request.weight} is outside 0..{MAX_WEIGHT:g}"
+    return ""
+
+
+def _make_room(draft: RecordBuilder, node_id: str) -> bool:
+    """Whether there is room for the node; one that does not run and holds nothing goes for it, the one longest unheard of first."""
+    nodes, stays = draft.image.nodes, draft.image.controllers.names
+    if node_id in nodes or len(nodes) < MAX_NODES:
+        return True
+    useless = [n for n in nodes.values() if n.fenced and not draft.image.hosted.get(n.node_id) and not stays(n.node_id)]
+    if not useless:
+        return False
+    draft.add(NodeRemoved(min(useless, key=lambda node: (node.session_time_ns, node.node_id)).node_id))
+    return True
+
+
+MAX_REASON = 500
+"""Characters of why a service has ended."""
+
+
+def report_service(draft: RecordBuilder, request: pb.ReportService) -> Decision:
+    """Note that a replicated service beside the node has ended: the entry is an event, and changes nothing."""
+    if draft.image.find(request.stream, request.uid, request.partition) is None:
+        detail = f"there is no partition {request.stream}/{request.partition} of stream {request.uid or 'of that name'}"
+        return refuse(pb.ControlResponse.NOT_FOUND, detail)
+    node = current_node(draft, request.node, request.incarnation)
+    if isinstance(node, Decision):
+        return node
+    if max(len(request.service), len(request.ending), len(request.reason)) > MAX_REASON:
+        return refuse(pb.ControlResponse.INVALID, f"a reason has at most {MAX_REASON} characters")
+    draft.needs_entry()
+    return draft.done()
+
+
+def current_node(draft: RecordBuilder, node_id: str, incarnation: int) -> NodeImage | Decision:
+    """The node, or the refusal of a request that names another incarnation of it."""
+    node = draft.image.nodes.get(node_id)
+    if node is None:
+        return refuse(pb.ControlResponse.NOT_FOUND, f"there is no node {node_id!r}")
+    if node.incarnation != incarnation:
+        detail = f"node {node_id!r} is incarnation {node.incarnation} now, not {incarnation}"
+        return refuse(pb.ControlResponse.FENCED, detail)
+    return node
+
+
+def change(draft: RecordBuilder, request: pb.ChangeControllers) -> Decision:
+    """The list that the metadata leader has made of the request. What holds none was never given to it."""
+    after = replace(list_from_pb(request.list), index=draft.image.index)
+    if not well_formed(after) or request.after != draft.image.controllers.index:
+        return refuse(pb.ControlResponse.INVALID, "a change of the controllers that no metadata leader has proposed")
+    draft.add(ControllersChanged(after))
+    return draft.done(pb.ControlResponse(detail=after.said()))

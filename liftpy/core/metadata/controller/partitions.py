@@ -1,0 +1,230 @@
+"""ChangeIsr: the leader asks, apply decides, by compare-and-set on (leader, LeaderEpoch, Epoch) [C4]. LeaveIsr: a follower asks for
+itself, because its storage has failed.
+
+PausePartitions: operators have partitions take no publishes, or take them again. WakePartition: a leader asks for the latter,
+because somebody publishes, or says that it takes publishes again.
+
+PurgeRecords: operators give up records by subject or key. ReportPurged: a replica holds none of them any more. What follows from
+them is in ``liftpy/core/base/purge.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from liftpy.core.base.cooperative_apply import PER_STEP, Steps
+from liftpy.core.base.partition import PartitionState, PartitionStatus, Pause, Purge
+from liftpy.core.base.purge import MAX_PURGE_BYTES, MAX_PURGES, asked, reported, waits_for
+from liftpy.core.metadata.codec import partition_to_pb, stream_to_pb
+from liftpy.core.metadata.controller.nodes import current_node
+from liftpy.core.metadata.controller.reassign import evicted, joined, settled
+from liftpy.core.metadata.controller.streams import MAX_OFFSET
+from liftpy.core.metadata.image import StreamImage
+from liftpy.core.metadata.record_builder import Decision, RecordBuilder, refuse
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.filters import Filter
+from liftpy.errors import LiftError
+
+
+def change_isr(draft: RecordBuilder, request: pb.ChangeIsr) -> Decision:
+    """The ISR as asked, if the request was made on the partition's current state; else STALE with that state."""
+    found = draft.image.find(request.stream, request.uid, request.partition)
+    if found is None:
+        detail = f"there is no partition {request.stream}/{request.partition} of stream {request.uid or 'of that name'}"
+        return refuse(pb.ControlResponse.NOT_FOUND, detail)
+    stream, partition = found
+    refusal = _refusal(draft, request, partition)
+    if refusal is not None:
+        return refusal
+    # The same ISR again raises the Epoch too: so a leader that never heard of its last attempt's outcome settles it [C8].
+    incomplete = tuple(node for node in partition.incomplete if node not in request.isr)
+    if partition.joining in request.isr:
+        partition = joined(partition)
+    moved = replace(stream.with_isr(partition, request.isr, request.lost), incomplete=incomplete)
+    if request.evicted:
+        moved = evicted(moved, request.evicted)
+    changed = draft.change(stream, settled(stream, moved) if partition.target else moved)
+    return draft.done(pb.ControlResponse(partition=partition_to_pb(changed)))
+
+
+def leave_isr(draft: RecordBuilder, request: pb.LeaveIsr) -> Decision:
+    """The ISR without a follower whose log can't be worked with any more: commits go on without it, as if it were gone.
+
+    What is committed is on the others. A leader gives the leadership up instead; in an election the ISR is frozen.
+    """
+    found = draft.image.find(request.stream, request.uid, request.partition)
+    if found is None:
+        detail = f"there is no partition {request.stream}/{request.partition} of stream {request.uid or 'of that name'}"
+        return refuse(pb.ControlResponse.NOT_FOUND, detail)
+    stream, partition = found
+    node = current_node(draft, request.node, request.incarnation)
+    if isinstance(node, Decision):
+        return node
+    if partition.status is not PartitionStatus.ONLINE or partition.leader == request.node:
+        detail = f"{partition.status.name}, led by {partition.leader!r}: only a follower leaves the ISR of an Online partition"
+        return refuse(pb.ControlResponse.STALE, detail, partition)
+    if request.node not in partition.isr:
+        return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
+    moved = stream.with_isr(partition, [member for member in partition.isr if member != request.node])
+    return draft.done(pb.ControlResponse(partition=partition_to_pb(draft.change(stream, moved))))
+
+
+def _refusal(draft: RecordBuilder, request: pb.ChangeIsr, partition: PartitionState) -> Decision | None:
+    current = (partition.leader, partition.leader_epoch, partition.epoch)
+    if partition.status is not PartitionStatus.ONLINE or (request.leader, request.leaderEpoch, request.epoch) != current:
+        detail = f"{partition.status.name}, (leader, LeaderEpoch, Epoch) is {current} now"
+        return refuse(pb.ControlResponse.STALE, detail, partition)
+    members = set(request.isr)
+    if len(members) != len(request.isr) or not members <= set(partition.holders) or partition.leader not in members:
+        detail = f"ISR {list(request.isr)}: must hold the leader, and only replicas {list(partition.holders)}, each once"
+        return refuse(pb.ControlResponse.INVALID, detail, partition)
+    if request.evicted and (request.evicted != partition.leaving or request.evicted in (partition.leader, *members)):
+        detail = (
+            f"{request.evicted!r} is not the next to go, leads, or is to be in the ISR; to go: {partition.leaving or 'nobody'}"
+        )
+        return refuse(pb.ControlResponse.INVALID, detail, partition)
+    if request.evicted and partition.joining in members:
+        detail = f"{partition.joining!r} joins and {request.evicted!r} goes: the replica set changes by one node at a time"
+        return refuse(pb.ControlResponse.INVALID, detail, partition)
+    if not draft.image.is_live(partition.leader):
+        return refuse(pb.ControlResponse.FENCED, f"leader {partition.leader!r} is fenced", partition)
+    for node_id in sorted(members.difference(partition.isr)):
+        detail = _why_not_join(draft, request, node_id)
+        if detail:
+            return refuse(pb.ControlResponse.FENCED, detail, partition)
+    return None
+
+
+def _why_not_join(draft: RecordBuilder, request: pb.ChangeIsr, node_id: str) -> str:
+    """A new member is live and of the incarnation that caught up [C6]. A present one may be fenced: it leaves later."""
+    node = draft.image.nodes.get(node_id)
+    if node is None or node.fenced:
+        return f"node {node_id!r} is not live"
+    seen = request.incarnations.get(node_id, 0)
+    return "" if seen == node.incarnation else f"node {node_id!r} is incarnation {node.incarnation} now, not {seen}"
+
+
+_ASKED_FOR = {
+    pb.NOT_PAUSED: Pause.ENDING,
+    pb.UNTIL_RESUMED: Pause.UNTIL_RESUMED,
+    pb.UNTIL_PUBLISH: Pause.UNTIL_PUBLISH,
+    pb.UNTIL_PUBLISH_TO_ANY: Pause.UNTIL_PUBLISH_TO_ANY,
+}
+
+
+def pause_partitions(draft: RecordBuilder, request: pb.PausePartitions) -> Steps[Decision]:
+    """All that are named, or none. One that is as asked stays as it is, in its Epoch."""
+    held = draft.image.streams.get(request.stream)
+    if held is None or request.uid not in ("", held.uid):
+        detail = f"there is no stream {request.stream!r}" + (f" of the id {request.uid!r}" if held is not None else "")
+        return refuse(pb.ControlResponse.NOT_FOUND, detail)
+    asked_for = _ASKED_FOR.get(request.pause)
+    if asked_for is None:
+        return refuse(pb.ControlResponse.INVALID, f"pause = {request.pause}: nobody asks for that")
+    if request.HasField("configVersion") and request.configVersion != held.config_version:
+        detail = f"the settings of {held.name!r} are at version {held.config_version}, not {request.configVersion}: look again"
+        return refuse(pb.ControlResponse.STALE, detail)
+    missing = sorted(number for number in set(request.partitions) if number >= len(held.partitions))
+    if missing or not held.partitions:
+        there = f"it has {len(held.partitions)}" if held.partitions else "it waits for nodes"
+        detail = f"there is no partition {held.name}/{missing[0] if missing else 0}: {there}"
+        return refuse(pb.ControlResponse.NOT_FOUND, detail)
+    partitions = list(held.partitions)
+    for place, number in enumerate(sorted(set(request.partitions)) or range(len(partitions))):
+        changed = _paused(partitions[number], asked_for)
+        if changed is not partitions[number]:
+            partitions[number] = draft.change(held, changed)
+        if place % PER_STEP == PER_STEP - 1:
+            yield
+    return draft.done(pb.ControlResponse(stream=stream_to_pb(replace(held, partitions=tuple(partitions)))))
+
+
+def wake_partition(draft: RecordBuilder, request: pb.WakePartition) -> Decision:
+    """UNTIL_PUBLISH becomes ENDING, of all partitions that are paused so where that was asked for; ENDING is over."""
+    found = draft.image.find(request.stream, request.uid, request.partition)
+    if found is None:
+        detail = f"there is no partition {request.stream}/{request.partition} of the id {request.uid!r}"
+        return refuse(pb.ControlResponse.NOT_FOUND, detail)
+    stream, partition = found
+    current = (partition.leader, partition.leader_epoch, partition.pause.name, partition.pauses)
+    asked = (request.leader, request.leaderEpoch, Pause.of(request.pause).name, request.pauses)
+    if partition.status is not PartitionStatus.ONLINE or asked != current:
+        detail = f"{partition.status.name}, (leader, LeaderEpoch, pause, pauses) is {current} now"
+        return refuse(pb.ControlResponse.STALE, detail, partition)
+    if partition.pause is Pause.ENDING:
+        partition = draft.change(stream, replace(partition, pause=Pause.NOT_PAUSED))
+    elif partition.pause.until_publish:
+        partition = _woken(draft, stream, partition)
+    else:
+        return refuse(pb.ControlResponse.INVALID, f"{partition.pause.name}: operators alone resume it", partition)
+    return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
+
+
+def _paused(partition: PartitionState, asked_for: Pause) -> PartitionState:
+    """``partition`` itself where nothing is to be changed."""
+    if asked_for is Pause.ENDING:
+        return replace(partition, pause=Pause.ENDING) if partition.pause.takes_nothing else partition
+    if partition.pause is asked_for:
+        return partition
+    return replace(partition, pause=asked_for, pauses=partition.pauses + 1)
+
+
+def _woken(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> PartitionState:
+    if partition.pause is Pause.UNTIL_PUBLISH:
+        return draft.change(stream, replace(partition, pause=Pause.ENDING))
+    for other in stream.partitions:
+        if other.pause is Pause.UNTIL_PUBLISH_TO_ANY:
+            changed = draft.change(stream, replace(other, pause=Pause.ENDING))
+            partition = changed if other is partition else partition
+    return partition
+
+
+def purge_records(draft: RecordBuilder, request: pb.PurgeRecords) -> Decision:
+    """Every replica gives up what fits, also one that is away now."""
+    found = draft.image.find(request.stream, request.uid, request.partition) if request.uid else None
+    if found is None:
+        detail = f"there is no partition {request.stream}/{request.partition} of the id {request.uid!r}"
+        return refuse(pb.ControlResponse.NOT_FOUND, detail)
+    stream, partition = found
+    if not 0 < request.endOffset <= MAX_OFFSET:
+        return refuse(pb.ControlResponse.INVALID, f"end offset = {request.endOffset} is outside 1..{MAX_OFFSET}", partition)
+    try:
+        wanted = Filter(tuple(sorted(set(request.subjects))), tuple(sorted(set(request.keys))))
+    except LiftError as error:
+        return refuse(pb.ControlResponse.INVALID, str(error), partition)
+    if not wanted:
+        detail = "a purge names subjects or keys; to give up everything below an offset, truncate the stream"
+        return refuse(pb.ControlResponse.INVALID, detail, partition)
+    wish = Purge(number=draft.next_epochs(), subjects=wanted.subjects, keys=wanted.keys, end_offset=request.endOffset)
+    changed = asked(partition, wish)
+    if changed is None:
+        return refuse(pb.ControlResponse.INVALID, _no_room(partition, wish), partition)
+    if changed is partition:
+        return Decision((), pb.ControlResponse(partition=partition_to_pb(partition)))
+    return draft.done(pb.ControlResponse(partition=partition_to_pb(draft.change(stream, changed))))
+
+
+def report_purged(draft: RecordBuilder, request: pb.ReportPurged) -> Decision:
+    """Taken from a member of the ISR, in the incarnation that is registered; from others it changes nothing."""
+    found = draft.image.find(request.stream, request.uid, request.partition)
+    if found is None:
+        detail = f"there is no partition {request.stream}/{request.partition} of stream {request.uid or 'of that name'}"
+        return refuse(pb.ControlResponse.NOT_FOUND, detail)
+    stream, partition = found
+    node = current_node(draft, request.node, request.incarnation)
+    if isinstance(node, Decision):
+        return node
+    changed = reported(partition, request.node, request.number)
+    if changed is not partition:
+        changed = draft.change(stream, changed)
+    return draft.done(pb.ControlResponse(partition=partition_to_pb(changed)))
+
+
+def _no_room(partition: PartitionState, wish: Purge) -> str:
+    waits = sorted({node for purge in partition.purges for node in waits_for(partition, purge)})
+    if wish.size_bytes > MAX_PURGE_BYTES:
+        return f"the subjects and keys of a purge have at most {MAX_PURGE_BYTES} bytes, not {wish.size_bytes}: purge in several turns"
+    return (
+        f"{len(partition.purges)} purges are under way, of at most {MAX_PURGES} and {MAX_PURGE_BYTES} bytes of subjects and keys: they "
+        f"wait for {', '.join(waits)}. Try again when they are done"
+    )

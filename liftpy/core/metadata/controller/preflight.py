@@ -1,0 +1,114 @@
+"""What a control request would do, said before it is put into the metadata group's log. Pure.
+
+Goal: what can't succeed costs nobody a byte of the journal: neither a flood of wrong requests nor a tool that creates what is there
+already. Constraint: the rules are those of apply and no others, so that nothing is refused here that the log would take.
+Algorithm: the very decision that apply would make is made on the leader's image, on a draft that stops at the first record. No record:
+the answer is given as it is. A record: the log decides, on the image as it is by then, and what it costs to find that out is little.
+
+The answer is as good as one from the log if this controller leads (a majority has confirmed it just now: nobody else can have decided
+anything) and the operation is not in the log already: a repeated one gets the answer that it got, or waits for it there.
+
+Worked example: ``createStream`` of a name that exists is answered EXISTS here. ``deleteStream`` of one that is being created is
+answered NOT_FOUND: the creation has not been answered yet, so the two may have come in either order.
+
+What stopping a node would do to others: partitions that could not commit any more, and the metadata group's majority. Pure.
+
+Whoever restarts nodes one after another asks before each. A partition with one replica is no reason against it: it is away while its
+node is, and whoever made it so chose that.
+"""
+
+from __future__ import annotations
+
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.metadata.batch_limits import MAX_REQUESTS
+from liftpy.core.metadata.controller.request_batcher import answer_of
+from liftpy.core.metadata.controller.requests import decide_on, kind_of
+from liftpy.core.metadata.controller.state_machine import again, refusal
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.record_builder import RecordBuilder, Rules
+from liftpy.core.metadata.records import Record
+from liftpy.core.wire._pb import cluster_pb2 as pb
+
+
+class _WouldChangeError(Exception):
+    """The decision has a first record, takes long, or needs an entry."""
+
+
+class _Trial(RecordBuilder):
+    """A draft that nothing can be added to."""
+
+    def needs_entry(self) -> None:
+        """Stop here: the log has to hold it."""
+        raise _WouldChangeError
+
+    def takes_long(self) -> None:
+        """Stop here as well: a trial is made in one go, on the metadata leader, and apply works in steps."""
+        raise _WouldChangeError
+
+    def add(self, record: Record) -> None:
+        """Stop here."""
+        raise _WouldChangeError
+
+
+def without_log(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: Rules) -> pb.ControlResponse | None:
+    """The answer to a request that changes nothing of ``image``, or None: the log has to decide. ``now_ns``: as for ``decide``."""
+    if kind_of(request).read_only:
+        return None  # a barrier, or a description that waits for one
+    # A missing id is filled in, and the metadata leader sets the time: here only a malformed id can be wrong.
+    wrong = refusal(pb.ControlRequest(operationId=request.operationId)) if request.operationId else None
+    if wrong is not None:
+        return wrong.response
+    held = image.operations.get(request.operationId)
+    if held is not None:
+        return pb.ControlResponse.FromString(again(image, held))
+    if request.HasField("batch"):
+        return _batch(image, request.batch, now_ns, rules)
+    return _tried(image, request, now_ns, rules)
+
+
+def _tried(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: Rules) -> pb.ControlResponse | None:
+    try:
+        return decide_on(_Trial(image, now_ns, rules), request).response
+    except _WouldChangeError:
+        return None
+    except Exception:  # a bug: the log shows it to everybody, and counts it
+        return None
+
+
+def _batch(image: ClusterImage, batch: pb.Batch, now_ns: int, rules: Rules) -> pb.ControlResponse | None:
+    """As a whole: what one of its requests changes may make room for the next."""
+    answers = pb.BatchAnswers()
+    for item in batch.requests[:MAX_REQUESTS]:
+        if not kind_of(item.request).batched:
+            return None
+        answer = _tried(image, item.request, now_ns, rules)
+        if answer is None:
+            return None
+        answers.answers.append(answer_of(item.number, answer))
+    return pb.ControlResponse(batch=answers)
+
+
+def why_not(image: ClusterImage, node_id: str, controllers: dict[str, bool]) -> list[str]:
+    """Reasons in words, [] if nobody would miss it. ``controllers``: the members that vote, and whether each is connected."""
+    if node_id not in image.nodes:
+        return [f"{node_id} is not known"]
+    reasons = []
+    for stream, partition in image.partitions_of(node_id):
+        name = f"{stream.name}/{partition.partition}"
+        if node_id not in partition.replicas or len(partition.replicas) == 1:
+            continue
+        if partition.status is not PartitionStatus.ONLINE:
+            reasons.append(f"{name} has no leader now")
+            continue
+        left = [node for node in partition.isr if node != node_id and image.is_live(node)]
+        least = partition.min_isr(stream.config)
+        if node_id in partition.isr and len(left) < least:
+            reasons.append(f"{name} would have {len(left)} in-sync replicas of {least} that it needs")
+    if node_id in controllers:
+        left_count = sum(connected for name, connected in controllers.items() if name != node_id)
+        majority = len(controllers) // 2 + 1
+        if len(controllers) > 1 and left_count < majority:
+            reasons.append(
+                f"the metadata group would have {left_count} of its {len(controllers)} members, and needs {majority}"
+            )
+    return reasons

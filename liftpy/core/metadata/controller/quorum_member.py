@@ -1,0 +1,528 @@
+"""What a member of the metadata group decides beside the log, in both shells (asyncio, simulator). Pure: (now, event) -> decisions.
+
+The log below is Raft's; ``GroupLog`` is what a decision may know of it. On every tick that is flushed the shell calls ``tick`` and
+does what it says; it asks ``request`` about each control request before anything is logged. What goes into the log is an ``Order``:
+``entry`` gives the bytes, ``ended`` turns what became of them into the answer, and never calls a loss what may still be applied.
+
+A leader's duties begin once a barrier of its own term is applied here, so that it decides on everything committed before [M12]; they
+end with the leadership, and before a successor is asked for: that one waits for no election time-out, and so for no lease.
+
+What goes on where the controllers hold different images and no majority agrees (``divergence.py``). Pure.
+
+Goal: nothing is decided by an image that may be wrong, and it stays so only where a person has to say who is right. Constraint: digests
+are compared at certain places of the log, and nothing that is decided fills it any more; a controller that begins anew counts only once
+a barrier that it asked for is committed and applied, and tells its digest only then.
+
+Algorithm: barriers decide nothing, and go on. Those that a controller asks for which does not acknowledge yet; and, of the leader's
+own, as many as it takes until every voter that acknowledges has told its digest at the leader's newest place, or at the next one. Once
+all have told and still no majority agrees, nothing more is logged.
+
+Of a request that is refused the leader says that nothing comes of it (UNAVAILABLE) only if nothing can: it is the leader, in office,
+and has logged no entry of it. Else it says that it does not know; or nothing, where it may have a successor that knows.
+
+Worked example: n1 leads, n2 holds another image, n3 has lost its folder. Halted at 1,024. n3's barrier is committed, it acknowledges,
+and has no digest at 1,024: barriers up to 2,048, where it agrees with n2. n1 is beside the majority and gives way.
+
+Leaderless: for how long a member of the group has known no leader, in its own waking time.
+
+Before a planned transfer by command: the leader's node takes no more publishes and answers those that have come. Pure.
+
+A leader learns of a transfer from the metadata, and what it appended meanwhile may be cut: its publishers would wait in vain.
+So the metadata leader asks it first. It is a courtesy, not a promise: a node that does not answer in time loses the leadership
+all the same, and a node whose leadership was not moved in the end takes publishes again by itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from enum import Enum
+from typing import Protocol
+
+from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.metadata.controller.active_controller import ActiveController, joined
+from liftpy.core.metadata.controller.feature_negotiation import LevelBootstrap, levels_answer
+from liftpy.core.metadata.controller.nodes import still_a_controller
+from liftpy.core.metadata.controller.requests import changes_nothing, kind_of
+from liftpy.core.metadata.controller.state_machine import again
+from liftpy.core.metadata.controller_list import (
+    ControllerList,
+    GroupView,
+    NoChange,
+    Refused,
+    hands_over,
+    list_to_pb,
+    next_step,
+    planned,
+)
+from liftpy.core.metadata.describe import describer
+from liftpy.core.metadata.failure_reports import LeaderQuestion, ProbeResult
+from liftpy.core.metadata.features import why_not_yet
+from liftpy.core.metadata.feed import FeedProducer
+from liftpy.core.metadata.forwarding import error_response
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.record_builder import Rules
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire._pb import replication_pb2
+
+MAX_BARRIERS = 32
+"""Of the leader's own under way at the same time."""
+
+
+def barriers(view: GroupView, under_way: int) -> Iterator[pb.ControlRequest]:
+    """What the leader orders now; ``under_way``: its own orders that have not ended."""
+    if view.halted and view.untold & view.live:
+        for _ in range(MAX_BARRIERS - under_way):
+            yield pb.ControlRequest(barrier=pb.Barrier())
+
+
+def catches_up(request: pb.ControlRequest, view: GroupView) -> bool:
+    """Whether it is the barrier of a controller that does not count yet."""
+    return request.HasField("barrier") and request.sender in view.now.members and request.sender not in view.live
+
+
+def refused(request: pb.ControlRequest, view: GroupView, *, confirmed: bool, logged: bool) -> pb.ControlResponse | None:
+    """The leader's answer while it is halted, None: none. ``confirmed``: nobody else leads; ``logged``: an entry may be in its log."""
+    if not confirmed:
+        return None
+    error = pb.ControlResponse.OUTCOME_UNKNOWN if logged else pb.ControlResponse.UNAVAILABLE
+    return error_response(request, error, view.halted)
+
+
+LONG_NS = 2_000_000_000
+"""An election, or coming back after a pause, takes less."""
+_STOOD_STILL_NS = 1_000_000_000
+"""Ticks come every few ms: with more between two of them, this process stood still."""
+
+
+class Leaderless:
+    """``for_long`` is meant to be read between ticks: it does not grow while none come."""
+
+    def __init__(self) -> None:
+        self._since_ns = -1  # -1: there is a leader, or no tick has been
+        self._ticked_ns = 0
+
+    def ticked(self, there_is_a_leader: bool, now_ns: int) -> None:
+        """To be called on every tick; ``now_ns`` is monotonic."""
+        if there_is_a_leader:
+            self._since_ns = -1
+        elif self._since_ns < 0 or now_ns - self._ticked_ns > _STOOD_STILL_NS:
+            self._since_ns = now_ns
+        self._ticked_ns = now_ns
+
+    @property
+    def for_long(self) -> bool:
+        """Whether every tick of the last ``LONG_NS`` found no leader."""
+        return self._since_ns >= 0 and self._ticked_ns - self._since_ns >= LONG_NS
+
+
+DUTY_TIMEOUT_NS = 2 * NS_PER_S
+MAX_DUTY_ORDERS = 64
+"""Orders of its own under way, from which on the leader proposes no more until some are done: what is due stays due."""
+LOOK_EVERY_NS = NS_PER_S // 10
+MAX_LOOKS = 64
+"""Nodes that are asked for at the same time; the others' turn comes later."""
+MAX_QUESTIONS = 256
+"""Questions under way at the same time; those beyond are not asked, and the witnesses report again."""
+HEAD_EVERY_NS = NS_PER_S // 2
+"""How often the feed says where its head is while nothing happens."""
+HAND_OVER_EVERY_NS = NS_PER_S
+"""How often a leader that is to leave the group asks another one to take over."""
+_NEW = "the metadata leader has only just been elected"
+
+
+class GroupLog(Protocol):
+    """The group's log as this member knows it at this moment."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this member believes that it leads; another may have been elected meanwhile."""
+
+    @property
+    def term(self) -> int:
+        """The Raft term."""
+
+    @property
+    def leader_id(self) -> str:
+        """Node id of the leader as known here, '' when there is none."""
+
+    @property
+    def image(self) -> ClusterImage:
+        """As applied here."""
+
+    def confirmed_ns(self) -> int:
+        """Leader: until this moment, monotonic, a majority had not voted for anybody else [D22]."""
+
+    def view(self) -> GroupView:
+        """Who forms the group by this log, and what is known of them here."""
+
+
+class EntryOutcome(Enum):
+    """What became of an entry, as far as this member can know."""
+
+    APPLIED = "applied"
+    NEVER = "it is not in the log, and never will be"
+    UNKNOWN = "it may be applied at any time"
+
+
+@dataclass(slots=True, eq=False)
+class Order:
+    """A request that has to go into the log. The shell: ``entry``, propose, ``ended``; each once."""
+
+    request: pb.ControlRequest
+    timeout_ns: int = DUTY_TIMEOUT_NS
+    here: pb.ControlResponse | None = None
+    """Items of a batch that were answered without the log."""
+    takes_over: int = -1
+    """The barrier with which the duties of that term begin."""
+    own: bool = False
+    """Of the leader's duties: nobody waits for the answer."""
+    is_first: bool = False
+    """The operation was not in the log before."""
+
+    @property
+    def changes_controllers(self) -> bool:
+        """Its entry is one of the group's own: it counts once it is appended."""
+        return self.request.HasField("changeControllers")
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUp:
+    """Have a barrier committed and applied here; say ``caught_up`` in the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookFor:
+    """Ask the bus whether anybody listens for the node; say ``looked_for`` in the end."""
+
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishEntry:
+    """Put the entry on the feed, behind those before it."""
+
+    entry: pb.FeedEntry
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Have another voter lead the group: this one is to leave it."""
+
+
+Decision = Order | CatchUp | LookFor | LeaderQuestion | PublishEntry | HandOver
+"""``LeaderQuestion``: ask the node; say ``answered`` in the end."""
+
+
+class QuorumMember:
+    """``log``: of this member. ``feed``: is told what was applied by who applies it. ``new_id`` draws an operation id. ``now_ns`` is
+    monotonic everywhere."""
+
+    def __init__(
+        self, config: ReplicationConfig, rules: Rules, log: GroupLog, feed: FeedProducer, new_id: Callable[[], bytes]
+    ) -> None:
+        self._rules = rules
+        self._duties = ActiveController(config, rules)
+        self._log = log
+        self._feed = feed
+        self._new_id = new_id
+        self._leaderless = Leaderless()
+        self._image = log.image
+        """As the duties know it."""
+        self._term = -1
+        """In which the duties have begun, -1 while they have not."""
+        self._taking_over = -1
+        """Term of the barrier that is under way."""
+        self._leaving = False
+        """It stops, and takes no duties any more."""
+        self._catching_up = True
+        """A barrier is being asked for; a start does so first."""
+        self._own_orders = 0
+        self._looking: set[str] = set()
+        self._look_at_ns = 0
+        self._asking: set[LeaderQuestion] = set()
+        self._head_at_ns = 0
+        self._step_is_ordered = False
+        """Of a change of the controllers."""
+        self._hand_over_at_ns = 0
+        self._times = config.session_times
+        self._birth = LevelBootstrap(rules, self._times)
+
+    @property
+    def in_office(self) -> bool:
+        """Whether the leader's duties have begun."""
+        return self._term >= 0
+
+    @property
+    def counters(self) -> Counter[str]:
+        """See ``ActiveController``."""
+        return Counter(self._duties.counters)
+
+    def prefer(self, every_s: float) -> None:
+        """See ``ActiveController``."""
+        self._duties.prefer(every_s)
+
+    # ---- the leadership ------------------------------------------------------------------------------------------------
+    def resign(self) -> None:
+        """Grant no lease and propose nothing as the leader any more: the leadership is lost, or is about to be handed over."""
+        self._term = self._taking_over = -1
+        self._duties.resign()
+
+    def leave(self) -> None:
+        """This member stops soon: it takes no duties any more."""
+        self._leaving = True
+
+    def catching_up(self) -> None:
+        """``CatchUp`` is being done."""
+        self._catching_up = True
+
+    def caught_up(self) -> None:
+        """``CatchUp`` is done, or given up."""
+        self._catching_up = False
+
+    # ---- every tick ----------------------------------------------------------------------------------------------------
+    def tick(self, now_ns: int, *, votes: bool, online: bool) -> list[Decision]:
+        """After each tick that is flushed. ``votes``: this member is not on probation; ``online``: the bus can be reached."""
+        self._leaderless.ticked(self._log.leader_id != "", now_ns)
+        decided: list[Decision] = []
+        if not (votes or self._catching_up or self._leaving):
+            self._catching_up = True
+            decided.append(CatchUp())
+        if not self._log.leads:
+            if self.in_office:
+                self.resign()
+        elif self._term != self._log.term:
+            decided += self._take_over()
+        else:
+            decided += self._in_office(now_ns, online)
+        return decided
+
+    def _take_over(self) -> list[Decision]:
+        """Order the barrier behind which everything that was committed before is applied here."""
+        if self.in_office:
+            self.resign()
+        if self._leaving or self._taking_over == self._log.term:
+            return []
+        self._taking_over = self._log.term
+        return [Order(pb.ControlRequest(barrier=pb.Barrier()), takes_over=self._log.term)]
+
+    def _in_office(self, now_ns: int, online: bool) -> list[Decision]:
+        decided: list[Decision] = []
+        image = self._log.image
+        if image is not self._image:
+            self._image = image
+            self._duties.image_changed(image, now_ns)
+        view = self._log.view()
+        deadline_ns = None if view.halted else self._duties.next_deadline_ns()
+        if deadline_ns is not None and deadline_ns <= now_ns and self._own_orders < MAX_DUTY_ORDERS:
+            for request in self._duties.due(now_ns):
+                self._own_orders += 1
+                decided.append(Order(request, own=True))
+        for barrier in barriers(view, self._own_orders):
+            self._own_orders += 1
+            decided.append(Order(barrier, own=True))
+        if online:
+            decided += self._looks(now_ns)
+        for question in self._duties.questions():
+            if online and len(self._asking) < MAX_QUESTIONS:
+                self._asking.add(question)
+                decided.append(question)
+        birth = self._birth.due(image, view, now_ns)
+        if birth is not None:
+            self._own_orders += 1
+            decided.append(Order(birth, own=True))
+        decided += self._controllers(now_ns)
+        decided += self._published(now_ns)
+        return decided
+
+    def _controllers(self, now_ns: int) -> list[Decision]:
+        """A change of the controllers that is under way goes on, whoever has begun it."""
+        view = self._log.view()
+        if hands_over(view) and now_ns >= self._hand_over_at_ns:
+            self._hand_over_at_ns = now_ns + HAND_OVER_EVERY_NS
+            return [HandOver()]
+        if self._step_is_ordered or view.halted or next_step(view) is None:
+            return []
+        self._step_is_ordered = True
+        self._own_orders += 1
+        return [Order(pb.ControlRequest(changeControllers=pb.ChangeControllers()), own=True)]
+
+    def _looks(self, now_ns: int) -> list[Decision]:
+        """One request per late node and ``LOOK_EVERY_NS``, and none while all heartbeats come in time."""
+        if now_ns < self._look_at_ns:
+            return []
+        self._look_at_ns = now_ns + LOOK_EVERY_NS
+        late = [node_id for node_id in self._duties.overdue(now_ns) if node_id not in self._looking]
+        late = late[: MAX_LOOKS - len(self._looking)]
+        self._looking.update(late)
+        return [LookFor(node_id) for node_id in late]
+
+    def _published(self, now_ns: int) -> list[Decision]:
+        entries = self._feed.take()
+        if not entries and now_ns - self._head_at_ns >= HEAD_EVERY_NS:
+            entries = [self._feed.head()]
+        if entries:
+            self._head_at_ns = now_ns
+        return [PublishEntry(entry) for entry in entries]
+
+    def looked_for(self, node_id: str, *, absent: bool) -> None:
+        """``LookFor`` is done. ``absent``: the bus has said that nobody listens; any answer and any silence is False."""
+        self._looking.discard(node_id)
+        if absent:
+            self._duties.gone(node_id)
+
+    def answered(self, question: LeaderQuestion, said: ProbeResult | None) -> None:
+        """A question is done; None: nothing can be made of it."""
+        self._asking.discard(question)
+        if said is not None:
+            self._duties.testified(question, said)
+
+    # ---- requests ------------------------------------------------------------------------------------------------------
+    def request(self, request: pb.ControlRequest, timeout_ns: int, now_ns: int) -> pb.ControlResponse | Order | None:
+        """The leader's answer, or what has to be ordered first; None on any other member. Where the controllers hold different images,
+        and no majority agrees, nothing is ordered that decides anything (``halting.py``)."""
+        decided = self._request(request, timeout_ns, now_ns)
+        view = self._log.view()
+        if not (isinstance(decided, Order) and view.halted) or catches_up(request, view):
+            return decided
+        logged = self._term != self._log.term or self._duties.is_logged(request.operationId)
+        return refused(request, view, confirmed=self._duties.is_confirmed(now_ns, self._log.confirmed_ns()), logged=logged)
+
+    def _request(self, request: pb.ControlRequest, timeout_ns: int, now_ns: int) -> pb.ControlResponse | Order | None:
+        log = self._log
+        if not log.leads:
+            return None
+        if unknown_to_others := why_not_yet(request, log.image.feature_level):
+            return error_response(request, pb.ControlResponse.INVALID, unknown_to_others)
+        if not self.in_office or self._term != log.term:
+            if self._birth.is_ahead(log.image) and _decides(request):
+                return error_response(request, pb.ControlResponse.UNAVAILABLE, _NEW)
+            if request.HasField("batch") or kind_of(request).looked_at_first:
+                return error_response(request, pb.ControlResponse.UNAVAILABLE, _NEW)
+            return Order(request, timeout_ns)
+        if self._birth.why and _decides(request):
+            return error_response(request, pb.ControlResponse.UNAVAILABLE, self._birth.why)
+        if request.HasField("batch"):
+            here, rest = self._duties.divide(request, log.image, now_ns, log.confirmed_ns())
+            return here if rest is None else Order(rest, timeout_ns, here)
+        if request.HasField("setFeatureLevel"):
+            answer = levels_answer(request, log.image, self._duties.levels, log.view().levels, self._rules, self._times)
+        elif request.HasField("changeControllers"):
+            answer = self._about_controllers(request)
+        else:
+            answer = self._duties.answer(request, log.image, now_ns, log.confirmed_ns())
+        if answer is None and request.HasField("removeNode") and self._log.view().now.names(request.removeNode.nodeId):
+            # the image knows who they are after the first change only
+            detail = still_a_controller(request.removeNode.nodeId)
+            answer = error_response(request, pb.ControlResponse.INVALID, detail)
+        return Order(request, timeout_ns) if answer is None else answer
+
+    def _about_controllers(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
+        """The answer to a change of the controllers that needs no entry, None: it needs one."""
+        held = self._log.image.operations.get(request.operationId)
+        if held is not None:
+            return pb.ControlResponse.FromString(again(self._log.image, held))
+        plan = self._plan(request.changeControllers)
+        if isinstance(plan, ControllerList):
+            return None
+        error = plan.error if isinstance(plan, Refused) else pb.ControlResponse.OK
+        return error_response(request, error, plan.detail)
+
+    def _plan(self, asked: pb.ChangeControllers) -> ControllerList | NoChange | Refused:
+        nodes = self._log.image.nodes
+        fenced = frozenset(node_id for node_id, node in nodes.items() if node.fenced)
+        return planned(asked, self._log.view(), frozenset(nodes), fenced)
+
+    def alone(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
+        """Where nobody leads every member says what it knows: better than silence for an operator. Not a member that has only just lost
+        sight of the leader, or woken up: what it knows may be old, and others know better."""
+        description = describer(request)
+        if not self._leaderless.for_long or description is None or request.linearizable:
+            return None
+        response = description(self._log.image)
+        response.operationId, response.index = request.operationId, self._log.image.index
+        return response
+
+    # ---- orders --------------------------------------------------------------------------------------------------------
+    def entry(self, order: Order, time_ns: int, max_bytes: int) -> bytes | pb.ControlResponse:
+        """What goes into the log, or why it can't. ``time_ns``: wall clock; ``max_bytes``: of an entry, exclusive."""
+        request = order.request
+        if not request.operationId:
+            request.operationId = self._new_id()
+        request.timeNs = time_ns
+        if order.changes_controllers:
+            plan = self._plan(request.changeControllers)
+            if not isinstance(plan, ControllerList):
+                self._is_over(order)
+                error = plan.error if isinstance(plan, Refused) else pb.ControlResponse.OK
+                return error_response(request, error, plan.detail)
+            request.changeControllers.list.CopyFrom(list_to_pb(replace(plan, index=0)))
+            request.changeControllers.after = self._log.view().now.index
+        command = request.SerializeToString()
+        if len(command) >= max_bytes:
+            self._is_over(order)
+            return error_response(request, pb.ControlResponse.INVALID, f"a request of {len(command)} bytes is too large")
+        if not changes_nothing(request):
+            order.is_first = self._duties.logged(request.operationId)
+        return command
+
+    def ended(self, order: Order, outcome: EntryOutcome, answer: bytes | None, now_ns: int) -> pb.ControlResponse:
+        """The answer to an order whose entry came to ``outcome``; ``answer``: of the state machine, if it was applied."""
+        self._is_over(order)
+        response = self._response(order, outcome, answer)
+        log = self._log
+        if order.takes_over >= 0 and response.error == pb.ControlResponse.OK:
+            still = log.leads and log.term == order.takes_over and not self._leaving
+            if still and not self.in_office:
+                self._term, self._image = log.term, log.image
+                self._duties.lead(log.image, now_ns, log.term)
+                self._birth.lead(log.image, now_ns)
+                self._feed.lead()
+        return response if order.here is None else joined(order.here, response)
+
+    def _is_over(self, order: Order) -> None:
+        self._own_orders -= order.own
+        if order.own and order.changes_controllers:
+            self._step_is_ordered = False
+        if order.own and order.request.HasField("setFeatureLevel"):
+            self._birth.ended()
+        if order.takes_over == self._taking_over:
+            self._taking_over = -1
+
+    def _response(self, order: Order, outcome: EntryOutcome, answer: bytes | None) -> pb.ControlResponse:
+        request = order.request
+        match outcome:
+            case EntryOutcome.APPLIED if answer is not None:
+                return frames.parse(answer, pb.ControlResponse)
+            case EntryOutcome.NEVER:
+                if order.is_first:  # else an entry of the same operation, ordered before, may still be in the log
+                    self._duties.not_logged(request.operationId)
+                return error_response(request, pb.ControlResponse.UNAVAILABLE, "the metadata leader changed")
+            case _:
+                return error_response(
+                    request, pb.ControlResponse.OUTCOME_UNKNOWN, "the metadata leader does not know what came of it"
+                )
+
+
+def _decides(request: pb.ControlRequest) -> bool:
+    """Whether an entry of it could change the image."""
+    return request.HasField("batch") or not (kind_of(request).read_only or changes_nothing(request))
+
+
+def who_steps_aside(image: ClusterImage, request: pb.ControlRequest) -> tuple[str, replication_pb2.StepAside] | None:
+    """The node that is to be asked before ``request`` is logged, and what it is asked; None: nobody."""
+    move = request.electLeader
+    found = image.find(move.stream, move.uid, move.partition) if request.HasField("electLeader") else None
+    if found is None or move.unclean:
+        return None
+    stream, partition = found
+    wanted = move.node or partition.replicas[0]
+    if partition.status is not PartitionStatus.ONLINE or wanted == partition.leader or wanted not in partition.isr:
+        return None
+    return partition.leader, replication_pb2.StepAside(
+        stream=stream.name, streamUid=stream.uid, partition=partition.partition, leaderEpoch=partition.leader_epoch
+    )

@@ -1,0 +1,153 @@
+"""Reassign and BeginCopy: where a partition's replicas are to be, and which node begins to copy its log for that.
+
+Goal: a replica moves without a moment in which less is held than before, and whoever is killed meanwhile, it goes on: every step is in
+the image. Constraint: one swap at a time in a partition, so that any two majorities of sets that follow one another overlap.
+
+Algorithm: ``target`` says what is wanted. A learner is named for the next node of it (BeginCopy), copies the log, and becomes a replica
+with the change that takes it into the ISR; then the replica that is not wanted gives its leadership away and leaves the set (both
+``ChangeIsr``, asked for by the leader, so that no leader counts a set that is not any more). When the replicas are those of the
+target, they take its order, and it is forgotten. A rebalance that asks for another order alone is one of leaderships: it is kept as
+the reason until the first replica leads.
+
+Worked example: replicas a b c, target a b d. BeginCopy d: d is ``joining``. ISR a b c d: replicas a b d c. ISR a b d, evicted c:
+replicas a b d, no target. Cancelled before d has joined: replicas a b c, d deletes its copy. After: the swap is finished.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from liftpy.core.base.partition import MoveReason, PartitionState
+from liftpy.core.metadata.codec import partition_to_pb
+from liftpy.core.metadata.image import StreamImage
+from liftpy.core.metadata.record_builder import Decision, RecordBuilder, refuse
+from liftpy.core.wire._pb import cluster_pb2 as pb
+
+MAX_REPLICAS = 32
+
+
+def reassign(draft: RecordBuilder, request: pb.Reassign) -> Decision:
+    """The replicas that are wanted from now on; the same ones in another order at once."""
+    found = draft.image.find(request.stream, request.uid, request.partition)
+    if found is None:
+        return _unknown(request)
+    stream, partition = found
+    if request.epoch not in (0, partition.epoch):
+        return refuse(pb.ControlResponse.STALE, f"Epoch {partition.epoch} now, not {request.epoch}", partition)
+    if request.cancel:
+        return _changed(draft, stream, partition, settled(stream, where_it_stays(partition)))
+    wanted = tuple(request.replicas)
+    wrong = _why_not(draft, partition, wanted)
+    if wrong:
+        return refuse(pb.ControlResponse.INVALID, wrong, partition)
+    reason = MoveReason.of(request.movedFor)
+    kept = partition if partition.joining in wanted else replace(partition, joining="", copy_epoch=0)
+    changed = settled(stream, replace(kept, target=wanted, moved_for=reason))
+    if reason is MoveReason.REBALANCED and not changed.target and draft.rules.elections:
+        # only the order is another one: leaderships are what is evened out, and the planner moves them, some at a time
+        changed = settled(stream, replace(changed, moved_for=MoveReason.LEADERSHIPS))
+    return _changed(draft, stream, partition, changed)
+
+
+def begin_copy(draft: RecordBuilder, request: pb.BeginCopy) -> Decision:
+    """The node becomes the partition's learner; without a node, the copy that is under way is given up."""
+    found = draft.image.find(request.stream, request.uid, request.partition)
+    if found is None:
+        return _unknown(request)
+    stream, partition = found
+    if request.epoch != partition.epoch:
+        return refuse(pb.ControlResponse.STALE, f"Epoch {partition.epoch} now, not {request.epoch}", partition)
+    if request.node and request.node != partition.wants_next:
+        detail = f"{request.node!r} is not the next one that is wanted: {partition.wants_next or 'nobody is'}"
+        return refuse(pb.ControlResponse.INVALID, detail, partition)
+    if request.node and not draft.is_live(request.node):
+        return refuse(pb.ControlResponse.FENCED, f"node {request.node!r} is not live", partition)
+    copy = partition.epoch if request.node else 0
+    return _changed(draft, stream, partition, replace(partition, joining=request.node, copy_epoch=copy))
+
+
+def where_it_stays(partition: PartitionState) -> PartitionState:
+    """Without further moves: a copy under way is dropped; a replica that is to go, and whose place is taken, goes."""
+    if not partition.leaving:
+        return replace(partition, target=(), joining="", copy_epoch=0, moved_for=MoveReason.BY_HAND)
+    staying = tuple(node for node in partition.replicas if node != partition.leaving)
+    return replace(partition, target=staying, joining="", copy_epoch=0)
+
+
+def joined(partition: PartitionState) -> PartitionState:
+    """With the learner as a replica, those that are wanted first."""
+    replicas = (*partition.replicas, partition.joining)
+    wanted = [node for node in partition.target if node in replicas]
+    order = (*wanted, *(node for node in replicas if node not in wanted))
+    return replace(partition, replicas=order, joining="", copy_epoch=0)
+
+
+def evicted(partition: PartitionState, node_id: str) -> PartitionState:
+    """Without ``node_id``, which leaves the ISR as well; nothing of it counts any more."""
+
+    def without(nodes: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(node for node in nodes if node != node_id)
+
+    return replace(
+        partition,
+        replicas=without(partition.replicas),
+        isr=without(partition.isr),
+        incomplete=without(partition.incomplete),
+        complete=without(partition.complete),
+        passed_over=without(partition.passed_over),
+    )
+
+
+def settled(stream: StreamImage, partition: PartitionState) -> PartitionState:
+    """With the target forgotten where it is reached, and the ISR in replica order. Replicas outside of it are complete only while HW
+    stands still: with as many in the ISR as are needed now it does not."""
+    if partition.target and set(partition.target) == set(partition.replicas):
+        partition = replace(partition, replicas=partition.target, target=())
+    if not partition.target and not partition.wants_leader:
+        partition = replace(partition, moved_for=MoveReason.BY_HAND)
+    moves = len(partition.isr) >= partition.min_isr(stream.config)
+
+    def ordered(nodes: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(node for node in partition.replicas if node in nodes)
+
+    return replace(
+        partition,
+        isr=ordered(partition.isr),
+        incomplete=ordered(partition.incomplete),
+        complete=() if moves else ordered(partition.complete),
+    )
+
+
+def _why_not(draft: RecordBuilder, partition: PartitionState, wanted: tuple[str, ...]) -> str:
+    """Why the replicas can't be ``wanted``; '' if they can."""
+    if not 1 <= len(wanted) <= MAX_REPLICAS:
+        return f"{len(wanted)} replicas are outside 1..{MAX_REPLICAS}"
+    twice = sorted(node for node, count in Counter(wanted).items() if count > 1)
+    if twice:
+        return f"{', '.join(twice)}: a node holds one replica of a partition at most"
+    for node_id in wanted:
+        node = draft.node(node_id)
+        if node is None:
+            return f"there is no node {node_id!r}"
+        if node_id in partition.holders or node_id in partition.target:
+            continue  # it is chosen already: what has become of it is the planner's business
+        if node.fenced or node.leaving:
+            return f"node {node_id!r} " + (
+                "is not live" if node.fenced else "is leaving (liftpy node drain): it is given nothing"
+            )
+        held = draft.image.replica_counts.get(node_id, 0)
+        if node.partition_budget and held >= node.partition_budget:
+            return f"no room on {node_id!r}: it holds {held} of {node.partition_budget} replicas"
+    return ""
+
+
+def _unknown(request: pb.Reassign | pb.BeginCopy) -> Decision:
+    detail = f"there is no partition {request.stream}/{request.partition} of stream {request.uid or 'of that name'}"
+    return refuse(pb.ControlResponse.NOT_FOUND, detail)
+
+
+def _changed(draft: RecordBuilder, stream: StreamImage, old: PartitionState, new: PartitionState) -> Decision:
+    if new == old:
+        return draft.done(pb.ControlResponse(partition=partition_to_pb(old)))
+    return draft.done(pb.ControlResponse(partition=partition_to_pb(draft.change(stream, new))))

@@ -1,0 +1,467 @@
+"""Which replicas move, and when: what the metadata leader proposes so that nodes that are drained or gone are replaced. Pure.
+
+Goal: every partition comes to lie on the nodes that its ``target`` names; what a node holds that is drained, or has been down for
+``replacement_grace_s``, is made anew on others; and the nodes that publish and read meanwhile feel little of it. Constraint: nothing
+moves that need not; a partition that is short of replicas already, or has an election under way, is left alone; whoever is killed, it
+goes on: all that matters is in the image, and what is kept here is only since when a node has been down.
+
+Algorithm, at a look (when something has changed, four times a second at most):
+
+1. Copies. A partition whose target wants a node next gets it as ``joining`` (BeginCopy), the oldest first, as long as no more than
+   ``copies_at_once`` run, ``copies_per_node`` into its node, and as many from its leader. Only while it is Online and all its live
+   replicas that are to stay are in the ISR. The rest of a swap is the leader's business.
+2. Copies that come to nothing. The node that joins has been down for the grace, or is drained itself: the copy is given up (BeginCopy
+   with no node), and the target names another one; where an operator had chosen it, the move is cancelled. The node that was to be
+   replaced is back, and nobody has joined for it yet: the move is cancelled; while another node of the partition is still missed, the
+   target names the one that is back again. A replica that is to stay is gone: who was to go stays for it, or another one comes.
+3. Leaderships. What a drained node leads goes to a live member of the ISR that stays, ``TRANSFERS_AT_ONCE`` at a time; then, of the
+   partitions that a rebalance has given another order, to the first replica, when it is in the ISR. If it is gone, nothing is moved.
+4. New targets, for who is down beyond the grace first, then for who is drained, ``AHEAD`` times ``copies_at_once`` at most before
+   they are needed: each in the place of the one that goes, where least is (``placement/takers.py``).
+
+Every proposal is a compare-and-set. One that is not answered is made again after ``AGAIN_AFTER_NS``, or when the partition has changed.
+
+Worked example: a, b, c, d hold 8 partitions of 3 replicas; c stops. For five minutes nothing happens; then the 6 partitions of c get
+targets: (a b c) becomes (a b d), where d is the only one left that may take it. Two of them, one after the other: BeginCopy d; its
+replica catches up and takes c's place. c comes back while the third is copied: the copy and the three targets that are left are
+cancelled, c keeps those three, and deletes what it has lost.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+
+from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.core.base.partition import MoveReason, PartitionState, PartitionStatus
+from liftpy.core.metadata.codec import reason_to_pb
+from liftpy.core.metadata.controller.placements import facts_of
+from liftpy.core.metadata.image import ClusterImage, StreamImage
+from liftpy.core.metadata.placement.rebalance import RACK_STRICT, Takers
+from liftpy.core.metadata.reassignment_progress import replicas_to_come
+from liftpy.core.wire._pb import cluster_pb2 as pb
+
+LOOK_EVERY_NS = NS_PER_S // 4
+AGAIN_AFTER_NS = 5 * NS_PER_S
+TRANSFERS_AT_ONCE = 16
+AHEAD = 2
+_LOOKED_AT = 10_000
+"""Partitions that wait for a copy, at one look."""
+
+Proposed = pb.BeginCopy | pb.Reassign | pb.ElectLeader
+_Key = tuple[str, int]
+"""(uid of a stream, partition)."""
+_Place = tuple[StreamImage, PartitionState]
+_OWN = (MoveReason.REPLACED, MoveReason.DRAINED)
+
+
+class ReassignmentPlanner:
+    """The metadata leader's look at them. ``now_ns`` is monotonic."""
+
+    def __init__(self, config: ReplicationConfig) -> None:
+        self._grace_ns = round(config.replacement_grace_s * NS_PER_S)
+        self._at_once = config.copies_at_once
+        self._per_node = config.copies_per_node
+        self._image: ClusterImage | None = None
+        self._look_at_ns: int | None = None
+        """None: nothing has changed since the last look, and nothing runs out."""
+        self._earliest_ns = 0
+        self._touched: set[str] | None = set()
+        """Streams to be looked at; None: all."""
+        self._down_since_ns: dict[str, int] = {}
+        self._names: dict[str, str] = {}
+        """Uid -> name, of the streams in ``_waiting``, ``_copying``, ``_finishing`` and ``_leading``."""
+        self._waiting: dict[_Key, _Place] = {}
+        """The target wants a node next. Oldest first, as the other two."""
+        self._copying: dict[_Key, _Place] = {}
+        """Somebody joins."""
+        self._finishing: dict[_Key, _Place] = {}
+        """Somebody has joined, and somebody is to leave."""
+        self._leading: dict[_Key, _Place] = {}
+        """No replica moves, but the first one is to lead."""
+        self._proposed: dict[_Key, tuple[int, int]] = {}
+        """(Epoch that it was proposed on, when)."""
+        self._transfers: dict[_Key, int] = {}
+        """Leaderships that were asked to move: the Epoch before."""
+        self._begun: dict[_Key, tuple[int, str, str]] = {}
+        """Copies that were proposed: (Epoch before, into, from)."""
+        self.counters: Counter[str] = Counter()
+
+    # ---- what happens ------------------------------------------------------------------------------------------------
+    def lead(self, image: ClusterImage, now_ns: int) -> None:
+        """This node has become the metadata leader."""
+        self._image = ClusterImage()
+        self._touched = None
+        for places in self._sorted:
+            places.clear()
+        self._down_since_ns.clear()
+        self._names.clear()
+        for asked in (self._proposed, self._transfers, self._begun):
+            asked.clear()
+        self._earliest_ns = now_ns
+        self.image_changed(image, now_ns)
+
+    def resign(self) -> None:
+        """This node does not lead the metadata group any more."""
+        self._image = self._look_at_ns = None
+
+    def image_changed(self, image: ClusterImage, now_ns: int) -> None:
+        """An entry was applied."""
+        if self._image is None:
+            return
+        before, self._image = self._image, image
+        changed = before.nodes is not image.nodes
+        if changed:
+            down = {node_id for node_id, node in image.nodes.items() if node.fenced}
+            self._down_since_ns = {node_id: self._down_since_ns.get(node_id, now_ns) for node_id in sorted(down)}
+        if before.streams is not image.streams:
+            touched = image.trail.since(before.trail)
+            self._touched = None if touched is None or self._touched is None else self._touched | touched
+            changed = True
+        if changed:
+            self._look_at_ns = self._earliest_ns if self._look_at_ns is None else min(self._look_at_ns, self._earliest_ns)
+
+    def next_deadline_ns(self) -> int | None:
+        """When ``due`` has to be asked again."""
+        return self._look_at_ns if self._image is not None else None
+
+    def due(self, now_ns: int) -> list[Proposed]:
+        """What to propose now."""
+        image = self._image
+        if image is None or self._look_at_ns is None or now_ns < self._look_at_ns:
+            return []
+        self._scan(image)
+        look = _Look(image, now_ns, self._gone(image, now_ns))
+        self._forget(image, now_ns)
+        found: list[Proposed] = [
+            *self._dead_ends(look),
+            *self._copies(look),
+            *self._leaderships(look),
+            *self._targets(look),
+        ]
+        self._earliest_ns = now_ns + LOOK_EVERY_NS
+        self._look_at_ns = self._next_look_ns(look)
+        return found
+
+    # ---- what there is -----------------------------------------------------------------------------------------------
+    def _scan(self, image: ClusterImage) -> None:
+        """Sort what moves in the streams that were touched."""
+        touched, self._touched = self._touched, set()
+        if touched is None:
+            for places in self._sorted:
+                places.clear()
+            found = [(s, p) for s in image.streams.values() for p in s.partitions if _moves(p)]
+            for stream, partition in sorted(found, key=lambda place: place[1].epoch):
+                self._sort(stream, partition)
+            return
+        streams = [image.streams[name] for name in touched.intersection(image.streams)]
+        moving = [(s, p) for s in streams for p in s.partitions if _moves(p)]
+        still = {(s.uid, p.partition) for s, p in moving}
+        looked_at = {uid for uid, name in self._names.items() if name in touched}
+        for places in self._sorted:
+            for key in [key for key in places if key[0] in looked_at and key not in still]:
+                del places[key]
+        for uid in looked_at.difference(stream.uid for stream in streams):
+            del self._names[uid]
+        for stream, partition in sorted(moving, key=lambda place: place[1].epoch):
+            self._sort(stream, partition)
+
+    def _sort(self, stream: StreamImage, partition: PartitionState) -> None:
+        key = (stream.uid, partition.partition)
+        if partition.joining:
+            place = self._copying
+        elif partition.target:
+            place = self._waiting if partition.wants_next else self._finishing
+        else:
+            place = self._leading
+        for places in self._sorted:
+            if places is not place:
+                places.pop(key, None)
+        self._names[stream.uid] = stream.name
+        place[key] = (stream, partition)
+
+    @property
+    def _sorted(self) -> tuple[dict[_Key, _Place], ...]:
+        return self._waiting, self._copying, self._finishing, self._leading
+
+    def _gone(self, image: ClusterImage, now_ns: int) -> list[str]:
+        """Who is to be replaced: down beyond the grace, the longest first, then drained."""
+        down = sorted(self._down_since_ns, key=lambda node_id: (self._down_since_ns[node_id], node_id))
+        beyond = [n for n in down if self._grace_ns and now_ns - self._down_since_ns[n] >= self._grace_ns]
+        return [*beyond, *sorted(n for n, node in image.nodes.items() if node.leaving and n not in beyond)]
+
+    def _forget(self, image: ClusterImage, now_ns: int) -> None:
+        """What was proposed and has been applied, or was lost."""
+        self._proposed = {
+            key: (epoch, at_ns)
+            for key, (epoch, at_ns) in self._proposed.items()
+            if now_ns - at_ns < AGAIN_AFTER_NS and _epoch(image, self._names.get(key[0]), key) == epoch
+        }
+        self._begun = {key: begun for key, begun in self._begun.items() if key in self._proposed}
+        self._transfers = {
+            key: epoch
+            for key, epoch in self._transfers.items()
+            if key in self._proposed or not _is_online(image, self._names.get(key[0]), key)
+        }
+
+    def _next_look_ns(self, look: _Look) -> int | None:
+        if any(self._sorted) or any(look.image.replica_counts.get(n) for n in look.gone):
+            return look.now_ns + AGAIN_AFTER_NS
+        ends = [
+            since_ns + self._grace_ns
+            for node_id, since_ns in self._down_since_ns.items()
+            if self._grace_ns and look.image.replica_counts.get(node_id) and since_ns + self._grace_ns > look.now_ns
+        ]
+        return min(ends, default=None)
+
+    def _propose(self, look: _Look, place: _Place) -> bool:
+        """Whether it may be asked for now: it was not a moment ago."""
+        stream, partition = place
+        key = (stream.uid, partition.partition)
+        if key in self._proposed:
+            return False
+        self._names[stream.uid] = stream.name
+        self._proposed[key] = (partition.epoch, look.now_ns)
+        return True
+
+    # ---- what is proposed --------------------------------------------------------------------------------------------
+    def _dead_ends(self, look: _Look) -> Iterator[Proposed]:
+        """Copies and targets that come to nothing."""
+        for place in list(self._copying.values()):
+            stream, partition = place
+            if self._is_needless(look, partition):
+                if self._propose(look, place):
+                    self.counters["moves cancelled, their reason is gone"] += 1
+                    yield _cancelled(place)
+            elif look.is_gone(partition.joining) and self._propose(look, place):
+                self.counters["copies given up, their node is down or drained"] += 1
+                yield pb.BeginCopy(stream=stream.name, uid=stream.uid, partition=partition.partition, epoch=partition.epoch)
+            else:
+                yield from self._corrected(look, place)
+        for place in list(islice(self._waiting.values(), _LOOKED_AT)):
+            partition = place[1]
+            if self._is_needless(look, partition):
+                if self._propose(look, place):
+                    self.counters["moves cancelled, their reason is gone"] += 1
+                    yield _cancelled(place)
+            elif look.is_gone(partition.wants_next):
+                yield from self._instead(look, place)
+            else:
+                yield from self._corrected(look, place)
+        for place in list(islice(self._finishing.values(), _LOOKED_AT)):
+            yield from self._corrected(look, place)
+        for place in list(islice(self._leading.values(), _LOOKED_AT)):
+            if look.is_gone(place[1].replicas[0]) and self._propose(look, place):
+                self.counters["moves cancelled, their node is down or drained"] += 1
+                yield _cancelled(place)
+
+    def _corrected(self, look: _Look, place: _Place) -> Iterator[Proposed]:
+        """A replica that is to stay is gone: who was to go stays in its place, or another node comes. And who was to be replaced is
+        back, while others of the partition are not: it stays in the place of a node that has not joined yet."""
+        stream, partition = place
+        target, replicas = list(partition.target), partition.replicas
+        spare = [node_id for node_id in replicas if node_id not in target and not look.is_missed(node_id)]
+        spare.sort(key=lambda node_id: node_id not in partition.isr)
+        for number, node_id in enumerate(target):
+            if node_id in replicas and look.is_gone(node_id):
+                kept = [n for n in target if n != node_id]
+                other = spare.pop(0) if spare else None
+                other = other or self._takers(look).take(kept, replicas, strictly=stream.placement == RACK_STRICT)
+                target[number] = other or node_id
+        to_come = [node_id for node_id in target if node_id not in replicas]
+        to_come.sort(key=lambda node_id: node_id == partition.joining)
+        for back, node_id in zip(spare if partition.moved_for in _OWN else (), to_come, strict=False):
+            target[target.index(node_id)] = back
+        if tuple(target) != partition.target and self._propose(look, place):
+            self.counters["targets corrected, a node of theirs is gone or back"] += 1
+            yield _reassign(place, tuple(target), partition.moved_for)
+
+    def _is_needless(self, look: _Look, partition: PartitionState) -> bool:
+        """It was for nodes that are back."""
+        going = [node_id for node_id in partition.replicas if node_id not in partition.target]
+        return partition.moved_for in _OWN and bool(going) and not any(look.is_missed(node_id) for node_id in going)
+
+    def _instead(self, look: _Look, place: _Place) -> Iterator[Proposed]:
+        """Another node than the one that the target wants next."""
+        stream, partition = place
+        if partition.moved_for not in (*_OWN, MoveReason.FACTOR):
+            if self._propose(look, place):
+                self.counters["moves cancelled, their node is down or drained"] += 1
+                yield _cancelled(place)
+            return
+        lost = partition.wants_next
+        kept = [node_id for node_id in partition.target if node_id != lost]
+        other = self._takers(look).take(kept, partition.replicas, strictly=stream.placement == RACK_STRICT)
+        if other is not None and self._propose(look, place):
+            yield _reassign(place, tuple(other if n == lost else n for n in partition.target), partition.moved_for)
+
+    def _copies(self, look: _Look) -> Iterator[Proposed]:
+        into: Counter[str] = Counter()
+        out_of: Counter[str] = Counter()
+        for _, partition in self._copying.values():
+            into[partition.joining] += 1
+            out_of[partition.leader] += 1
+        for _, node_id, leader in self._begun.values():
+            into[node_id] += 1
+            out_of[leader] += 1
+        count = into.total()
+        for place in list(islice(self._waiting.values(), _LOOKED_AT)):
+            stream, partition = place
+            node_id, leader = partition.wants_next, partition.leader
+            if count >= self._at_once:
+                return
+            if into[node_id] >= self._per_node or out_of[leader] >= self._per_node or not look.may_copy(partition):
+                continue
+            if not self._propose(look, place):
+                continue
+            count += 1
+            into[node_id] += 1
+            out_of[leader] += 1
+            self._begun[stream.uid, partition.partition] = (partition.epoch, node_id, leader)
+            self.counters["copies begun"] += 1
+            yield pb.BeginCopy(
+                stream=stream.name, uid=stream.uid, partition=partition.partition, epoch=partition.epoch, node=node_id
+            )
+
+    def _leaderships(self, look: _Look) -> Iterator[Proposed]:
+        """Those of drained nodes, then those that a rebalance moves."""
+        yield from self._leaderships_of_gone(look)
+        for place in list(islice(self._leading.values(), _LOOKED_AT)):
+            stream, partition = place
+            if len(self._transfers) >= TRANSFERS_AT_ONCE:
+                return
+            first = partition.wants_leader
+            if first in look.heirs(partition) and self._propose(look, place):
+                self._transfers[stream.uid, partition.partition] = partition.epoch
+                self.counters["leaderships rebalanced"] += 1
+                yield pb.ElectLeader(stream=stream.name, uid=stream.uid, partition=partition.partition, node=first)
+
+    def _leaderships_of_gone(self, look: _Look) -> Iterator[Proposed]:
+        room = TRANSFERS_AT_ONCE - len(self._transfers)
+        given: Counter[str] = Counter()
+        for node_id in look.gone:
+            if not (look.image.is_live(node_id) and look.image.leader_counts.get(node_id)):
+                continue
+            for place in look.image.partitions_of(node_id):
+                stream, partition = place
+                to = look.heirs(partition) if partition.leader == node_id else []
+                if room <= 0:
+                    return
+                if not to or not self._propose(look, place):
+                    continue
+                heir = min(to, key=lambda n: (look.image.leader_counts.get(n, 0) + given[n], partition.replicas.index(n)))
+                given[heir] += 1
+                room -= 1
+                self._transfers[stream.uid, partition.partition] = partition.epoch
+                self.counters["leaderships of drained nodes moved"] += 1
+                yield pb.ElectLeader(stream=stream.name, uid=stream.uid, partition=partition.partition, node=heir)
+
+    def _targets(self, look: _Look) -> Iterator[Proposed]:
+        room = AHEAD * self._at_once - len(self._waiting)
+        for node_id in look.gone:
+            for place in look.image.partitions_of(node_id):
+                if room <= 0:
+                    return
+                stream, partition = place
+                if partition.target or partition.joining or partition.status is not PartitionStatus.ONLINE:
+                    continue
+                if partition.leader == node_id and look.heirs(partition):
+                    continue  # its leadership goes first
+                target = self._without_gone(look, stream, partition)
+                if target != partition.replicas and self._propose(look, place):
+                    room -= 1
+                    reason = MoveReason.DRAINED if look.image.nodes[node_id].leaving else MoveReason.REPLACED
+                    self.counters[f"targets: {reason.words}"] += 1
+                    yield _reassign(place, target, reason)
+
+    def _without_gone(self, look: _Look, stream: StreamImage, partition: PartitionState) -> tuple[str, ...]:
+        """The replicas, others in the places of those that are gone; as far as there are others."""
+        target = list(partition.replicas)
+        for number, node_id in enumerate(partition.replicas):
+            if look.is_gone(node_id):
+                kept = [n for n in target if n != node_id and not look.is_gone(n)]
+                other = self._takers(look).take(kept, target, strictly=stream.placement == RACK_STRICT)
+                target[number] = other or node_id
+        return tuple(target)
+
+    def _takers(self, look: _Look) -> Takers:
+        if look.takers is None:
+            places = (*self._waiting.values(), *self._copying.values(), *self._finishing.values())
+            held = Counter(dict(look.image.replica_counts))
+            for _, partition in places:
+                for node_id, step in replicas_to_come(partition):
+                    held[node_id] += step
+            look.takers = Takers([node for node in facts_of(look.image) if not look.is_gone(node.node_id)], held)
+        return look.takers
+
+
+class _Look:
+    """One look."""
+
+    def __init__(self, image: ClusterImage, now_ns: int, gone: list[str]) -> None:
+        self.image = image
+        self.now_ns = now_ns
+        self.gone = gone
+        self._gone = frozenset(gone)
+        self.takers: Takers | None = None
+
+    def is_gone(self, node_id: str) -> bool:
+        """Whether it is to be replaced, or is not even known."""
+        return node_id in self._gone or node_id not in self.image.nodes
+
+    def is_missed(self, node_id: str) -> bool:
+        """Whether it is down, however long, or drained."""
+        return not self.image.is_live(node_id) or self.image.nodes[node_id].leaving
+
+    def may_copy(self, partition: PartitionState) -> bool:
+        """Whether its next copy may begin: it has a leader, and nobody who is to stay is missing from the ISR though it is there."""
+        staying = [n for n in partition.replicas if n in partition.target and self.image.is_live(n)]
+        return (
+            partition.status is PartitionStatus.ONLINE
+            and self.image.is_live(partition.wants_next)
+            and not self.is_gone(partition.wants_next)
+            and all(node_id in partition.isr for node_id in staying)
+        )
+
+    def heirs(self, partition: PartitionState) -> list[str]:
+        """Who may take the leadership from a node that is drained."""
+        if partition.status is not PartitionStatus.ONLINE:
+            return []
+        return [n for n in partition.isr if n != partition.leader and not self.is_missed(n) and n not in partition.incomplete]
+
+
+def _moves(partition: PartitionState) -> bool:
+    return bool(partition.target or partition.joining or partition.wants_leader)
+
+
+def _reassign(place: _Place, target: tuple[str, ...], reason: MoveReason) -> pb.Reassign:
+    stream, partition = place
+    return pb.Reassign(
+        stream=stream.name,
+        uid=stream.uid,
+        partition=partition.partition,
+        replicas=target,
+        movedFor=reason_to_pb(reason),
+        epoch=partition.epoch,
+    )
+
+
+def _cancelled(place: _Place) -> pb.Reassign:
+    stream, partition = place
+    return pb.Reassign(stream=stream.name, uid=stream.uid, partition=partition.partition, cancel=True, epoch=partition.epoch)
+
+
+def _find(image: ClusterImage, name: str | None, key: _Key) -> PartitionState | None:
+    found = image.find(name, *key) if name is not None else None
+    return found[1] if found is not None else None
+
+
+def _epoch(image: ClusterImage, name: str | None, key: _Key) -> int:
+    partition = _find(image, name, key)
+    return partition.epoch if partition is not None else -1
+
+
+def _is_online(image: ClusterImage, name: str | None, key: _Key) -> bool:
+    partition = _find(image, name, key)
+    return partition is None or partition.status is PartitionStatus.ONLINE

@@ -1,0 +1,190 @@
+"""Batches: what the many partitions of a node ask, in one entry of the metadata log. Pure.
+
+Goal: what a cluster event costs the group grows with what changes, not with the number of messages: a thousand promotions are a few
+entries, flushed and sent a few times. Each request of a batch is decided on the image that the ones before it have made, by its own
+compare-and-set, as if it had an entry of its own; one that is refused, or meets a bug, keeps none of the others back.
+
+An answer says the number that its request had with the sender: what the metadata leader answered itself (reports that it keeps back,
+progress of candidates) is not in the entry, and a repeated batch may be divided otherwise than the first time.
+
+RequestBatcher: what the replicas of one node ask of the metadata group, on their way there in batches. Pure.
+
+Goal: however many partitions a node holds, an event that touches all of them (a node dies, the metadata leader changes, the
+whole cluster starts) asks the group for what has to change once, and not for the same thing again and again.
+
+Algorithm: of each partition and kind the newest wish waits, in the place of the one before it; one batch is out at a time, and the next
+leaves when it is answered or given up. So what waits is bounded by the partitions of the node, what is under way by one batch, and
+a metadata leader that is lost finds one batch to be asked again. What gives a partition a leader goes before what changes an ISR.
+
+Worked example: 3,000 followers notice within a second that their leader's node is gone. The first report leaves alone; 200 more go with
+the next batch, and so on; a partition whose follower reports again meanwhile still waits in its old place, with the newer report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.partition import PartitionState
+from liftpy.core.base.purge import to_report
+from liftpy.core.metadata.batch_limits import MAX_BATCH_BYTES, MAX_REQUESTS, SENT_TOGETHER
+from liftpy.core.metadata.controller.requests import decide, kind_of
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.record_builder import Rules
+from liftpy.core.metadata.records import CountersMoved, Record
+from liftpy.core.metadata.replay import replay_all
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.errors import IncompatibleVersionError
+
+MAX_DETAIL_LENGTH = 120
+
+
+def batch_of(requests: list[pb.ControlRequest]) -> pb.ControlRequest:
+    """One request that holds them, numbered from 0; one alone is sent as it is."""
+    if len(requests) == 1:
+        return requests[0]
+    items = (pb.BatchedRequest(number=number, request=request) for number, request in enumerate(requests))
+    return pb.ControlRequest(batch=pb.Batch(requests=items))
+
+
+def answer_of(number: int, response: pb.ControlResponse) -> pb.BatchedAnswer:
+    """A response as a part of the batch's: what it says, without the state, which the node's image shows."""
+    return pb.BatchedAnswer(number=number, error=response.error, detail=response.detail[:MAX_DETAIL_LENGTH])
+
+
+def decide_batch(
+    image: ClusterImage, batch: pb.Batch, now_ns: int, rules: Rules
+) -> tuple[ClusterImage, tuple[Record, ...], pb.ControlResponse, int]:
+    """Decide every request in order; return the image after them, what was done, the answers, and how many met a bug."""
+    records: list[Record] = []
+    answers = pb.BatchAnswers()
+    failures = 0
+    for item in batch.requests[:MAX_REQUESTS]:
+        if not kind_of(item.request).batched:
+            name = item.request.WhichOneof("request")
+            refused = pb.ControlResponse(error=pb.ControlResponse.INVALID, detail=f"{name} does not belong in a batch")
+            answers.answers.append(answer_of(item.number, refused))
+            continue
+        try:
+            decision = decide(image, item.request, now_ns, rules)
+            image = replay_all(image, decision.records)
+            records += decision.records
+            response = decision.response
+        except (MemoryError, IncompatibleVersionError):
+            raise
+        except Exception as error:  # a bug, the same on every controller: this request alone is taken back
+            failures += 1
+            response = pb.ControlResponse(error=pb.ControlResponse.UNKNOWN, detail=f"{type(error).__name__}: {error}")
+        answers.answers.append(answer_of(item.number, response))
+    return image, _one_count(records), pb.ControlResponse(batch=answers), failures
+
+
+def _one_count(records: list[Record]) -> tuple[Record, ...]:
+    """The counters as the last request left them, once."""
+    counts = [record for record in records if isinstance(record, CountersMoved)]
+    if len(counts) <= 1:
+        return tuple(records)
+    return (*(record for record in records if not isinstance(record, CountersMoved)), counts[-1])
+
+
+Answer = Callable[[pb.ControlResponse | None], None]
+"""Called once: with the answer, or with None when nobody knows the outcome."""
+
+_LATER = frozenset({"changeIsr", "reportPurged", "reportService"})
+_UNKNOWN = (
+    pb.ControlResponse.UNKNOWN,
+    pb.ControlResponse.UNAVAILABLE,
+    pb.ControlResponse.OUTCOME_UNKNOWN,
+    pb.ControlResponse.NOT_METADATA_LEADER,
+)
+_SUPERSEDED = pb.ControlResponse(error=pb.ControlResponse.STALE, detail="a newer request took its place before it was sent")
+
+
+def purge_report(
+    key: PartitionKey, partition: PartitionState, node: str, incarnation: int, purged: Collection[int]
+) -> pb.ControlRequest | None:
+    """What ``node``, whose log of ``key`` holds nothing any more of the purges numbered ``purged``, tells the group; None: no news."""
+    number = to_report(partition, node, purged)
+    if not number:
+        return None
+    report = pb.ReportPurged(
+        stream=key.stream, uid=key.uid, partition=key.partition, node=node, incarnation=incarnation, number=number
+    )
+    return pb.ControlRequest(reportPurged=report)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    request: pb.ControlRequest
+    on_answer: Answer
+
+
+class RequestBatcher:
+    """``put`` what replicas want; ``take`` a batch and send it; say ``answered``; and again."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[PartitionKey, str], _Wish] = {}
+        self._then: dict[tuple[PartitionKey, str], _Wish] = {}
+        self._out: list[_Wish] = []
+        self.superseded_count = 0
+        """RequestBatcher whose place a newer one took."""
+        self.batch_count = 0
+        self.sent_count = 0
+        """RequestBatcher that left in those batches."""
+
+    def __len__(self) -> int:
+        return len(self._first) + len(self._then)
+
+    def put(self, key: PartitionKey, request: pb.ControlRequest, on_answer: Answer) -> None:
+        """``request`` (of one of the kinds in ``requests.py`` that are batched) waits to be taken."""
+        kind = request.WhichOneof("request") or ""
+        waiting = self._then if kind in _LATER else self._first
+        if kind == "reportService":
+            kind += f" {request.reportService.service}"  # each service of a partition has its own
+        before = waiting.get((key, kind))
+        waiting[key, kind] = _Wish(request, on_answer)
+        if before is not None:
+            self.superseded_count += 1
+            before.on_answer(_SUPERSEDED)
+
+    def take(self) -> pb.ControlRequest | None:
+        """The next batch to send, None when there is nothing to ask or the last one is not answered yet."""
+        if self._out:
+            return None
+        size_bytes = 0
+        for waiting in (self._first, self._then):
+            while waiting and len(self._out) < SENT_TOGETHER:
+                slot = next(iter(waiting))
+                added = waiting[slot].request.ByteSize() + 8
+                if self._out and size_bytes + added > MAX_BATCH_BYTES:
+                    break
+                size_bytes += added
+                self._out.append(waiting.pop(slot))
+        if not self._out:
+            return None
+        self.batch_count += 1
+        self.sent_count += len(self._out)
+        return batch_of([wish.request for wish in self._out])
+
+    def answered(self, response: pb.ControlResponse | None) -> None:
+        """What came of the batch that is out; None: nothing did."""
+        out, self._out = self._out, []
+        single = len(out) == 1
+        unknown = response is None or response.error in _UNKNOWN
+        if not unknown and response is not None and not single and not response.HasField("batch"):
+            each: dict[int, pb.ControlResponse] = dict.fromkeys(range(len(out)), response)  # refused as a whole
+        elif unknown or response is None:
+            each = {}
+        elif single:
+            each = {0: response}
+        else:
+            each = {a.number: pb.ControlResponse(error=a.error, detail=a.detail) for a in response.batch.answers}
+        for number, wish in enumerate(out):
+            given = each.get(number)
+            wish.on_answer(None if given is None or given.error in _UNKNOWN else given)
+
+    def drop(self) -> None:
+        """The node stops: nothing that waits is sent any more, nobody is told."""
+        self._first.clear()
+        self._then.clear()

@@ -1,0 +1,168 @@
+"""``decide(image, request, now) -> (records, response)``: the decision that ``requests.py`` names, and nothing else.
+
+Called inside apply, on every controller, on the same image: a decision reads nothing but its arguments.
+
+Requests: the one table of what the metadata group can be asked for: who decides it, who may ask, where it may stand. Pure.
+
+Goal: a kind of request is one row. Everything else is read from here: on which subject it may be asked for (``doors.py``), what
+decides it (``controller.py``), whether it may stand in a batch (``batches.py``), whether the log remembers it (``fsm.py``).
+
+Constraint: the table is whole. A test compares its rows with the kinds of ``cluster.proto``; one without a row is refused everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+from liftpy.core.base.cooperative_apply import Steps, finished
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.metadata.controller import elections, nodes, partitions, reassign, settings, streams
+from liftpy.core.metadata.controller import nodes as controllers
+from liftpy.core.metadata.controller import partitions as pausing
+from liftpy.core.metadata.controller import partitions as purging
+from liftpy.core.metadata.controller import settings as levels
+from liftpy.core.metadata.controller import settings as times
+from liftpy.core.metadata.controller import streams as altering
+from liftpy.core.metadata.controller import streams as groups
+from liftpy.core.metadata.describe import describe, describe_stream
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.record_builder import Decision, RecordBuilder, Rules, refuse
+from liftpy.core.wire._pb import cluster_pb2 as pb
+
+
+class AskedBy(Enum):
+    """Who may ask for it, besides the metadata leader."""
+
+    READERS = "whoever may read"
+    OPERATORS = "operators"
+    NODES = "nodes"
+    NOBODY = "nobody: the metadata leader proposes it itself"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestKind:
+    """One row."""
+
+    decide: Callable[[RecordBuilder, Any], Decision | Steps[Decision]]
+    """What apply does with the request's message, in steps where it may concern thousands of partitions; it reads nothing but its
+    arguments and never raises [M6]."""
+    asked_by: AskedBy
+    asker: str = ""
+    """Of NODES: the field that names who asks. '': any node may."""
+    read_only: bool = False
+    """It changes nothing, and so needs no deduplication."""
+    batched: bool = False
+    """It is about one partition, and may stand in a batch; all others have an entry of their own."""
+    looked_at_first: bool = False
+    """By a metadata leader that knows the sessions: one that has only just been elected can't answer it yet."""
+
+
+def _nothing(draft: RecordBuilder, _: Any) -> Decision:
+    return draft.done()
+
+
+def _describe_cluster(draft: RecordBuilder, request: pb.DescribeCluster) -> Decision:
+    return draft.done(describe(draft.image, request))
+
+
+def _describe_stream(draft: RecordBuilder, request: pb.DescribeStream) -> Decision:
+    return Decision((), describe_stream(draft.image, request))
+
+
+def _not_logged(_draft: RecordBuilder, _: Any) -> Decision:
+    return refuse(pb.ControlResponse.INVALID, "heartbeats are answered by the metadata leader and not logged")
+
+
+def unknown(_draft: RecordBuilder, _: Any) -> Decision:
+    """What has no row; and a batch, which is taken apart before (``batches.py``)."""
+    return refuse(pb.ControlResponse.INVALID, "a request of a kind that this version does not know")
+
+
+_BY = AskedBy
+REQUESTS: dict[str, RequestKind] = {
+    "describeCluster": RequestKind(decide=_describe_cluster, asked_by=_BY.READERS, read_only=True),
+    "describeStream": RequestKind(decide=_describe_stream, asked_by=_BY.READERS, read_only=True),
+    "openGroups": RequestKind(decide=groups.open_groups, asked_by=_BY.READERS),
+    "createStream": RequestKind(decide=streams.create_stream, asked_by=_BY.OPERATORS),
+    "addPartitions": RequestKind(decide=streams.add_partitions, asked_by=_BY.OPERATORS),
+    "deleteStream": RequestKind(decide=streams.delete_stream, asked_by=_BY.OPERATORS),
+    "removeNode": RequestKind(decide=nodes.remove_node, asked_by=_BY.OPERATORS),
+    "setNode": RequestKind(decide=nodes.set_node, asked_by=_BY.OPERATORS),
+    "alterStream": RequestKind(decide=altering.alter_stream, asked_by=_BY.OPERATORS),
+    "truncateBefore": RequestKind(decide=altering.truncate_before, asked_by=_BY.OPERATORS, batched=True),
+    "purgeRecords": RequestKind(decide=purging.purge_records, asked_by=_BY.OPERATORS, batched=True),
+    "pausePartitions": RequestKind(decide=pausing.pause_partitions, asked_by=_BY.OPERATORS),
+    "reassign": RequestKind(decide=reassign.reassign, asked_by=_BY.OPERATORS, batched=True),
+    "changeControllers": RequestKind(decide=controllers.change, asked_by=_BY.OPERATORS, looked_at_first=True),
+    "setDefaultQuota": RequestKind(decide=settings.set_default_quota, asked_by=_BY.OPERATORS),
+    "setSessionTimes": RequestKind(decide=times.set_session_times, asked_by=_BY.OPERATORS),
+    "setFeatureLevel": RequestKind(decide=levels.set_feature_level, asked_by=_BY.OPERATORS, looked_at_first=True),
+    "electLeader": RequestKind(decide=elections.elect_leader, asked_by=_BY.OPERATORS, batched=True),
+    "barrier": RequestKind(decide=_nothing, asked_by=_BY.NODES, read_only=True),
+    "batch": RequestKind(decide=unknown, asked_by=_BY.NODES),
+    "heartbeat": RequestKind(decide=_not_logged, asked_by=_BY.NODES, asker="nodeId", read_only=True, looked_at_first=True),
+    "registerNode": RequestKind(decide=nodes.register_node, asked_by=_BY.NODES, asker="nodeId", looked_at_first=True),
+    "fenceNode": RequestKind(decide=nodes.fence_node, asked_by=_BY.NODES, asker="nodeId"),
+    "drainNode": RequestKind(decide=elections.drain_node, asked_by=_BY.NODES, asker="nodeId"),
+    "changeIsr": RequestKind(decide=partitions.change_isr, asked_by=_BY.NODES, asker="leader", batched=True),
+    "leaveIsr": RequestKind(decide=partitions.leave_isr, asked_by=_BY.NODES, asker="node", batched=True),
+    "reportLeader": RequestKind(
+        decide=elections.report_leader, asked_by=_BY.NODES, asker="witness", batched=True, looked_at_first=True
+    ),
+    "reportPromotion": RequestKind(decide=elections.report_promotion, asked_by=_BY.NODES, asker="candidate", batched=True),
+    "reportPurged": RequestKind(decide=purging.report_purged, asked_by=_BY.NODES, asker="node", batched=True),
+    "reportService": RequestKind(decide=nodes.report_service, asked_by=_BY.NODES, asker="node", batched=True),
+    "giveUpLeadership": RequestKind(decide=elections.give_up_leadership, asked_by=_BY.NODES, asker="leader", batched=True),
+    "wakePartition": RequestKind(decide=pausing.wake_partition, asked_by=_BY.NODES, asker="leader", batched=True),
+    "unfenceNode": RequestKind(decide=nodes.unfence_node, asked_by=_BY.NOBODY),
+    "placeStream": RequestKind(decide=streams.place_stream, asked_by=_BY.NOBODY),
+    "beginCopy": RequestKind(decide=reassign.begin_copy, asked_by=_BY.NOBODY, batched=True),
+    "passOver": RequestKind(decide=elections.pass_over, asked_by=_BY.NOBODY, batched=True),
+    "settleSessionTimes": RequestKind(decide=times.settle_session_times, asked_by=_BY.NOBODY),
+    "concludeElection": RequestKind(decide=elections.conclude_election, asked_by=_BY.NOBODY, batched=True),
+}
+"""Name in ``ControlRequest.request`` -> what it is."""
+_UNKNOWN = RequestKind(decide=unknown, asked_by=_BY.NOBODY)
+
+
+def kind_of(request: pb.ControlRequest) -> RequestKind:
+    """The row of ``request``; one that nobody may ask for where it has none."""
+    return REQUESTS.get(request.WhichOneof("request") or "", _UNKNOWN)
+
+
+def changes_nothing(request: pb.ControlRequest) -> bool:
+    """Whether it only looks, wherever it is answered: it needs no deduplication."""
+    dry_runs = (
+        request.createStream.dryRun,
+        request.addPartitions.dryRun,
+        request.alterStream.dryRun,
+        request.setFeatureLevel.dryRun,
+    )
+    return kind_of(request).read_only or any(dry_runs)
+
+
+def may_be_logged(request: pb.ControlRequest) -> bool:
+    """Whether the metadata leader may have to put it into the log; else it answers at once, whatever it says."""
+    kind = kind_of(request)
+    return request.linearizable or request.HasField("barrier") or not kind.read_only
+
+
+def decide(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: Rules) -> Decision:
+    """What ``request`` does to ``image`` at image time ``now_ns`` (ns since 1970; written down, never decided by)."""
+    return decide_on(RecordBuilder(image, now_ns, rules), request)
+
+
+def decide_on(draft: RecordBuilder, request: pb.ControlRequest) -> Decision:
+    """The same on a draft that was made for it."""
+    return finished(deciding_on(draft, request))
+
+
+def deciding_on(draft: RecordBuilder, request: pb.ControlRequest) -> Steps[Decision]:
+    """The same, in steps."""
+    name = request.WhichOneof("request")
+    decision = REQUESTS[name].decide(draft, getattr(request, name)) if name in REQUESTS else unknown(draft, None)
+    if isinstance(decision, Decision):
+        return decision
+    return (yield from decision)

@@ -1,0 +1,133 @@
+"""SetDefaultQuota: what the cluster's streams have that have no quota of their own. Every leader takes it from the image.
+
+SetSessionTimes: by which sessions end and leases are granted, in the whole cluster. Compare-and-set on the number of the change.
+
+A metadata leader may have granted by the times before, and others may have begun sessions by them. So a change keeps those before until
+the metadata leader says, by SettleSessionTimes, that nothing of them can still count (``session.py``); until then nobody changes them
+again, and what is remembered is never more than one change old.
+
+SetFeatureLevel: an operator finalizes a level, or goes back to the one before. Compare-and-set on who is registered.
+
+The metadata leader has asked, by heartbeats and the group's own messages, who speaks the level (``level_check.py``); that is not in the
+log. What is in the log is whom it has found. So a node of an older version that registers between the two is not passed over.
+"""
+
+from __future__ import annotations
+
+from liftpy.config import NS_PER_S, SessionTimes, check_session_times
+from liftpy.core.metadata.codec import quota_from_pb, quota_to_pb, rules_from_pb, times_from_pb, times_to_pb
+from liftpy.core.metadata.features import (
+    DEFAULT_QUOTA,
+    DEFAULT_QUOTA_NEEDS,
+    SESSION_TIMES,
+    SESSION_TIMES_NEED,
+    STRICT,
+    UNSUPPORTED,
+    feature_of,
+    range_of,
+    why_no_way_back,
+)
+from liftpy.core.metadata.record_builder import Decision, RecordBuilder, refuse
+from liftpy.core.metadata.records import DefaultQuotaSet, FeatureLevelSet, SessionTimesSet
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.errors import ConfigError, IncompatibleVersionError
+
+
+def set_default_quota(draft: RecordBuilder, request: pb.SetDefaultQuota) -> Decision:
+    """What the request names; the rest stays as it is."""
+    image = draft.image
+    if image.feature_level < DEFAULT_QUOTA:
+        return refuse(pb.ControlResponse.INVALID, DEFAULT_QUOTA_NEEDS.format(level=image.feature_level))
+    whole = quota_to_pb(image.default_quota)
+    for name in ("recordsPerS", "bytesPerS", "byToken"):
+        if request.HasField(name):
+            setattr(whole, name, getattr(request, name))
+    try:
+        quota = quota_from_pb(whole)
+    except ConfigError as error:
+        return refuse(pb.ControlResponse.INVALID, f"default quota: {error}")
+    if quota != image.default_quota:
+        draft.add(DefaultQuotaSet(quota))
+    return draft.done(pb.ControlResponse(defaultQuota=whole))
+
+
+def set_session_times(draft: RecordBuilder, request: pb.SetSessionTimes) -> Decision:
+    """Those that are asked for; nothing where they are so already."""
+    held = draft.image.session_times
+    if held is None:
+        return _too_early(draft)
+    try:
+        check_session_times(request.sessionMs, request.leaseMs)
+    except ConfigError as error:
+        return refuse(pb.ControlResponse.INVALID, str(error))
+    if (request.sessionMs, request.leaseMs) == (held.session_ms, held.lease_ms):
+        return _said(draft, held)
+    if request.change != held.change:
+        return refuse(pb.ControlResponse.STALE, f"the session times were changed meanwhile: {held.words}")
+    if not held.is_settled:
+        longest_s = held.longest_session_ns / NS_PER_S
+        detail = f"the change before is not settled yet, which takes {longest_s:g} s of one metadata leader: {held.words}"
+        return refuse(pb.ControlResponse.STALE, detail)
+    changed = held.changed(request.sessionMs, request.leaseMs)
+    draft.add(SessionTimesSet(changed))
+    return _said(draft, changed)
+
+
+def settle_session_times(draft: RecordBuilder, request: pb.SettleSessionTimes) -> Decision:
+    """Those before the change count no more."""
+    held = draft.image.session_times
+    if held is None:
+        return _too_early(draft)
+    if request.change != held.change:
+        return refuse(pb.ControlResponse.STALE, f"the session times were changed meanwhile: {held.words}")
+    if not held.is_settled:
+        held = held.settled()
+        draft.add(SessionTimesSet(held))
+    return _said(draft, held)
+
+
+def _said(draft: RecordBuilder, times: SessionTimes) -> Decision:
+    return draft.done(pb.ControlResponse(sessionTimes=times_to_pb(times)))
+
+
+def _too_early(draft: RecordBuilder) -> Decision:
+    return refuse(pb.ControlResponse.INVALID, SESSION_TIMES_NEED.format(level=draft.image.feature_level))
+
+
+def set_feature_level(draft: RecordBuilder, request: pb.SetFeatureLevel) -> Decision:
+    """Decide by another level from the next entry on. Raises IncompatibleVersionError where this version does not speak it: a
+    controller that
+    went on would decide otherwise than the others."""
+    image, spoken = draft.image, range_of(draft.features)
+    if request.level == image.feature_level:
+        return draft.done(pb.ControlResponse(detail=f"the feature level is {request.level} already"))
+    unchecked = _unchecked(draft, request)
+    if unchecked:
+        return refuse(pb.ControlResponse.STALE, f"registered meanwhile, and not asked: {', '.join(unchecked)}")
+    if request.level < image.feature_level:
+        reasons = why_no_way_back(image, draft.features)
+        if request.level != image.feature_level - 1:
+            reasons = [f"one level at a time: from {image.feature_level} to {image.feature_level - 1}"]
+        if reasons:
+            return refuse(pb.ControlResponse.INVALID, "; ".join(reasons))
+    if request.level not in spoken or feature_of(request.level, draft.features) is None:
+        raise IncompatibleVersionError(f"{UNSUPPORTED}the feature level becomes {request.level}, this version speaks {spoken}")
+    rules = image.rules or rules_from_pb(request.rules) if request.level >= STRICT else None
+    try:
+        times = _times(draft, request)
+    except ConfigError as error:
+        return refuse(pb.ControlResponse.INVALID, str(error))
+    draft.add(FeatureLevelSet(request.level, rules, times))
+    return draft.done(pb.ControlResponse(detail=f"the feature level is {request.level}, it was {image.feature_level}"))
+
+
+def _times(draft: RecordBuilder, request: pb.SetFeatureLevel) -> SessionTimes | None:
+    """That the image is to hold; raise ConfigError where the request says none that can be."""
+    if request.level < SESSION_TIMES:
+        return None
+    return draft.image.session_times or times_from_pb(request.sessionTimes)
+
+
+def _unchecked(draft: RecordBuilder, request: pb.SetFeatureLevel) -> list[str]:
+    checked = {(node.nodeId, node.incarnation) for node in request.checked}
+    return sorted(node_id for node_id, node in draft.image.nodes.items() if (node_id, node.incarnation) not in checked)

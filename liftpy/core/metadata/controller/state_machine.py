@@ -1,0 +1,218 @@
+"""ClusterFsm: the metadata group's state machine. Bytes of the log in, bytes of an answer out.
+
+Deterministic: no clock (time is a field of the request), no random, no hash order, so that every controller that
+applies the same entries has the same image [M5]. ``apply`` never raises but for what this version can't know: what can't be done is an
+answer [M6]. From feature level 2 on an entry that says more than this version understands ends it (IncompatibleVersionError):
+it would guess.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from google.protobuf.message import DecodeError
+
+from liftpy.core.base.cooperative_apply import Steps
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.metadata.codec import stream_to_pb
+from liftpy.core.metadata.controller.request_batcher import decide_batch
+from liftpy.core.metadata.controller.requests import changes_nothing, decide, deciding_on, kind_of
+from liftpy.core.metadata.features import FEATURES, STRICT, UNSUPPORTED, Feature, check_level, range_of
+from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES, Operation
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.record_builder import Decision, RecordBuilder, Rules, refuse
+from liftpy.core.metadata.records import OperationDone, Record, record_to_pb
+from liftpy.core.metadata.replay import replay, replaying_all
+from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
+from liftpy.core.metadata.state_checksum import digesting
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.decode_errors import has_unknown_fields
+from liftpy.errors import IncompatibleVersionError
+
+MAX_TIME_NS = 1 << 63
+_ERROR = pb.ControlResponse
+
+
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """What comes of an entry."""
+
+    image: ClusterImage
+    records: tuple[Record, ...]
+    answer: bytes
+    failures: int = 0
+    refused: int = 0
+
+
+@dataclass(slots=True)
+class _Ahead:
+    """The work on the entry that is to be applied next."""
+
+    entry: bytes
+    index: int
+    work: Steps[_Applied]
+    applied: _Applied | None = None
+    """When the work is done."""
+
+    def step(self) -> bool:
+        """Do some of it; whether it is done."""
+        if self.applied is None:
+            try:
+                next(self.work)
+            except StopIteration as end:
+                self.applied = end.value
+        return self.applied is not None
+
+
+class ClusterFsm:
+    """The image, and the one way to move it: ``apply`` of the next log entry, or ``restore`` of a snapshot."""
+
+    def __init__(self, namespace: str = "liftpy", *, elections: bool = False, features: tuple[Feature, ...] = FEATURES) -> None:
+        self.rules = Rules(namespace, elections, features)
+        self.spoken = range_of(features)
+        self.image = ClusterImage()
+        self.last_records: tuple[Record, ...] = ()
+        """What the last apply did, in order; empty when it changed nothing but index and time."""
+        self.failure_count = 0
+        """Entries that ended in an unexpected error: each is a bug, answered UNKNOWN, and changed nothing."""
+        self.refused_count = 0
+        """Entries that are not a ControlRequest: somebody has put foreign bytes into the log."""
+        self._ahead: _Ahead | None = None
+
+    @property
+    def records(self) -> list[pb.Record]:
+        """``last_records`` as protobufs, without what only controllers need; made on demand."""
+        return [record_to_pb(record) for record in self.last_records if not isinstance(record, OperationDone)]
+
+    def work_ahead(self, entry: bytes, index: int) -> bool:
+        """Do a step of the work on the entry that is to be applied next; whether it was the last one, so that ``apply`` is short.
+        Nothing shows before ``apply``, and whether this is called, and how often, changes nothing."""
+        if self._ahead is None or (self._ahead.entry, self._ahead.index) != (entry, index):
+            self._ahead = _Ahead(entry, index, self._applying(entry, index))
+        return self._ahead.step()
+
+    def apply(self, entry: bytes, index: int) -> bytes:
+        """Apply the log entry ``entry`` (a serialized ControlRequest) at ``index`` (above every earlier one). Raises
+        IncompatibleVersionError.
+
+        Returns the serialized ControlResponse. An index that was applied before changes nothing and is answered INVALID.
+        """
+        while not self.work_ahead(entry, index):
+            pass
+        assert self._ahead is not None
+        applied, self._ahead = self._ahead.applied, None
+        assert applied is not None
+        self.image, self.last_records = applied.image, applied.records
+        self.failure_count += applied.failures
+        self.refused_count += applied.refused
+        return applied.answer
+
+    def _applying(self, entry: bytes, index: int) -> Steps[_Applied]:
+        before = self.image
+        if index <= before.index:
+            detail = f"entry {index} comes after {before.index}"
+            answer = pb.ControlResponse(error=_ERROR.INVALID, detail=detail, index=before.index)
+            return _Applied(before, (), answer.SerializeToString())
+        try:
+            request = pb.ControlRequest.FromString(entry)
+        except DecodeError:
+            response = refuse(_ERROR.INVALID, "the entry is not a ControlRequest").response
+            after = yield from _with_digest(replace(before, index=index), ())
+            return _Applied(after, (), _finish(response, b"", index), refused=1)
+        if before.feature_level >= STRICT and has_unknown_fields(request):
+            raise IncompatibleVersionError(
+                f"{UNSUPPORTED}entry {index} of the metadata group's log is of a newer version than this one"
+            )
+        now_ns = request.timeNs if 0 < request.timeNs < MAX_TIME_NS else before.time_ns
+        try:
+            applied = yield from self._apply(replace(before, index=index, time_ns=now_ns), request)
+            return replace(applied, image=(yield from _with_digest(applied.image, applied.records)))
+        except (MemoryError, IncompatibleVersionError):
+            raise  # not a function of the log: a controller that went on would differ from the others
+        except Exception as error:
+            # A bug, and the same one on every controller. The entry is taken back as a whole, so that the group goes on.
+            response = pb.ControlResponse(error=_ERROR.UNKNOWN, detail=f"{type(error).__name__}: {error}"[:500])
+            after = yield from _with_digest(replace(before, index=index), ())
+            return _Applied(after, (), _finish(response, request.operationId, index), failures=1)
+
+    def snapshot(self) -> bytes:
+        """The image as bytes, for ``restore``. To encode it in a thread, use ``encode_snapshot(fsm.image)``."""
+        return encode_snapshot(self.image)
+
+    def restore(self, data: bytes) -> None:
+        """Take the image of a snapshot; raise StorageError, and keep the own image, if it is damaged or unknown;
+        IncompatibleVersionError
+        if its feature level is not spoken here, or it says more than is understood."""
+        image = decode_snapshot(data)
+        check_level(image, self.spoken)
+        self.image = image
+        self.last_records = ()
+        self._ahead = None
+
+    def _apply(self, image: ClusterImage, request: pb.ControlRequest) -> Steps[_Applied]:
+        if kind_of(request).read_only:
+            decision = decide(image, request, image.time_ns, self.rules)
+            return _Applied(image, (), _finish(decision.response, request.operationId, image.index))
+        if changes_nothing(request):  # a dry run
+            looked = yield from deciding_on(RecordBuilder(image, image.time_ns, self.rules), request)
+            return _Applied(image, (), _finish(looked.response, request.operationId, image.index))
+        held = image.operations.get(request.operationId)
+        if held is not None:
+            return _Applied(image, (), again(image, held))
+        after, (records, response), failures = yield from self._decide(image, request)
+        answer = _finish(response, request.operationId, image.index)
+        if len(request.operationId) == OPERATION_ID_SIZE_BYTES:
+            done = OperationDone(Operation(request.operationId, image.time_ns, _shortened(response, answer)))
+            after, records = replay(after, done), (*records, done)
+        return _Applied(after, records, answer, failures)
+
+    def _decide(self, image: ClusterImage, request: pb.ControlRequest) -> Steps[tuple[ClusterImage, Decision, int]]:
+        """The image after the request, what was decided, and how many of a batch met a bug."""
+        refused = refusal(request)
+        if refused is not None:
+            return image, refused, 0
+        if request.HasField("batch"):
+            after, records, response, failures = decide_batch(image, request.batch, image.time_ns, self.rules)
+            return after, Decision(records, response), failures
+        decision = yield from deciding_on(RecordBuilder(image, image.time_ns, self.rules), request)
+        return (yield from replaying_all(image, decision.records)), decision, 0
+
+
+def _with_digest(image: ClusterImage, records: tuple[Record, ...]) -> Steps[ClusterImage]:
+    digest = yield from digesting(image, records)
+    return image if digest == image.digest else replace(image, digest=digest)
+
+
+def refusal(request: pb.ControlRequest) -> Decision | None:
+    """Of what is no operation, whatever it asks for; None: it is one."""
+    if len(request.operationId) != OPERATION_ID_SIZE_BYTES:
+        return refuse(_ERROR.INVALID, f"an operation id has {OPERATION_ID_SIZE_BYTES} bytes, not {len(request.operationId)}")
+    if request.timeNs >= MAX_TIME_NS:
+        return refuse(_ERROR.INVALID, f"timeNs = {request.timeNs} is beyond the year 2262")
+    return None
+
+
+def _finish(response: pb.ControlResponse, operation_id: bytes, index: int) -> bytes:
+    response.operationId = operation_id
+    response.index = index
+    return response.SerializeToString(deterministic=True)
+
+
+def _shortened(response: pb.ControlResponse, answer: bytes) -> bytes:
+    """The answer to keep: partitions of a stream are left out, they are found in the image again."""
+    if not response.HasField("stream"):
+        return answer
+    short = pb.ControlResponse()
+    short.CopyFrom(response)
+    del short.stream.partitions[:]
+    return short.SerializeToString(deterministic=True)
+
+
+def again(image: ClusterImage, done: Operation) -> bytes:
+    """The answer that the operation got; a stream that is still there is shown as it is now."""
+    response = pb.ControlResponse.FromString(done.response)
+    held = image.streams.get(response.stream.name) if response.HasField("stream") else None
+    if held is None or held.uid != response.stream.uid:
+        return done.response
+    response.stream.CopyFrom(stream_to_pb(held))
+    return response.SerializeToString(deterministic=True)

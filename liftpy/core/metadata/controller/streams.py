@@ -1,0 +1,399 @@
+"""CreateStream, AddPartitions, PlaceStream and DeleteStream.
+
+AlterStream: another replication factor, other settings. What is wanted is stored, and a target for every partition; the moves follow
+one by one. Settings hold as soon as a replica's node knows them; those by which publishes are refused, with a standby, as a pause that
+ends. TruncateBefore: the same for where a partition's log begins.
+
+OpenGroups: the internal stream of consumer groups' commands is made when somebody needs it first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from liftpy.config import REFUSED_BY, AckPolicy, ReplicationConfig, StreamConfig
+from liftpy.core.base.cooperative_apply import PER_STEP, Steps
+from liftpy.core.base.ids import MAX_SUBJECT_LENGTH, check_data_subject, check_name
+from liftpy.core.base.partition import MoveReason, PartitionState, Pause
+from liftpy.core.metadata.codec import altered, config_from_pb, config_to_pb, partition_to_pb, stream_to_pb
+from liftpy.core.metadata.controller.placements import assigned, facts_of, new_partitions, placed_now, plan_of
+from liftpy.core.metadata.controller.reassign import MAX_REPLICAS, settled
+from liftpy.core.metadata.features import DEFAULT_QUOTA, DEFAULT_QUOTA_NEEDS, QUOTAS, QUOTAS_NEED, alterable_at
+from liftpy.core.metadata.image import INSUFFICIENT_NODES, ClusterImage, StreamImage
+from liftpy.core.metadata.placement import MANUAL
+from liftpy.core.metadata.placement.facts import NoRoomError, NotEnoughNodesError, Placed, Wanted
+from liftpy.core.metadata.placement.rebalance import Takers, resized
+from liftpy.core.metadata.reassignment_progress import replicas_to_come
+from liftpy.core.metadata.record_builder import Decision, RecordBuilder, refuse
+from liftpy.core.metadata.records import PartitionsAdded, StreamAltered, StreamCreated, StreamDeleted
+from liftpy.core.metadata.subject_index import SubjectIndex
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import GROUPS_STREAM, RESERVED_NAMES, Subjects, data_subject
+from liftpy.errors import ConfigError
+
+MAX_STREAMS = 100_000
+MAX_PARTITIONS_PER_STREAM = 10_000
+MAX_REPLICATION_FACTOR = 32
+DEFAULT_REPLICATION_FACTOR = 3
+MAX_FIRST_LEADER_EPOCH = 1 << 48
+"""The highest LeaderEpoch that a request may skip to. It leaves more LeaderEpochs than a cluster can use."""
+AS_MANY = "it has as many already"
+OVERLAP = "subjects overlap with an existing stream"
+OVERLAP_ERR_CODE = 10065
+"""What JetStream says, and its err_code."""
+
+
+def create_stream(draft: RecordBuilder, request: pb.CreateStream) -> Steps[Decision]:
+    """A new stream, Online, led by each partition's first replica with all replicas in the ISR: all logs are empty. Without enough
+    nodes it waits for them, without partitions."""
+    try:
+        held = draft.image.streams.get(request.name)
+        config = _checked(draft, request, held)
+        if held is not None:
+            existing = refuse(pb.ControlResponse.EXISTS, f"stream {request.name!r} exists, attached to {held.subject!r}")
+            existing.response.stream.CopyFrom(stream_to_pb(held))
+            return existing
+        wanted = _wanted(draft, request)
+        placed = yield from _placed_or_waits(draft, wanted)
+    except NoRoomError as error:
+        return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, str(error))
+    except ConfigError as error:
+        return refuse(pb.ControlResponse.INVALID, str(error))
+    if request.dryRun:
+        return Decision((), pb.ControlResponse(plan=plan_of(draft.image, wanted, placed)))
+    waits = isinstance(placed, NotEnoughNodesError)
+    draft.skip_leader_epochs(request.firstLeaderEpoch)
+    stream = StreamImage(
+        name=request.name,
+        uid=draft.next_stream_uid(),
+        subject=request.subject,
+        config=config,
+        partitions=() if isinstance(placed, NotEnoughNodesError) else _taken(draft, placed),
+        created_time_ns=draft.now_ns,
+        placement=wanted.policy,
+        replication_factor=wanted.replication_factor or len(wanted.assignment[0].replicas),
+        waiting=wanted.partitions if waits else 0,
+    )
+    draft.add(StreamCreated(stream))
+    return draft.done(pb.ControlResponse(stream=stream_to_pb(stream), detail=_said(request, stream, placed)))
+
+
+def place_stream(draft: RecordBuilder, request: pb.PlaceStream) -> Steps[Decision]:
+    """The partitions of a stream that waits for nodes; nothing where there are too few still, or it does not wait any more."""
+    held = draft.image.streams.get(request.name)
+    if held is None or held.uid != request.uid:
+        return refuse(pb.ControlResponse.NOT_FOUND, f"there is no stream {request.name!r} of the id {request.uid!r}")
+    if not held.waiting:
+        return draft.done()
+    try:
+        placed = yield from placed_now(draft, waiting_for(held, draft.placement_index))
+    except ConfigError as error:
+        return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, str(error))
+    draft.add(PartitionsAdded(held.name, held.uid, _taken(draft, placed)))
+    return draft.done()
+
+
+def add_partitions(draft: RecordBuilder, request: pb.AddPartitions) -> Steps[Decision]:
+    """More partitions of a stream; those that are there stay where they are."""
+    held = _named(draft, request.name, request.uid)
+    if isinstance(held, Decision):
+        return held
+    if held.waiting:
+        detail = f"stream {request.name!r} waits for nodes: partitions are added when it has some"
+        return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, detail)
+    try:
+        wanted = _wanted_more(draft, request, held)
+        if wanted is None:
+            return draft.done(pb.ControlResponse(stream=stream_to_pb(held), detail=AS_MANY))
+        placed = yield from placed_now(draft, wanted)
+    except (NoRoomError, NotEnoughNodesError) as error:
+        return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, str(error))
+    except ConfigError as error:
+        return refuse(pb.ControlResponse.INVALID, str(error))
+    if request.dryRun:
+        return Decision((), pb.ControlResponse(plan=plan_of(draft.image, wanted, placed)))
+    added = _taken(draft, placed, wanted.first)
+    draft.add(PartitionsAdded(held.name, held.uid, added))
+    more = replace(held, partitions=(*held.partitions, *added))
+    return draft.done(pb.ControlResponse(stream=stream_to_pb(more), detail="; ".join(placed.notes)))
+
+
+def delete_stream(draft: RecordBuilder, request: pb.DeleteStream) -> Decision:
+    """Delete by name and unique id; without an id, the stream that has the name at apply [M11]."""
+    held = _named(draft, request.name, request.uid)
+    if isinstance(held, Decision):
+        return held
+    draft.add(StreamDeleted(held.name, held.uid))
+    return draft.done(pb.ControlResponse(detail=held.uid))
+
+
+def _named(draft: RecordBuilder, name: str, uid: str) -> StreamImage | Decision:
+    """The stream of that name, and of that unique id if there is one; or the refusal."""
+    held = draft.image.streams.get(name)
+    if held is None:
+        return refuse(pb.ControlResponse.NOT_FOUND, f"there is no stream {name!r}")
+    if uid and uid != held.uid:
+        return refuse(pb.ControlResponse.NOT_FOUND, f"stream {name!r} is {held.uid} now; {uid} is gone")
+    return held
+
+
+def _checked(draft: RecordBuilder, request: pb.CreateStream, held: StreamImage | None) -> StreamConfig:
+    """The configuration; raise ConfigError for what is wrong whatever nodes there are."""
+    image = draft.image
+    check_name(request.name, "stream name")
+    if request.name in RESERVED_NAMES:
+        raise ConfigError(f"stream name {request.name!r} is a word of the protocol's own subjects: choose another")
+    check_data_subject(request.subject, draft.rules.namespace)
+    _check_count(request.subject, _count(request))
+    if request.firstLeaderEpoch > MAX_FIRST_LEADER_EPOCH:
+        raise ConfigError(f"first LeaderEpoch = {request.firstLeaderEpoch} is above {MAX_FIRST_LEADER_EPOCH}")
+    config = config_from_pb(request.config)
+    if config.needs_quotas and image.feature_level < QUOTAS:
+        raise ConfigError(QUOTAS_NEED.format(level=image.feature_level))
+    if config.quota_exempt and image.feature_level < DEFAULT_QUOTA:
+        raise ConfigError(DEFAULT_QUOTA_NEEDS.format(level=image.feature_level))
+    if held is None:
+        if len(image.streams) >= MAX_STREAMS:
+            raise ConfigError(f"there are {MAX_STREAMS} streams already: delete some first")
+        _check_overlap(image, image.answering, request.subject, _count(request), config)
+    return config
+
+
+def _count(request: pb.CreateStream) -> int:
+    return len(request.manual) or request.partitions or 1
+
+
+def _check_count(subject: str, count: int) -> None:
+    if count > MAX_PARTITIONS_PER_STREAM:
+        raise ConfigError(f"partitions = {count} is outside 1..{MAX_PARTITIONS_PER_STREAM}")
+    if count > 1 and subject.endswith(">"):
+        raise ConfigError("a subject that ends in '>' can have one partition only: partition N listens on <subject>.N")
+    if len(data_subject(subject, count - 1)) > MAX_SUBJECT_LENGTH:
+        raise ConfigError(f"subject with the partition number is longer than {MAX_SUBJECT_LENGTH} characters")
+
+
+def _check_overlap(image: ClusterImage, answering: SubjectIndex, subject: str, count: int, config: StreamConfig) -> None:
+    """At most one stream answers on a subject [A8]; one that never answers may listen anywhere. ``answering``: the others."""
+    if config.ack_policy is AckPolicy.NONE:
+        return
+    name = answering.overlapping(subject, count)
+    if name:
+        held = image.streams[name]
+        of = f"{held.subject!r} ({held.partition_count} partitions)" if held.partition_count > 1 else f"{held.subject!r}"
+        raise ConfigError(
+            f"{OVERLAP} (err_code {OVERLAP_ERR_CODE}): {subject!r} with {of} of {name!r}; "
+            "choose another subject, or the ack policy none, with which a stream answers nobody"
+        )
+
+
+def _wanted(draft: RecordBuilder, request: pb.CreateStream) -> Wanted:
+    assignment = assigned(request.manual)
+    if assignment and request.placement not in ("", MANUAL):
+        raise ConfigError(f"an assignment is placement {MANUAL!r}, not {request.placement!r}")
+    factor = request.replicationFactor
+    if not assignment and request.placement != MANUAL:
+        factor = factor or max(1, min(DEFAULT_REPLICATION_FACTOR, sum(node.takes for node in facts_of(draft.image))))
+    _check_factor(factor or max((len(entry.replicas) for entry in assignment), default=1))
+    return Wanted(
+        policy=MANUAL if assignment else request.placement,
+        stream=request.name,
+        partitions=_count(request),
+        replication_factor=factor,
+        start=draft.placement_index,
+        assignment=assignment,
+        allow_offline=request.allowOffline,
+    )
+
+
+def waiting_for(stream: StreamImage, start: int) -> Wanted:
+    """What ``stream`` waits for."""
+    return Wanted(
+        policy=stream.placement,
+        stream=stream.name,
+        partitions=stream.waiting,
+        replication_factor=stream.replica_count,
+        start=start,
+    )
+
+
+def _wanted_more(draft: RecordBuilder, request: pb.AddPartitions, held: StreamImage) -> Wanted | None:
+    """What is to be added; None: nothing is."""
+    first, assignment = len(held.partitions), assigned(request.manual)
+    total = request.partitions or first + len(assignment)
+    policy = MANUAL if assignment else request.placement or held.placement
+    if total == first:
+        return None
+    if total < first:
+        raise ConfigError(f"stream {held.name!r} has {first} partitions: they can become more, not fewer")
+    if policy == MANUAL and total != first + len(assignment):
+        raise ConfigError(
+            f"stream {held.name!r} was placed by hand: assign its partitions {first} to {total - 1}, or name a placement"
+        )
+    _check_count(held.subject, total)
+    others = draft.image.answering.without_stream(held.name, held.subject) if held.answers else draft.image.answering
+    _check_overlap(draft.image, others, held.subject, total, held.config)
+    return Wanted(
+        policy=policy,
+        stream=held.name,
+        partitions=total - first,
+        replication_factor=held.replica_count,
+        start=draft.placement_index,
+        first=first,
+        assignment=assignment,
+        allow_offline=request.allowOffline,
+    )
+
+
+def _check_factor(factor: int) -> None:
+    if factor > MAX_REPLICATION_FACTOR:
+        raise ConfigError(f"replication factor = {factor} is outside 1..{MAX_REPLICATION_FACTOR}")
+
+
+def _placed_or_waits(draft: RecordBuilder, wanted: Wanted) -> Steps[Placed | NotEnoughNodesError]:
+    try:
+        return (yield from placed_now(draft, wanted))
+    except NotEnoughNodesError as error:
+        return error
+
+
+def _taken(draft: RecordBuilder, placed: Placed, first: int = 0) -> tuple[PartitionState, ...]:
+    """The partitions; the next ones are placed behind them."""
+    draft.placement_index = placed.next_start
+    return new_partitions(draft, placed.replicas, first)
+
+
+def _said(request: pb.CreateStream, stream: StreamImage, placed: Placed | NotEnoughNodesError) -> str:
+    if isinstance(placed, NotEnoughNodesError):
+        return f"{INSUFFICIENT_NODES}: {placed}; it is placed when they come"
+    said = list(placed.notes)
+    if not request.replicationFactor and stream.placement != MANUAL:
+        fewer = stream.replication_factor < DEFAULT_REPLICATION_FACTOR
+        said.append(f"replication factor {stream.replication_factor}" + (": there are no more live nodes" if fewer else ""))
+    return "; ".join(said)
+
+
+MAX_OFFSET = 1 << 62
+
+
+def alter_stream(draft: RecordBuilder, request: pb.AlterStream) -> Steps[Decision]:
+    """So many replicas of every partition: more go where least is, on other racks if there are; of fewer, those that serve least go.
+    And the settings that the request names, by compare-and-set where it names their version."""
+    held = draft.image.streams.get(request.name)
+    if held is None or request.uid not in ("", held.uid):
+        detail = f"there is no stream {request.name!r}" + (f" of the id {request.uid!r}" if held is not None else "")
+        return refuse(pb.ControlResponse.NOT_FOUND, detail)
+    factor = request.replicationFactor
+    if not (1 <= factor <= MAX_REPLICAS or (not factor and request.changed)):
+        return refuse(pb.ControlResponse.INVALID, f"replication factor = {factor} is outside 1..{MAX_REPLICAS}")
+    try:
+        stream = _with_settings(held, request, alterable_at(draft.image.feature_level))
+    except ConfigError as error:
+        return refuse(pb.ControlResponse.INVALID, str(error))
+    if request.HasField("configVersion") and request.configVersion != held.config_version:
+        detail = f"the settings of {held.name!r} are at version {held.config_version}, not {request.configVersion}: look again"
+        return refuse(pb.ControlResponse.STALE, detail)
+    partitions = (yield from _resized(draft, held, factor)) if factor else list(held.partitions)
+    if isinstance(partitions, Decision):
+        return partitions
+    stream = replace(stream, replication_factor=factor or held.replication_factor, partitions=tuple(partitions))
+    if request.dryRun:
+        return Decision((), pb.ControlResponse(stream=stream_to_pb(stream)))
+    if _refuses_otherwise(held.config, stream.config):
+        partitions = [_heard_anew(partition) for partition in partitions]
+    if stream.config != held.config:
+        draft.add(StreamAltered(held.name, held.uid, stream.replication_factor, stream.config, stream.config_version))
+    elif stream.replication_factor != held.replication_factor:
+        draft.add(StreamAltered(held.name, held.uid, stream.replication_factor))
+    for number, changed in enumerate(partitions):
+        if changed != held.partitions[number]:
+            partitions[number] = draft.change(held, changed)
+        if number % PER_STEP == PER_STEP - 1:
+            yield
+    return draft.done(pb.ControlResponse(stream=stream_to_pb(replace(stream, partitions=tuple(partitions)))))
+
+
+def truncate_before(draft: RecordBuilder, request: pb.TruncateBefore) -> Decision:
+    """Every replica gives up what lies below the offset, also one that is away now. It never goes back."""
+    found = draft.image.find(request.stream, request.uid, request.partition) if request.uid else None
+    if found is None:
+        detail = f"there is no partition {request.stream}/{request.partition} of the id {request.uid!r}"
+        return refuse(pb.ControlResponse.NOT_FOUND, detail)
+    stream, partition = found
+    if not 0 <= request.offset <= MAX_OFFSET:
+        return refuse(pb.ControlResponse.INVALID, f"offset = {request.offset} is outside 0..{MAX_OFFSET}", partition)
+    if request.offset > partition.asked_start:
+        partition = draft.change(stream, replace(partition, asked_start=request.offset))
+    return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
+
+
+def _with_settings(held: StreamImage, request: pb.AlterStream, alterable: tuple[str, ...]) -> StreamImage:
+    config = altered(held.config, request.config, request.changed, alterable)
+    return replace(held, config=config, config_version=held.config_version + (config != held.config))
+
+
+def _refuses_otherwise(old: StreamConfig, new: StreamConfig) -> bool:
+    """Whether a leader that has not heard of ``new`` may refuse what followers that have keep for the next one [A2]."""
+    return new.failover_standby and any(getattr(old, name) != getattr(new, name) for name in REFUSED_BY)
+
+
+def _heard_anew(partition: PartitionState) -> PartitionState:
+    """As with a pause that ends: followers forget what they heard, and listen again when the leader has said that it knows."""
+    pause = partition.pause if partition.pause.takes_nothing else Pause.ENDING
+    return replace(partition, pause=pause, pauses=partition.pauses + 1)
+
+
+def _resized(draft: RecordBuilder, held: StreamImage, factor: int) -> Steps[list[PartitionState] | Decision]:
+    facts = facts_of(draft.image)
+    on = Counter({node.node_id: node.replicas for node in facts})
+    for partition in held.partitions:
+        for node_id, step in replicas_to_come(partition):
+            on[node_id] += step
+    takers = Takers(facts, on)
+    partitions: list[PartitionState] = []
+    for partition in held.partitions:
+        wanted = partition.target or partition.replicas
+        target = resized(wanted, factor, takers, partition.leader or wanted[0], partition.isr, held.placement)
+        if target is None:
+            return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, _nobody(held, partition, factor, takers))
+        changed = replace(partition, target=target, moved_for=MoveReason.FACTOR)
+        partitions.append(partition if target == wanted else settled(held, changed))
+        if len(partitions) % PER_STEP == 0:
+            yield
+    return partitions
+
+
+def _nobody(stream: StreamImage, partition: PartitionState, factor: int, takers: Takers) -> str:
+    where = f"{stream.name}/{partition.partition}"
+    if takers.count < factor:
+        who = "that are live, weigh something and are not drained"
+        return f"not enough nodes: {factor} replicas need as many {who}; there are {takers.count}"
+    return f"{where} finds no node for replica {factor}: those that are left are full, or in racks that it has already"
+
+
+SEGMENT_BYTES = 8 * 1024 * 1024
+RETENTION_BYTES = 64 * 1024 * 1024
+"""Of commands, a partition: many times what lies between two snapshots of a coordinator, and so what all of them have in theirs."""
+
+
+def open_groups(draft: RecordBuilder, request: pb.OpenGroups) -> Steps[Decision]:
+    """The stream as it is; made where there is none. Whoever may read may ask for it: it is always the same stream."""
+    held = draft.image.streams.get(GROUPS_STREAM)
+    if held is not None:
+        return draft.done(pb.ControlResponse(stream=stream_to_pb(held)))
+    config = StreamConfig(segment_bytes=SEGMENT_BYTES, retention_bytes=RETENTION_BYTES)
+    wanted = pb.CreateStream(
+        name=GROUPS_STREAM,
+        subject=Subjects(draft.rules.namespace).groups(),
+        partitions=request.partitions,
+        replicationFactor=request.replicationFactor,
+        config=config_to_pb(config),
+    )
+    return (yield from create_stream(draft, wanted))
+
+
+def say_how_many(request: pb.ControlRequest, config: ReplicationConfig) -> None:
+    """What the metadata leader's settings say of the stream of groups, in the place of what the asker wrote."""
+    if request.HasField("openGroups"):
+        wanted = pb.OpenGroups(partitions=config.groups_partitions, replicationFactor=config.groups_replicas)
+        request.openGroups.CopyFrom(wanted)

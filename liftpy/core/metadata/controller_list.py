@@ -1,0 +1,289 @@
+"""ControllerList: who forms the metadata group, and the single steps by which that changes [M10]. Pure.
+
+Goal: controllers come and go by the group's own log, one at a time, without a restart of anybody; whatever dies on the way, the change
+goes on, or is left in a state from which the same command finishes it. Constraint: two majorities that decide on their own must share
+a member, at every moment, and after every crash.
+
+Algorithm (Raft, dissertation 4.1 to 4.2). A change is an entry of the log that holds the whole new list. It counts from the moment at
+which it is APPENDED, committed or not: a member follows the newest one in its snapshot and journal, and goes back when that is cut. The
+list of the settings counts where there is none. A list has, besides those who vote, at most one learner, who is sent the log and counts
+for nothing, and at most one voter who is to leave. They are in the log, so the metadata leader goes on with what another one has begun:
+
+    add N          voters V            learner N               N has caught up:  voters V + N
+    remove O       voters V            leaving O               O does not lead:  voters V - O
+    replace O N    voters V            learner N, leaving O    N has caught up:  voters V + N, leaving O;  then voters V + N - O
+
+The order of a replacement keeps a majority where O is dead: of three, two live; N comes, and three of four live; O goes, and three of
+three do. A leader that is to leave hands over first. Nobody proposes a step before the one before it is committed, nor before it has
+committed an entry of its own term: else a leader of before, which does not know the newest list, could commit beside it.
+
+Worked example: {n1, n2, n3}, n3 is dead. ``replace n3 n4`` at 70: voters n1 n2 n3, learner n4, leaving n3. n4 has everything at 85:
+voters n1 n2 n3 n4, leaving n3, committed by n1, n2, n4. At 86: voters n1 n2 n4. n3 comes back, hears nobody, asks, follows the feed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import field, replace
+
+from google.protobuf.message import DecodeError
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import check_name, shown
+from liftpy.core.metadata.feature_range import LevelRange
+from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.errors import InvalidNameError
+
+MAX_CONTROLLERS = 7
+"""Each of them has to flush what the group decides, or half of them less one may be dead; more make it slower and not safer."""
+_MAX_TIME_NS = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerList:
+    """Who forms the metadata group. The empty one, in an image: those of the settings, which nobody has changed yet."""
+
+    voters: tuple[str, ...] = ()
+    """By id."""
+    learner: str = ""
+    """Is to become one of them once it has caught up; '' nobody."""
+    leaving: str = ""
+    """One of the voters that is to go; '' nobody."""
+    index: int = 0
+    """Of the entry that made it; 0: the settings have."""
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """All who are sent the log."""
+        return (*self.voters, self.learner) if self.learner else self.voters
+
+    @property
+    def majority(self) -> int:
+        """So many voters decide."""
+        return majority(len(self.voters))
+
+    def names(self, node_id: str) -> bool:
+        """Whether the node is a voter or the learner."""
+        return node_id in self.members
+
+    def said(self) -> str:
+        """For people."""
+        parts = [f"the controllers are {', '.join(self.voters)}"]
+        parts += [f"{self.learner} becomes one as soon as it has caught up"] if self.learner else []
+        parts += [f"{self.leaving} is to go"] if self.leaving else []
+        return "; ".join(parts)
+
+
+def majority(count: int) -> int:
+    """So many of ``count`` are a majority."""
+    return count // 2 + 1
+
+
+def first_list(members: Iterable[str]) -> ControllerList:
+    """The list of the settings."""
+    return ControllerList(tuple(sorted(members)))
+
+
+def list_to_pb(held: ControllerList) -> pb.ControllerList:
+    """ControllerList -> its protobuf."""
+    return pb.ControllerList(voters=held.voters, learner=held.learner, leaving=held.leaving, index=held.index)
+
+
+def list_from_pb(message: pb.ControllerList) -> ControllerList:
+    """The other way round; whatever it says is taken."""
+    return ControllerList(tuple(message.voters), message.learner, message.leaving, message.index)
+
+
+def well_formed(held: ControllerList) -> bool:
+    """Whether there can be such a list: some voters, by id, each once; one of them leaves at most, and none of them learns."""
+    voters = held.voters
+    try:
+        for node_id in held.members:
+            check_name(node_id, "controller")
+    except InvalidNameError:
+        return False
+    right = 0 < len(voters) <= MAX_CONTROLLERS and list(voters) == sorted(set(voters))
+    return right and held.learner not in voters and held.leaving in ("", *voters)
+
+
+def list_of(entry: bytes, index: int) -> ControllerList | None:
+    """The list that the entry ``entry`` (a serialized ControlRequest) makes at ``index``; None for whatever is no change."""
+    try:
+        request = pb.ControlRequest.FromString(entry)
+    except DecodeError:
+        return None
+    if len(request.operationId) != OPERATION_ID_SIZE_BYTES or request.timeNs >= _MAX_TIME_NS:
+        return None  # as the state machine would refuse it
+    if not request.HasField("changeControllers") or request.changeControllers.after >= index:
+        return None
+    held = replace(list_from_pb(request.changeControllers.list), index=index)
+    return held if well_formed(held) else None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """What the metadata leader knows when it is asked for a change."""
+
+    now: ControllerList
+    """As its log says."""
+    leader: str
+    """It itself."""
+    live: frozenset[str]
+    """Members that it hears now and that acknowledge, itself included; the learner as soon as it is heard."""
+    caught_up: bool = False
+    """The learner has all that is committed, and everything that was lost before is behind it."""
+    blocked: str = ""
+    """Why no change may be proposed at this moment; ''."""
+    halted: str = ""
+    """Why nothing may be decided at all; ''."""
+    untold: frozenset[str] = frozenset()
+    """Voters that have not told the digest of their image where the leader has its newest one."""
+    levels: Mapping[str, LevelRange | None] = field(default_factory=dict)
+    """Of the other members, the feature levels that they say they speak; None: nothing in this session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a change is not made."""
+
+    error: pb.ControlResponse.Error
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoChange:
+    """There is nothing to propose: it is so, or goes on by itself."""
+
+    detail: str
+
+
+Planned = ControllerList | NoChange | Refused
+_ERROR = pb.ControlResponse
+
+
+def planned(asked: pb.ChangeControllers, view: GroupView, nodes: frozenset[str], fenced: frozenset[str]) -> Planned:
+    """The list that ``asked`` wants next. ``nodes``: all that are registered; ``fenced``: of those, who does not run."""
+    if view.blocked:  # first: an entry that is not committed may be of this very request
+        return Refused(_ERROR.UNAVAILABLE, view.blocked)
+    match asked.what:
+        case pb.ChangeControllers.ADD:
+            plan = _added(asked.node, view.now, nodes, fenced)
+        case pb.ChangeControllers.REMOVE:
+            plan = _removed(asked.node, view)
+        case pb.ChangeControllers.REPLACE:
+            plan = _replaced(asked.replaced, asked.node, view.now, nodes, fenced)
+        case _:
+            plan = next_step(view) or NoChange("no change is under way")
+    if isinstance(plan, ControllerList):
+        return _survives(plan, view) or plan
+    return plan
+
+
+def _under_way(now: ControllerList) -> Refused:
+    replaces = f" for {now.leaving}" if now.leaving else ""
+    what = f"{now.learner} is being added{replaces}" if now.learner else f"{now.leaving} is being removed"
+    how = f"liftpy controllers remove {now.learner}" if now.learner else f"liftpy controllers add {now.leaving}"
+    return Refused(_ERROR.EXISTS, f"one change at a time: {what}; wait for it, or take it back with: {how}")
+
+
+def _newcomer(node: str, now: ControllerList, nodes: frozenset[str], fenced: frozenset[str], more: int) -> Refused | None:
+    """Why ``node`` can't become one of them."""
+    if now.learner or now.leaving:
+        return _under_way(now)
+    if node not in nodes:
+        return Refused(_ERROR.NOT_FOUND, f"there is no node {shown(node)}: start it first, with the controllers as they are")
+    if node in fenced:
+        return Refused(_ERROR.INVALID, f"node {node} does not run: start it first")
+    if len(now.voters) + more > MAX_CONTROLLERS:
+        return Refused(_ERROR.INVALID, f"there are {len(now.voters)} controllers, and there may be {MAX_CONTROLLERS}")
+    return None
+
+
+def _added(node: str, now: ControllerList, nodes: frozenset[str], fenced: frozenset[str]) -> Planned:
+    if node == now.learner and not now.leaving:
+        return NoChange(f"{node} is being added")
+    if node in now.voters and node == now.leaving and not now.learner:
+        return replace(now, leaving="")
+    if node in now.voters and node != now.leaving:
+        return Refused(_ERROR.EXISTS, f"{node} is a controller already")
+    return _newcomer(node, now, nodes, fenced, 1) or replace(now, learner=node)
+
+
+def _removed(node: str, view: GroupView) -> Planned:
+    now = view.now
+    if node == now.learner:
+        return replace(now, learner="", leaving="")
+    if node == now.leaving and not now.learner:
+        return NoChange(f"{node} is being removed")
+    if now.learner or now.leaving:
+        return _under_way(now)
+    if node not in now.voters:
+        return Refused(_ERROR.NOT_FOUND, f"{shown(node)} is no controller; there are: {', '.join(now.voters)}")
+    if len(now.voters) == 1:
+        return Refused(_ERROR.INVALID, f"{node} is the last controller: add another one first")
+    return _outlives(now, node, view) or replace(now, leaving=node)
+
+
+def _replaced(old: str, new: str, now: ControllerList, nodes: frozenset[str], fenced: frozenset[str]) -> Planned:
+    if now.leaving == old and new in now.members and old != new:
+        return NoChange(f"{old} is being replaced by {new}")
+    if new in now.voters and old not in now.members and not (now.learner or now.leaving):
+        return NoChange(f"{new} is a controller, and {old} is none")
+    if now.learner or now.leaving:
+        return _under_way(now)
+    if old not in now.voters:
+        return Refused(_ERROR.NOT_FOUND, f"{shown(old)} is no controller; there are: {', '.join(now.voters)}")
+    if new in now.voters:
+        return Refused(_ERROR.EXISTS, f"{new} is a controller already")
+    return _newcomer(new, now, nodes, fenced, 0) or replace(now, learner=new, leaving=old)
+
+
+def _survives(plan: ControllerList, view: GroupView) -> Refused | None:
+    """Why what the plan comes to would not leave a majority that lives, the learner included."""
+    voters = {*plan.voters, plan.learner} - {""}
+    live = (view.live & voters) | ({plan.learner} - {""})
+    needed = majority(len(voters))
+    if len(live) >= needed:
+        return None
+    return Refused(
+        _ERROR.INVALID,
+        f"of {len(voters)} controllers, {needed} would have to live, and {len(live)} do: {', '.join(sorted(live))}",
+    )
+
+
+def _outlives(now: ControllerList, node: str, view: GroupView) -> Refused | None:
+    """Why those who stay would be no majority that lives."""
+    return _survives(replace(now, voters=tuple(v for v in now.voters if v != node), learner=""), view)
+
+
+def next_step(view: GroupView) -> ControllerList | None:
+    """The list that the change under way comes to next; None: there is none, or it has to wait (``waits_for``)."""
+    now = view.now
+    if waits_for(view):
+        return None
+    if now.learner:
+        return ControllerList(tuple(sorted((*now.voters, now.learner))), leaving=now.leaving)
+    if now.leaving and now.leaving != view.leader:
+        return ControllerList(tuple(v for v in now.voters if v != now.leaving))
+    return None
+
+
+def hands_over(view: GroupView) -> bool:
+    """Whether the leader is the one that has to go, and nothing else is left to do."""
+    return view.now.leaving == view.leader and not view.now.learner and not waits_for(view)
+
+
+def waits_for(view: GroupView) -> str:
+    """Why the change under way does not go on, for people; '': it does, or there is none."""
+    now = view.now
+    if not (now.learner or now.leaving):
+        return ""
+    if view.blocked:
+        return view.blocked
+    if now.learner and now.learner not in view.live:
+        return f"{now.learner} is not heard"
+    if now.learner and not view.caught_up:
+        return f"{now.learner} has not caught up"
+    refused = _survives(now, view) if now.learner else _outlives(now, now.leaving, view)
+    return refused.detail if refused is not None else ""

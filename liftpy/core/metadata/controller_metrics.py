@@ -1,0 +1,93 @@
+"""What a controller counts of the cluster by watching the image: elections, fail-overs, partitions without a leader. Pure.
+
+Each controller counts what it has seen itself, since it began: the largest of them is the cluster's figure, never their sum.
+An election is ``unclean`` where an operator had somebody elected who may lack something, a ``transfer`` where the leader before is in
+the ISR of the new one (it has handed over), else ``clean``. A fail-over lasts from when this controller first saw the partition
+without a leader until it is Online again; what the session or the report took before that is not in it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from liftpy.config import NS_PER_S
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.instruments import Histogram
+from liftpy.core.base.partition import PartitionState, PartitionStatus
+from liftpy.core.metadata.image import ClusterImage, NodeImage
+from liftpy.core.metadata.image_delta import PartitionChange, diff
+
+KINDS = ("clean", "transfer", "unclean")
+_ELECTING = (PartitionStatus.ELECTION, PartitionStatus.CANDIDATE_FOUND)
+
+
+class ControllerMetrics:
+    """Give it each change of the image. ``failovers``: where their durations go, in s; ``tell``: is told of each, of its kind, and
+    since when the partition had no leader, monotonic ns."""
+
+    def __init__(
+        self, failovers: Histogram | None = None, tell: Callable[[PartitionKey, str, int], None] | None = None
+    ) -> None:
+        self.failovers = failovers or Histogram()
+        self._tell = tell
+        self.elections: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
+        self.folders_lost = 0
+        """Nodes that came back with another data folder than before."""
+        self.offline = 0
+        """Partitions that nobody may lead, now."""
+        self.electing = 0
+        """Partitions that get a leader, now."""
+        self.suspect: dict[PartitionKey, PartitionState] = {}
+        """Of those that nobody may lead: the ones whose last in-sync replicas may have lost records; an operator decides [C10]."""
+        self._without: dict[PartitionKey, int] = {}
+        """Partition -> since when it has had no leader, monotonic ns."""
+        self._unclean: set[PartitionKey] = set()
+        """In whose election an operator has had somebody elected who may lack something."""
+        self._seen = ClusterImage()
+
+    def changed(self, image: ClusterImage, now_ns: int) -> None:
+        """The image is another one; compared with the last that was given here."""
+        before, self._seen = self._seen, image
+        if image.nodes is not before.nodes:
+            self.folders_lost += sum(_lost_its_folder(before.nodes.get(node.node_id), node) for node in image.nodes.values())
+        for change in diff(before, image).partitions:
+            self._count(change, now_ns)
+
+    def _count(self, change: PartitionChange, now_ns: int) -> None:
+        old, new = change.old, change.new
+        for state, step in ((old, -1), (new, 1)):
+            if state is not None:
+                self.offline += step * (state.status is PartitionStatus.OFFLINE)
+                self.electing += step * (state.status in _ELECTING)
+        if new is not None and new.status is PartitionStatus.OFFLINE and not set(new.isr).isdisjoint(new.incomplete):
+            self.suspect[change.key] = new
+        else:
+            self.suspect.pop(change.key, None)
+        if new is None or old is None:
+            self._without.pop(change.key, None)
+            self._unclean.discard(change.key)
+            return
+        if new.unclean_elected and not old.unclean_elected:
+            self._unclean.add(change.key)
+        if new.status is not PartitionStatus.ONLINE:
+            self._without.setdefault(change.key, now_ns)
+            return
+        since_ns = self._without.pop(change.key, now_ns)
+        if new.leaderships > old.leaderships or new.leader_epoch > old.leader_epoch or since_ns != now_ns:
+            kind = "unclean" if change.key in self._unclean else _kind(old, new)
+            self._unclean.discard(change.key)
+            self.elections[kind] += 1
+            if kind != "transfer":
+                self.failovers.observe((now_ns - since_ns) / NS_PER_S)
+                if self._tell is not None:
+                    self._tell(change.key, kind, since_ns)
+
+
+def _lost_its_folder(old: NodeImage | None, new: NodeImage) -> bool:
+    return old is not None and bool(old.folder_id) and new.folder_id != old.folder_id
+
+
+def _kind(old: PartitionState, new: PartitionState) -> str:
+    before = old.deposed or old.leader or old.last_leader
+    return "transfer" if before and before != new.leader and before in new.isr else "clean"

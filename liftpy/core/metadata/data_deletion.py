@@ -1,0 +1,59 @@
+"""Whether a partition's data may go: what a node that only follows the feed asks a controller first. Pure.
+
+Goal: data goes only by a committed change that names it [M11]. A controller's image is made of such changes. The image of any other
+node is made of what came on the feed, where whoever may publish can put a record; it decides what runs, never alone what is deleted.
+
+Algorithm: the node asks for the stream, by its unique id, with a read that the group orders in its log, so that no controller answers
+which knows less than was committed. Data may go when the stream is not there, or its partition has its replicas elsewhere. Any other
+answer says that the image is wrong; no answer says nothing, and is asked for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.metadata.image import ClusterImage, StreamImage
+from liftpy.core.wire._pb import cluster_pb2 as pb
+
+
+class Departures:
+    """Which partitions went from a node by a change that its image has shown. One that the image merely does not know stays: it may be
+    older than what is held, or of another cluster [M11]."""
+
+    def __init__(self, node_id: str) -> None:
+        self._node_id = node_id
+        self._deleted_uids: set[str] = set()
+
+    def seen(self, deleted: Iterable[StreamImage]) -> None:
+        """The image has shown that these streams are deleted."""
+        self._deleted_uids.update(stream.uid for stream in deleted)
+
+    def gone(self, key: PartitionKey, image: ClusterImage) -> bool:
+        """Whether ``key`` is not held here any more, as far as ``image`` and those before it say."""
+        return key.uid in self._deleted_uids or self._moved_away(key, image)
+
+    def _moved_away(self, key: PartitionKey, image: ClusterImage) -> bool:
+        """Whether the image shows the partition with replicas elsewhere: then the record of that change was applied."""
+        found = image.find(key.stream, key.uid, key.partition)
+        return found is not None and self._node_id not in found[1].holders
+
+    def denied(self, key: PartitionKey) -> None:
+        """The controllers say that the stream is there: the image was wrong."""
+        self._deleted_uids.discard(key.uid)
+
+
+def question(key: PartitionKey) -> pb.ControlRequest:
+    """What to ask a controller about ``key``."""
+    asked = pb.DescribeStream(name=key.stream, uid=key.uid, fromPartition=key.partition, maxBytes=1)
+    return pb.ControlRequest(describeStream=asked, linearizable=True)
+
+
+def may_go(response: pb.ControlResponse, key: PartitionKey, node_id: str) -> bool | None:
+    """Whether the answer lets ``node_id`` delete what it holds of ``key``; None: it says nothing about that."""
+    if response.error == pb.ControlResponse.NOT_FOUND:
+        return True
+    partitions = [p for p in response.stream.partitions if p.partition == key.partition]
+    if response.error != pb.ControlResponse.OK or response.stream.uid != key.uid or not partitions:
+        return None
+    return node_id not in (*partitions[0].replicas, partitions[0].joining)

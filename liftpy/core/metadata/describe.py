@@ -1,0 +1,247 @@
+"""Descriptions of the cluster, in pages that fit into a message: made by controllers, put together by who asked. Pure.
+
+Goal: however many nodes, streams and partitions there are, an answer is at most some KiB, and the cluster is described whole.
+
+Algorithm: a page says what lies behind a place, and the place is in the request: no controller keeps anything between two pages,
+and another may answer the next one. Nodes come by id, then streams by name; a stream that does not fit is continued on the next
+page, by its uid. Pages are of different moments: a stream that was deleted meanwhile is left out, one that was made again begins
+again.
+
+Worked example: 3 nodes, streams ``a`` (2 partitions) and ``b`` (10,000). Page 1: the nodes, ``a``, ``b`` to partition 1,199,
+``more``. Page 2 is asked for with afterStream ``b``, its uid, fromPartition 1,200; and so on. Somebody deletes ``b`` and makes it
+again: the next page has it from partition 0, with another uid, and what was there of the old one is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from heapq import nsmallest
+from typing import Any
+
+from liftpy.config import NO_QUOTA
+from liftpy.core.base.ids import shown
+from liftpy.core.metadata.codec import counters_to_pb, node_to_pb, partition_to_pb, quota_to_pb, stream_to_pb, times_to_pb
+from liftpy.core.metadata.controller_list import list_to_pb
+from liftpy.core.metadata.image import ClusterImage, StreamImage
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.errors import NotFoundError, ProtocolError
+
+DEFAULT_PAGE_BYTES = 128 * 1024
+"""Of what one page lists: some 20 ms of the metadata leader's time."""
+MAX_PAGE_BYTES = 512 * 1024
+_MIN_PAGE_BYTES = 512
+_ITEM_BYTES = 6
+"""What a list costs for each of its items, at most."""
+_NAMED = 10
+
+
+def page_bytes(asked_bytes: int, max_payload_bytes: int) -> int:
+    """How much a page may list where one message may have ``max_payload_bytes``; ``asked_bytes`` 0: as this side likes."""
+    return max(_MIN_PAGE_BYTES, min(asked_bytes or DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, max_payload_bytes // 2))
+
+
+class _Room:
+    """What a page can still take. The first item always fits: without it no page would make progress."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._left_bytes = limit_bytes
+        self._is_empty = True
+
+    def takes(self, item: Any) -> bool:
+        self._left_bytes -= item.ByteSize() + _ITEM_BYTES
+        fits = self._left_bytes >= 0 or self._is_empty
+        self._is_empty = False
+        return fits
+
+
+def describe(image: ClusterImage, request: pb.DescribeCluster) -> pb.ControlResponse:
+    """The page that ``request`` asks for, as far as the image goes; the caller adds leader and controllers."""
+    page = pb.ClusterDescription(image=pb.Image(index=image.index, timeNs=image.time_ns, featureLevel=image.feature_level))
+    if image.default_quota != NO_QUOTA:
+        page.image.defaultQuota.CopyFrom(quota_to_pb(image.default_quota))
+    if image.session_times is not None:
+        page.image.sessionTimes.CopyFrom(times_to_pb(image.session_times))
+    if image.controllers.index:
+        page.image.controllers.CopyFrom(list_to_pb(image.controllers))
+    room = _Room(page_bytes(request.maxBytes, MAX_PAGE_BYTES * 2))
+    if request.afterStream or _add_nodes(page, image, request.afterNode, room):
+        _add_streams(page, image, request, room)
+    return pb.ControlResponse(index=image.index, cluster=page)
+
+
+def _add_nodes(page: pb.ClusterDescription, image: ClusterImage, after: str, room: _Room) -> bool:
+    """Whether all of them are on this page, or on those before."""
+    if not after:
+        page.image.counters.CopyFrom(counters_to_pb(image.counters))
+    for node_id in sorted(node_id for node_id in image.nodes if node_id > after):
+        node = node_to_pb(image.nodes[node_id])
+        if not room.takes(node):
+            page.more = True
+            return False
+        page.image.nodes.append(node)
+    return True
+
+
+def _add_streams(page: pb.ClusterDescription, image: ClusterImage, request: pb.DescribeCluster, room: _Room) -> None:
+    after = request.afterStream
+    if request.fromPartition and after in image.streams:
+        stream = image.streams[after]
+        first = request.fromPartition if stream.uid == request.uid else 0
+        if not _add_stream(page, stream, first, room):
+            return
+    for name in sorted(name for name in image.streams if name > after):
+        if not _add_stream(page, image.streams[name], 0, room):
+            return
+
+
+def _add_stream(page: pb.ClusterDescription, stream: StreamImage, first: int, room: _Room) -> bool:
+    """Whether all of it is on this page; what is not is for the next one."""
+    head = stream_to_pb(replace(stream, partitions=()))
+    if not room.takes(head):
+        page.more = True
+        return False
+    page.image.streams.append(head)
+    page.nextPartition = _add_partitions(page.image.streams[-1], stream, first, room)
+    page.more = page.nextPartition > 0
+    return not page.more
+
+
+def _add_partitions(described: pb.Stream, stream: StreamImage, first: int, room: _Room) -> int:
+    """Number of the first one that does not fit, 0 when all do. One always does."""
+    for partition in stream.partitions[first:]:
+        message = partition_to_pb(partition)
+        if not room.takes(message) and described.partitions:
+            return partition.partition
+        described.partitions.append(message)
+    return 0
+
+
+def describe_stream(image: ClusterImage, request: pb.DescribeStream) -> pb.ControlResponse:
+    """The answer to DescribeStream: the stream with as many of its partitions as fit."""
+    stream = image.streams.get(request.name)
+    if stream is None:
+        known = ", ".join(nsmallest(_NAMED, image.streams)) or "none"
+        detail = f"there is no stream {shown(request.name)}; there are: {known}"
+        return pb.ControlResponse(index=image.index, error=pb.ControlResponse.NOT_FOUND, detail=detail)
+    if request.uid and request.uid != stream.uid:
+        detail = f"stream {request.name!r} is {stream.uid} now; {shown(request.uid)} is gone"
+        return pb.ControlResponse(index=image.index, error=pb.ControlResponse.NOT_FOUND, detail=detail)
+    response = pb.ControlResponse(index=image.index, stream=stream_to_pb(replace(stream, partitions=())))
+    room = _Room(page_bytes(request.maxBytes, MAX_PAGE_BYTES * 2))
+    response.nextPartition = _add_partitions(response.stream, stream, request.fromPartition, room)
+    return response
+
+
+def cut_stream(response: pb.ControlResponse, limit_bytes: int) -> None:
+    """Leave of the stream in any answer the partitions that fit, and say where they go on."""
+    if not response.HasField("stream") or response.stream.ByteSize() <= limit_bytes:
+        return
+    room = _Room(limit_bytes)
+    count = 0
+    for partition in response.stream.partitions:
+        if not room.takes(partition):
+            break
+        count += 1
+    if count < len(response.stream.partitions):
+        response.nextPartition = response.stream.partitions[count].partition
+        del response.stream.partitions[count:]
+
+
+class ClusterPages:
+    """Who asks: ``request`` the next page until it is None; give each to ``add``; then ``cluster`` is whole."""
+
+    def __init__(self) -> None:
+        self.cluster = pb.ClusterDescription()
+        self._next: pb.DescribeCluster | None = pb.DescribeCluster(paged=True)
+
+    @property
+    def request(self) -> pb.DescribeCluster | None:
+        """What to ask for next; None: nothing is missing."""
+        return self._next
+
+    def add(self, page: pb.ClusterDescription) -> None:
+        """The answer to ``request``; raise ProtocolError if it has nothing new."""
+        asked, image = self._next, self.cluster.image
+        assert asked is not None
+        rest = list(page.image.streams)
+        if asked.fromPartition:
+            self._continue(rest)
+        if not asked.afterNode and not asked.afterStream:
+            self.cluster.CopyFrom(page)
+        else:
+            image.nodes.extend(page.image.nodes)
+            image.streams.extend(rest)
+        self._next = self._after(page) if page.more else None
+
+    def _continue(self, rest: list[pb.Stream]) -> None:
+        """Of the last stream so far: the page has more of it, or has it anew, or it is gone."""
+        image = self.cluster.image
+        last = image.streams[-1]
+        goes_on = bool(rest) and rest[0].name == last.name
+        if goes_on and rest[0].uid == last.uid and _follows(last, rest[0]):
+            last.partitions.extend(rest.pop(0).partitions)
+        else:
+            del image.streams[-1]
+
+    def _after(self, page: pb.ClusterDescription) -> pb.DescribeCluster:
+        if page.image.streams:
+            last = page.image.streams[-1]
+            return pb.DescribeCluster(paged=True, afterStream=last.name, uid=last.uid, fromPartition=page.nextPartition)
+        if page.image.nodes:
+            return pb.DescribeCluster(paged=True, afterNode=page.image.nodes[-1].nodeId)
+        raise ProtocolError("a page of the cluster's description is empty, and says that there is more")
+
+
+def _follows(known: pb.Stream, part: pb.Stream) -> bool:
+    return not part.partitions or part.partitions[0].partition == len(known.partitions)
+
+
+class StreamPages:
+    """The same of one stream: ``add`` the answer that has the beginning, ask for ``request`` until it is None."""
+
+    def __init__(self) -> None:
+        self.stream = pb.Stream()
+        self._next_partition = 0
+
+    @property
+    def request(self) -> pb.DescribeStream | None:
+        """What to ask for next; None: nothing is missing."""
+        if not self._next_partition:
+            return None
+        return pb.DescribeStream(name=self.stream.name, uid=self.stream.uid, fromPartition=self._next_partition)
+
+    def add(self, response: pb.ControlResponse) -> None:
+        """The beginning, or the answer to ``request``; raise ProtocolError if it does not go on there."""
+        part = response.stream
+        if not self._next_partition:
+            self.stream.CopyFrom(part)
+        elif part.uid != self.stream.uid:
+            raise NotFoundError(f"stream {self.stream.name!r} was deleted meanwhile")
+        elif not part.partitions or not _follows(self.stream, part):
+            raise ProtocolError(f"the description of stream {part.name!r} does not go on at partition {self._next_partition}")
+        else:
+            self.stream.partitions.extend(part.partitions)
+        self._next_partition = response.nextPartition
+
+
+Describe = Callable[[ClusterImage], pb.ControlResponse]
+
+
+def describer(request: pb.ControlRequest) -> Describe | None:
+    """What answers a request that only reads the image; None for any other."""
+    match request.WhichOneof("request"):
+        case "describeCluster":
+            return lambda image: describe(image, request.describeCluster)
+        case "describeStream":
+            return lambda image: describe_stream(image, request.describeStream)
+    return None
+
+
+def fit_request(request: pb.ControlRequest, max_payload_bytes: int) -> None:
+    """Bound what a request asks for by what a message of this NATS server takes."""
+    match request.WhichOneof("request"):
+        case "describeCluster":
+            request.describeCluster.maxBytes = page_bytes(request.describeCluster.maxBytes, max_payload_bytes)
+        case "describeStream":
+            request.describeStream.maxBytes = page_bytes(request.describeStream.maxBytes, max_payload_bytes)

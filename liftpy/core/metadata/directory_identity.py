@@ -1,0 +1,94 @@
+"""Starts of a data folder: what tells the next process on a folder from one on an older copy of it [S15, C7, C12].
+
+Goal: a folder that went back in time never counts as complete; a restart costs nothing, not even several that died while they
+registered. Constraint: a copy is like the original in all that it holds, its id and its count of starts included.
+Algorithm: every process draws a nonce, and stores it with the number of its start before it asks to be registered; the folder
+also keeps the nonces of the starts before. The image knows the start and the nonce that registered last. The folder has seen what
+that process did only if it holds its nonce: it follows if its start is above the known one and the known nonce is among its own.
+
+Worked example: start 1 (nonce A) registers; the folder is copied; start 2 (B) registers and acknowledges. The copy is put back. Its
+next process is start 2 too, with nonce C, and knows A alone: it does not follow start 2 (B), however often it is started.
+
+A copy of a running folder knows the nonce of the process that still writes to the original. So that this one is gone is asked for
+on the bus before the next one registers (``predecessor.py``), and what the copy lacks shows when its log is compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.metadata.image import NodeImage
+from liftpy.core.wire._pb import cluster_pb2 as pb
+
+MAX_EARLIER_NONCES = 16
+"""More starts in a row that were taken by the group, but died before they knew, cost the place in the ISR."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryIdentity:
+    """What a data folder knows of the processes that have started on it; durable."""
+
+    folder_id: str
+    """Drawn when the folder was made: an emptied folder is another one."""
+    starts: int = 0
+    """How many there have been."""
+    nonce: int = 0
+    """Of the last one, 0 when there was none."""
+    registered: int = 0
+    """Nonce of the last one that knew itself registered; kept among ``earlier`` however many follow that don't get so far."""
+    earlier: tuple[int, ...] = ()
+    """Nonces of starts before the last one, oldest first; at most MAX_EARLIER_NONCES."""
+
+    def next(self, nonce: int) -> DirectoryIdentity:
+        """One more process starts, and has drawn ``nonce``."""
+        earlier = (*self.earlier, self.nonce) if self.nonce else self.earlier
+        kept = earlier[-MAX_EARLIER_NONCES:]
+        if self.registered in earlier and self.registered not in kept:
+            kept = (self.registered, *kept[1:])
+        return replace(self, starts=self.starts + 1, nonce=nonce, earlier=kept)
+
+    def taken(self) -> DirectoryIdentity:
+        """The last process knows that it is registered."""
+        return replace(self, registered=self.nonce)
+
+    def tell(self, request: pb.RegisterNode) -> None:
+        """Fill in what the last process says of its folder when it registers."""
+        request.folderId, request.start, request.nonce = self.folder_id, self.starts, self.nonce
+        request.earlierNonces[:] = self.earlier
+
+
+def stopped_cleanly(*, failed: bool, opened: bool, logs_are_clean: bool, repairs: bool) -> bool:
+    """Whether a process that ends may leave the clean-stop marker [S9]: asked when nothing will be written any more. ``failed``:
+    something that must not be gone on with happened, at whatever moment; ``opened``: it got so far that it held its partitions;
+    ``logs_are_clean``: each log was flushed and closed without an error; ``repairs``: it ends so that recovery looks at a damage."""
+    return opened and logs_are_clean and not failed and not repairs
+
+
+class ProcessRelation(Enum):
+    """How a process that registers relates to the one that has registered last."""
+
+    FOLLOWS = "follows"
+    """It starts on the folder that the other has left, as far as can be told."""
+    SAME = "is the same process"
+    OUTLIVED = "is of a process before that one"
+    """The request outlived its sender, which a later start has replaced."""
+    WENT_BACK = "starts on an older copy"
+    """The folder has not seen what the other did."""
+
+
+def descent(known: NodeImage, request: pb.RegisterNode) -> ProcessRelation:
+    """Judge a registration by the one that is ``known``; versions that name no folder or draw no nonce by what they name."""
+    if not (known.folder_id and request.folderId):
+        return ProcessRelation.FOLLOWS
+    if known.folder_id != request.folderId:
+        return ProcessRelation.WENT_BACK
+    both_drew = bool(known.nonce and request.nonce)
+    if both_drew and (request.nonce, request.start) == (known.nonce, known.start):
+        return ProcessRelation.SAME
+    if request.start < known.start and (request.nonce in known.earlier_nonces or not both_drew):
+        return ProcessRelation.OUTLIVED
+    if request.start <= known.start or (known.nonce and known.nonce not in request.earlierNonces):
+        return ProcessRelation.WENT_BACK
+    return ProcessRelation.FOLLOWS

@@ -1,0 +1,146 @@
+"""Accusations: what followers say about a silent leader, before it goes into the log. Run by the metadata leader only. Pure.
+
+Goal: a leader that serves is not deposed by the one node that is cut off, and one that serves nobody makes way.
+
+Constraint: in an ISR of three or more a majority of the followers decides, each by what it sees itself, and apply counts them [C9].
+In an ISR of two there is one witness, in an ISR of one none; one report alone proves nothing. And apply has no clock: an entry's
+wall time may be years off, and may not void or make a report.
+
+Algorithm: every report gets the metadata leader's own monotonic time and its term, so that apply can compare the reports of one
+metadata leader, and of no other. A report against a leader with at most one follower in its ISR is kept back: the accused is asked
+over the bus whether it serves, and the witness whether it can be reached at all. The report goes into the log, marked, when the witness
+answered and the accused did not within ``ANSWER_NS``, or said itself that it does not serve. Else it is dropped; a witness that
+still hears nothing reports again.
+
+Worked example: ISR a b, a leads. b's cable is out: it reports a; a answers that it serves (c fetches from it), the report is
+dropped, and b leaves the ISR by lag. Or a's cable is out: a does not answer, b does: the report is logged, and b is elected.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import field
+from enum import Enum
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.partition import PartitionState, PartitionStatus
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.wire._pb import cluster_pb2 as pb
+
+ANSWER_NS = 1_000_000_000
+"""Monotonic: for the answers to both questions. Less than half of what a follower waits for before it reports."""
+_ASKED_FROM = 2
+"""Size of an ISR up to which the accused is asked."""
+
+
+class ProbeResult(Enum):
+    """What came of a question."""
+
+    SERVES = "serves"
+    """It leads in the epoch of the question, with a lease, and can be fetched from."""
+    DOES_NOT = "does not serve"
+    """It answered: it can be reached, which proves nothing else."""
+    ABSENT = "absent"
+    """The bus says that nobody listens for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderQuestion:
+    """To be put to ``node`` over the bus: does it serve as the leader of ``leader_epoch``?"""
+
+    key: PartitionKey
+    leader_epoch: int
+    node: str
+
+
+@dataclass(slots=True)
+class _Case:
+    report: pb.ReportLeader
+    deadline_ns: int
+    heard: dict[str, ProbeResult] = field(default_factory=dict)
+
+
+class Accusations:
+    """All cases, while this controller leads the metadata group; ``now_ns`` is monotonic. At most one per partition."""
+
+    def __init__(self) -> None:
+        self.counters: Counter[str] = Counter()
+        """How often the accused served, did not, or the witness itself could not be reached."""
+        self._term = 0
+        self._cases: dict[PartitionKey, _Case] = {}
+        self._questions: list[LeaderQuestion] = []
+        self._proven: list[pb.ReportLeader] = []
+
+    def lead(self, term: int) -> None:
+        """This controller leads the group, in ``term``: nothing of another term adds up with what it stamps."""
+        self.resign()
+        self._term = term
+
+    def resign(self) -> None:
+        """It does not lead any more."""
+        self._cases.clear()
+        self._questions.clear()
+        self._proven.clear()
+
+    def reported(self, report: pb.ReportLeader, image: ClusterImage, now_ns: int) -> bool:
+        """Stamp a report; whether it is kept back, for the accused to be asked first."""
+        report.stampNs, report.stampTerm, report.accusedAsked = now_ns, self._term, False
+        found = image.find(report.stream, report.uid, report.partition)
+        if found is None or report.leaderLacks or not _needs_questions(found[1], report):
+            return False
+        key = found[0].key(report.partition)
+        case = self._cases.get(key)
+        if case is not None and case.report.leaderEpoch == report.leaderEpoch:
+            return True
+        self._cases[key] = _Case(report, now_ns + ANSWER_NS)
+        self._questions += [LeaderQuestion(key, report.leaderEpoch, node) for node in (report.leader, report.witness)]
+        return True
+
+    def questions(self) -> list[LeaderQuestion]:
+        """What to ask now, each once."""
+        asked, self._questions = self._questions, []
+        return asked
+
+    def testified(self, question: LeaderQuestion, testimony: ProbeResult) -> None:
+        """An answer, or the bus's word that there will be none."""
+        case = self._cases.get(question.key)
+        if case is not None and case.report.leaderEpoch == question.leader_epoch:
+            case.heard[question.node] = testimony
+            self._close_if_clear(question.key, case, late=False)
+
+    def due(self, now_ns: int) -> list[pb.ReportLeader]:
+        """Reports to propose now."""
+        for key, case in list(self._cases.items()):
+            if now_ns >= case.deadline_ns:
+                self._close_if_clear(key, case, late=True)
+        proven, self._proven = self._proven, []
+        return proven
+
+    def next_deadline_ns(self) -> int | None:
+        """When ``due`` has to be asked again at the latest, or None."""
+        if self._proven:
+            return 0
+        return min((case.deadline_ns for case in self._cases.values()), default=None)
+
+    def _close_if_clear(self, key: PartitionKey, case: _Case, late: bool) -> None:
+        accused, witness = case.heard.get(case.report.leader), case.heard.get(case.report.witness)
+        if accused is ProbeResult.SERVES:
+            outcome = "accused leaders that serve"
+        elif witness is ProbeResult.ABSENT or (late and witness is None):
+            outcome = "witnesses that can't be reached"
+        elif witness is not None and (accused is not None or late):
+            outcome = "accused leaders that don't serve"
+            case.report.accusedAsked = True
+            self._proven.append(case.report)
+        else:
+            return
+        self.counters[outcome] += 1
+        del self._cases[key]
+
+
+def _needs_questions(partition: PartitionState, report: pb.ReportLeader) -> bool:
+    current = (partition.leader, partition.leader_epoch) == (report.leader, report.leaderEpoch)
+    witnesses = partition.isr if len(partition.isr) > 1 else partition.replicas
+    may_witness = report.witness in witnesses and report.witness != partition.leader
+    return partition.status is PartitionStatus.ONLINE and current and len(partition.isr) <= _ASKED_FROM and may_witness

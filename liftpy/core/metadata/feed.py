@@ -1,0 +1,387 @@
+"""The feed: how nodes that are not controllers learn the image. Snapshot plus records in order. Pure.
+
+The metadata leader publishes a FeedEntry for what it applied; each names the index before it, so that a lost one is
+seen. An entry with ``index == previousIndex`` and no records only says where the head is; published on an interval it
+shows a loss at the end. A node that misses something asks, on the side channel, for the entries after its index, or,
+where these are no longer held, for the chunks of a snapshot. Every controller keeps the latest records, so that a new
+metadata leader can go on where the old one stopped.
+
+The other end of the feed: a node that is not a controller follows the image. Pure; the shell moves the bytes.
+
+Entries that follow the own image are applied; a gap is asked for, from the entries that are still held or as a snapshot
+in chunks; an entry that comes while something is missing waits in a bounded buffer. Whatever does not fit (a record that
+can't follow, a chunk with a wrong checksum, another snapshot in between) leads to a fresh start, never to a guess.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import crc32c
+
+from liftpy.config import NS_PER_S
+from liftpy.core.base.ids import shown
+from liftpy.core.metadata.feature_range import LevelRange
+from liftpy.core.metadata.features import SPOKEN, check_level
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.records import OperationDone, PartitionsAdded, Record, StreamCreated, record_from_pb, record_to_pb
+from liftpy.core.metadata.replay import replay_all
+from liftpy.core.metadata.snapshot import decode_snapshot
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.routing_check import MisdirectedError
+from liftpy.errors import IncompatibleVersionError, LiftError, UnknownFormatError
+
+CHUNK_SIZE_BYTES = 256 * 1024
+MAX_ENTRY_SIZE_BYTES = 256 * 1024
+_SMALLEST_MESSAGE_BYTES = 1024
+_OVERHEAD_BYTES = 512
+"""Of the envelope and of what stands beside the chunk or the records."""
+MAX_HELD_ENTRIES = 4096
+MAX_HELD_RECORDS = 65_536
+MAX_SNAPSHOTS = 2
+_MAX_STATE_SIZE_BYTES = 8192
+"""Above the size of any one partition, node or stream without its partitions: names have at most 64 characters."""
+
+
+class FeedProducer:
+    """A controller's side. Every controller calls ``applied``; only the metadata leader publishes and answers."""
+
+    def __init__(self, index: int = 0) -> None:
+        self._held: deque[tuple[int, int, tuple[Record, ...]]] = deque()
+        """(index, index before it, records), contiguous up to ``index``; bounded by entries and records."""
+        self._held_records = 0
+        self._takes_bytes: int | None = None
+        """What the NATS server's max_payload leaves for one message; None: not known."""
+        self.index = index
+        """Of the last applied entry."""
+        self._published_index = index
+        self._snapshots: dict[int, bytes] = {}
+        """By index, oldest first; all of them lead to ``index`` through the held entries."""
+
+    def fit(self, max_payload_bytes: int) -> None:
+        """The NATS server takes messages of so many bytes. Entries held for larger ones are then sent as a snapshot."""
+        before, self._takes_bytes = self._message_bytes, max(_SMALLEST_MESSAGE_BYTES, max_payload_bytes - _OVERHEAD_BYTES)
+        if self._message_bytes < before:
+            self._held.clear()
+            self._held_records = 0
+            self._drop_old_snapshots()
+
+    @property
+    def _message_bytes(self) -> int:
+        return MAX_ENTRY_SIZE_BYTES if self._takes_bytes is None else min(MAX_ENTRY_SIZE_BYTES, self._takes_bytes)
+
+    def applied(self, index: int, records: tuple[Record, ...]) -> None:
+        """The entry ``index`` was applied and did ``records`` (``ClusterFsm.last_records``)."""
+        fed = tuple(record for record in records if not isinstance(record, OperationDone))
+        if _is_oversize(fed, self._message_bytes):
+            self._held.clear()  # a gap for everyone: it is cheaper as a snapshot
+            self._held_records = 0
+        else:
+            self._held.append((index, self.index, fed))
+            self._held_records += len(fed)
+        self.index = index
+        while self._held and (len(self._held) > MAX_HELD_ENTRIES or self._held_records > MAX_HELD_RECORDS):
+            self._held_records -= len(self._held.popleft()[2])
+        self._drop_old_snapshots()
+
+    def restored(self, index: int) -> None:
+        """The image was replaced by a snapshot: what was held does not lead to it."""
+        self._held.clear()
+        self._held_records = 0
+        self._snapshots.clear()
+        self.index = self._published_index = index
+
+    def lead(self) -> None:
+        """This controller has become the metadata leader: what others published need not be published again."""
+        self._published_index = self.index
+
+    def take(self) -> list[pb.FeedEntry]:
+        """The entries to publish: everything applied since the last call, as few and as large as the bound allows."""
+        entries = list(self._entries(self._published_index, None))
+        if self._published_index < self.index and not entries:
+            entries = [self.head()]
+        self._published_index = self.index
+        return entries
+
+    def head(self) -> pb.FeedEntry:
+        """Says where the feed is; to be published about once a second."""
+        return pb.FeedEntry(index=self.index, previousIndex=self.index)
+
+    def answer(self, request: pb.FeedSnapshotRequest) -> pb.FeedSnapshotResponse | None:
+        """Entries, a chunk, or None: then ``snapshot_is_ready`` has to be called first, and this again.
+
+        An empty answer of index 0: nothing has been applied here, so there is no image of the cluster yet; ask again.
+        """
+        response = self._answer(request)
+        if response is not None:
+            response.nodeId = request.nodeId
+        return response
+
+    def _answer(self, request: pb.FeedSnapshotRequest) -> pb.FeedSnapshotResponse | None:
+        if not self.index:
+            return pb.FeedSnapshotResponse()
+        if request.afterIndex and (request.afterIndex >= self.index or self._was_at(request.afterIndex)):
+            entries = list(self._entries(request.afterIndex, self._message_bytes))
+            return pb.FeedSnapshotResponse(index=self.index, entries=entries)
+        return self._chunk(request)
+
+    def snapshot_is_ready(self, index: int, data: bytes) -> None:
+        """``encode_snapshot(image, operations=False)`` of the image at ``index`` is done; it serves all who ask for a while."""
+        if index:
+            self._snapshots[index] = data
+        self._drop_old_snapshots()
+
+    def _chunk(self, request: pb.FeedSnapshotRequest) -> pb.FeedSnapshotResponse | None:
+        index, offset = request.snapshotIndex, request.offsetBytes
+        if not request.snapshotIndex or index not in self._snapshots:
+            if max(self._snapshots, default=0) <= request.afterIndex:
+                return None  # none, or none that says more than who asks has
+            index, offset = max(self._snapshots), 0
+        data = self._snapshots[index]
+        chunk = data[offset : offset + min(CHUNK_SIZE_BYTES, self._message_bytes)]
+        return pb.FeedSnapshotResponse(
+            index=index, sizeBytes=len(data), offsetBytes=offset, chunk=chunk, crc=crc32c.crc32c(chunk)
+        )
+
+    def _leads_on_from(self, index: int) -> bool:
+        return index == self.index or (bool(self._held) and self._held[0][1] <= index)
+
+    def _was_at(self, index: int) -> bool:
+        """Whether an entry that is held follows on ``index``. A node that took a forged record may stand between
+        two entries: nothing but a snapshot leads on from there."""
+        return any(previous == index for _, previous, _ in self._held)
+
+    def _drop_old_snapshots(self) -> None:
+        stale = [index for index in self._snapshots if not self._leads_on_from(index)]
+        surplus = sorted(index for index in self._snapshots if index not in stale)[:-MAX_SNAPSHOTS]
+        for index in (*stale, *surplus):
+            del self._snapshots[index]
+
+    def _entries(self, after: int, limit_bytes: int | None) -> Iterator[pb.FeedEntry]:
+        """The entries after index ``after``, coalesced up to the bound of one message; in all at most ``limit_bytes``."""
+        entry: pb.FeedEntry | None = None
+        size = total = 0
+        for index, previous, records in self._held:
+            if index <= after:
+                continue
+            messages = [record_to_pb(record) for record in records]
+            added = _size_bytes(messages)
+            total += added
+            if entry is not None and limit_bytes is not None and total > limit_bytes:
+                break
+            if entry is not None and size + added > self._message_bytes:
+                yield entry
+                entry = None
+            if entry is None:
+                entry, size = pb.FeedEntry(previousIndex=previous), 0
+            entry.index = index
+            entry.records.extend(messages)
+            size += added
+        if entry is not None:
+            yield entry
+
+
+def _size_bytes(messages: Iterable[pb.Record]) -> int:
+    """As part of an entry: each with its tag and length."""
+    return sum(message.ByteSize() + 8 for message in messages)
+
+
+def _is_oversize(records: tuple[Record, ...], message_bytes: int) -> bool:
+    """Whether the records don't fit into one entry; measured only when they are so many that they might not."""
+    states = sum(_states(record) for record in records)
+    if states * _MAX_STATE_SIZE_BYTES <= message_bytes:
+        return False
+    return _size_bytes(map(record_to_pb, records)) > message_bytes
+
+
+def _states(record: Record) -> int:
+    if isinstance(record, PartitionsAdded):
+        return len(record.partitions)
+    return len(record.stream.partitions) + 1 if isinstance(record, StreamCreated) else 1
+
+
+MAX_WAITING_ENTRIES = 256
+MAX_WAITING_BYTES = 16 << 20
+"""Of those entries: each may be as large as a NATS message."""
+MAX_SNAPSHOT_SIZE_BYTES = 512 * 1024 * 1024
+RETRY_AFTER_NS = NS_PER_S
+MAX_OTHER_CHUNKS = 32
+"""Chunks of other snapshots, one after the other, for which one that has begun is not given up: any controller answers, each with the
+snapshot that it has made itself, and only one of them may have the rest of this one."""
+MAX_HEADS_BELOW = 6
+"""Heads of the feed below the own image, one after the other, that it is not given up for: they come every half second, and a leader
+that was replaced may have some on their way."""
+
+
+MAX_UNREADABLE = 3
+"""Whole snapshots of another version, one after the other, from which on this version can't follow the cluster."""
+
+
+class FeedSubscription:
+    """One node's copy of the image. ``request`` says what to ask for; ``entry_received`` and ``response_received`` feed it.
+
+    Both return whether the image changed.
+    """
+
+    def __init__(self, node_id: str, spoken: LevelRange = SPOKEN) -> None:
+        self._node_id = node_id
+        self._spoken = spoken
+        self._unreadable = 0
+        """Whole snapshots, one after the other, that are of another version. One may be forged; all of them are the cluster's."""
+        self.image = ClusterImage()
+        self.synced = False
+        """Whether ``image`` is one that the cluster had; it may be behind."""
+        self.known_index = 0
+        """The highest index that the feed has shown; above ``image.index`` something is missing."""
+        self.resync_count = 0
+        """How often the image was given up because something did not fit."""
+        self._heads_below = 0
+        self._taken: dict[tuple[int, int], int] = {}
+        """(previous index, index) -> digest of the last entries that are in the image."""
+        self._waiting: dict[int, pb.FeedEntry] = {}
+        """By previous index: entries beyond the gap."""
+        self._parts = bytearray()
+        self._parts_index = 0
+        """Of the snapshot of which ``_parts`` holds the first bytes; 0: none."""
+        self._other_chunks = 0
+        self._asked_ns: int | None = None
+
+    @property
+    def behind(self) -> bool:
+        """Whether there is something to ask for."""
+        return not self.synced or self.known_index > self.image.index
+
+    def request(self, now_ns: int) -> pb.FeedSnapshotRequest | None:
+        """What to ask for now, or None; an unanswered request is made again after ``RETRY_AFTER_NS``."""
+        if not self.behind or (self._asked_ns is not None and now_ns - self._asked_ns < RETRY_AFTER_NS):
+            return None
+        self._asked_ns = now_ns
+        if self._parts_index:
+            return pb.FeedSnapshotRequest(nodeId=self._node_id, snapshotIndex=self._parts_index, offsetBytes=len(self._parts))
+        return pb.FeedSnapshotRequest(nodeId=self._node_id, afterIndex=self.image.index if self.synced else 0)
+
+    def entry_received(self, entry: pb.FeedEntry) -> bool:
+        """A published entry, or the head of the feed."""
+        before = self.image
+        if self._contradicts(entry):
+            self.start_again()
+        self.known_index = max(self.known_index, entry.index)
+        self._take(entry)
+        self._take_waiting()
+        return self.image is not before
+
+    def response_received(self, response: pb.FeedSnapshotResponse) -> bool:
+        """The answer to ``request``. One that brings nothing new leaves the next request to ``RETRY_AFTER_NS``. Raises MisdirectedError
+        for one to somebody else."""
+        if response.nodeId not in ("", self._node_id):
+            raise MisdirectedError(f"an answer of the feed to node {shown(response.nodeId)}")
+        before = self.image
+        if response.chunk or response.sizeBytes:
+            self._take_chunk(response)
+        elif self.synced:
+            for entry in response.entries:
+                self._take(entry)
+            self.known_index = max(response.index, *self._waiting_indexes())
+        self._take_waiting()
+        if self.image is not before:
+            self._asked_ns = None
+        return self.image is not before
+
+    def _contradicts(self, entry: pb.FeedEntry) -> bool:
+        """Whether the image can't be the cluster's: another entry was taken in the place of this one, or the leader, who knows all that
+        there is, keeps saying that there is less."""
+        if not self.synced or entry.index > self.image.index:
+            self._heads_below = 0
+            return False
+        if entry.index > entry.previousIndex:
+            taken = self._taken.get((entry.previousIndex, entry.index))
+            return taken is not None and taken != _digest(entry)
+        self._heads_below = self._heads_below + 1 if entry.index < self.image.index else 0
+        return self._heads_below >= MAX_HEADS_BELOW
+
+    def start_again(self) -> None:
+        """Give the image up, and ask for another one."""
+        self.resync_count += 1
+        self.synced = False
+        self._heads_below = 0
+        self._waiting.clear()
+        self._taken.clear()
+
+    def _waiting_indexes(self) -> list[int]:
+        return [0, *(entry.index for entry in self._waiting.values())]
+
+    def _take(self, entry: pb.FeedEntry) -> None:
+        if entry.index <= self.image.index and self.synced:
+            return
+        if not self.synced or entry.previousIndex != self.image.index:
+            if entry.previousIndex < entry.index and self._has_room(entry):
+                self._waiting[entry.previousIndex] = entry
+            return
+        try:
+            image = replay_all(self.image, [record_from_pb(record) for record in entry.records])
+            check_level(image, self._spoken)
+        except (LiftError, KeyError, ValueError):
+            self.start_again()
+            return
+        self.image = replace(image, index=entry.index)
+        self._taken[entry.previousIndex, entry.index] = _digest(entry)
+        if len(self._taken) > MAX_WAITING_ENTRIES:
+            del self._taken[next(iter(self._taken))]
+
+    def _has_room(self, entry: pb.FeedEntry) -> bool:
+        """Room for one more entry that waits; an entry without room is asked for again."""
+        held_bytes = sum(held.ByteSize() for held in self._waiting.values())
+        return len(self._waiting) < MAX_WAITING_ENTRIES and held_bytes + entry.ByteSize() <= MAX_WAITING_BYTES
+
+    def _take_waiting(self) -> None:
+        while self.synced and self._waiting:
+            entry = self._waiting.pop(self.image.index, None)
+            if entry is None:
+                break
+            self._take(entry)
+        self._waiting = {previous: e for previous, e in self._waiting.items() if e.index > self.image.index}
+
+    def _take_chunk(self, response: pb.FeedSnapshotResponse) -> None:
+        if not response.index:
+            return  # no image of the cluster: 0 is no position
+        if response.index != self._parts_index and response.offsetBytes == 0:
+            if self._parts and self._other_chunks < MAX_OTHER_CHUNKS:
+                self._other_chunks += 1
+                self._asked_ns = None  # another controller may be the next to answer
+                return
+            self._parts, self._parts_index = bytearray(), response.index
+        wanted = response.index == self._parts_index and response.offsetBytes == len(self._parts)
+        if not wanted or not response.chunk or response.sizeBytes > MAX_SNAPSHOT_SIZE_BYTES:
+            return
+        if crc32c.crc32c(response.chunk) != response.crc:
+            return
+        self._parts += response.chunk
+        self._other_chunks = 0
+        self._asked_ns = None
+        if len(self._parts) >= response.sizeBytes:
+            self._take_snapshot(bytes(self._parts))
+            self._parts, self._parts_index = bytearray(), 0
+
+    def _take_snapshot(self, data: bytes) -> None:
+        try:
+            image = decode_snapshot(data)
+            check_level(image, self._spoken)
+        except (IncompatibleVersionError, UnknownFormatError) as error:
+            self.resync_count += 1
+            self._unreadable += 1
+            if self._unreadable >= MAX_UNREADABLE:
+                raise IncompatibleVersionError(str(error)) from None
+            return
+        except LiftError:
+            self.resync_count += 1
+            return
+        self._unreadable = 0
+        if image.index and (not self.synced or image.index > self.image.index):
+            self.image, self.synced = image, True
+            self.known_index = max(self.known_index, image.index)
+
+
+def _digest(entry: pb.FeedEntry) -> int:
+    return int(crc32c.crc32c(entry.SerializeToString(deterministic=True)))

@@ -1,0 +1,56 @@
+"""Forwarding: a request is asked again under one operation id until somebody has decided it, or its time is over. Pure."""
+
+from __future__ import annotations
+
+from liftpy.config import NS_PER_S
+from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES
+from liftpy.core.wire._pb import cluster_pb2 as pb
+
+ATTEMPT_NS = NS_PER_S
+"""So long at most one attempt over the bus waits for its answer."""
+PAUSE_NS = NS_PER_S // 20
+"""Between two attempts."""
+_AGAIN = (pb.ControlResponse.UNAVAILABLE, pb.ControlResponse.OUTCOME_UNKNOWN, pb.ControlResponse.NOT_METADATA_LEADER)
+
+
+def error_response(request: pb.ControlRequest, error: pb.ControlResponse.Error, detail: str) -> pb.ControlResponse:
+    """An answer that says why there is none."""
+    return pb.ControlResponse(operationId=request.operationId[:OPERATION_ID_SIZE_BYTES], error=error, detail=detail)
+
+
+class Forwarding:
+    """One request on its way. Until ``decided`` or ``left_ns`` is 0: attempt, ``answered``, ``PAUSE_NS``; then ``response`` counts."""
+
+    def __init__(self, request: pb.ControlRequest, deadline_ns: int) -> None:
+        self.request = request
+        self._deadline_ns = deadline_ns
+        self._last = error_response(request, pb.ControlResponse.UNAVAILABLE, "no metadata leader answered")
+        self._maybe_applied = False
+        self.decided = False
+
+    def left_ns(self, now_ns: int) -> int:
+        """How long the request may still take."""
+        return max(self._deadline_ns - now_ns, 0)
+
+    def pause_ns(self, now_ns: int) -> int:
+        """How long to wait before the next attempt."""
+        return min(PAUSE_NS, self.left_ns(now_ns))
+
+    def answered(self, response: pb.ControlResponse) -> bool:
+        """An attempt came to ``response``; whether that is the end of it."""
+        self._last = response
+        self.decided = response.error not in _AGAIN
+        self._maybe_applied = self._maybe_applied or response.error == pb.ControlResponse.OUTCOME_UNKNOWN
+        return self.decided
+
+    def unanswered(self, detail: str, *, sent: bool) -> None:
+        """An attempt over the bus came to nothing. ``sent``: a leader may have got it, and may decide it yet."""
+        error = pb.ControlResponse.OUTCOME_UNKNOWN if sent else pb.ControlResponse.UNAVAILABLE
+        self.answered(error_response(self.request, error, detail))
+
+    @property
+    def response(self) -> pb.ControlResponse:
+        """The decision; or that there is none. Once an attempt may have put it into a log, nobody may say that it never was."""
+        if self._maybe_applied and not self.decided:
+            self._last.error = pb.ControlResponse.OUTCOME_UNKNOWN
+        return self._last

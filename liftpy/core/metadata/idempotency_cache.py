@@ -1,0 +1,110 @@
+"""The window of done operations: a request that comes twice is applied once [protocol: The metadata group].
+
+A caller that hears nothing retries with the same operation id, on any node, through any metadata leader; the first
+entry of that id decides, the later ones get its answer. The window is part of the image, so that it survives
+snapshots, and is bounded by count, by size and by age: a retry later than that is a new operation.
+
+Age is measured by what entries say of the time, and one entry may come from a clock that is years off. So it is the sum of the
+steps between one operation and the next, none of which counts below zero or above ``MAX_STEP_NS``: a wrong clock neither
+empties the window nor keeps it for ever, and hours without requests do not empty it either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import field, replace
+
+from immutables import Map
+
+from liftpy.core.base.dataclass import dataclass
+
+OPERATION_ID_SIZE_BYTES = 16
+MAX_OPERATIONS = 65_536
+MAX_AGE_NS = 600 * 1_000_000_000
+MAX_STEP_NS = 10 * 1_000_000_000
+MAX_SIZE_BYTES = 32 << 20
+"""Of all answers, each with ``_ENTRY_BYTES`` for what it takes beside its bytes."""
+_ENTRY_BYTES = 400
+_EVICT_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One done operation."""
+
+    operation_id: bytes
+    time_ns: int
+    """Image time at which it was applied; it may fall from one to the next."""
+    response: bytes
+    """The serialized ControlResponse that it got."""
+    age_ns: int = 0
+    """The window's own time when it came: the bounded steps of ``time_ns`` from the first operation on. Set by the window."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdempotencyCache:
+    """A persistent queue of operations with look-up by id, oldest first."""
+
+    by_id: Map[bytes, Operation] = field(default_factory=Map)
+    order: Map[int, bytes] = field(default_factory=Map)
+    """Sequence -> operation id, for ``oldest <= sequence < next_sequence``."""
+    oldest: int = 0
+    next_sequence: int = 0
+    size_bytes: int = 0
+    """As counted for ``MAX_SIZE_BYTES``."""
+
+    def __len__(self) -> int:
+        return self.next_sequence - self.oldest
+
+    def __iter__(self) -> Iterator[Operation]:
+        return (self.by_id[self.order[n]] for n in range(self.oldest, self.next_sequence))
+
+    def get(self, operation_id: bytes) -> Operation | None:
+        """The operation of that id, if it is in the window."""
+        return self.by_id.get(operation_id)
+
+    def with_operation(self, operation: Operation) -> IdempotencyCache:
+        """With one more operation (of an id that is not in the window); what is too old or too much goes, oldest first.
+
+        Age evicts a few at a time, so that one apply after hours without requests is as cheap as any other.
+        """
+        by_id, order, oldest = self.by_id, self.order, self.oldest
+        size_bytes = self.size_bytes + _size_bytes(operation)
+        aged = replace(operation, age_ns=self._age_ns(operation.time_ns))
+        too_old = aged.age_ns - MAX_AGE_NS
+        evicted = 0
+        while oldest < self.next_sequence:
+            held = by_id[order[oldest]]
+            too_much = self.next_sequence - oldest >= MAX_OPERATIONS or size_bytes > MAX_SIZE_BYTES
+            if not too_much and (held.age_ns >= too_old or evicted >= _EVICT_AT_ONCE):
+                break
+            evicted, size_bytes = evicted + 1, size_bytes - _size_bytes(held)
+            by_id, order, oldest = by_id.delete(held.operation_id), order.delete(oldest), oldest + 1
+        return IdempotencyCache(
+            by_id.set(operation.operation_id, aged),
+            order.set(self.next_sequence, operation.operation_id),
+            oldest,
+            self.next_sequence + 1,
+            size_bytes,
+        )
+
+    def _age_ns(self, time_ns: int) -> int:
+        if self.oldest == self.next_sequence:
+            return 0
+        last = self.by_id[self.order[self.next_sequence - 1]]
+        return last.age_ns + min(max(time_ns - last.time_ns, 0), MAX_STEP_NS)
+
+    @classmethod
+    def of(cls, operations: list[Operation]) -> IdempotencyCache:
+        """From operations in their order, as a snapshot holds them."""
+        return cls(
+            Map((o.operation_id, o) for o in operations),
+            Map(enumerate(o.operation_id for o in operations)),
+            0,
+            len(operations),
+            sum(map(_size_bytes, operations)),
+        )
+
+
+def _size_bytes(operation: Operation) -> int:
+    return len(operation.response) + _ENTRY_BYTES

@@ -1,0 +1,428 @@
+"""The image: everything the metadata group knows, as one frozen value with structural sharing.
+
+A change makes a new image that shares all that did not change, so that an image can be kept, compared and encoded
+while the next entries are applied, and two images are compared by identity of their parts (``diff.py``).
+Iteration over an ``immutables.Map`` follows the hash, which differs between processes: whatever is decided or encoded
+from it goes through ``sorted`` first.
+
+The trail: which streams the latest changes of an image touched, so that a difference looks at those alone.
+
+Derived and never encoded: two images that do not come from one another (one was restored) are compared in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import field, replace
+
+from immutables import Map
+
+from liftpy.config import NO_QUOTA, AckPolicy, CommitPolicy, DefaultQuota, SessionTimes, StreamConfig
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey, is_internal
+from liftpy.core.base.partition import HeldPartition, PartitionState, PartitionStatus
+from liftpy.core.metadata.controller_list import ControllerList
+from liftpy.core.metadata.idempotency_cache import IdempotencyCache
+from liftpy.core.metadata.subject_index import SubjectIndex
+
+MAX_STEPS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class DirtyStreams:
+    """A persistent ring of stream names in the order of their changes."""
+
+    origin: object = field(default_factory=object)
+    """The same object in all images that come from one another."""
+    steps: Map[int, str] = field(default_factory=Map)
+    """Step number -> stream name, for the last MAX_STEPS steps."""
+    step_count: int = 0
+    """Steps ever taken since ``origin``."""
+
+    def step(self, stream: str) -> DirtyStreams:
+        """With one more change of ``stream``."""
+        steps = self.steps.set(self.step_count, stream)
+        if self.step_count >= MAX_STEPS:
+            steps = steps.delete(self.step_count - MAX_STEPS)
+        return DirtyStreams(self.origin, steps, self.step_count + 1)
+
+    def since(self, earlier: DirtyStreams) -> set[str] | None:
+        """The streams that were touched after ``earlier``, or None when this trail can't tell."""
+        count = self.step_count - earlier.step_count
+        if self.origin is not earlier.origin or not 0 <= count <= MAX_STEPS:
+            return None
+        return {self.steps[n] for n in range(earlier.step_count, self.step_count)}
+
+
+INSUFFICIENT_NODES = "insufficient-nodes"
+"""The state of a stream that waits for nodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeImage:
+    """One registered node."""
+
+    node_id: str
+    incarnation: int
+    """Of the process that runs now or ran last; from a counter, never used twice."""
+    rack: str = ""
+    weight: float = 1.0
+    version: str = ""
+    status_address: str = ""
+    fenced: bool = False
+    """Its session has ended: it joins no ISR and leads nothing new."""
+    session_time_ns: int = 0
+    """Image time of the registration, fencing or unfencing."""
+    previous_incarnation: int = 0
+    """What its data folder held when it registered. A process that dies before it stores its new incarnation comes
+    back with this one, having acknowledged nothing in between."""
+    folder_id: str = ""
+    start: int = 0
+    """The process is the ``start``-th one on the data folder ``folder_id``."""
+    nonce: int = 0
+    """Drawn by the process; 0: registered by a version that drew none."""
+    earlier_nonces: tuple[int, ...] = ()
+    """Of processes before it on the folder, as the folder knew them; oldest first, bounded (``starts.py``)."""
+    partition_budget: int = 0
+    """Replicas that it takes, as its process said; 0: it did not say."""
+    weight_by_hand: bool = False
+    """An operator has set the weight: what the node says does not count."""
+    rack_by_hand: bool = False
+    leaving: bool = False
+    """An operator drains it: it is given nothing, and what it holds moves away."""
+    host: str = ""
+    """The machine that its process runs on, as ``liftpy.client.closest_replica`` has it; '': it did not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamImage:
+    """One stream; made again under its name it has another ``uid`` [R9]."""
+
+    name: str
+    uid: str
+    subject: str
+    config: StreamConfig
+    partitions: tuple[PartitionState, ...]
+    """``partitions[i].partition == i``."""
+    created_time_ns: int = 0
+    placement: str = ""
+    """The policy that it was created with; '': the default."""
+    replication_factor: int = 0
+    """0: as many replicas as partition 0 has."""
+    waiting: int = 0
+    """So many partitions wait until there are enough nodes for them (``insufficient-nodes``); there are none yet."""
+    config_version: int = 0
+    """Grows with each change of ``config``."""
+
+    @property
+    def replica_count(self) -> int:
+        """Of each partition that is placed."""
+        return self.replication_factor or (len(self.partitions[0].replicas) if self.partitions else 0)
+
+    @property
+    def partition_count(self) -> int:
+        """Of all partitions, those that wait included."""
+        return len(self.partitions) or self.waiting
+
+    def key(self, partition: int) -> PartitionKey:
+        """The identity of partition ``partition``."""
+        return PartitionKey(self.name, self.uid, partition)
+
+    @property
+    def commits_by_quorum(self) -> bool:
+        """Whether a majority of the replica set commits, and not the ISR."""
+        return self.config.commit_policy is CommitPolicy.QUORUM
+
+    def may_lead(self, partition: PartitionState) -> tuple[str, ...]:
+        """Who may be elected without a command, dead or alive, in replica order: they hold all that was committed."""
+        return partition.may_lead(self.config.commit_policy)
+
+    def config_under(self, quota: DefaultQuota) -> StreamConfig:
+        """The settings that hold in a cluster with that default; the cluster's own streams have no quota but their own."""
+        return self.config.with_default(quota) if self.takes_default_quota else self.config
+
+    @property
+    def takes_default_quota(self) -> bool:
+        """Whether its cluster's default quota holds for it, if there is one."""
+        return self.config.takes_default_quota and not is_internal(self.name)
+
+    def held(self, partition: PartitionState, quota: DefaultQuota = NO_QUOTA, longest_lease_ns: int = 0) -> HeldPartition:
+        """What the replicas of ``partition`` are told, where ``quota`` is the cluster's default; the lease as in HeldPartition."""
+        key, count = self.key(partition.partition), len(self.partitions)
+        config = self.config_under(quota)
+        return HeldPartition(key=key, config=config, state=partition, partition_count=count, longest_lease_ns=longest_lease_ns)
+
+    def with_isr(self, partition: PartitionState, isr: Iterable[str], lost: Iterable[str] = ()) -> PartitionState:
+        """``partition`` with another ISR; who leaves stays complete if HW can't move any more. ``lost``: who lacks something."""
+        members = frozenset(isr)
+        stands_still = len(members) < partition.min_isr(self.config) and not self.commits_by_quorum
+        kept = {*partition.isr, *partition.complete}.difference(members, lost, partition.incomplete) if stands_still else ()
+        return replace(
+            partition,
+            isr=tuple(node for node in partition.replicas if node in members),
+            complete=tuple(node for node in partition.replicas if node in kept),
+        )
+
+    @property
+    def answers(self) -> bool:
+        """Whether publishers on its subject may be answered."""
+        return self.config.ack_policy is not AckPolicy.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """The sources of everything that is never used twice; all of them only grow."""
+
+    next_incarnation: int = 1
+    next_stream_uid: int = 1
+    next_leader_epoch: int = 1
+    next_epoch: int = 1
+    placement_index: int = 0
+    """Start index of the next round-robin placement; reduced only when it is used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderReport:
+    """A follower's word that it cannot reach its leader, or its position during an election [C9]."""
+
+    witness: str
+    witness_incarnation: int
+    leader: str
+    leader_epoch: int
+    """The report counts for this (leader, leader_epoch) only."""
+    last_epoch: int
+    """LeaderEpoch of the last record of the witness's log; of a log that retention has emptied, of the last one it has dropped."""
+    newest_offset: int
+    """Inclusive, -1 when the log is empty."""
+    high_watermark: int
+    """Inclusive, -1 when nothing is committed."""
+    time_ns: int
+    """Image time of the report, for people: it may be years off."""
+    stamp_ns: int = 0
+    """Monotonic time of the metadata leader of ``stamp_term`` when the report came: outside the window it does not count."""
+    stamp_term: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRules:
+    """What decisions are told besides the log: in the image from level 2 on, before that each controller's settings say it."""
+
+    namespace: str = "liftpy"
+    """The cluster's own first subject token: no stream may be attached to it."""
+    elections: bool = False
+    """Whether a lost leader is replaced by an election; without, its partitions wait for it."""
+
+
+Hosted = Map[str, Map[str, tuple[int, ...]]]
+Reports = Map[tuple[str, int], tuple[LeaderReport, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterImage:
+    """All of it. Derived, and not encoded: ``hosted``, ``replica_counts``, ``leader_counts``, ``answering``, ``waiting``, ``trail``."""
+
+    index: int = 0
+    """Of the last applied entry."""
+    time_ns: int = 0
+    """Of the last applied request, by the wall clock of who proposed it: for people. One that is years off says nothing about the
+    next, so nothing is decided by it."""
+    nodes: Map[str, NodeImage] = field(default_factory=Map)
+    streams: Map[str, StreamImage] = field(default_factory=Map)
+    counters: Counters = Counters()
+    operations: IdempotencyCache = field(default_factory=IdempotencyCache)
+    reports: Reports = field(default_factory=Map)
+    """By (stream uid, partition): at most one report per witness, in the order of arrival."""
+    controllers: ControllerList = field(default_factory=ControllerList)
+    """Who forms the metadata group, as of ``index``; index 0: nobody has changed those of the settings."""
+    feature_level: int = 1
+    """By which apply decides (``features.py``)."""
+    rules: ClusterRules | None = None
+    """None: as the settings of each controller say, which must not differ."""
+    default_quota: DefaultQuota = NO_QUOTA
+    """Of streams without one of their own; from level 4 on."""
+    session_times: SessionTimes | None = None
+    """None, below level 5: as the settings of each process say, which must not differ."""
+    digest: bytes = field(default=b"", compare=False)
+    """Of the records of all entries since level 2; b'': of a level before, or on a node that only follows the feed."""
+    hosted: Hosted = field(default_factory=Map)
+    """Node id -> stream name -> the partitions that the node holds, as a replica or as a learner, ascending."""
+    replica_counts: Map[str, int] = field(default_factory=Map)
+    """Node id -> number of partitions that it holds, as a replica or as a learner; nodes without any are absent."""
+    leader_counts: Map[str, int] = field(default_factory=Map)
+    """Node id -> number of partitions that it leads; nodes that lead none are absent."""
+    answering: SubjectIndex = field(default_factory=SubjectIndex, compare=False, repr=False)
+    """The subjects of the streams that answer publishers."""
+    waiting: frozenset[str] = frozenset()
+    """Names of the streams that wait for nodes."""
+    trail: DirtyStreams = field(default_factory=DirtyStreams, compare=False, repr=False)
+    """Which streams changed last."""
+
+    def find(self, stream: str, uid: str, partition: int) -> tuple[StreamImage, PartitionState] | None:
+        """The partition, or None; ``uid`` '' means the stream that has the name now."""
+        found = self.streams.get(stream)
+        if found is None or (uid and found.uid != uid) or not 0 <= partition < len(found.partitions):
+            return None
+        return found, found.partitions[partition]
+
+    def held(self, stream: StreamImage, partition: PartitionState) -> HeldPartition:
+        """What the replicas of a partition of this image are told."""
+        return stream.held(partition, self.default_quota, self.longest_lease_ns)
+
+    @property
+    def longest_lease_ns(self) -> int:
+        """That any node may hold; 0: as the settings of each process say."""
+        return 0 if self.session_times is None else self.session_times.longest_lease_ns
+
+    def partitions_of(self, node_id: str) -> Iterator[tuple[StreamImage, PartitionState]]:
+        """Every partition that ``node_id`` holds, as a replica or as a learner, by stream name and partition number."""
+        hosted = self.hosted.get(node_id)
+        for name in sorted(hosted) if hosted else ():
+            stream = self.streams[name]
+            for number in hosted[name] if hosted else ():
+                yield stream, stream.partitions[number]
+
+    def live_nodes(self) -> list[str]:
+        """Ids of the nodes that are not fenced, in ascending order."""
+        return sorted(node_id for node_id, node in self.nodes.items() if not node.fenced)
+
+    def is_live(self, node_id: str) -> bool:
+        """Whether the node is registered and not fenced."""
+        node = self.nodes.get(node_id)
+        return node is not None and not node.fenced
+
+    # ---- the changes that replay makes; they keep the derived maps true ------------------------------------------------
+    def with_stream(self, stream: StreamImage) -> ClusterImage:
+        """With a stream whose name is free."""
+        return replace(self.with_streams((stream,)), trail=self.trail.step(stream.name))
+
+    def with_streams(self, streams: Iterable[StreamImage]) -> ClusterImage:
+        """With streams whose names are free; the trail does not tell of them."""
+        added = tuple(streams)
+        answering = self.answering
+        for stream in added:
+            if stream.answers:
+                answering = answering.with_stream(stream.name, stream.subject, stream.partition_count)
+        return replace(
+            self,
+            answering=answering,
+            streams=self.streams.update({stream.name: stream for stream in added}),
+            hosted=_host(self.hosted, added),
+            replica_counts=_count(self.replica_counts, (step for stream in added for step in _replicas(stream, 1))),
+            leader_counts=_count(self.leader_counts, ((p.leader, 1) for stream in added for p in stream.partitions)),
+            waiting=self.waiting.union(stream.name for stream in added if stream.waiting),
+        )
+
+    def without_stream(self, name: str) -> ClusterImage:
+        """Without the stream of that name, and without its reports."""
+        stream = self.streams[name]
+        reports = self.reports.mutate()
+        for partition in stream.partitions:
+            reports.pop((stream.uid, partition.partition), None)
+        return replace(
+            self,
+            streams=self.streams.delete(name),
+            answering=self.answering.without_stream(name, stream.subject) if stream.answers else self.answering,
+            hosted=_unhost(self.hosted, stream),
+            replica_counts=_count(self.replica_counts, _replicas(stream, -1)),
+            leader_counts=_count(self.leader_counts, ((p.leader, -1) for p in stream.partitions)),
+            reports=reports.finish(),
+            waiting=self.waiting.difference((name,)),
+            trail=self.trail.step(name),
+        )
+
+    def with_partitions_added(self, stream: StreamImage, added: tuple[PartitionState, ...]) -> ClusterImage:
+        """With more partitions of ``stream`` (which is in the image), numbered on; those that waited are among them."""
+        fresh = replace(stream, partitions=(*stream.partitions, *added), waiting=0)
+        answering = self.answering
+        if stream.answers:
+            answering = answering.without_stream(stream.name, stream.subject)
+            answering = answering.with_stream(stream.name, stream.subject, len(fresh.partitions))
+        return replace(
+            self,
+            answering=answering,
+            streams=self.streams.set(stream.name, fresh),
+            hosted=_host(_unhost(self.hosted, stream), (fresh,)),
+            replica_counts=_count(self.replica_counts, ((node, 1) for p in added for node in p.holders)),
+            leader_counts=_count(self.leader_counts, ((p.leader, 1) for p in added)),
+            waiting=self.waiting.difference((stream.name,)),
+            trail=self.trail.step(stream.name),
+        )
+
+    def with_altered(self, stream: StreamImage) -> ClusterImage:
+        """With ``stream`` (which is in the image, with the same partitions and the same subject) in the place of what has its name."""
+        return replace(self, streams=self.streams.set(stream.name, stream), trail=self.trail.step(stream.name))
+
+    def with_partition(self, stream: StreamImage, changed: PartitionState) -> ClusterImage:
+        """With one partition of ``stream`` (which is in the image) replaced; a new leadership clears its reports [C9], and so does
+        a witness that joins the ISR its own: it has fetched from the leader that it reported."""
+        number = changed.partition
+        old = stream.partitions[number]
+        partitions = (*stream.partitions[:number], changed, *stream.partitions[number + 1 :])
+        fresh = replace(stream, partitions=partitions)
+        hosted, counts, reports = self.hosted, self.leader_counts, self.reports
+        replica_counts = self.replica_counts
+        if old.holders != changed.holders:
+            steps = [(node, -1) for node in old.holders] + [(node, 1) for node in changed.holders]
+            replica_counts = _count(replica_counts, steps)
+            hosted = _host(_unhost(hosted, stream), (fresh,))
+        if old.leader != changed.leader:
+            counts = _count(counts, ((old.leader, -1), (changed.leader, 1)))
+        held = reports.get((stream.uid, number), ())
+        joined = set(changed.isr).difference(old.isr)
+        kept = () if _leadership(old) != _leadership(changed) else tuple(r for r in held if r.witness not in joined)
+        if len(kept) != len(held):
+            reports = reports.set((stream.uid, number), kept) if kept else reports.delete((stream.uid, number))
+        return replace(
+            self,
+            streams=self.streams.set(stream.name, fresh),
+            hosted=hosted,
+            replica_counts=replica_counts,
+            leader_counts=counts,
+            reports=reports,
+            trail=self.trail.step(stream.name),
+        )
+
+
+def _leadership(partition: PartitionState) -> tuple[str, int, PartitionStatus]:
+    return partition.leader, partition.leader_epoch, partition.status
+
+
+def _host(hosted: Hosted, streams: Iterable[StreamImage]) -> Hosted:
+    numbers: dict[str, dict[str, list[int]]] = {}
+    for stream in streams:
+        for partition in stream.partitions:
+            for node_id in partition.holders:
+                numbers.setdefault(node_id, {}).setdefault(stream.name, []).append(partition.partition)
+    changed = hosted.mutate()
+    for node_id, found in numbers.items():
+        held = hosted.get(node_id, Map())
+        changed[node_id] = held.update({name: tuple(partitions) for name, partitions in found.items()})
+    return changed.finish()
+
+
+def _unhost(hosted: Hosted, stream: StreamImage) -> Hosted:
+    changed = hosted.mutate()
+    for node_id in {node_id for partition in stream.partitions for node_id in partition.holders}:
+        left = hosted[node_id].delete(stream.name)
+        if left:
+            changed[node_id] = left
+        else:
+            del changed[node_id]
+    return changed.finish()
+
+
+def _replicas(stream: StreamImage, step: int) -> Iterator[tuple[str, int]]:
+    return ((node, step) for partition in stream.partitions for node in partition.holders)
+
+
+def _count(counts: Map[str, int], steps: Iterable[tuple[str, int]]) -> Map[str, int]:
+    changed = counts.mutate()
+    for node_id, step in steps:
+        if not node_id:
+            continue
+        count = changed.get(node_id, 0) + step
+        if count:
+            changed[node_id] = count
+        else:
+            del changed[node_id]
+    return changed.finish()

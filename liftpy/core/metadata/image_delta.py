@@ -1,0 +1,222 @@
+"""The difference of two images, found by identity: what both share costs nothing to compare.
+
+What leads from one image to another, as records: for a process that holds the first one and is to hold the second. Pure.
+
+The second need not be the next after the first: of images that follow fast only the newest is passed on. Left out is what decides and
+shows nothing (counters, operations, reports). What records can't say (an image that was given up for another one) is None: then the
+image goes as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import zip_longest
+
+from immutables import Map
+
+from liftpy.config import DefaultQuota
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.partition import PartitionState
+from liftpy.core.metadata.image import ClusterImage, NodeImage, StreamImage
+from liftpy.core.metadata.records import (
+    ControllersChanged,
+    DefaultQuotaSet,
+    FeatureLevelSet,
+    NodeChanged,
+    NodeRemoved,
+    PartitionsAdded,
+    PartitionStateChanged,
+    Record,
+    SessionTimesSet,
+    StreamAltered,
+    StreamCreated,
+    StreamDeleted,
+    record_to_pb,
+)
+from liftpy.core.wire._pb import cluster_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionChange:
+    """A partition that came (``old`` None), went (``new`` None) or changed, itself or by the settings that hold for its stream."""
+
+    stream: StreamImage
+    """The stream that the partition belongs to: the new one, or the old one when it is gone."""
+    old: PartitionState | None
+    new: PartitionState | None
+
+    @property
+    def key(self) -> PartitionKey:
+        """The partition's identity."""
+        either = self.new or self.old
+        assert either is not None
+        return self.stream.key(either.partition)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChange:
+    """A node that came (``old`` None), went (``new`` None) or changed."""
+
+    old: NodeImage | None
+    new: NodeImage | None
+
+
+@dataclass(frozen=True, slots=True)
+class ImageDiff:
+    """All that differs, by name and partition number."""
+
+    nodes: tuple[NodeChange, ...] = ()
+    created: tuple[StreamImage, ...] = ()
+    deleted: tuple[StreamImage, ...] = ()
+    """Streams that are gone; one made again under its name is in both, the deleted one first in time [R9, M11]."""
+    partitions: tuple[PartitionChange, ...] = ()
+    """Of deleted streams first, then of the others."""
+    lease_changed: bool = False
+    """So has the longest lease that any node may hold: every replica is told."""
+
+    def __bool__(self) -> bool:
+        return bool(self.nodes or self.created or self.deleted or self.partitions or self.lease_changed)
+
+    def for_node(self, node_id: str) -> Iterator[PartitionChange]:
+        """The changes of partitions that the node holds or held."""
+        for change in self.partitions:
+            if any(p is not None and node_id in p.holders for p in (change.old, change.new)):
+                yield change
+
+
+def diff(old: ClusterImage, new: ClusterImage) -> ImageDiff:
+    """What changed between two images of one cluster; cheap when they share most of their parts."""
+    nodes = () if old.nodes is new.nodes else tuple(_nodes(old.nodes, new.nodes))
+    has_same_default = old.default_quota == new.default_quota
+    lease_changed = old.longest_lease_ns != new.longest_lease_ns
+    if old.streams is new.streams and has_same_default:
+        return ImageDiff(nodes=nodes, lease_changed=lease_changed)
+    created: list[StreamImage] = []
+    deleted: list[StreamImage] = []
+    changed: list[PartitionChange] = []
+    touched = new.trail.since(old.trail)
+    if has_same_default:
+        names = _changed_keys(old.streams, new.streams) if touched is None else sorted(touched)
+    else:
+        names = sorted({*old.streams, *new.streams})
+    for name in names:
+        before, after = old.streams.get(name), new.streams.get(name)
+        if before is not None and after is not None and before.uid == after.uid:
+            changed.extend(_partitions(before, after, old.default_quota, new.default_quota))
+            continue
+        if before is not None:
+            deleted.append(before)
+        if after is not None:
+            created.append(after)
+    gone = [PartitionChange(stream, partition, None) for stream in deleted for partition in stream.partitions]
+    come = [PartitionChange(stream, None, partition) for stream in created for partition in stream.partitions]
+    return ImageDiff(nodes, tuple(created), tuple(deleted), (*gone, *changed, *come), lease_changed)
+
+
+def _nodes(old: Map[str, NodeImage], new: Map[str, NodeImage]) -> Iterator[NodeChange]:
+    for node_id in _changed_keys(old, new):
+        before, after = old.get(node_id), new.get(node_id)
+        if before != after:
+            yield NodeChange(before, after)
+
+
+def _partitions(old: StreamImage, new: StreamImage, was: DefaultQuota, now: DefaultQuota) -> Iterator[PartitionChange]:
+    """Of one stream; ``was`` and ``now``: the cluster's default. Where that has changed this is asked of all streams at once."""
+    is_bound = new.config.has_quota or (now.has_rates and new.takes_default_quota)
+    shares_change = is_bound and len(old.partitions) != len(new.partitions)
+    default_changes = was != now and (was.has_rates or now.has_rates) and new.takes_default_quota
+    config_changes = old.config is not new.config and old.config != new.config
+    others_too = shares_change or default_changes or config_changes
+    for before, after in zip_longest(old.partitions, new.partitions):
+        if others_too or (before is not after and before != after):
+            yield PartitionChange(new, before, after)
+
+
+def _changed_keys(
+    old: Map[str, NodeImage] | Map[str, StreamImage], new: Map[str, NodeImage] | Map[str, StreamImage]
+) -> list[str]:
+    keys = [key for key, value in new.items() if old.get(key) is not value]
+    keys.extend(key for key in old if key not in new)
+    return sorted(keys)
+
+
+class _Unsayable(Exception):
+    """No records lead there."""
+
+
+def entry_between(old: ClusterImage, new: ClusterImage) -> pb.FeedEntry | None:
+    """The entry that makes ``new`` of ``old``; None: none does."""
+    records = records_between(old, new)
+    if records is None:
+        return None
+    return pb.FeedEntry(previousIndex=old.index, index=new.index, records=map(record_to_pb, records))
+
+
+def records_between(old: ClusterImage, new: ClusterImage) -> list[Record] | None:
+    """The records that make ``new`` of ``old``, in an order in which they can be replayed; None: none do."""
+    if new.index < old.index:
+        return None
+    try:
+        return [*_nodes_come(old, new), *_streams(old, new), *_nodes_go(old, new), *_group(old, new)]
+    except _Unsayable:
+        return None
+
+
+def _nodes_come(old: ClusterImage, new: ClusterImage) -> Iterator[Record]:
+    if old.nodes is not new.nodes:
+        for name in sorted(new.nodes):
+            if old.nodes.get(name) != new.nodes[name]:
+                yield NodeChanged(new.nodes[name])
+
+
+def _nodes_go(old: ClusterImage, new: ClusterImage) -> Iterator[Record]:
+    if old.nodes is not new.nodes:
+        yield from (NodeRemoved(name) for name in sorted(old.nodes) if name not in new.nodes)
+
+
+def _streams(old: ClusterImage, new: ClusterImage) -> Iterator[Record]:
+    if old.streams is new.streams:
+        return
+    touched = new.trail.since(old.trail)
+    for name in sorted({*old.streams, *new.streams} if touched is None else touched):
+        before, after = old.streams.get(name), new.streams.get(name)
+        if before is after:
+            continue
+        if before is not None and (after is None or after.uid != before.uid):
+            yield StreamDeleted(name, before.uid)
+            before = None
+        if before is None and after is not None:
+            yield StreamCreated(after)
+        elif before is not None and after is not None:
+            yield from _changed(before, after)
+
+
+def _changed(before: StreamImage, after: StreamImage) -> Iterator[Record]:
+    count = len(before.partitions)
+    if len(after.partitions) < count or before.subject != after.subject:
+        raise _Unsayable
+    settings = (before.replication_factor, before.config_version, before.config)
+    if settings != (after.replication_factor, after.config_version, after.config):
+        yield StreamAltered(after.name, after.uid, after.replication_factor, after.config, after.config_version)
+    for was, now in zip(before.partitions, after.partitions[:count], strict=True):
+        if was is now or was == now:
+            continue
+        if now.epoch <= was.epoch or now.leader_epoch < was.leader_epoch:
+            raise _Unsayable
+        yield PartitionStateChanged(after.name, after.uid, now)
+    if len(after.partitions) > count:
+        yield PartitionsAdded(after.name, after.uid, after.partitions[count:])
+
+
+def _group(old: ClusterImage, new: ClusterImage) -> Iterator[Record]:
+    if old.controllers != new.controllers:
+        if new.controllers.index <= old.controllers.index:
+            raise _Unsayable
+        yield ControllersChanged(new.controllers)
+    if old.feature_level != new.feature_level:
+        yield FeatureLevelSet(new.feature_level, new.rules, new.session_times)
+    elif old.session_times != new.session_times and new.session_times is not None:
+        yield SessionTimesSet(new.session_times)
+    if old.default_quota != new.default_quota:
+        yield DefaultQuotaSet(new.default_quota)

@@ -1,0 +1,75 @@
+"""What a node makes of the metadata leader's answers: when a heartbeat extends its leases, and what came of a registration. Pure.
+
+An answered heartbeat extends the lease from the moment it was SENT, and only once the local image is as new as the answer: a node
+that was paused must first see what it has lost [D22].
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+from typing import NamedTuple
+
+from liftpy.config import NS_PER_MS
+from liftpy.core.metadata.features import UNSUPPORTED
+from liftpy.core.wire._pb import cluster_pb2 as pb
+
+MAX_WAITING = 64
+"""Answered heartbeats that wait for the image; of more, the oldest are worth nothing any more."""
+
+
+class Registered(Enum):
+    """What an answer to a registration means."""
+
+    TAKEN_IN = "this process is the node now"
+    TAKEN = "another process runs in its place: ask again for as long as one may need to end"
+    REFUSED = "the group never takes it"
+    UNSPOKEN = "the cluster is at a feature level that this version does not speak"
+    AGAIN = "nothing is decided: ask again under the same operation id"
+
+
+def registered(response: pb.ControlResponse) -> Registered:
+    """Judge the answer to a RegisterNode."""
+    match response.error:
+        case pb.ControlResponse.OK:
+            return Registered.TAKEN_IN
+        case pb.ControlResponse.EXISTS:
+            return Registered.TAKEN
+        case pb.ControlResponse.INVALID if response.detail.startswith(UNSUPPORTED):
+            return Registered.UNSPOKEN
+        case pb.ControlResponse.INVALID | pb.ControlResponse.STALE:
+            return Registered.REFUSED
+    return Registered.AGAIN
+
+
+class Granted(NamedTuple):
+    """A lease."""
+
+    sent_ns: int
+    """When the heartbeat was sent, monotonic: from there it runs."""
+    lease_ns: int
+    """As its answer says; 0: as the node's settings say."""
+
+
+class AnsweredHeartbeats:
+    """Those whose answers were made on an image that is not seen here yet. Both return the lease that counts now; None: none."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Granted, int]] = deque(maxlen=MAX_WAITING)
+        """Each with the index of the image that the answer was made on."""
+
+    def answered(self, sent_ns: int, answer: pb.ControlResponse, seen_index: int) -> Granted | None:
+        """A lease was granted; here the newest image that everybody was shown is ``seen_index``."""
+        granted = Granted(sent_ns, answer.leaseMs * NS_PER_MS)
+        if seen_index >= answer.index:
+            self._waiting.clear()
+            return granted
+        self._waiting.append((granted, answer.index))
+        return None
+
+    def image_seen(self, index: int) -> Granted | None:
+        """Everybody here was shown the image ``index``."""
+        granted = None
+        while self._waiting and self._waiting[0][1] <= index:
+            granted, _ = self._waiting.popleft()
+        return granted

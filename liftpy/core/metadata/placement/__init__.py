@@ -1,0 +1,155 @@
+"""Placement: which nodes hold a partition. Pure functions behind one door; the stored map is the truth afterwards.
+
+``place`` takes what is known of the nodes, in any order, and what is wanted; it gives the replicas of every partition, preferred leader
+first, and the start index of what is placed next. Only live nodes are chosen, and none is given more than it takes. A policy is a file
+and a row of ``POLICIES``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from math import isfinite
+from types import MappingProxyType
+
+from liftpy.core.base.cooperative_apply import Steps, finished
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.metadata.placement.facts import (
+    NodeFacts,
+    NoRoomError,
+    NotEnoughNodesError,
+    Placed,
+    PlacementError,
+    Policy,
+    Replicas,
+    Wanted,
+    ordered,
+)
+from liftpy.core.metadata.placement.policies import least_loaded, manual, rack, rack_strict, rendezvous, round_robin
+
+DEFAULT_POLICY = "round-robin"
+MANUAL = "manual"
+NO_RACKS = "no node has a rack: placed round robin"
+_MOMENT_HASHES = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    place: Policy
+    uses_start: bool = False
+    """It goes on where the last one stopped: all policies that do share one index."""
+    weighs: bool = False
+    """Nodes of weight 0 do not count."""
+    check: Callable[[Sequence[NodeFacts], Wanted], None] | None = None
+    """Raises PlacementError where the policy can't do with these nodes."""
+
+
+def _check_racks(nodes: Sequence[NodeFacts], wanted: Wanted) -> None:
+    without = [node.node_id for node in nodes if not node.rack]
+    if without and len(without) < len(nodes):
+        raise PlacementError(
+            f"placement {wanted.policy!r}: no rack on {', '.join(without)}: set one for every node, or for none"
+        )
+
+
+def _check_racks_strictly(nodes: Sequence[NodeFacts], wanted: Wanted) -> None:
+    _check_racks(nodes, wanted)
+    racks = len({node.rack for node in nodes if node.rack})
+    if wanted.replication_factor > racks:
+        raise PlacementError(
+            f"placement {wanted.policy!r}: {wanted.replication_factor} replicas need as many racks, there are {racks}"
+        )
+
+
+POLICIES: MappingProxyType[str, _Row] = MappingProxyType(
+    {
+        DEFAULT_POLICY: _Row(place=round_robin, uses_start=True),
+        "rack": _Row(place=rack, uses_start=True, check=_check_racks),
+        "rack-strict": _Row(place=rack_strict, uses_start=True, check=_check_racks_strictly),
+        "rendezvous": _Row(place=rendezvous, weighs=True),
+        "least-loaded": _Row(place=least_loaded, weighs=True),
+    }
+)
+"""Beside ``manual``, which computes nothing."""
+POLICY_NAMES = (*POLICIES, MANUAL)
+
+
+def place(nodes: Sequence[NodeFacts], wanted: Wanted) -> Placed:
+    """The map that is wanted.
+
+    Raise NotEnoughNodesError when there are too few nodes, NoRoomError when too few have room, ManualError for a map that is wrong,
+    PlacementError for an unknown policy, impossible numbers or racks.
+    """
+    return finished(placing(nodes, wanted))
+
+
+def placing(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[Placed]:
+    """The same, in steps."""
+    if wanted.policy == MANUAL:
+        return Placed(replicas=manual(nodes, wanted), next_start=wanted.start)
+    candidates = candidates_for(nodes, wanted)
+    row = POLICIES[wanted.policy or DEFAULT_POLICY]
+    without_racks = wanted.policy == "rack" and not candidates[0].rack
+    replicas = yield from _within_budgets(round_robin if without_racks else row.place, row, candidates, wanted)
+    next_start = wanted.start + wanted.partitions * row.uses_start
+    return Placed(replicas=replicas, next_start=next_start, notes=(NO_RACKS,) if without_racks else ())
+
+
+def takes_long(nodes: Sequence[NodeFacts], wanted: Wanted) -> bool:
+    """Whether ``placing`` is more than a moment's work."""
+    return wanted.policy == "rendezvous" and len(nodes) * wanted.partitions > _MOMENT_HASHES
+
+
+def candidates_for(nodes: Sequence[NodeFacts], wanted: Wanted) -> list[NodeFacts]:
+    """The nodes that a policy other than ``manual`` chooses from, in order; raises as ``place`` does, but for room. Cheap."""
+    row = POLICIES.get(wanted.policy or DEFAULT_POLICY)
+    if row is None:
+        raise PlacementError(f"placement {wanted.policy!r} is not known: use one of {', '.join(POLICY_NAMES)}")
+    if wanted.partitions <= 0:
+        raise PlacementError("partitions must be greater than 0")
+    if wanted.replication_factor <= 0:
+        raise PlacementError("replication factor must be greater than 0")
+    live = [node for node in ordered(nodes) if node.takes]
+    if row.weighs:
+        wrong = [f"{node.node_id} ({node.weight:g})" for node in live if not (isfinite(node.weight) and node.weight >= 0)]
+        if wrong:
+            raise PlacementError(f"placement {wanted.policy!r}: a weight is a number from 0 on, not so of {', '.join(wrong)}")
+        live = [node for node in live if node.weight > 0]
+    if wanted.replication_factor > len(live):
+        raise NotEnoughNodesError(wanted.replication_factor - len(live))
+    if row.check is not None:
+        row.check(live, wanted)
+    return live
+
+
+def _within_budgets(policy: Policy, row: _Row, nodes: list[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
+    """The map, on nodes that take what it gives them: one that is given more than it takes is left out, and placed is anew."""
+    candidates, full = nodes, list[NodeFacts]()
+    while True:
+        try:
+            if full and wanted.replication_factor > len(candidates):
+                raise NotEnoughNodesError(wanted.replication_factor - len(candidates))
+            if full and row.check is not None:
+                row.check(candidates, wanted)
+            replicas = yield from policy(candidates, wanted)
+        except PlacementError:
+            full = full or [node for node in nodes if node.room(wanted.partitions) < wanted.partitions]
+            if not full:
+                raise
+            raise NoRoomError(_no_room(full)) from None
+        given = Counter(node for partition in replicas for node in partition)
+        over = [node for node in candidates if given[node.node_id] > node.room(given[node.node_id])]
+        if not over:
+            return replicas
+        full += over
+        candidates = [node for node in candidates if node not in over]
+
+
+def _no_room(full: Sequence[NodeFacts]) -> str:
+    some = ", ".join(f"{node.node_id} ({node.replicas} of {node.budget})" for node in full[:4]) + (
+        " ..." if len(full) > 4 else ""
+    )
+    return (
+        f"no room: {some} would hold more partitions than their limits of open files are enough for: add nodes, delete "
+        "streams, ask for fewer partitions, or raise the limit (ulimit -n, LimitNOFILE) and restart the nodes"
+    )

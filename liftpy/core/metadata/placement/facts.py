@@ -1,0 +1,151 @@
+"""What placement is told: of each node, and of what is to be placed; and what it gives. Pure.
+
+What placement says when a map can't be made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from liftpy.core.base.cooperative_apply import Steps
+from liftpy.core.base.dataclass import dataclass
+from liftpy.errors import ConfigError
+
+Replicas = tuple[str, ...]
+"""Node ids of one partition, preferred leader first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """One node, as it is before anything is placed."""
+
+    node_id: str
+    rack: str = ""
+    """'': it did not say."""
+    weight: float = 1.0
+    """Its share, for the policies that weigh; 0: it is given nothing by them."""
+    live: bool = True
+    """Only live nodes are chosen; others by hand alone, and only where that is allowed."""
+    replicas: int = 0
+    """That it holds."""
+    leaders: int = 0
+    """Partitions that it leads."""
+    budget: int = 0
+    """Replicas that it takes, those that it holds included; 0: any number."""
+    leaving: bool = False
+    """An operator drains it: nobody gives it anything."""
+
+    @property
+    def takes(self) -> bool:
+        """Whether it may be given something."""
+        return self.live and not self.leaving
+
+    def room(self, unlimited: int) -> int:
+        """Replicas that it still takes; ``unlimited`` where it takes any number."""
+        return self.budget - self.replicas if self.budget else unlimited
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assigned:
+    """One entry of a map that was made by hand."""
+
+    partition: int
+    replicas: Replicas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is to be placed: partitions ``first`` to ``first`` + ``partitions`` - 1 of ``stream``."""
+
+    policy: str = ""
+    """'': the default one."""
+    stream: str = ""
+    partitions: int
+    replication_factor: int
+    start: int = 0
+    """Index of the first of them in the row of all partitions that were ever placed; of any size."""
+    first: int = 0
+    """Number of the first one: above 0 where partitions are added."""
+    assignment: tuple[Assigned, ...] = ()
+    """Of ``manual``."""
+    allow_offline: bool = False
+    """``manual`` may name nodes that are not live."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A map."""
+
+    replicas: list[Replicas]
+    """Of each partition, in order."""
+    next_start: int
+    """The start index of what is placed next."""
+    notes: tuple[str, ...] = ()
+    """What the caller may not expect, for people."""
+
+
+Policy = Callable[[Sequence[NodeFacts], Wanted], Steps[list[Replicas]]]
+"""(live nodes in order, what is wanted) -> the replicas of each partition, in steps. There are at least as many nodes as replicas."""
+
+
+def in_order(nodes: Sequence[str]) -> list[str]:
+    """Node ids ascending: as numbers if all of them are, else as text."""
+    if all(node.isascii() and node.isdigit() for node in nodes):
+        return sorted(nodes, key=lambda node: (int(node), node))
+    return sorted(nodes)
+
+
+def ordered(nodes: Sequence[NodeFacts]) -> list[NodeFacts]:
+    """``nodes`` in the order of their ids."""
+    by_id = {node.node_id: node for node in nodes}
+    return [by_id[node_id] for node_id in in_order(list(by_id))]
+
+
+class PlacementError(ConfigError):
+    """The request for a placement is wrong; the text says how. Blame: the caller."""
+
+    code = "PLACEMENT"
+
+
+class NoRoomError(PlacementError):
+    """The nodes hold as many partitions as they take. Do: add nodes, delete streams, or raise the nodes' limit of open files."""
+
+    code = "NO_ROOM"
+    retryable = True
+
+
+class NotEnoughNodesError(PlacementError):
+    """There are fewer nodes than replicas. Do: start more nodes, or ask for fewer replicas."""
+
+    code = "NOT_ENOUGH_NODES"
+    retryable = True
+
+    def __init__(self, missing: int) -> None:
+        super().__init__(f"not enough nodes: {missing} more needed")
+        self.missing = missing
+
+
+@dataclass(frozen=True, slots=True)
+class Defect:
+    """One thing that is wrong with a map made by hand."""
+
+    entry: int
+    """Its place in the list, from 0; -1: of the list itself."""
+    rule: str
+    """Which rule it breaks."""
+
+
+class ManualError(PlacementError):
+    """A map made by hand is wrong; ``defects`` are all of them, and the text names each with its entry."""
+
+    def __init__(self, defects: Sequence[Defect]) -> None:
+        entries: dict[str, list[int]] = {}
+        for defect in defects:
+            entries.setdefault(defect.rule, []).append(defect.entry)
+        super().__init__("; ".join(_said(rule, numbers) for rule, numbers in entries.items()))
+        self.defects = tuple(defects)
+
+
+def _said(rule: str, entries: Sequence[int]) -> str:
+    named = ", ".join(str(entry) for entry in entries if entry >= 0)
+    return f"{rule} ({'entry' if len(entries) == 1 else 'entries'} {named})" if named else rule

@@ -1,0 +1,572 @@
+"""Which replicas to move so that nodes hold their shares: when nodes have joined, are to leave, or weigh something else. Pure.
+
+Goal: every node that stays holds its share, by weight, to within one replica; nodes that leave hold nothing; and as few replicas
+move as that takes, for each is a copy of a log. Constraint: a partition never has a node twice, never fewer racks than before, and
+no node more than it takes. Moves of one partition are done one after the other, in the order given.
+
+Algorithm: let T be all replicas that lie on nodes that count (those that stay and those that leave), and a node's share T times its
+weight over all weights, at most one replica of each partition, what is too much for it going to the others. A node may hold its
+share rounded down or up. First whoever leaves gives everything away, then whoever holds more than its share rounded up gives the
+rest, then those that hold too little still are given one each by those that are at the upper bound. A replica goes to who has least
+for its weight, among those that may take it; replicas that do not lead go first.
+
+``fewest`` is a lower bound: no way to such shares moves fewer than what is too much on some nodes, or too little on others.
+
+Worked example: a, b, c hold 4 partitions of 3 replicas, 4 each; d joins. Each share is 3; a, b, c give one each to d: 3 moves, and
+``fewest`` is 3. Now a is to leave: its 3 go to where they are not yet, one each to b, c, d: 3 moves.
+
+Who takes one replica more, and who gives one up: for a node that is gone or leaves, and for another replication factor. Pure.
+
+Goal: what must move goes where least is for its weight, and nothing else moves. Constraint: a partition never has a node twice, no node
+is given more than it takes, and the racks of a partition stay as many as they can: a node of a rack that the partition has not yet is
+preferred to all others. Where there is none, a second replica in a rack is better than none at all; only a stream that was placed
+``rack-strict`` waits for a node of another rack.
+
+Algorithm: the nodes stand in a queue by replicas per weight, those that were given out here included. The first that may take it and
+has a new rack is taken; if there is none, the first that may take it.
+
+Who gives one up, when there are to be fewer: never the leader; who is outside the ISR first, then who shares its rack with another
+replica, then who holds most for its weight.
+
+Worked example: a (rack x), b (y), c (z) hold a partition; c is gone; d (x) holds 3 replicas, e (z) holds 5: e takes it, because z is a
+rack that a and b have not. Without e, d takes it. Placed ``rack-strict`` it would wait.
+
+Which leaderships to move so that nodes lead their shares: no log is copied, only the order of replicas changes. Pure.
+
+Goal: every node leads its share of the partitions, by weight, to within one, with as few transfers as that takes. Constraint: only a
+replica of a partition leads it, and one that is live and not about to leave.
+
+Algorithm: a node's share is that of all partitions that have a leader to choose, at most those that it holds. Whoever leads more than
+its share rounded up gives to the nearest node that leads less: one that follows it in a partition, else over others, each of which
+takes one partition and gives one (a shortest path, so that it costs the fewest transfers). Then those that lead less than their share
+rounded down are given to, by the nearest that leads more. ``fewest``: what is too much on some nodes, or too little on others; a node
+may lead less than its share where no path leads to it.
+
+Worked example: a leads 4 partitions with the follower b, b leads 1 with the follower c, c leads none; each share is 5/3, so 1 or 2.
+a gives one to b (1 transfer), then one more over b to c: a's to b, and b's to c (2 transfers). Then a leads 2, b 2, c 1.
+
+Which replicas to move so that nodes hold their shares of the BYTES: partitions differ, and so do disks. Pure.
+
+Goal: every node that takes replicas holds about its share of all bytes, by weight, with few moves. Constraint: a partition never has a
+node twice, never fewer racks than before, and no node more replicas than it takes.
+
+Algorithm: the node that is furthest above its share gives to the one that is furthest below, as long as that makes the larger of the
+two distances smaller: the largest replica that is no more than either distance, or the smallest one if all are more. Nobody gives when
+it is within ``TOLERANCE`` of the mean share: small differences are not worth a copy. Of equal replicas those that do not lead go first.
+
+Then who is further below its share than that is given some, in the same way, by those that hold most.
+
+``fewest_bytes``: what is too much on some nodes, beyond the tolerance: no plan that brings them there copies less.
+
+Worked example: a holds 10, 6 and 2 GB, b 4 GB, weights equal: the shares are 11. a is 7 above, b 7 below: the largest replica of at
+most 7 GB moves, 6. Then a has 12 and b 10: the next, of 2 GB, would only turn it round. One move.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from math import ceil, floor
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.metadata.placement.facts import NodeFacts, Replicas, ordered
+
+Key = tuple[str, int]
+"""(stream, partition)."""
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One swap: a copy on ``into`` takes the place of the one on ``out``."""
+
+    stream: str
+    partition: int
+    out: str
+    into: str
+    leads: bool
+    """``out`` is the preferred leader: leadership goes first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MovePlan:
+    """All moves, in order."""
+
+    moves: tuple[Move, ...]
+    fewest: int
+    """No plan with these shares has fewer."""
+    stuck: tuple[Key, ...]
+    """Partitions that a leaving node keeps: nobody may take them."""
+    held: Mapping[str, int]
+    """Replicas of each node afterwards, in order."""
+
+    def targets(self, held: Mapping[Key, Replicas]) -> dict[Key, Replicas]:
+        """What the partitions that change are to lie on; ``held``: as it was given to the plan."""
+        targets: dict[Key, Replicas] = {}
+        for move in self.moves:
+            key = (move.stream, move.partition)
+            targets[key] = tuple(move.into if n == move.out else n for n in targets.get(key, held[key]))
+        return {key: target for key, target in targets.items() if target != held[key]}
+
+
+def shares_of(total: float, takers: Sequence[NodeFacts], most: Mapping[str, float]) -> dict[str, float]:
+    """What each of ``takers`` is to hold of ``total``, by weight; who can't hold its share (``most``) holds what it can, and the others
+    share the rest."""
+    shares: dict[str, float] = {}
+    open_, left = {node.node_id: node.weight for node in takers}, float(total)
+    while open_:
+        weights = sum(open_.values())
+        full = {n: most[n] for n, weight in open_.items() if left * weight / weights > most[n]}
+        if not full:
+            return shares | {n: left * weight / weights for n, weight in open_.items()}
+        shares |= full
+        left -= sum(full.values())
+        open_ = {n: weight for n, weight in open_.items() if n not in full}
+    return shares
+
+
+def bounds_of(share: float) -> tuple[int, int]:
+    """A share, rounded down and up."""
+    return floor(share + _ROUNDING), ceil(share - _ROUNDING)
+
+
+def plan_moves(nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas], leaving: Collection[str] = ()) -> MovePlan:
+    """The moves that even out what ``nodes`` hold (``held``: partition -> replicas, preferred leader first).
+
+    Nodes that are not live neither give nor take, but for those in ``leaving``, which give everything.
+    """
+    gone = frozenset(leaving) | {node.node_id for node in nodes if node.leaving}
+    return _Mover(ordered(nodes), held, gone).plan()
+
+
+class _Mover:
+    def __init__(self, nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas], leaving: frozenset[str]) -> None:
+        self._nodes = {node.node_id: node for node in nodes}
+        self._replicas = dict(held)
+        self._leaving = leaving
+        self._takers = [n for n in nodes if n.takes and n.weight > 0 and n.node_id not in leaving]
+        self._on: dict[str, list[Key]] = {node.node_id: [] for node in nodes}
+        for key in sorted(held):
+            for node_id in held[key]:
+                self._on.setdefault(node_id, []).append(key)
+        self._count = {node_id: len(keys) for node_id, keys in self._on.items()}
+        self._low: dict[str, int] = {}
+        self._high: dict[str, int] = {}
+        self._moves: list[Move] = []
+        self._stuck: list[Key] = []
+
+    def plan(self) -> MovePlan:
+        givers = [n for n in self._nodes if n in self._leaving or (self._nodes[n].live and n not in self._shares())]
+        self._bound(givers)
+        too_much = sum(max(0, self._count[n] - high) for n, high in self._high.items())
+        too_little = sum(max(0, low - self._count[n]) for n, low in self._low.items())
+        for node_id in sorted(self._high, key=lambda n: (n not in self._leaving, self._high[n] > 0, n)):
+            self._give(node_id, self._high[node_id])
+        for node_id in sorted(self._low, key=lambda n: (-self._count[n] / self._nodes[n].weight if n in self._low else 0, n)):
+            if any(self._count[n] < low for n, low in self._low.items()):
+                self._give(node_id, self._low[node_id], to_poor=True)
+        return MovePlan(
+            moves=tuple(self._moves),
+            fewest=max(too_much, too_little),
+            stuck=tuple(self._stuck),
+            held={node_id: self._count[node_id] for node_id in self._nodes},
+        )
+
+    def _shares(self) -> dict[str, float]:
+        """Of those that take."""
+        total = sum(self._count[n] for n, node in self._nodes.items() if node.live or n in self._leaving)
+        return shares_of(total, self._takers, {node.node_id: self._most(node.node_id) for node in self._takers})
+
+    def _most(self, node_id: str) -> int:
+        budget = self._nodes[node_id].budget
+        return min(len(self._replicas), budget) if budget else len(self._replicas)
+
+    def _bound(self, givers: Sequence[str]) -> None:
+        for node_id in givers:
+            self._high[node_id] = 0
+        for node_id, share in self._shares().items():
+            self._low[node_id], self._high[node_id] = bounds_of(share)
+
+    def _give(self, node_id: str, keep: int, *, to_poor: bool = False) -> None:
+        """Move replicas away until ``keep`` are left; ``to_poor``: only to nodes below their share."""
+        if self._count[node_id] <= keep:
+            return
+        queue = [(self._count[n.node_id] / n.weight, number) for number, n in enumerate(self._takers)]
+        heapify(queue)
+        for key in sorted(self._on[node_id], key=lambda key: self._replicas[key][0] == node_id):
+            if self._count[node_id] <= keep:
+                return
+            if node_id not in self._replicas[key]:
+                continue  # moved away before
+            into = self._taker(queue, key, node_id, self._low if to_poor else self._high)
+            if into is None and node_id in self._leaving:  # one that is above its share then gives something else
+                into = self._taker(queue, key, node_id, {n.node_id: self._most(n.node_id) for n in self._takers})
+            if into is not None:
+                self._move(key, node_id, into)
+            elif node_id in self._leaving:
+                self._stuck.append(key)
+
+    def _taker(self, queue: list[tuple[float, int]], key: Key, out: str, limits: Mapping[str, int]) -> str | None:
+        """Who has least for its weight among those that may take it; the queue holds the others, and it with one more."""
+        passed: list[tuple[float, int]] = []
+        found: str | None = None
+        while queue and found is None:
+            _, number = heappop(queue)
+            node = self._takers[number]
+            n, count = node.node_id, self._count[node.node_id]
+            if n != out and count < limits[n] and n not in self._replicas[key] and self._keeps_racks(key, out, n):
+                found, count = n, count + 1
+            passed.append((count / node.weight, number))
+        for entry in passed:
+            heappush(queue, entry)
+        return found
+
+    def _keeps_racks(self, key: Key, out: str, into: str) -> bool:
+        replicas = self._replicas[key]
+        return len(set(self._racks(replicas))) <= len(set(self._racks(into if n == out else n for n in replicas)))
+
+    def _racks(self, replicas: Iterator[str] | Replicas) -> Iterator[str]:
+        return (self._nodes[n].rack if n in self._nodes else "" for n in replicas)
+
+    def _move(self, key: Key, out: str, into: str) -> None:
+        replicas = self._replicas[key]
+        self._moves.append(Move(stream=key[0], partition=key[1], out=out, into=into, leads=replicas[0] == out))
+        self._replicas[key] = tuple(into if n == out else n for n in replicas)
+        self._on[into].append(key)
+        self._count[out] -= 1
+        self._count[into] += 1
+
+
+RACK_STRICT = "rack-strict"
+
+
+class Takers:
+    """The nodes that may take replicas: live, of a weight above 0, not leaving. ``held``: replicas of each node, as placement has to
+    count them: those that are on their way to it included, those that are about to leave it not."""
+
+    def __init__(self, nodes: Sequence[NodeFacts], held: Mapping[str, int]) -> None:
+        self._nodes = {node.node_id: node for node in nodes}
+        self._order = [node for node in nodes if node.takes and node.weight > 0]
+        self._number = {node.node_id: number for number, node in enumerate(self._order)}
+        self._held = Counter(held)
+        self._has_racks = any(node.rack for node in nodes)
+        self._queue = [(self._load(node.node_id), number) for number, node in enumerate(self._order)]
+        """A node whose load has changed has another entry; the old one is dropped when it is met."""
+        heapify(self._queue)
+
+    @property
+    def count(self) -> int:
+        """How many nodes may take anything."""
+        return len(self._order)
+
+    def rack(self, node_id: str) -> str:
+        """Where the node stands; '' for one that is not known."""
+        node = self._nodes.get(node_id)
+        return node.rack if node is not None else ""
+
+    def take(self, kept: Collection[str], never: Collection[str] = (), *, strictly: bool = False) -> str | None:
+        """The node for one more replica beside those on ``kept``, and none of ``never``; None: nobody may take it. It is counted."""
+        racks = {self.rack(node_id) for node_id in kept} if self._has_racks else set[str]()
+        passed: list[tuple[float, int]] = []
+        second = found = ""
+        while self._queue and not found:
+            load, number = heappop(self._queue)
+            node = self._order[number]
+            if load != self._load(node.node_id) or (load, number) in passed[-1:]:
+                continue
+            passed.append((load, number))
+            if node.node_id in kept or node.node_id in never or self._is_full(node):
+                continue
+            if not self._has_racks or node.rack not in racks:
+                found = node.node_id
+            second = second or node.node_id
+        found = found or ("" if strictly else second)
+        for entry in passed:
+            heappush(self._queue, entry)
+        if found:
+            self._count(found, 1)
+        return found or None
+
+    def give_up(self, replicas: Replicas, leader: str, isr: Collection[str]) -> str:
+        """Who of ``replicas``, of which there are two at least, is the first to go when there are to be fewer. It is counted."""
+        racks = Counter(self.rack(node_id) for node_id in replicas)
+
+        def rank(node_id: str) -> tuple[bool, bool, float, int]:
+            return node_id not in isr, racks[self.rack(node_id)] > 1, self._load(node_id), replicas.index(node_id)
+
+        gone = max((node_id for node_id in replicas if node_id != leader), key=rank)
+        self._count(gone, -1)
+        return gone
+
+    def _load(self, node_id: str) -> float:
+        node = self._nodes.get(node_id)
+        return self._held[node_id] / node.weight if node is not None and node.weight > 0 else float("inf")
+
+    def _count(self, node_id: str, step: int) -> None:
+        self._held[node_id] += step
+        if node_id in self._number:
+            heappush(self._queue, (self._load(node_id), self._number[node_id]))
+
+    def _is_full(self, node: NodeFacts) -> bool:
+        return bool(node.budget) and self._held[node.node_id] >= node.budget
+
+
+def resized(replicas: Replicas, factor: int, takers: Takers, leader: str, isr: Collection[str], policy: str) -> Replicas | None:
+    """``replicas`` with so many members as ``factor`` says, preferred leader first; None: nobody may take one more."""
+    now = list(replicas)
+    while len(now) < factor:
+        more = takers.take(now, strictly=policy == RACK_STRICT)
+        if more is None:
+            return None
+        now.append(more)
+    while len(now) > factor:
+        now.remove(takers.give_up(tuple(now), leader, isr))
+    return tuple(now)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """One leadership."""
+
+    stream: str
+    partition: int
+    out: str
+    into: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeadershipPlan:
+    """All transfers, by partition."""
+
+    transfers: tuple[Transfer, ...]
+    fewest: int
+    """No plan with these shares has fewer."""
+    led: Mapping[str, int]
+    """Partitions that each node leads afterwards, in order."""
+
+    def targets(self, held: Mapping[Key, Replicas]) -> dict[Key, Replicas]:
+        """The replicas of the partitions that change, the new leader first; ``held``: as it was given to the plan."""
+        return {
+            (t.stream, t.partition): (t.into, *(n for n in held[t.stream, t.partition] if n != t.into)) for t in self.transfers
+        }
+
+
+def plan_leaderships(nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas]) -> LeadershipPlan:
+    """The transfers that even out who leads (``held``: partition -> replicas, preferred leader first)."""
+    return _Evening(ordered(nodes), held).plan()
+
+
+class _Evening:
+    def __init__(self, nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas]) -> None:
+        self._nodes = [node.node_id for node in nodes]
+        takers = {node.node_id: node for node in nodes if node.takes and node.weight > 0}
+        self._held = {key: [n for n in replicas if n in takers] for key, replicas in held.items()}
+        self._leader = {key: replicas[0] for key, replicas in held.items()}
+        self._led: dict[str, dict[Key, None]] = {node_id: {} for node_id in (*self._nodes, *sorted(set(self._leader.values())))}
+        most = dict.fromkeys(takers, 0)
+        total = 0
+        for key in sorted(held):
+            self._led[self._leader[key]][key] = None
+            total += bool(self._held[key])
+            for node_id in self._held[key]:
+                most[node_id] += 1
+        shares = shares_of(total, list(takers.values()), most)
+        self._low = {node_id: bounds_of(share)[0] for node_id, share in shares.items()}
+        self._high = {node_id: bounds_of(share)[1] for node_id, share in shares.items()}
+
+    def plan(self) -> LeadershipPlan:
+        before = dict(self._leader)
+        fewest = max(
+            sum(max(0, sum(map(self._may_go, led)) - self._high.get(n, 0)) for n, led in self._led.items()),
+            sum(max(0, low - len(self._led[n])) for n, low in self._low.items()),
+        )
+        for node_id in sorted(self._led):
+            while len(self._led[node_id]) > self._high.get(node_id, 0):
+                if not (self._pass_on(node_id, self._is_poor) or self._pass_on(node_id, self._has_room)):
+                    break
+        stuck = False
+        while not stuck and any(self._is_poor(n) for n in self._low):
+            rich = sorted(
+                (n for n in self._led if len(self._led[n]) > self._low.get(n, 0)), key=lambda n: (-len(self._led[n]), n)
+            )
+            stuck = not any(self._pass_on(n, self._is_poor) for n in rich)
+        transfers = tuple(
+            Transfer(stream=key[0], partition=key[1], out=before[key], into=self._leader[key])
+            for key in sorted(before)
+            if before[key] != self._leader[key]
+        )
+        return LeadershipPlan(transfers=transfers, fewest=fewest, led={n: len(self._led[n]) for n in self._nodes})
+
+    def _may_go(self, key: Key) -> bool:
+        return bool(self._held[key])
+
+    def _is_poor(self, node_id: str) -> bool:
+        return len(self._led[node_id]) < self._low.get(node_id, 0)
+
+    def _has_room(self, node_id: str) -> bool:
+        return len(self._led[node_id]) < self._high.get(node_id, 0)
+
+    def _pass_on(self, source: str, wanted: Callable[[str], bool]) -> bool:
+        """Give one leadership of ``source`` to the nearest node that is ``wanted``, over others if it must be; whether there is one."""
+        came: dict[str, tuple[str, Key]] = {}
+        queue = deque([source])
+        while queue:
+            giver = queue.popleft()
+            for key in self._led[giver]:
+                for node_id in self._held[key]:
+                    if node_id in (source, giver) or node_id in came:
+                        continue
+                    came[node_id] = (giver, key)
+                    if wanted(node_id):
+                        self._follow(source, node_id, came)
+                        return True
+                    queue.append(node_id)
+        return False
+
+    def _follow(self, source: str, node_id: str, came: Mapping[str, tuple[str, Key]]) -> None:
+        while node_id != source:
+            giver, key = came[node_id]
+            del self._led[giver][key]
+            self._led[node_id][key] = None
+            self._leader[key] = node_id
+            node_id = giver
+
+
+TOLERANCE = 0.02
+_TAKERS_TRIED = 16
+"""For each replica-giver in turn; more would hardly find a better one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizePlan:
+    """All moves, in order."""
+
+    moves: tuple[Move, ...]
+    moved_bytes: int
+    fewest_bytes: int
+    held_bytes: Mapping[str, int]
+    """Of each node afterwards, in order."""
+    targets: Mapping[Key, Replicas]
+    """What the partitions that change are to lie on."""
+
+
+def plan_sizes(nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas], sizes_bytes: Mapping[Key, int]) -> SizePlan:
+    """The moves that even out the bytes; a partition whose size is not in ``sizes_bytes`` stays."""
+    return _Weigher(ordered(nodes), held, sizes_bytes).plan()
+
+
+class _Weigher:
+    def __init__(self, nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas], sizes_bytes: Mapping[Key, int]) -> None:
+        self._nodes = {node.node_id: node for node in nodes}
+        self._takers = {node.node_id: node for node in nodes if node.takes and node.weight > 0}
+        self._before = held
+        self._replicas = dict(held)
+        self._sizes = sizes_bytes
+        self._bytes = Counter(dict.fromkeys(self._nodes, 0))
+        self._count: Counter[str] = Counter()
+        self._on: dict[str, list[tuple[int, bool, Key]]] = {node_id: [] for node_id in self._nodes}
+        """(bytes, whether it follows, partition), ascending."""
+        for key, replicas in held.items():
+            for node_id in replicas:
+                self._count[node_id] += 1
+                if key in sizes_bytes:
+                    self._bytes[node_id] += sizes_bytes[key]
+                    self._on.setdefault(node_id, []).append((sizes_bytes[key], node_id != replicas[0], key))
+        for entries in self._on.values():
+            entries.sort()
+        total = sum(self._bytes[node_id] for node_id in self._takers)
+        self._share = shares_of(total, list(self._takers.values()), dict.fromkeys(self._takers, float("inf")))
+        self._slack = TOLERANCE * total / max(1, len(self._takers))
+        self._poorest = sorted((self._above(node_id), node_id) for node_id in self._takers)
+        self._moves: list[Move] = []
+        self._moved_bytes = 0
+
+    def plan(self) -> SizePlan:
+        fewest = sum(max(0.0, self._above(n) - self._slack) for n in self._takers)
+        givers = [(-self._above(n), n) for n in self._takers]
+        heapify(givers)
+        while givers:
+            above, giver = heappop(givers)
+            if -above != self._above(giver) or -above <= self._slack:
+                continue
+            taker = self._give(giver)
+            if taker is None:
+                continue  # nothing of it helps
+            for node_id in (giver, taker):
+                heappush(givers, (-self._above(node_id), node_id))
+        self._fill()
+        changed = {key: replicas for key, replicas in self._replicas.items() if replicas != self._before[key]}
+        return SizePlan(
+            moves=tuple(self._moves),
+            moved_bytes=self._moved_bytes,
+            fewest_bytes=round(fewest),
+            held_bytes={node_id: self._bytes[node_id] for node_id in self._nodes},
+            targets=changed,
+        )
+
+    def _fill(self) -> None:
+        """Nobody holds much too much any more; who holds much too little still is given some by those that hold most."""
+        given_up: set[str] = set()
+        while True:
+            poor = next((n for above, n in self._poorest if n not in given_up), "")
+            if not poor or -self._above(poor) <= self._slack:
+                return
+            rich = (n for above, n in self._poorest[: -_TAKERS_TRIED - 1 : -1] if above > self._above(poor))
+            if not any(self._gives(n, poor) for n in rich):
+                given_up.add(poor)
+
+    def _gives(self, giver: str, taker: str) -> bool:
+        entry = self._best(giver, taker, self._above(giver), -self._above(taker))
+        if entry is not None:
+            self._move(entry, giver, taker)
+        return entry is not None
+
+    def _above(self, node_id: str) -> float:
+        return self._bytes[node_id] - self._share[node_id]
+
+    def _give(self, giver: str) -> str | None:
+        """Move one replica of ``giver`` to one of those that are furthest below their share; who it was."""
+        for above, taker in self._poorest[:_TAKERS_TRIED]:
+            if above >= 0:
+                break
+            if self._gives(giver, taker):
+                return taker
+        return None
+
+    def _best(self, giver: str, taker: str, too_much: float, too_little: float) -> tuple[int, bool, Key] | None:
+        entries, node = self._on[giver], self._takers[taker]
+        if node.budget and self._count[taker] >= node.budget:
+            return None
+        at = bisect_right(entries, min(too_much, too_little), key=lambda entry: entry[0])
+        for numbers in (range(at - 1, -1, -1), range(at, len(entries))):
+            for number in numbers:
+                size, follows, key = entries[number]
+                if max(abs(too_much - size), abs(too_little - size)) >= max(too_much, too_little):
+                    break  # it is too small to help, or too large, and so are those that come after it
+                if taker not in self._replicas[key] and self._keeps_racks(key, giver, taker):
+                    return size, follows, key
+        return None
+
+    def _keeps_racks(self, key: Key, out: str, into: str) -> bool:
+        def racks(replicas: Sequence[str]) -> int:
+            return len({self._nodes[n].rack if n in self._nodes else "" for n in replicas})
+
+        replicas = self._replicas[key]
+        return racks(replicas) <= racks([into if n == out else n for n in replicas])
+
+    def _move(self, entry: tuple[int, bool, Key], out: str, into: str) -> None:
+        size, follows, key = entry
+        self._on[out].remove(entry)
+        entries = self._on[into]
+        entries.insert(bisect_right(entries, entry), entry)
+        self._replicas[key] = tuple(into if n == out else n for n in self._replicas[key])
+        for node_id, step in ((out, -size), (into, size)):
+            self._poorest.remove((self._above(node_id), node_id))
+            self._bytes[node_id] += step
+            insort(self._poorest, (self._above(node_id), node_id))
+        self._count[out] -= 1
+        self._count[into] += 1
+        self._moved_bytes += size
+        self._moves.append(Move(stream=key[0], partition=key[1], out=out, into=into, leads=not follows))

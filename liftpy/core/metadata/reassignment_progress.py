@@ -1,0 +1,84 @@
+"""What moves, as people are shown it, and as placement counts it. Pure, from the image alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.partition import PartitionState, PartitionStatus
+from liftpy.core.metadata.image import ClusterImage, StreamImage
+
+
+class Phase(Enum):
+    """Where a swap is."""
+
+    WAITS = "waits"
+    """For its turn, or for its partition to be whole, or for its node to be there."""
+    COPIES = "copies"
+    """A replica is made."""
+    DROPS = "drops"
+    """The new replica is in the ISR, or nobody is to join: another one is to leave, its leadership first."""
+    LEADS = "leads"
+    """No replica moves: another one is to lead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Movement:
+    """One partition that moves."""
+
+    stream: str
+    uid: str
+    partition: int
+    replicas: tuple[str, ...]
+    target: tuple[str, ...]
+    phase: Phase
+    into: str
+    """Who joins now, or will next, or is to lead; '' when nobody does."""
+    out: str
+    """Who goes for it; '' when nobody does."""
+    why: str
+
+
+def movement_of(stream: StreamImage, partition: PartitionState) -> Movement | None:
+    """How ``partition`` moves; None: it does not."""
+    leads = partition.wants_leader if not partition.target else ""
+    if not (partition.target or partition.joining or leads):
+        return None
+    into = partition.joining or partition.wants_next or leads
+    going = [partition.leader] if leads else [n for n in partition.replicas if n not in partition.target]
+    return Movement(
+        stream=stream.name,
+        uid=stream.uid,
+        partition=partition.partition,
+        replicas=partition.replicas,
+        target=partition.target,
+        phase=Phase.LEADS if leads else Phase.COPIES if partition.joining else Phase.WAITS if into else Phase.DROPS,
+        into=into,
+        out=partition.leaving or (going[0] if going else ""),
+        why=partition.moved_for.words,
+    )
+
+
+def movements(image: ClusterImage) -> list[Movement]:
+    """All of them, by stream and partition."""
+    places = ((image.streams[name], p) for name in sorted(image.streams) for p in image.streams[name].partitions)
+    return [found for stream, partition in places if (found := movement_of(stream, partition)) is not None]
+
+
+def offline_on(image: ClusterImage, node_id: str) -> list[tuple[StreamImage, PartitionState]]:
+    """The partitions of a node that nobody can lead who is there: nothing is copied from them, and so they don't leave the node until
+    somebody who holds all that was committed is back, or an operator gives it up."""
+    return [place for place in image.partitions_of(node_id) if place[1].status is PartitionStatus.OFFLINE]
+
+
+def replicas_to_come(partition: PartitionState) -> Iterator[tuple[str, int]]:
+    """(node, how many more it will hold): 1 for who is to get a replica and has none yet, -1 for who is to lose its own."""
+    if not partition.target:
+        return
+    for node_id in partition.target:
+        if node_id not in partition.holders:
+            yield node_id, 1
+    for node_id in partition.holders:
+        if node_id not in partition.target:
+            yield node_id, -1

@@ -1,0 +1,148 @@
+"""A decision in the making: takes from the counters, collects records, ends as (records, response).
+
+Shared by the decisions of every family. It reads an image and never changes one; the counters it took from become one
+CountersMoved record at the end, so that nothing that an entry used can be used again [C2].
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.partition import PartitionState
+from liftpy.core.base.purge import settled
+from liftpy.core.metadata.codec import partition_to_pb
+from liftpy.core.metadata.features import FEATURES, Feature
+from liftpy.core.metadata.image import ClusterImage, ClusterRules, Counters, NodeImage, StreamImage
+from liftpy.core.metadata.records import CountersMoved, NodeChanged, PartitionStateChanged, Record
+from liftpy.core.wire._pb import cluster_pb2 as pb
+
+MAX_DETAIL_LENGTH = 600
+"""Of a refusal, in characters."""
+
+
+class Decision(NamedTuple):
+    """What a request does: records to replay, in order, and the answer to the caller."""
+
+    records: tuple[Record, ...]
+    response: pb.ControlResponse
+
+
+def refuse(error: pb.ControlResponse.Error, detail: str, partition: PartitionState | None = None) -> Decision:
+    """Nothing is changed; the caller is told why, and with ``partition`` the state as it is."""
+    if len(detail) > MAX_DETAIL_LENGTH:  # what was asked for is repeated in it: all controllers keep the answer for a while
+        detail = f"{detail[:MAX_DETAIL_LENGTH]}…({len(detail)} characters)"
+    response = pb.ControlResponse(error=error, detail=detail)
+    if partition is not None:
+        response.partition.CopyFrom(partition_to_pb(partition))
+    return Decision((), response)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the code that applies is told besides the log. The first two are the settings': the same on every controller, or they
+    diverge; from level 2 on those of the image hold instead."""
+
+    namespace: str = "liftpy"
+    elections: bool = False
+    features: tuple[Feature, ...] = FEATURES
+    """What this version speaks. Never decided by: the image's level is."""
+
+    @property
+    def shared(self) -> ClusterRules:
+        """What the image is to hold of them."""
+        return ClusterRules(self.namespace, self.elections)
+
+
+class RecordBuilder:
+    """One decision's records so far, and the counters as they will be after it."""
+
+    def __init__(self, image: ClusterImage, now_ns: int, rules: Rules) -> None:
+        self.image = image
+        self.now_ns = now_ns
+        self.features = rules.features
+        self.rules: ClusterRules = image.rules or rules.shared
+        self.records: list[Record] = []
+        counters = image.counters
+        self._incarnation = counters.next_incarnation
+        self._stream_uid = counters.next_stream_uid
+        self._leader_epoch = counters.next_leader_epoch
+        self._epoch = counters.next_epoch
+        self.placement_index = counters.placement_index
+        """Where the next round-robin placement starts."""
+        self._nodes: dict[str, NodeImage] = {}
+        self._appointed: dict[str, int] = {}
+
+    def next_incarnation(self) -> int:
+        """A number that no process of any node has had."""
+        self._incarnation += 1
+        return self._incarnation - 1
+
+    def next_stream_uid(self) -> str:
+        """An id that no stream has had. The time keeps it apart from those of another cluster whose folders are found."""
+        self._stream_uid += 1
+        return f"{self._stream_uid - 1:06x}-{self.now_ns // 1_000_000:x}"
+
+    def next_leader_epochs(self, count: int = 1) -> int:
+        """The first of ``count`` LeaderEpochs that nobody has had."""
+        self._leader_epoch += count
+        return self._leader_epoch - count
+
+    def skip_leader_epochs(self, first: int) -> None:
+        """Give LeaderEpochs from ``first`` on (inclusive); what is below it is never given. The counter never falls."""
+        self._leader_epoch = max(self._leader_epoch, first)
+
+    def next_epochs(self, count: int = 1) -> int:
+        """The first of ``count`` Epochs that nobody has had."""
+        self._epoch += count
+        return self._epoch - count
+
+    def needs_entry(self) -> None:
+        """The request belongs into the log although it changes nothing: its entry is an event."""
+
+    def takes_long(self) -> None:
+        """Said before a decision works for long, in steps."""
+
+    def add(self, record: Record) -> None:
+        """Append a record."""
+        self.records.append(record)
+        if isinstance(record, NodeChanged):
+            self._nodes[record.node.node_id] = record.node
+
+    def node(self, node_id: str) -> NodeImage | None:
+        """The node as it is after the records so far."""
+        return self._nodes.get(node_id) or self.image.nodes.get(node_id)
+
+    def is_live(self, node_id: str) -> bool:
+        """Whether the node is registered and not fenced, after the records so far."""
+        node = self.node(node_id)
+        return node is not None and not node.fenced
+
+    def leader_count(self, node_id: str) -> int:
+        """How many partitions the node leads, those that this decision gave it as a candidate included."""
+        return self.image.leader_counts.get(node_id, 0) + self._appointed.get(node_id, 0)
+
+    def appointed(self, node_id: str) -> None:
+        """Count ``node_id`` as the leader of one more partition, so that the next choice of this decision sees it."""
+        self._appointed[node_id] = self._appointed.get(node_id, 0) + 1
+
+    def change(self, stream: StreamImage, partition: PartitionState) -> PartitionState:
+        """Record ``partition`` as the new state of its place in ``stream``, in a new Epoch; return it as recorded."""
+        old = stream.partitions[partition.partition]
+        begins = bool(partition.leader) and (partition.leader, partition.leader_epoch) != (old.leader, old.leader_epoch)
+        changed = replace(
+            settled(partition),
+            epoch=self.next_epochs(),
+            last_leader=partition.leader or partition.last_leader,
+            leaderships=old.leaderships + begins,
+        )
+        self.add(PartitionStateChanged(stream.name, stream.uid, changed))
+        return changed
+
+    def done(self, response: pb.ControlResponse | None = None) -> Decision:
+        """The decision; without ``response`` a plain OK."""
+        counters = Counters(self._incarnation, self._stream_uid, self._leader_epoch, self._epoch, self.placement_index)
+        if counters != self.image.counters:
+            self.add(CountersMoved(counters))
+        return Decision(tuple(self.records), response or pb.ControlResponse())

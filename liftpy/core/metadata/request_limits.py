@@ -1,0 +1,70 @@
+"""How large a control request may be, looked at before anything is kept of it or put into the metadata group's log. Pure.
+
+Goal: no asker can fill the memory of every controller. Constraint: no field is forgotten, those of later versions
+included: so fields are walked by what the protocol says they are, not by a list of their names.
+Algorithm: a request as a whole, each of its texts and each of its lists has a bound. Reasons, which are for people alone, are cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from liftpy.core.base.ids import shown
+from liftpy.core.wire._pb import cluster_pb2 as pb
+
+MAX_REQUEST_BYTES = 64 * 1024
+MAX_TEXT_BYTES = 1024
+"""Of one name, subject or setting, in UTF-8; most have to be far shorter, as who decides says."""
+MAX_LIST_LENGTH = 256
+_LONG_LISTS = {"manual": 10_000}
+"""Maps of partitions, made by hand; MAX_REQUEST_BYTES bounds them."""
+_FOR_PEOPLE = "reason"
+
+
+def fit(request: pb.ControlRequest, size_bytes: int) -> str:
+    """Cut reasons in place; return why the request, which came as so many bytes, is refused, '' if it is not."""
+    if size_bytes > MAX_REQUEST_BYTES:
+        return f"the request has {size_bytes} bytes, more than {MAX_REQUEST_BYTES}"
+    return _wrong(request, "")
+
+
+def _wrong(message: Message, path: str) -> str:
+    for field, value in message.ListFields():
+        where = f"{path}{field.name}"
+        values = value if field.is_repeated else (value,)
+        most = _LONG_LISTS.get(field.name, MAX_LIST_LENGTH)
+        if len(values) > most:
+            return f"{where} has {len(values)} items, more than {most}"
+        if field.name == _FOR_PEOPLE:
+            setattr(message, field.name, value[: MAX_TEXT_BYTES // 4])
+            continue
+        for member, item in _members(field, values):
+            wrong = _wrong_item(member, item, where)
+            if wrong:
+                return wrong
+    return ""
+
+
+def _members(field: FieldDescriptor, values: Any) -> Iterator[tuple[FieldDescriptor, Any]]:
+    """Each item with the field that describes it; of a map its keys and its values."""
+    kind = field.message_type
+    if kind is None or not kind.GetOptions().map_entry:
+        yield from ((field, item) for item in values)
+        return
+    of_keys, of_values = (kind.fields_by_name[name] for name in ("key", "value"))
+    for key, value in values.items():
+        yield from ((of_keys, key), (of_values, value))
+
+
+def _wrong_item(field: FieldDescriptor, item: Any, where: str) -> str:
+    if field.type == FieldDescriptor.TYPE_MESSAGE:
+        return _wrong(item, f"{where}.")
+    if field.type == FieldDescriptor.TYPE_STRING and len(item.encode()) > MAX_TEXT_BYTES:
+        return f"{where} is {shown(item)}, longer than {MAX_TEXT_BYTES} bytes"
+    if field.type == FieldDescriptor.TYPE_BYTES and len(item) > MAX_TEXT_BYTES:
+        return f"{where} has {len(item)} bytes, more than {MAX_TEXT_BYTES}"
+    return ""

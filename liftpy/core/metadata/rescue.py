@@ -1,0 +1,77 @@
+"""The image with which a metadata group begins again that has lost its majority for good. Pure.
+
+Goal: of what the surviving log held nothing is undone, and nothing that was decided behind its end, and is lost, can be taken for
+what is decided from now on. So all sources of what is never used twice leap: whatever the lost entries have given to anybody, a
+LeaderEpoch, an Epoch, an incarnation, the id of a stream, lies below what is given next [C1, C2]. No partition has a leader: each
+gets a new one, of its ISR as far as it is known, in a LeaderEpoch beyond the leap, which a leader of a lost entry can't have [D22].
+All nodes are fenced until they are heard; a copy that was under way begins again.
+
+What is lost: streams, settings, moves and ISR changes of the entries behind the end. An ISR that had shrunk there is its former self,
+and records that were committed by the smaller one are lost if none of its members is among those that an election hears.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from immutables import Map
+
+from liftpy.core.base.partition import PartitionState, PartitionStatus
+from liftpy.core.metadata.controller_list import ControllerList
+from liftpy.core.metadata.image import ClusterImage
+
+LEAP = 1 << 20
+"""More than any group decides between two flushes of all its members; of entries, terms and everything that is never used twice."""
+
+
+def rescued_image(image: ClusterImage, voters: tuple[str, ...], now_ns: int) -> ClusterImage:
+    """``image``, as the surviving log gives it, for the controllers ``voters``; its index leaps too."""
+    index, empty = image.index + LEAP, ClusterImage()
+    was = image.counters
+    epoch, leader_epoch = was.next_epoch + LEAP, was.next_leader_epoch + LEAP
+    streams = []
+    for name in sorted(image.streams):
+        stream = image.streams[name]
+        partitions = []
+        for partition in stream.partitions:
+            partitions.append(_leaderless(partition, leader_epoch, epoch))
+            epoch, leader_epoch = epoch + 1, leader_epoch + 1
+        streams.append(replace(stream, partitions=tuple(partitions)))
+    begun = replace(  # of the image: a field that is new later is kept, not forgotten
+        image,
+        index=index,
+        time_ns=max(image.time_ns, now_ns),
+        nodes=Map((node_id, replace(node, fenced=True)) for node_id, node in image.nodes.items()),
+        counters=replace(
+            was,
+            next_incarnation=was.next_incarnation + LEAP,
+            next_stream_uid=was.next_stream_uid + LEAP,
+            next_leader_epoch=leader_epoch,
+            next_epoch=epoch,
+        ),
+        controllers=ControllerList(tuple(sorted(voters)), index=index),
+        reports=empty.reports,  # of leaders that there are no more
+        streams=empty.streams,
+        hosted=empty.hosted,
+        replica_counts=empty.replica_counts,
+        leader_counts=empty.leader_counts,
+        answering=empty.answering,
+        waiting=empty.waiting,
+        trail=empty.trail,
+    )
+    return begun.with_streams(streams)
+
+
+def _leaderless(partition: PartitionState, leader_epoch: int, epoch: int) -> PartitionState:
+    return replace(
+        partition,
+        leader="",
+        candidate="",
+        passed_over=(),
+        deposed="",
+        joining="",
+        copy_epoch=0,
+        status=PartitionStatus.OFFLINE,
+        leader_epoch=leader_epoch,
+        epoch=epoch,
+    )

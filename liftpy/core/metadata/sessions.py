@@ -1,0 +1,302 @@
+"""NodeSessions: the metadata leader's view of who is alive. Heartbeats in, leases and proposals out. Pure.
+
+Only the metadata leader runs it, and none of it is logged but its proposals: FenceNode when a node's heartbeats stop for
+``session_s``, UnfenceNode when they are back. A new metadata leader knows no heartbeats, so every session restarts with
+it, in full.
+
+A lease lets a node acknowledge as leader of its partitions [D22]. It runs from the moment at which the node SENT the
+heartbeat that was answered, for ``lease_s``, and so ends before this side fences the node: lease_s < session_s. A
+metadata leader that has been replaced without knowing must not go on granting: it grants only while its own leadership
+was confirmed by a majority less than ``confirmed_within_s`` ago. Its successor needs an election time-out (0.5 s or
+more) to appear and then waits a whole session: confirmed_within_s + lease_s <= election time-out + session_s.
+
+From feature level 5 on both times are the image's, and each answer says how long a lease it grants: a node counts no other one,
+whatever its own image or settings say. They may change while nodes run. A session's deadline never shrinks: an answer before may have
+granted a longer lease. A metadata leader that begins counts with the times before the last change too, until that is settled: its
+predecessor may have granted by them, if it had not applied the change yet, so for each pair confirmed_within_s + lease_s (old) <=
+election time-out + session_s (the longer one). Who has led for the longest session since it
+applied the change knows that no lease of the times before can still run, neither its own nor a predecessor's, and proposes
+SettleSessionTimes. The next change is refused until then.
+
+A node that is late is asked for on the bus (``overdue``). If the bus says that nobody is there (``gone``: its process died, or
+its connection did), its session ends as soon as its lease has, and not ``session_s`` after its last heartbeat: what the rest
+of the session is for, a node that is slow but there, is ruled out. The next heartbeat makes it whole again. What the metadata
+leader before granted has ended by then too: confirmed_within_s < election time-out, and the lease is counted from the begin.
+
+Who registers takes the place of a process that has ended, never of one that runs (``keeps_its_place``): as long as heartbeats come,
+and until the bus has said that nobody is there. That the running process is fenced proves nothing: anyone with the node's rights may
+say that it stops, and on a machine that is loaded many times over sessions end though all processes run; what they have, a stranger
+or a copy must not get in that second. Where the bus says nothing, a host that is suspended keeps its place for ``PLACE_KEPT_S``. The
+bus is asked at once when a place is wanted, so that a quick restart waits for little more than one heartbeat that does not come.
+
+Where all nodes were started at once nobody is heard for as long as opening thousands of logs takes. Then there is nobody to take over
+either: nobody's session ends before the first heartbeat came, and from it on the others may take as long again; both up to
+``COLD_START_S``. Else the first one to come back would be elected everywhere, for it would be the only one that lives.
+"""
+
+from __future__ import annotations
+
+from liftpy.config import NS_PER_MS, NS_PER_S, ReplicationConfig, SessionTimes
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.wire._pb import cluster_pb2 as pb
+
+DEFAULT_CONFIRMED_WITHIN_S = 0.4
+"""Below the group's shortest election time-out, 0.5 s, by more than an answer's way back."""
+_LATE_AFTER_HEARTBEATS = 2
+_MISSED_AFTER_HEARTBEATS = 1.2
+"""Where the bus says that nobody is there, and only then."""
+_WANTED_NS = NS_PER_S
+"""For so long after a registration was refused the bus is asked for who has the place."""
+PLACE_KEPT_S = 5.0
+"""So long after its last heartbeat a fenced process that the bus does not say to be gone keeps others from registering under its id."""
+_DRIFT_SHARE = 50
+"""1/50 of a lease: more than two monotonic clocks drift apart meanwhile."""
+_NEVER = -1
+BEATS_PER_LEASE = 3
+"""At least so often a node beats within a lease of the image's, whatever its own settings say."""
+COLD_START_S = 15.0
+"""At most so much later than the first node the others may be heard, after a start that took as long."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAnswer:
+    """The answer to a heartbeat. Not granted: ``error`` and ``detail`` say why."""
+
+    granted: bool
+    error: pb.ControlResponse.Error = pb.ControlResponse.OK
+    detail: str = ""
+    lease_ms: int = 0
+    """That is granted; 0: as the node's own settings say."""
+
+
+def heartbeat_every_s(own_s: float, times: SessionTimes | None) -> float:
+    """How often a node beats whose own settings say ``own_s``; ``times``: the image's."""
+    return own_s if times is None else min(own_s, times.lease_ms / 1000 / BEATS_PER_LEASE)
+
+
+@dataclass(slots=True)
+class _NodeSession:
+    incarnation: int
+    fenced: bool
+    """As the image says."""
+    began_ns: int
+    """When it registered, or this metadata leader began."""
+    deadline_ns: int
+    """Silence until then ends the session."""
+    lasts_ns: int
+    """So long it lasts by what has been granted: an earlier answer may have granted a longer lease than the last one."""
+    leased_ns: int
+    """Until then a lease may run, by this clock."""
+    heard_ns: int = _NEVER
+    """Of the last heartbeat of this incarnation to this metadata leader."""
+    proposed_ns: int = _NEVER
+    """Of the last proposal about this node that the image has not answered yet."""
+    ending: bool = False
+    """FenceNode was proposed and may be applied at any time: no lease may be granted until the image shows it."""
+    beat_ns: int = _NEVER
+    """Of the last heartbeat of this incarnation to this metadata leader, fenced or not."""
+    absent: bool = False
+    """The bus has said that nobody is there, and no heartbeat has come since."""
+    wanted_ns: int = _NEVER
+    """When another process asked for its place last."""
+
+
+class NodeSessions:
+    """All sessions, while this node leads the metadata group; ``now_ns`` is monotonic and this node's own."""
+
+    def __init__(self, config: ReplicationConfig, confirmed_within_s: float = DEFAULT_CONFIRMED_WITHIN_S) -> None:
+        self._config = config
+        self._confirmed_within_ns = round(confirmed_within_s * NS_PER_S)
+        self._cold_start_ns = round(COLD_START_S * NS_PER_S)
+        self._times: SessionTimes | None = None
+        """The image's; None: as the settings say."""
+        self._times_ns = 0
+        """When this metadata leader began to go by them."""
+        self._settling_ns = _NEVER
+        """Of the last proposal to settle them."""
+        self._go_by(None, 0)
+        self._sessions: dict[str, _NodeSession] = {}
+        self._nodes: object = None
+        self._leading = False
+        self._earliest_ns = 0
+        self._began_ns = 0
+        """When this node became the metadata leader."""
+        self._anybody_heard = False
+        """It has answered a heartbeat since."""
+
+    def lead(self, image: ClusterImage, now_ns: int) -> None:
+        """This node has become the metadata leader: every session starts now."""
+        self._leading = True
+        self._began_ns, self._anybody_heard = now_ns, False
+        self._go_by(image.session_times, now_ns)
+        self._sessions.clear()
+        self._nodes = None
+        self.image_changed(image, now_ns)
+
+    def resign(self) -> None:
+        """This node does not lead the metadata group any more: it grants and proposes nothing."""
+        self._leading = False
+        self._sessions.clear()
+        self._nodes = None
+
+    def image_changed(self, image: ClusterImage, now_ns: int) -> None:
+        """Take over registrations, fencing and removals; a new incarnation begins a session of its own."""
+        if not self._leading:
+            return
+        if image.session_times != self._times:
+            self._go_by(image.session_times, now_ns)
+        if image.nodes is self._nodes:
+            return
+        self._nodes = image.nodes
+        for node_id in [held for held in self._sessions if held not in image.nodes]:
+            del self._sessions[node_id]
+        for node_id, node in image.nodes.items():
+            held = self._sessions.get(node_id)
+            if held is None or held.incarnation != node.incarnation:
+                ends_ns, leased_ns = now_ns + self._longest_session_ns, now_ns + self._longest_lease_ns
+                self._sessions[node_id] = _NodeSession(node.incarnation, node.fenced, now_ns, ends_ns, ends_ns, leased_ns)
+            elif held.fenced != node.fenced:
+                held.fenced, held.proposed_ns, held.ending = node.fenced, _NEVER, False
+                if node.fenced:
+                    held.heard_ns = _NEVER  # only a heartbeat from now on brings it back: it may have said itself that it stops
+        self._earliest_ns = now_ns
+
+    def heartbeat(self, node_id: str, incarnation: int, now_ns: int, confirmed_ns: int) -> LeaseAnswer:
+        """A heartbeat came; ``confirmed_ns``: when a majority last confirmed this node as the metadata leader."""
+        if not self._leading:
+            return LeaseAnswer(False, error=pb.ControlResponse.NOT_METADATA_LEADER)
+        if now_ns - confirmed_ns > self._confirmed_within_ns:
+            return LeaseAnswer(
+                False, error=pb.ControlResponse.UNAVAILABLE, detail="no majority has confirmed the metadata leader lately"
+            )
+        session = self._sessions.get(node_id)
+        if session is None:
+            return LeaseAnswer(False, error=pb.ControlResponse.NOT_FOUND, detail=f"node {node_id!r} is not registered")
+        if session.incarnation != incarnation:
+            detail = f"node {node_id!r} is incarnation {session.incarnation} now, not {incarnation}"
+            return LeaseAnswer(False, error=pb.ControlResponse.FENCED, detail=detail)
+        if not self._anybody_heard:
+            self._first_heard(now_ns)
+        session.heard_ns = session.beat_ns = now_ns
+        session.absent = False
+        session.deadline_ns = session.lasts_ns = max(session.lasts_ns, now_ns + self._session_ns)
+        session.leased_ns = max(session.leased_ns, now_ns + self._lease_ns)
+        if session.fenced or session.ending:
+            self._earliest_ns = now_ns
+            return LeaseAnswer(False, error=pb.ControlResponse.FENCED, detail="the session had ended; it begins again")
+        return LeaseAnswer(True, lease_ms=0 if self._times is None else self._times.lease_ms)
+
+    def _go_by(self, times: SessionTimes | None, now_ns: int) -> None:
+        """From now on, for what is granted; sessions that have begun keep their deadlines."""
+        config = self._config
+        own_ns = round(config.session_s * NS_PER_S), round(config.lease_s * NS_PER_S)
+        self._times, self._times_ns, self._settling_ns = times, now_ns, _NEVER
+        if times is None:
+            self._session_ns, self._lease_ns = self._longest_session_ns, self._longest_lease_ns = own_ns
+        else:
+            self._session_ns, self._lease_ns = times.session_ms * NS_PER_MS, times.lease_ms * NS_PER_MS
+            self._longest_session_ns, self._longest_lease_ns = times.longest_session_ns, times.longest_lease_ns
+        every_ns = round(heartbeat_every_s(config.heartbeat_s, times) * NS_PER_S)
+        self._missed_ns = round(_MISSED_AFTER_HEARTBEATS * every_ns)
+        self._late_ns = _LATE_AFTER_HEARTBEATS * every_ns
+        self._retry_ns = self._session_ns // 2
+        self._place_kept_ns = max(round(PLACE_KEPT_S * NS_PER_S), self._longest_session_ns)
+        self._earliest_ns = now_ns
+
+    def _starts_cold(self, now_ns: int) -> bool:
+        return not self._anybody_heard and now_ns - self._began_ns < self._cold_start_ns
+
+    def _first_heard(self, now_ns: int) -> None:
+        """The sessions of all others begin, as late as this first one comes."""
+        self._anybody_heard = True
+        took_ns = min(now_ns - self._began_ns, self._cold_start_ns)
+        if took_ns > self._longest_session_ns:
+            for session in self._sessions.values():
+                session.began_ns = max(session.began_ns, now_ns + took_ns - self._longest_session_ns)
+                session.deadline_ns = max(session.deadline_ns, session.began_ns + self._longest_session_ns)
+                session.leased_ns = max(session.leased_ns, session.began_ns + self._longest_lease_ns)
+        self._earliest_ns = now_ns
+
+    def overdue(self, now_ns: int) -> list[str]:
+        """Nodes whose heartbeats are late, or whose place is wanted, while their sessions last: to be asked for on the bus."""
+        latest_ns = now_ns - self._late_ns
+        wanted_ns = max(now_ns - _WANTED_NS, 0)
+
+        def asked_for(session: _NodeSession) -> bool:
+            if session.wanted_ns >= wanted_ns and not session.absent:
+                return True
+            return not (session.fenced or session.ending) and max(session.heard_ns, session.began_ns) < latest_ns
+
+        return [node_id for node_id, session in self._sessions.items() if asked_for(session)]
+
+    def keeps_its_place(self, node_id: str, now_ns: int) -> bool:
+        """Whether the process that is registered under the name may still run; another one asks for its place."""
+        session = self._sessions.get(node_id)
+        if session is None:
+            return False
+        session.wanted_ns = now_ns
+        if self.runs(node_id, now_ns):
+            return True
+        return not session.absent and now_ns - max(session.beat_ns, session.began_ns) <= self._place_kept_ns
+
+    def runs(self, node_id: str, now_ns: int) -> bool:
+        """Whether the process that is registered under the name is heard."""
+        session = self._sessions.get(node_id)
+        if session is None:
+            return False
+        if not (session.fenced or session.absent):
+            return True
+        return session.beat_ns != _NEVER and now_ns - session.beat_ns <= (self._missed_ns if session.absent else self._late_ns)
+
+    def gone(self, node_id: str) -> None:
+        """The bus says that nobody listens for the node: its session ends with its lease, if no heartbeat comes before."""
+        session = self._sessions.get(node_id)
+        if session is None:
+            return
+        session.absent = True
+        if session.fenced or not self._anybody_heard:
+            return  # it may be starting, as all others are
+        session.deadline_ns = min(session.deadline_ns, session.leased_ns + self._longest_lease_ns // _DRIFT_SHARE)
+        self._earliest_ns = min(self._earliest_ns, session.deadline_ns)
+
+    def due(self, now_ns: int) -> list[pb.FenceNode | pb.UnfenceNode | pb.SettleSessionTimes]:
+        """What to propose now, by node id. A proposal that the image does not answer is made again after half a session."""
+        if not self._leading or now_ns < self._earliest_ns:
+            return []
+        if self._starts_cold(now_ns):
+            self._earliest_ns = self._began_ns + self._cold_start_ns
+            return []
+        proposals: list[pb.FenceNode | pb.UnfenceNode | pb.SettleSessionTimes] = []
+        self._earliest_ns = now_ns + self._session_ns
+        if self._times is not None and not self._times.is_settled:
+            proposals += self._settle(self._times, now_ns)
+        for node_id in sorted(self._sessions):
+            session = self._sessions[node_id]
+            heard = now_ns < session.deadline_ns and (session.heard_ns != _NEVER or not session.fenced)
+            alive = heard and not session.ending
+            if alive != session.fenced:
+                if alive:
+                    self._earliest_ns = min(self._earliest_ns, session.deadline_ns)
+                continue
+            if session.proposed_ns == _NEVER or now_ns - session.proposed_ns >= self._retry_ns:
+                session.proposed_ns, session.ending = now_ns, not alive
+                kind = pb.UnfenceNode if alive else pb.FenceNode
+                proposals.append(kind(nodeId=node_id, incarnation=session.incarnation))
+            self._earliest_ns = min(self._earliest_ns, session.proposed_ns + self._retry_ns)
+        return proposals
+
+    def _settle(self, times: SessionTimes, now_ns: int) -> list[pb.SettleSessionTimes]:
+        """Say that those before count no more, once they can't."""
+        at_ns = self._times_ns + self._longest_session_ns
+        if self._settling_ns != _NEVER:
+            at_ns = max(at_ns, self._settling_ns + self._retry_ns)
+        is_due = now_ns >= at_ns
+        if is_due:
+            self._settling_ns, at_ns = now_ns, now_ns + self._retry_ns
+        self._earliest_ns = min(self._earliest_ns, at_ns)
+        return [pb.SettleSessionTimes(change=times.change)] if is_due else []
+
+    def next_deadline_ns(self) -> int | None:
+        """When ``due`` has to be asked again at the latest, or None while this node does not lead."""
+        return self._earliest_ns if self._leading else None

@@ -1,0 +1,160 @@
+"""What ``liftpy top`` shows: rates, percentiles and the last minute of each node, from glances that come once a second. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.observe.cluster_health import ClusterVerdict, judge, leader_of, states
+from liftpy.core.observe.node_summary import NodeSummary, percentile
+
+HISTORY = 60
+"""Seconds that sparklines show, one value each."""
+WINDOW = 10
+"""Seconds that percentiles look back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRow:
+    """A node; None: not known, since it does not answer, or not for long enough."""
+
+    node: str
+    state: str
+    """live, fenced, drained, silent"""
+    leads_metadata: bool = False
+    glance: NodeSummary | None = None
+    records_in_s: float | None = None
+    bytes_in_s: float | None = None
+    records_out_s: float | None = None
+    bytes_out_s: float | None = None
+    ack_p50_s: float | None = None
+    ack_p99_s: float | None = None
+    loop_p99_s: float | None = None
+    history: tuple[float | None, ...] = ()
+    """Records a second that came in, oldest first; None: a gap."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """The cluster at a moment."""
+
+    namespace: str
+    verdict: ClusterVerdict
+    metadata_leader: str
+    rows: tuple[NodeRow, ...]
+    streams: int | None
+    records_in_s: float | None
+    bytes_in_s: float | None
+    records_out_s: float | None
+    bytes_out_s: float | None
+    ack_p50_s: float | None
+    ack_p99_s: float | None
+    history_in: tuple[float | None, ...]
+    history_out: tuple[float | None, ...]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Of one node."""
+
+    glances: deque[tuple[float, NodeSummary]] = field(default_factory=lambda: deque(maxlen=WINDOW + 1))
+    history: deque[float | None] = field(default_factory=lambda: deque(maxlen=HISTORY))
+
+    def put(self, now_s: float, glance: NodeSummary | None) -> None:
+        last = self.glances[-1][1] if self.glances else None
+        if glance is None or (last is not None and glance.incarnation != last.incarnation):
+            self.glances.clear()  # another process counts from nothing: what was between is not known
+        if glance is not None:
+            self.glances.append((now_s, glance))
+        self.history.append(self.rate("records_in"))
+
+    def rate(self, name: str) -> float | None:
+        """Of a count, a second, between the last two glances."""
+        if len(self.glances) < 2:
+            return None
+        (before_s, before), (now_s, now) = self.glances[-2], self.glances[-1]
+        grown: int = getattr(now, name) - getattr(before, name)
+        return max(0, grown) / (now_s - before_s) if now_s > before_s else None
+
+    def counted(self, name: str) -> list[int]:
+        """Of a histogram, within the window; empty where that is not known."""
+        if len(self.glances) < 2:
+            return []
+        old, new = getattr(self.glances[0][1], name), getattr(self.glances[-1][1], name)
+        return [max(0, b - a) for a, b in zip(old or (0,) * len(new), new, strict=False)]
+
+
+class Watching:
+    """Gathers glances, and says what there is to show."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        self._seen: dict[str, _Seen] = {}
+        self._glances: dict[str, NodeSummary | None] = {}
+        self._in: deque[float | None] = deque(maxlen=HISTORY)
+        self._out: deque[float | None] = deque(maxlen=HISTORY)
+
+    def put(self, now_s: float, glances: Mapping[str, NodeSummary | None]) -> None:
+        """What all known nodes say at ``now_s`` (monotonic); None: nothing. Nodes that are not asked any more are forgotten."""
+        self._glances = dict(glances)
+        self._seen = {node: self._seen.get(node) or _Seen() for node in glances}
+        for node, glance in glances.items():
+            self._seen[node].put(now_s, glance)
+        self._in.append(self._sum("records_in"))
+        self._out.append(self._sum("records_out"))
+
+    def nodes(self, fallback: Sequence[str] = ()) -> list[str]:
+        """Whom to ask next: whom the newest controller names, else who is known, else ``fallback``."""
+        named = [glance for glance in self._glances.values() if glance is not None and glance.nodes]
+        newest = max(named, key=lambda glance: glance.index, default=None)
+        return sorted(newest.nodes if newest is not None else self._glances or fallback)
+
+    def model(self) -> Model:
+        """As it is now."""
+        of, leader = states(self._glances), leader_of(self._glances)
+        known = [glance for glance in self._glances.values() if glance is not None and glance.is_controller]
+        newest = max(known, key=lambda glance: glance.index, default=None)
+        acks = self._added("acks")
+        return Model(
+            namespace=self._namespace,
+            verdict=judge(self._glances),
+            metadata_leader=leader,
+            rows=tuple(self._row(node, of[node], node == leader) for node in sorted(of)),
+            streams=newest.streams if newest is not None else None,
+            records_in_s=self._sum("records_in"),
+            bytes_in_s=self._sum("bytes_in"),
+            records_out_s=self._sum("records_out"),
+            bytes_out_s=self._sum("bytes_out"),
+            ack_p50_s=percentile(acks, 0.5),
+            ack_p99_s=percentile(acks, 0.99),
+            history_in=tuple(self._in),
+            history_out=tuple(self._out),
+        )
+
+    def _row(self, node: str, state: str, leads: bool) -> NodeRow:
+        seen = self._seen.get(node) or _Seen()
+        return NodeRow(
+            node=node,
+            state=state,
+            leads_metadata=leads,
+            glance=self._glances.get(node),
+            records_in_s=seen.rate("records_in"),
+            bytes_in_s=seen.rate("bytes_in"),
+            records_out_s=seen.rate("records_out"),
+            bytes_out_s=seen.rate("bytes_out"),
+            ack_p50_s=percentile(seen.counted("acks"), 0.5),
+            ack_p99_s=percentile(seen.counted("acks"), 0.99),
+            loop_p99_s=percentile(seen.counted("loop_lag"), 0.99),
+            history=tuple(seen.history),
+        )
+
+    def _sum(self, name: str) -> float | None:
+        rates = [rate for seen in self._seen.values() if (rate := seen.rate(name)) is not None]
+        return sum(rates) if rates else None
+
+    def _added(self, name: str) -> list[int]:
+        counts = [found for seen in self._seen.values() if (found := seen.counted(name))]
+        width = max(map(len, counts), default=0)
+        return [sum(one[number] for one in counts if number < len(one)) for number in range(width)]

@@ -1,0 +1,296 @@
+"""The last minutes of a node, as numbers a second: ten of them at 1 s, four hours at 10 s, in about 200 KB whatever happens. Pure.
+
+A second of which nothing is known is NaN in every series, and stays a gap: it is never joined over, nor counted as nothing. Seconds
+are those of the wall clock, so that nodes can be laid over each other; where the clock goes back the history begins anew.
+
+Ten seconds become one as each series says: rates and counts of partitions by their mean, times by their largest, percentiles from the
+bands of acks. So do nodes become a cluster: by their sum, by the largest, from the bands' sums.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import sys
+from array import array
+from collections.abc import Sequence
+from math import isnan, nan
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.instruments import LATENCY_S
+
+SECONDS, TENS = 1, 10
+LENGTHS = {SECONDS: 600, TENS: 1440}
+"""Step in s -> how many values are kept at that step."""
+BAND_BOUNDS_S = LATENCY_S[1:12]
+"""Of acks by how long they took: not above 0.5 ms, 1 ms ... 512 ms, and above; each band is half as wide as the next."""
+MOST_ROWS = 600
+"""In one answer: 77 KB as it is sent."""
+_STARTS_ANEW_S = 2
+"""A clock that goes back by more than this."""
+SUM, LARGEST, BANDS = "sum", "largest", "bands"
+
+
+class Series(NamedTuple):
+    """``joined``: how nodes become a cluster, and seconds ten seconds."""
+
+    name: str
+    unit: str
+    joined: str
+
+
+def _bands() -> list[Series]:
+    return [Series(f"acks_{number}", "acks/s", SUM) for number in range(len(BAND_BOUNDS_S) + 1)]
+
+
+SERIES: tuple[Series, ...] = (
+    Series("records_in", "records/s", SUM),
+    Series("bytes_in", "B/s", SUM),
+    Series("records_out", "records/s", SUM),
+    Series("bytes_out", "B/s", SUM),
+    Series("ack_p50", "s", BANDS),
+    Series("ack_p99", "s", BANDS),
+    Series("flush_p99", "s", LARGEST),
+    Series("lag", "s", LARGEST),
+    Series("loop_p99", "s", LARGEST),
+    Series("isr_full", "partitions", SUM),
+    Series("isr_below", "partitions", SUM),
+    Series("isr_under_min", "partitions", SUM),
+    *_bands(),
+)
+NAMES = tuple(one.name for one in SERIES)
+_BANDS_AT = NAMES.index("acks_0")
+_LARGEST = [number for number, one in enumerate(SERIES) if one.joined == LARGEST]
+_P50, _P99 = NAMES.index("ack_p50"), NAMES.index("ack_p99")
+_EMPTY = (nan,) * len(SERIES)
+
+
+def bands_of(counts: Sequence[float]) -> list[float]:
+    """A histogram with the buckets ``LATENCY_S``, as counts of the bands."""
+    last = len(BAND_BOUNDS_S) + 1
+    return [counts[0] + counts[1], *counts[2:last], sum(counts[last:])]
+
+
+def joined(told: npt.NDArray[np.float32], *, over_time: bool = False) -> npt.NDArray[np.float32]:
+    """``told``: [one of several, series, moment], the several being nodes, or seconds of one node (``over_time``); becomes [series,
+    moment]. NaN where none of them knows anything."""
+    known = ~np.isnan(told[:, 0, :])
+    count = known.sum(axis=0)
+    made = np.where(known[:, None, :], np.nan_to_num(told), 0).sum(axis=0)
+    if over_time:
+        made /= np.maximum(count, 1)
+    largest = np.fmax.reduce(told, axis=0)  # of what is known: NaN only where all are
+    made[_LARGEST] = largest[_LARGEST]
+    for place, part in ((_P50, 0.5), (_P99, 0.99)):
+        made[place] = _percentiles(made[_BANDS_AT:], part)
+    made[:, count == 0] = nan
+    found: npt.NDArray[np.float32] = made.astype(np.float32)
+    return found
+
+
+def _percentiles(bands: npt.NDArray[np.float32], part: float) -> npt.NDArray[np.float32]:
+    """As ``glance.percentile``, of [band, moment]; NaN where nothing was counted."""
+    upper = np.array([*BAND_BOUNDS_S, BAND_BOUNDS_S[-1]])
+    lower = np.array([0.0, *BAND_BOUNDS_S])
+    below = np.cumsum(bands, axis=0, dtype=np.float64)
+    wanted = below[-1] * part
+    found = np.minimum((below < wanted).sum(axis=0), len(BAND_BOUNDS_S))
+    moments = np.arange(bands.shape[1])
+    within = bands[found, moments]
+    share = (wanted - (below[found, moments] - within)) / np.where(within > 0, within, 1)
+    value = lower[found] + (upper[found] - lower[found]) * share
+    return np.where(below[-1] > 0, value, nan).astype(np.float32)
+
+
+class History:
+    """Of one node; ``put`` a row a second."""
+
+    def __init__(self) -> None:
+        self._held = {step: [array("f", [nan]) * length for _ in SERIES] for step, length in LENGTHS.items()}
+        self._newest = dict.fromkeys(LENGTHS, 0)
+        """Step -> the last second, or the first of the last ten, that there is a place for; 0: none."""
+        self._oldest = dict.fromkeys(LENGTHS, 0)
+        """Step -> the first one that was ever put; 0: none."""
+
+    @property
+    def newest(self) -> int:
+        """The last second that is known; 0: none is."""
+        return self._newest[SECONDS]
+
+    def known_before(self, second: float) -> float:
+        """The last second up to ``second`` of which there is something, or the end of the last ten; 0: none."""
+        for step, covers in ((SECONDS, 1), (TENS, TENS)):
+            length, at = LENGTHS[step], min(self._newest[step], int(second) // step * step)
+            while self._oldest[step] and at >= max(self._oldest[step], self._newest[step] - (length - 1) * step):
+                if not isnan(self._held[step][0][at // step % length]):
+                    return min(at + covers - 1, second)
+                at -= step
+        return 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all values."""
+        return sum(one.itemsize * len(one) for series in self._held.values() for one in series)
+
+    def put(self, second: int, values: Sequence[float], covers: int = 1) -> None:
+        """``values``, in the order of ``SERIES``, are those of the ``covers`` seconds up to ``second``, and what was put before it."""
+        newest = self._newest[SECONDS]
+        if second < newest - _STARTS_ANEW_S:
+            self._clear()
+            newest = 0
+        elif second <= newest:
+            return
+        if newest and second - newest > LENGTHS[SECONDS] and newest % TENS != TENS - 1:
+            self._sum_up(newest // TENS * TENS, newest % TENS + 1)  # the seconds until now are over
+        first = max(second - covers, newest, second - LENGTHS[SECONDS]) + 1
+        self._oldest[SECONDS] = self._oldest[SECONDS] or first
+        for at in range(max(newest, second - LENGTHS[SECONDS]) + 1 if newest else first, second + 1):
+            self._write(SECONDS, at, values if at >= first else _EMPTY)
+            if at % TENS == TENS - 1:
+                self._sum_up(at - TENS + 1)
+        self._newest[SECONDS] = second
+
+    def take(self, rows: HistoryRows) -> None:
+        """What another one has told: what is known here already stays."""
+        for number, values in enumerate(zip(*rows.columns, strict=True)):
+            at = rows.first + number * rows.step
+            if rows.step == SECONDS:
+                if at > self.newest:
+                    self.put(at, values, covers=1)
+            elif at > self._newest[TENS] and not isnan(values[0]):
+                self._advance_tens(at)
+                self._write(TENS, at, values)
+
+    def rows(self, step: int, after: int, most: int = MOST_ROWS) -> HistoryRows:
+        """Those behind ``after`` (wall clock, s), oldest first, at most ``most``: the oldest ones, so that who asks again goes on."""
+        length, newest = LENGTHS[step], self._newest[step]
+        first = max(after // step * step + step, newest - (length - 1) * step, self._oldest[step])
+        count = max(0, min(most, (newest - first) // step + 1)) if newest else 0
+        places = [(first // step + number) % length for number in range(count)]
+        return HistoryRows(step, first, tuple(array("f", [series[place] for place in places]) for series in self._held[step]))
+
+    def _sum_up(self, first: int, count: int = TENS) -> None:
+        length = LENGTHS[SECONDS]
+        places = [at % length for at in range(first, first + count)]
+        seconds = np.array([[series[place] for series in self._held[SECONDS]] for place in places], np.float32)
+        self._advance_tens(first)
+        place = first // TENS % LENGTHS[TENS]
+        if isnan(self._held[TENS][0][place]):  # else somebody who knew all ten has told it
+            self._write(TENS, first, joined(seconds[:, :, None], over_time=True)[:, 0].tolist())
+
+    def _advance_tens(self, first: int) -> None:
+        newest = self._newest[TENS]
+        self._oldest[TENS] = self._oldest[TENS] or first
+        for at in range(max(newest, first - LENGTHS[TENS] * TENS) + TENS if newest else first, first + 1, TENS):
+            self._write(TENS, at, _EMPTY)
+        self._newest[TENS] = max(newest, first)
+
+    def _write(self, step: int, at: int, values: Sequence[float]) -> None:
+        place = at // step % LENGTHS[step]
+        for series, value in zip(self._held[step], values, strict=True):
+            series[place] = value
+
+    def _clear(self) -> None:
+        for step, series in self._held.items():
+            for one in series:
+                one[:] = array("f", [nan]) * len(one)
+            self._newest[step] = self._oldest[step] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRows:
+    """Some of a history: the first is of ``first`` (wall clock, s), each next one ``step`` s later; ``columns`` as ``SERIES``."""
+
+    step: int
+    first: int
+    columns: tuple[array[float], ...]
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return len(self.columns[0]) if self.columns else 0
+
+    def as_object(self) -> dict[str, Any]:
+        """For JSON: ``data`` is base64 of 32 bit numbers, little endian, one series behind the other."""
+        ordered = [array("f", one) for one in self.columns]
+        if sys.byteorder == "big":
+            for one in ordered:
+                one.byteswap()
+        data = base64.b64encode(b"".join(one.tobytes() for one in ordered)).decode()
+        return {"step": self.step, "first": self.first, "count": self.count, "series": list(NAMES), "data": data}
+
+
+def rows_of(said: object) -> HistoryRows | None:
+    """What ``as_object`` made, of any version: series that are not known are left out, missing ones are gaps. None: it is none."""
+    if not isinstance(said, dict):
+        return None
+    step, first, count, names, data = (said.get(name) for name in ("step", "first", "count", "series", "data"))
+    if (
+        type(step) is not int
+        or step not in LENGTHS
+        or type(first) is not int
+        or type(count) is not int
+        or not 0 <= count <= MOST_ROWS
+    ):
+        return None
+    if not 0 <= first < 1 << 40 or first % step or not isinstance(names, list) or not isinstance(data, str):
+        return None
+    try:
+        raw = base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    if len(raw) != 4 * count * len(names):
+        return None
+    found = {}
+    for number, name in enumerate(names):
+        column = array("f", raw[4 * count * number : 4 * count * (number + 1)])
+        if sys.byteorder == "big":
+            column.byteswap()
+        found[str(name)] = column
+    return HistoryRows(step, first, tuple(found.get(name) or array("f", [nan]) * count for name in NAMES))
+
+
+def question(step: int, after: int) -> dict[str, Any]:
+    """What a node is asked for its rows behind ``after``."""
+    return {"history": {"step": step, "after": after}}
+
+
+def asked_rows(history: History, asked: object) -> HistoryRows | None:
+    """The answer to ``{"step": 1, "after": second}``; None: that is no question."""
+    if not isinstance(asked, dict):
+        return None
+    step, after = asked.get("step"), asked.get("after", 0)
+    if type(step) is not int or step not in LENGTHS or type(after) is not int or not 0 <= after < 1 << 40:
+        return None
+    return history.rows(step, after)
+
+
+def with_gaps(rows: HistoryRows, unknown: Sequence[tuple[float, float]]) -> HistoryRows:
+    """``rows`` without those that lie in one of ``unknown``, (after, until) in s: not all is known of these moments."""
+    moments = [rows.first + number * rows.step for number in range(rows.count)]
+    gaps = [n for n, at in enumerate(moments) if any(at + rows.step - 1 > after and at <= until for after, until in unknown)]
+    if not gaps:
+        return rows
+    columns = tuple(array("f", column) for column in rows.columns)
+    for column in columns:
+        for number in gaps:
+            column[number] = nan
+    return HistoryRows(rows.step, rows.first, columns)
+
+
+def of_cluster(histories: Sequence[History], step: int, after: int) -> HistoryRows:
+    """The nodes' rows, joined moment by moment; NaN where no node knows anything."""
+    told = [rows for history in histories if (rows := history.rows(step, after, LENGTHS[step])).count]
+    if not told:
+        return HistoryRows(step, after // step * step + step, tuple(array("f") for _ in SERIES))
+    first, end = min(rows.first for rows in told), max(rows.first + rows.count * step for rows in told)
+    laid = np.full((len(told), len(SERIES), (end - first) // step), nan, np.float32)
+    for number, rows in enumerate(told):
+        begins = (rows.first - first) // step
+        for place, column in enumerate(rows.columns):
+            laid[number, place, begins : begins + rows.count] = column
+    return HistoryRows(step, first, tuple(array("f", column.tobytes()) for column in joined(laid)))

@@ -1,0 +1,109 @@
+"""What a node says of its own health: whether its process should go on, serves, and has caught up. Pure.
+
+*Live*: this process does its work. Nothing outside of it is in there (NATS, other nodes, space, its role), so that who restarts what
+is not live never restarts a node for the state of others. *Ready*: it takes part in the cluster, and has opened what it holds.
+*Synced*: each replica that it holds has been in the ISR at least once since it started, which a rolling restart waits for; it stays
+so, since a replica that lags later is no reason to take an application out of service.
+
+Each check has a name, and says in words why it fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey
+
+
+class Check(NamedTuple):
+    """One thing that was looked at. ``why``: in words, '' where it is well."""
+
+    name: str
+    why: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is well."""
+        return not self.why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signs:
+    """What a node knows of itself at a moment."""
+
+    failure: str = ""
+    """Why the process stops, unexpectedly; '': it does not."""
+    longest_flush_s: float = 0.0
+    """How long the flush has taken until now that began first."""
+    hung_flush_s: float = 30.0
+    """One that takes so long does not end any more."""
+    registered: bool = False
+    nats: bool = False
+    metadata_heard_s: float | None = None
+    """Since the metadata group answered last; None: never."""
+    session_s: float = 0.0
+    """How long a node may be silent before it is fenced."""
+    opening: int = 0
+    """Replicas here that are being opened, or are to be."""
+    opened: bool = False
+    """What the image showed at the start has been opened, or reported as failed."""
+    stopped_for_space: int = 0
+    """Replicas that a full disk has stopped."""
+
+
+def live(signs: Signs) -> list[Check]:
+    """Whether this process should go on."""
+    hung = signs.longest_flush_s >= signs.hung_flush_s
+    return [
+        Check("tasks", signs.failure),
+        Check("flush", f"a flush has not ended for {signs.longest_flush_s:.0f} s" if hung else ""),
+    ]
+
+
+def ready(signs: Signs) -> list[Check]:
+    """Whether it takes part in the cluster."""
+    heard_s = signs.metadata_heard_s
+    late = heard_s is None or heard_s > signs.session_s
+    silence = "it has never been heard" if heard_s is None else f"nothing heard for {heard_s:.1f} s"
+    opening = f"{signs.opening} are being opened" if signs.opening else "they are not opened yet"
+    return [
+        Check("registered", "" if signs.registered else "not registered with the metadata group yet"),
+        Check("nats", "" if signs.nats else "not connected"),
+        Check("metadata", silence if late else ""),
+        Check("partitions", "" if signs.opened else opening),
+        Check("space", f"a full disk has stopped {signs.stopped_for_space}" if signs.stopped_for_space else ""),
+    ]
+
+
+class Synced:
+    """Which replicas have been in the ISR since the start. Once all that there were had been, it is so for good."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self._were: set[PartitionKey] = set()
+
+    def look(self, replicas: Iterable[tuple[PartitionKey, bool]], *, opened: bool) -> Check:
+        """``replicas``: those here, learners left out, and whether each is in sync; ``opened``: these are all."""
+        if self.done:
+            return Check("synced")
+        missing, count = [], 0
+        for key, in_sync in replicas:
+            count += 1
+            if in_sync:
+                self._were.add(key)
+            elif key not in self._were:
+                missing.append(key)
+        if not opened:
+            return Check("synced", "not all partitions are opened yet")
+        if missing:
+            return Check("synced", f"{len(missing)} of {count} have not caught up yet, {min(missing)} among them")
+        self.done = True
+        self._were.clear()
+        return Check("synced")
+
+
+def told(checks: Iterable[Check]) -> str:
+    """A line for each."""
+    return "".join(f"[{'+' if check.ok else '-'}] {check.name}{': ' + check.why if check.why else ''}\n" for check in checks)

@@ -1,0 +1,157 @@
+"""What a node says of itself at a glance: few numbers, made of the same figures as its metrics, in about 1 KiB. Pure.
+
+Counts only grow while a process lives; rates and percentiles are the viewer's, from two glances.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, field, fields
+from typing import Any
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.instruments import LATENCY_S
+from liftpy.core.base.strict_json import is_count
+
+ASKED = b'{"glance": true}'
+"""The payload of a question on ``<ns>.status.<node>``."""
+MOST_ENDED, MOST_ENDED_CHARS = 3, 160
+"""Ended services that a node names at a glance, and characters of each."""
+MOST_SUSPECT, MOST_SUSPECT_CHARS = 3, 400
+"""Partitions that a controller names because they wait for an operator, and characters of each."""
+MOST_NODES = 64
+"""That a controller names."""
+LIVE, FENCED, DRAINED = "live", "fenced", "drained"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSummary:
+    """Of one node. What an older version does not say has its default."""
+
+    node: str
+    version: str = ""
+    incarnation: int = 0
+    uptime_s: float = 0.0
+    is_controller: bool = False
+    metadata_leader: str = ""
+    """As this node knows it."""
+    applied: int = 0
+    """What this node has applied of the metadata group's log."""
+    feature_level: int = 0
+    """Of the cluster, as this node knows it."""
+    speaks: int = 0
+    """The highest level that its version speaks."""
+    nats_connected: bool = True
+    records_in: int = 0
+    """Appended as leader."""
+    bytes_in: int = 0
+    records_out: int = 0
+    """Sent to readers."""
+    bytes_out: int = 0
+    acks: tuple[int, ...] = ()
+    """Acks sent, by how long they took: as ``LATENCY_S``, and one above."""
+    loop_lag: tuple[int, ...] = ()
+    """The same of how late the event loop was."""
+    leads: int = 0
+    replicas: int = 0
+    """Leaders included."""
+    under_replicated: int = 0
+    at_min_isr: int = 0
+    under_min_isr: int = 0
+    failed: int = 0
+    services_failing: int = 0
+    services_ended: int = 0
+    ended_services: tuple[str, ...] = ()
+    """Of those, the first ``MOST_ENDED``: what has ended, and why, in at most ``MOST_ENDED_CHARS``."""
+    lag_records: int = 0
+    lag_s: float = 0.0
+    """The largest of those led here."""
+    disk_free: float = 1.0
+    """Part of the disk, 0 to 1."""
+    queued: float = 0.0
+    """Part of what the node may hold of publishes, 0 to 1."""
+    nodes: Mapping[str, str] = field(default_factory=dict)
+    """Controllers: node -> live, fenced or drained; the first ``MOST_NODES`` by name."""
+    index: int = 0
+    """Controllers: up to where of the metadata group's log the following is known."""
+    streams: int = 0
+    offline: int = 0
+    suspect_partitions: tuple[str, ...] = ()
+    """Of those offline, the first ``MOST_SUSPECT`` that wait for an operator, and why, in at most ``MOST_SUSPECT_CHARS``."""
+    electing: int = 0
+    elections: int = 0
+    """Since this controller started."""
+    term: int = 0
+    """The metadata leader: of its leadership."""
+    members: Mapping[str, int] = field(default_factory=dict)
+    """The metadata leader: controller -> entries that it is behind; -1: it is not connected."""
+
+    def encode(self) -> bytes:
+        """As JSON, without what has its default."""
+        said = {name: value for name, value in asdict(self).items() if name == "node" or value != _DEFAULTS[name]}
+        return json.dumps({"glance": said}, separators=(",", ":")).encode()
+
+
+_MAPPINGS: dict[str, type] = {"nodes": str, "members": int}
+"""Field -> of what kind its values are."""
+
+
+_TEXTS = {"ended_services": (MOST_ENDED, MOST_ENDED_CHARS), "suspect_partitions": (MOST_SUSPECT, MOST_SUSPECT_CHARS)}
+"""Field -> how many texts it has at most, and characters of each."""
+
+
+def _default(name: str) -> Any:
+    return {} if name in _MAPPINGS else NodeSummary.__dataclass_fields__[name].default
+
+
+_DEFAULTS = {one.name: _default(one.name) for one in fields(NodeSummary)}
+
+
+def glance_of(said: object) -> NodeSummary | None:
+    """What a node has answered under ``glance``; None: that is none. Fields that are not known are left out."""
+    found: dict[str, Any] = {}
+    if not isinstance(said, dict):
+        return None
+    for name, value in said.items():
+        if name in _DEFAULTS and (kept := _checked(name, value)) is not None:
+            found[name] = kept
+    return NodeSummary(**found) if found.get("node") else None
+
+
+def _checked(name: str, value: Any) -> Any:
+    """``value`` where it is of the field's kind; None where it is not."""
+    default = _DEFAULTS[name]
+    if name in _MAPPINGS:
+        good = (
+            isinstance(value, dict) and len(value) <= MOST_NODES and all(type(one) is _MAPPINGS[name] for one in value.values())
+        )
+        good = good and (_MAPPINGS[name] is not int or all(map(is_count, value.values())))
+        return value if good else None
+    if name == "node" or isinstance(default, str):
+        return value if isinstance(value, str) else None
+    if name in _TEXTS:
+        most, chars = _TEXTS[name]
+        good = isinstance(value, list) and all(isinstance(one, str) for one in value)
+        return tuple(one[:chars] for one in value[:most]) if good else None
+    if isinstance(default, tuple):
+        good = isinstance(value, list) and len(value) <= len(LATENCY_S) + 1 and all(map(is_count, value))
+        return tuple(value) if good else None
+    if isinstance(default, bool):
+        return value if type(value) is bool else None
+    kinds = (int,) if type(default) is int else (int, float)
+    return value if type(value) in kinds and value >= 0 and (type(value) is float or is_count(value)) else None
+
+
+def percentile(counts: Sequence[int], part: float, bounds: Sequence[float] = LATENCY_S) -> float | None:
+    """Below what ``part`` of those counted are, in s, as Prometheus estimates it: even within a bucket, the last bucket is its lower
+    bound. None where nothing was counted."""
+    wanted, below = sum(counts) * part, 0
+    if not wanted:
+        return None
+    for number, count in enumerate(counts[: len(bounds)]):
+        if count and below + count >= wanted:
+            low = bounds[number - 1] if number else 0.0
+            return low + (bounds[number] - low) * (wanted - below) / count
+        below += count
+    return bounds[-1]

@@ -1,0 +1,232 @@
+"""What the pages show, as JSON: from the model that ``liftpy top`` shows, histories, and what nodes say of partitions. Pure.
+
+Numbers are plain, in the unit that their name ends with; None: not known. Whoever shows them formats them (``figures_text``).
+
+Figures as pages show them, in words; ``static/format.js`` says the same, and a test compares the two. Pure.
+
+Halves are rounded up, in both, before they are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import floor, isnan
+from typing import Any
+
+from liftpy.core.base.strict_json import is_count
+from liftpy.core.observe.cluster_health import FINE, PROBLEMS
+from liftpy.core.observe.cluster_model import Model, NodeRow
+from liftpy.core.observe.history import NAMES, HistoryRows
+from liftpy.core.observe.node_summary import NodeSummary
+
+_RATES = ("records_in", "bytes_in", "records_out", "bytes_out")
+
+
+def newest_of(rows: HistoryRows) -> dict[str, float | None]:
+    """The last row in which anything is known, by series."""
+    for number in range(rows.count - 1, -1, -1):
+        if not isnan(rows.columns[0][number]):
+            values = (column[number] for column in rows.columns)
+            return {name: None if isnan(value) else value for name, value in zip(NAMES, values, strict=True)}
+    return dict.fromkeys(NAMES)
+
+
+def cluster_object(model: Model, newest: Mapping[str, float | None]) -> dict[str, Any]:
+    """The cluster at a glance. ``newest``: its last second, for figures that the model has not seen grow yet."""
+    glances = {row.node: row.glance for row in model.rows if row.glance is not None}
+    controllers = [one for one in glances.values() if one.is_controller]
+    image = max(controllers, key=lambda one: one.index, default=None)
+    leader = glances.get(model.metadata_leader)
+    states = [row.state for row in model.rows]
+    said = list(glances.values())
+    return {
+        "namespace": model.namespace,
+        "word": model.verdict.word,
+        "reasons": [reason._asdict() for reason in model.verdict.reasons],
+        "nodes": {state: states.count(state) for state in ("live", "fenced", "drained", "silent")},
+        "streams": model.streams,
+        "metadata": {
+            "leader": model.metadata_leader,
+            "term": leader.term if leader is not None and leader.term else None,
+            "lag": max((lag for lag in leader.members.values() if lag >= 0), default=0) if leader is not None else None,
+            "members": len(leader.members) if leader is not None and leader.members else len(controllers),
+            "away": sum(lag < 0 for lag in leader.members.values()) if leader is not None else None,
+        },
+        "partitions": {
+            "offline": image.offline if image is not None else None,
+            "electing": image.electing if image is not None else None,
+            "under_min_isr": sum(one.under_min_isr for one in said),
+            "under_replicated": sum(one.under_replicated for one in said),
+            "damaged": sum(one.failed for one in said),
+            "led": sum(one.leads for one in said),
+        },
+        "now": {
+            **{f"{name}_s": _first(getattr(model, f"{name}_s"), newest.get(name)) for name in _RATES},
+            "ack_p50_s": _first(model.ack_p50_s, newest.get("ack_p50")),
+            "ack_p99_s": _first(model.ack_p99_s, newest.get("ack_p99")),
+            "lag_s": max((one.lag_s for one in said), default=None),
+            "slowest": max(said, key=lambda one: one.lag_s).node if any(one.lag_s for one in said) else "",
+        },
+        "feature": feature_object(said),
+        "rows": [node_row(row) for row in model.rows],
+    }
+
+
+def feature_object(said: Iterable[NodeSummary]) -> dict[str, Any]:
+    """The level that holds, which one all speak, and what is to be done about it."""
+    known = [one for one in said if one.feature_level]
+    level = max((one.feature_level for one in known), default=None)
+    speaks = min((one.speaks for one in known), default=None)
+    waits = level is not None and speaks is not None and speaks > level
+    return {"level": level, "all_speak": speaks, "todo": "liftpy upgrade finalize" if waits else "nothing to finalize"}
+
+
+def node_row(row: NodeRow) -> dict[str, Any]:
+    """A node in the table of nodes."""
+    glance = row.glance
+    found: dict[str, Any] = {
+        "node": row.node, "state": row.state, "leads_metadata": row.leads_metadata,
+        "records_in_s": row.records_in_s, "bytes_in_s": row.bytes_in_s, "records_out_s": row.records_out_s,
+        "bytes_out_s": row.bytes_out_s, "ack_p50_s": row.ack_p50_s, "ack_p99_s": row.ack_p99_s, "loop_p99_s": row.loop_p99_s,
+    }  # fmt: skip
+    for name in _OF_GLANCE:
+        found[name] = getattr(glance, name) if glance is not None else None
+    return found
+
+
+_OF_GLANCE = (
+    "leads", "replicas", "under_replicated", "under_min_isr", "failed", "lag_records", "lag_s", "disk_free", "queued", "uptime_s",
+    "version", "incarnation", "is_controller", "applied", "nats_connected",
+)  # fmt: skip
+
+
+def stream_rows(said: Mapping[str, object]) -> list[dict[str, Any]]:
+    """Node -> the rows that it has told of a stream's partitions; becomes one row for each partition, in order of urgency: that of its
+    leader with the highest epoch, else of who knows most. What a node says in another form is left out."""
+    best: dict[int, tuple[tuple[int, int, bool], dict[str, Any]]] = {}
+    for node, rows in said.items():
+        for row in rows if isinstance(rows, list) else ():
+            if (kept := checked_row(row)) is None:
+                continue
+            weight = (kept["epoch"], kept["role"] == "LEADER", bool(kept["role"]))
+            number = kept["partition"]
+            if number not in best or weight > best[number][0]:
+                best[number] = weight, {**kept, "told_by": node}
+    return sorted((row for _, row in best.values()), key=lambda row: (row["urgency"], row["partition"]))
+
+
+_ROW: dict[str, type] = {
+    "stream": str, "partition": int, "urgency": int, "role": str, "leader": str, "epoch": int, "newest": int, "high_watermark": int,
+    "start": int, "log_bytes": int, "records_in": int, "bytes_in": int, "lag_records": int, "lag_s": float, "waiting_acks": int,
+}  # fmt: skip
+
+
+def checked_row(row: object) -> dict[str, Any] | None:
+    """A partition as a node tells it, if all its figures are of their kind; None: it is none."""
+    if not isinstance(row, dict):
+        return None
+    kept: dict[str, Any] = {}
+    for name, kind in _ROW.items():
+        value = row.get(name)
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            return None
+        if type(value) is int and not is_count(value):
+            return None
+        kept[name] = value
+    for name in ("isr", "replicas"):
+        names = row.get(name)
+        if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+            return None
+        kept[name] = " ".join(names)
+    if not 0 <= kept["urgency"] <= FINE:
+        return None
+    return {**kept, "problem": PROBLEMS[kept["urgency"]]}
+
+
+_STREAM_ROW: dict[str, type] = {
+    "stream": str, "subject": str, "urgency": int, "partitions": int, "replicas": int, "offline": int, "electing": int,
+    "under_min_isr": int, "under_replicated": int,
+}  # fmt: skip
+
+
+def checked_stream(row: object) -> dict[str, Any] | None:
+    """The same of a stream in the list of streams."""
+    if not isinstance(row, dict) or any(type(row.get(name)) is not kind for name, kind in _STREAM_ROW.items()):
+        return None
+    if not all(is_count(row[name]) for name, kind in _STREAM_ROW.items() if kind is int):
+        return None
+    kept = {name: row[name] for name in _STREAM_ROW}
+    return {**kept, "problem": PROBLEMS[kept["urgency"]]} if 0 <= kept["urgency"] <= FINE else None
+
+
+def _first(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)
+
+
+NOTHING = "–"
+KINDS = ("text", "int", "rate", "bytes", "span", "share", "age")
+_UNITS = ("", " k", " M", " G", " T")
+
+
+def figure(kind: str, value: Any) -> str:
+    """``value`` as one of ``KINDS``: a text; a count; a rate; bytes; seconds; a part of one; seconds of uptime."""
+    if value is None or value == "" or isinstance(value, Mapping):
+        return NOTHING
+    if kind == "text" or isinstance(value, (str, bool)):
+        return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+    if kind == "int":
+        return f"{_round(value, 0):,.0f}"
+    if kind == "rate":
+        return (
+            f"{_round(value, 1):.1f}"
+            if 0 < value < 9.95
+            else f"{_round(value, 0):,.0f}"
+            if value < 99_999.5
+            else _unit(value, "")
+        )
+    if kind == "bytes":
+        return _unit(value, "B")
+    if kind == "span":
+        return _span(value)
+    if kind == "share":
+        return f"{_round(value * 100, 0):.0f} %"
+    return _age(value)
+
+
+def look_up(found: Any, path: str) -> Any:
+    """What stands under ``a.b.c``; None: nothing."""
+    for name in path.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def _round(value: float, digits: int) -> float:
+    scale: float = 10.0**digits
+    return floor(value * scale + 0.5) / scale
+
+
+def _unit(value: float, unit: str) -> str:
+    number = 0
+    while number < len(_UNITS) - 1 and value >= 999.5:
+        value, number = value / 1000, number + 1
+    digits = 0 if number == 0 or value >= 99.95 else 1 if value >= 9.995 else 2
+    text = f"{_round(value, digits):.{digits}f}{_UNITS[number]}"
+    return f"{text}{unit}" if number else f"{text} {unit}".strip()
+
+
+def _span(value: float) -> str:
+    if value >= 0.9995:
+        return f"{_round(value, 1):,.1f} s"
+    ms = value * 1000
+    digits = 2 if ms < 9.995 else 1 if ms < 99.95 else 0
+    return f"{_round(ms, digits):.{digits}f} ms" if ms else "0 ms"
+
+
+def _age(value: float) -> str:
+    minutes = floor(value / 60)
+    if minutes < 1:
+        return f"{floor(value)} s"
+    if minutes < 60:
+        return f"{minutes} min"
+    hours = minutes // 60
+    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} days"

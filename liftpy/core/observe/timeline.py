@@ -1,0 +1,136 @@
+"""Events as marks of a timeline with a row for each node: whose row an event belongs to, and as what it is marked. Pure.
+
+Events come as ``ClusterEvent.as_object`` makes them, from whoever keeps them.
+
+Events that are one to people: where a node dies, a thousand partitions get another leader and a shorter ISR. Pure.
+
+Algorithm: what says the same of different partitions, ``TOGETHER_NS`` apart at most from one to the next, is one group, where its
+newest event is; whatever else happened in between. Events that each matter by themselves (an unclean election, a request) stay alone.
+Who shows groups has to offer the single events, too.
+
+Worked example: n3, which led 334 of 1,000 partitions, is fenced: 334 elections and 1,000 changes of ISRs in four entries of the log
+become "334 partitions of 10 streams: n3 -> n1 (167), n2 (167)" and "1,000 partitions of 10 streams: n3 left".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from liftpy.config import NS_PER_S
+
+MARKS = ("unclean", "offline", "fenced", "election", "isr", "restart", "upgrade", "other")
+"""Most severe first: where several are at one place, this one is shown."""
+CLUSTER = ""
+"""The row of what is nobody's alone."""
+MOST_MARKS = 2000
+FILTERS = ("kind", "stream", "node")
+"""By what a list of events may be narrowed."""
+_OF = {
+    "unclean_election": "unclean",
+    "partition_offline": "offline",
+    "node_fenced": "fenced",
+    "folder_lost": "fenced",
+    "service_ended": "offline",
+    "election": "election",
+    "transfer": "election",
+    "isr_changed": "isr",
+    "feature_level": "upgrade",
+}
+
+
+def fits(event: Mapping[str, Any], only: Mapping[str, str]) -> bool:
+    """Whether an event is of the kind, the stream and the node's row in ``only`` (``FILTERS``; kind and stream '': of any)."""
+    if only.get("kind") and event.get("kind") != only["kind"]:
+        return False
+    if only.get("stream") and event.get("stream") != only["stream"]:
+        return False
+    return "node" not in only or any(node == only["node"] for node, _ in marks_of(event))
+
+
+def marks_of(event: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(node, mark) of an event, one for each row that it belongs to; the node '' is the cluster's own row."""
+    kind = str(event.get("kind", ""))
+    mark = _OF.get(kind, "other")
+    was, now = str(event.get("was", "")), str(event.get("now", ""))
+    if kind in ("election", "transfer", "unclean_election"):
+        return [(now, mark)]
+    if kind == "partition_offline":
+        return [(was, mark)]
+    if kind == "isr_changed":
+        return [(node, mark) for node in sorted(set(was.split()) ^ set(now.split()))]
+    if kind == "node_registered":
+        return [(str(event.get("node", "")), "upgrade" if was and _version(was) != _version(now) else "restart")]
+    return [(str(event.get("node", CLUSTER)), mark)]
+
+
+def _version(process: str) -> str:
+    return process.partition(" of ")[2]
+
+
+def marks(events: Iterable[Mapping[str, Any]], step: int) -> list[tuple[int, str, str, int]]:
+    """(wall clock in s, node, mark, how many): what fell into the same ``step`` s of a row is one, of the most severe mark; the newest
+    ``MOST_MARKS``."""
+    found: dict[tuple[int, str], tuple[int, int]] = {}
+    for event in events:
+        at = int(event.get("time_ns", 0)) // 1_000_000_000 // step * step
+        for node, mark in marks_of(event):
+            severity, count = found.get((at, node), (len(MARKS), 0))
+            found[at, node] = min(severity, MARKS.index(mark)), count + 1
+    newest = sorted(found.items())[-MOST_MARKS:]
+    return [(at, node, MARKS[severity], count) for (at, node), (severity, count) in newest]
+
+
+TOGETHER_NS = 2 * NS_PER_S
+"""An election of thousands is decided in several entries of the log."""
+_LEADERS = ("election", "transfer", "partition_offline")
+_Event = dict[str, Any]
+
+
+def grouped(events: Iterable[_Event]) -> list[list[_Event]]:
+    """``events`` as ``ClusterEvent.as_object`` made them, newest first; so are the groups, and what is in each."""
+    groups: list[list[_Event]] = []
+    newest: dict[tuple[str, ...], list[_Event]] = {}
+    for event in events:
+        meaning = _meaning(event)
+        group = newest.get(meaning) if meaning is not None else None
+        if group is not None and group[-1]["time_ns"] - event["time_ns"] <= TOGETHER_NS:
+            group.append(event)
+            continue
+        groups.append([event])
+        if meaning is not None:
+            newest[meaning] = groups[-1]
+    return groups
+
+
+def group_in_words(group: list[_Event]) -> str:
+    """Several events of one group, in one line, without their kind."""
+    streams = {str(event["stream"]) for event in group}
+    where = next(iter(streams)) if len(streams) == 1 else f"{len(streams):,} streams"
+    kind = group[0]["kind"]
+    if kind == "isr_changed":
+        left, came = _who_changed(group[0])
+        said = ", ".join([f"{node} left" for node in left] + [f"{node} is back" for node in came])
+    else:
+        said = f"{group[0].get('was') or 'none'}"
+        if kind != "partition_offline":
+            to = Counter(str(event.get("now") or "none") for event in group)
+            said += " -> " + ", ".join(f"{node} ({count:,})" for node, count in sorted(to.items()))
+    return f"{len(group):,} partitions of {where}: {said}"
+
+
+def _meaning(event: _Event) -> tuple[str, ...] | None:
+    """Equal for what is one to people; None: it stays alone."""
+    kind = str(event.get("kind"))
+    if "stream" not in event or "partition" not in event:
+        return None
+    if kind == "isr_changed":
+        left, came = _who_changed(event)
+        return (kind, " ".join(left), " ".join(came))
+    return (kind, str(event.get("was") or "")) if kind in _LEADERS else None
+
+
+def _who_changed(event: _Event) -> tuple[list[str], list[str]]:
+    was, now = (set(str(event.get(name) or "").split()) for name in ("was", "now"))
+    return sorted(was - now), sorted(now - was)

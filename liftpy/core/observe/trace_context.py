@@ -1,0 +1,106 @@
+"""``traceparent`` of W3C Trace Context: who has sent a message, within which trace. Pure.
+
+Whatever is not one exactly is none: the message it came with is stored and handed on as it is, and no span is made for it.
+
+The context of a message in its headers: read, and put there by who sends it. A header that is there is never changed. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from liftpy.core.wire.batch_columns import BytesColumn, ColumnSet, HeadersColumn
+from liftpy.core.wire.headers import Pairs
+
+TRACEPARENT = "traceparent"
+"""The header's name, in this case alone: as OpenTelemetry's propagators write it."""
+TRACEPARENT_BYTES = 55
+"""Of a header of version 00; of a later one at least."""
+MAX_TRACEPARENT_BYTES = 512
+SAMPLED = 0x01
+_FIELDS = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+
+
+class TraceContext(NamedTuple):
+    """``trace_id``: of 16 bytes, ``span_id``: of 8, neither 0. ``flags``: 8 bits."""
+
+    trace_id: int
+    span_id: int
+    flags: int
+
+    @property
+    def sampled(self) -> bool:
+        """Whether its sender records it."""
+        return bool(self.flags & SAMPLED)
+
+
+def parse_traceparent(value: bytes) -> TraceContext | None:
+    """What ``value`` says; None where it is malformed."""
+    size, fields = len(value), _FIELDS.match(value)
+    if fields is None or size > MAX_TRACEPARENT_BYTES:
+        return None
+    version, trace_id, span_id, flags = [int(digits, 16) for digits in fields.groups()]
+    if version == 0xFF or not trace_id or not span_id:
+        return None
+    if size > TRACEPARENT_BYTES and (version == 0 or value[TRACEPARENT_BYTES] != 0x2D):
+        return None
+    return TraceContext(trace_id, span_id, flags)
+
+
+def traceparent(context: TraceContext) -> bytes:
+    """The header of ``context``, of version 00."""
+    return b"00-%032x-%016x-%02x" % context
+
+
+TRACESTATE = "tracestate"
+MAX_STATE_BYTES = 512
+"""Of a ``tracestate`` that is put into a message; a longer one is left out."""
+
+
+def bears_one(pairs: Pairs) -> bool:
+    """Whether a message names a context, whatever it says, in letters of whatever case."""
+    return any(name.lower() == TRACEPARENT for name, _ in pairs)
+
+
+def created_in(pairs: Pairs) -> TraceContext | None:
+    """The first context that a message bears and whose sender records it; None: there is none."""
+    for name, value in pairs:
+        if name == TRACEPARENT and (context := parse_traceparent(value)) is not None and context.sampled:
+            return context
+    return None
+
+
+def with_context(pairs: Pairs, context: TraceContext, state: str = "") -> Pairs:
+    """``pairs``, then ``context`` and its ``tracestate``; as they are where they name a context already."""
+    if bears_one(pairs):
+        return pairs
+    marked = (*pairs, (TRACEPARENT, traceparent(context)))
+    if state and len(state) <= MAX_STATE_BYTES and not any(name.lower() == TRACESTATE for name, _ in pairs):
+        marked += ((TRACESTATE, state.encode()),)
+    return marked
+
+
+def first_marked(columns: ColumnSet, pairs: Pairs) -> ColumnSet:
+    """``columns`` whose first record has ``pairs`` before its other headers; as they are where that names a context already."""
+    had = columns.headers
+    added = np.uint32(len(pairs))
+    names, values = [name.encode() for name, _ in pairs], [value for _, value in pairs]
+    if had is None:
+        ends = np.full(len(columns.values.ends), added, dtype=np.uint32)
+        return replace(columns, headers=HeadersColumn(ends, _before(names), _before(values)))
+    own = int(had.ends[0])
+    if own and TRACEPARENT.encode() in bytes(had.names.data[: int(had.names.ends[own - 1])]).lower():
+        return columns
+    return replace(columns, headers=HeadersColumn(had.ends + added, _before(names, had.names), _before(values, had.values)))
+
+
+def _before(entries: list[bytes], column: BytesColumn | None = None) -> BytesColumn:
+    """``entries``, then those of ``column``, which has no nulls."""
+    ends = np.cumsum([len(entry) for entry in entries], dtype=np.uint32)
+    if column is None:
+        return BytesColumn(ends, memoryview(b"".join(entries)), None)
+    return BytesColumn(np.concatenate((ends, column.ends + ends[-1])), memoryview(b"".join((*entries, column.data))), None)

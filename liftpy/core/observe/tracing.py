@@ -1,0 +1,381 @@
+"""The way of traced batches through a leader: appended, flushed, fetched by followers, committed, acknowledged. Pure.
+
+A batch is traced where one of its messages says that its sender records it, and the node's budget allows. Its spans are handed over
+together when the last step is known: at once when everybody has it, ``LINGER_NS`` after the acks where a follower lags, ``MOST_NS``
+after its append in any case. At most ``MOST_OPEN`` are followed at a time in a node. Nothing here is waited for by the log.
+
+Which messages of a batch are traced: one search in the names of all its headers, before anything else is looked at. Pure.
+
+Where it finds nothing, and that is nearly always, no record has been met. Else numpy finds the values, and Python sees the first few
+that are sampled.
+
+A command of steps as one span, with one below it for each step: a backup, a restore. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import field
+
+import numpy as np
+
+from liftpy.config import AckPolicy, Codec
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.observe.spans import Attributes, Span, SpanBudget, SpanTree
+from liftpy.core.observe.trace_context import SAMPLED, TRACEPARENT, TRACEPARENT_BYTES, TraceContext, parse_traceparent
+from liftpy.core.wire.batch import parse_batch
+from liftpy.core.wire.batch_columns import BytesColumn, Columns, HeadersColumn
+from liftpy.errors import CorruptionError
+
+MOST_LINKS = 32
+"""Contexts of one batch; those of further messages are not looked for."""
+MOST_READ_LINKS = 64
+"""The same of a batch that is read."""
+_NAME = TRACEPARENT.encode()
+_LAST_FLAG = 54
+"""Where the lower of the two digits of the flags stands."""
+_NINE = ord("9")
+_PARSED_A_LINK = 4
+"""So many values that look sampled and may turn out malformed."""
+
+
+def traced_in(batch: bytes) -> tuple[TraceContext, ...]:
+    """Sampled contexts of the first messages of ``batch`` that bear one, at most ``MOST_LINKS``, in their order, each once."""
+    parsed = parse_batch(batch, verify=False)  # it was sealed a moment ago
+    if Columns.HEADERS not in Columns(parsed.header.column_bits):
+        return ()
+    try:
+        headers = parsed.columns.headers
+    except CorruptionError:  # of what its publisher has compressed; readers are told
+        return ()
+    return () if headers is None else sampled_in(headers)
+
+
+def may_bear(batch: bytes) -> bool:
+    """Whether a message of ``batch`` may be traced, by one search in its bytes; for whoever can't follow it and counts. Of one that is
+    compressed: whether it has headers."""
+    header = parse_batch(batch, verify=False).header
+    return Columns.HEADERS in Columns(header.column_bits) and (header.codec is not Codec.NONE or batch.find(_NAME) >= 0)
+
+
+def names_one(headers: HeadersColumn) -> bool:
+    """Whether a message may be traced, of a column: by one search in its names."""
+    return bytes(headers.names.data).find(_NAME) >= 0
+
+
+def sampled_in(
+    headers: HeadersColumn, first: int = 0, end: int | None = None, most: int = MOST_LINKS
+) -> tuple[TraceContext, ...]:
+    """The same of a column: of its records ``first`` (inclusive) to ``end`` (exclusive; None: to the last)."""
+    names = bytes(headers.names.data)
+    if names.find(_NAME) < 0:
+        return ()
+    begin = int(headers.ends[first - 1]) if first else 0
+    behind = int(headers.ends[-1 if end is None else end - 1])
+    found: dict[TraceContext, None] = {}
+    for value in _sampled_values(headers, names, begin, behind, most * _PARSED_A_LINK):
+        context = parse_traceparent(value)
+        if context is not None and context.sampled:
+            found[context] = None
+            if len(found) == most:
+                break
+    return tuple(found)
+
+
+def _sampled_values(headers: HeadersColumn, names: bytes, begin: int, end: int, most: int) -> list[bytes]:
+    """Of the pairs ``begin`` (inclusive) to ``end`` (exclusive) with that name, whose flags look sampled."""
+    name_starts, name_sizes = _places(headers.names)
+    value_starts, value_sizes = _places(headers.values)
+    fits = (name_sizes[begin:end] == len(_NAME)) & (value_sizes[begin:end] >= TRACEPARENT_BYTES)
+    pairs = np.flatnonzero(fits) + begin
+    letters, values = np.frombuffer(names, dtype=np.uint8), np.frombuffer(headers.values.data, dtype=np.uint8)
+    written = letters[name_starts[pairs, None] + np.arange(len(_NAME))]
+    pairs = pairs[(written == np.frombuffer(_NAME, dtype=np.uint8)).all(axis=1)]
+    digit = values[value_starts[pairs] + _LAST_FLAG]
+    bit = (digit ^ (digit > _NINE)) & SAMPLED  # in ASCII '0' is even, and 'a', which stands for ten, is odd
+    pairs = pairs[bit == SAMPLED][:most]
+    data, starts, sizes = bytes(headers.values.data), value_starts[pairs].tolist(), value_sizes[pairs].tolist()
+    return [data[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+
+
+def _places(
+    column: BytesColumn,
+) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    """(starts, sizes), int64 each."""
+    ends = column.ends.astype(np.int64)
+    starts = np.concatenate(([0], ends[:-1])) if len(ends) else ends
+    return starts, ends - starts
+
+
+MOST_OPEN = 64
+LINGER_NS = 2_000_000_000
+MOST_NS = 30_000_000_000
+ENDED = "the leadership ended"
+SLOW = "not committed in time"
+SWITCHED = "traces were switched"
+_STEPS = 4
+"""Spans of every batch: append, flush, commit, ack."""
+
+
+class NodeTraces:
+    """What the partitions of a node share. ``now_ns``: monotonic; ``wall_ns``: since 1970; ``put``: takes what is finished."""
+
+    def __init__(
+        self,
+        node_id: str,
+        put: Callable[[SpanTree], None],
+        now_ns: Callable[[], int],
+        wall_ns: Callable[[], int],
+        budget: SpanBudget | None = None,
+    ) -> None:
+        self.node_id = node_id
+        self.put = put
+        self.now_ns = now_ns
+        self.wall_ns = wall_ns
+        self.budget = budget or SpanBudget()
+        self.open: dict[PartitionTraces, None] = {}
+        """Partitions with traced batches on their way."""
+        self.open_count = 0
+        """Of such batches."""
+
+    def look(self) -> None:
+        """Hand over what has waited long enough; to be called now and then while something is ``open``."""
+        now_ns = self.now_ns()
+        for partition in list(self.open):
+            partition.look(now_ns)
+
+    def whole(self, name: str, began_ns: int, attributes: Attributes, error: str = "") -> None:
+        """A span of its own, that began at ``began_ns``, monotonic, and ends now."""
+        now_ns = self.now_ns()
+        if self.budget.takes(1, now_ns):
+            end_ns = self.wall_ns()
+            said: Attributes = {"messaging.system": "nats", "liftpy.node": self.node_id, **attributes}
+            self.put(SpanTree(Span(name, end_ns - max(0, now_ns - began_ns), end_ns, said, error)))
+
+
+@dataclass(slots=True, kw_only=True)
+class _OnItsWay:
+    """Steps in ns, monotonic; 0: not yet."""
+
+    last_offset: int
+    leader_epoch: int
+    contexts: tuple[TraceContext, ...]
+    attributes: Attributes
+    arrived_wall_ns: int
+    appended_ns: int
+    appended_wall_ns: int
+    awaited: bool
+    """Somebody waits for an ack."""
+    missing: set[str]
+    """Followers that have not flushed it yet, as far as this leader was told."""
+    flushed_ns: int = 0
+    replicated_ns: dict[str, int] = field(default_factory=dict)
+    committed_ns: int = 0
+    acked_ns: int = 0
+    policy: str = ""
+
+    @property
+    def decided_ns(self) -> int:
+        """Since when only followers that lag are missing; 0: more than those."""
+        if not self.flushed_ns or not self.committed_ns or (self.awaited and not self.acked_ns):
+            return 0
+        return max(self.flushed_ns, self.committed_ns, self.acked_ns)
+
+
+class PartitionTraces:
+    """Of one partition that this node leads, or may."""
+
+    def __init__(self, node: NodeTraces, stream: str, partition: int) -> None:
+        self._node = node
+        self._stream = stream
+        self._partition = partition
+        self._open: list[_OnItsWay] = []
+        """In the order of their offsets."""
+        self._elected_ns = 0
+        """Since when this replica has been a candidate; 0: it is none."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether any batch is on its way."""
+        return bool(self._open)
+
+    @property
+    def _name(self) -> str:
+        return f"{self._stream}/{self._partition}"
+
+    def _attributes(self, leader_epoch: int) -> Attributes:
+        return {
+            "messaging.destination.name": self._stream,
+            "messaging.destination.partition.id": str(self._partition),
+            "liftpy.leader_epoch": leader_epoch,
+        }
+
+    def appended(
+        self,
+        batch: bytes,
+        base_offset: int,
+        record_count: int,
+        leader_epoch: int,
+        *,
+        arrived_wall_ns: int,
+        flushed: bool,
+        awaited: bool,
+        followers: frozenset[str],
+    ) -> None:
+        """A batch is in the log. ``flushed``: also on the disk; ``awaited``: somebody waits for its ack."""
+        node = self._node
+        now_ns, spans = node.now_ns(), _STEPS - (not awaited) + len(followers)
+        if node.open_count >= MOST_OPEN or not node.budget.has(spans, now_ns):
+            node.budget.dropped += spans if may_bear(batch) else 0
+            return
+        contexts = traced_in(batch)
+        if not contexts:
+            return
+        node.budget.takes(spans, now_ns)
+        self._open.append(
+            _OnItsWay(
+                last_offset=base_offset + record_count - 1,
+                leader_epoch=leader_epoch,
+                contexts=contexts,
+                attributes={
+                    "messaging.system": "nats",
+                    "messaging.operation.name": "append",
+                    **self._attributes(leader_epoch),
+                    "messaging.batch.message_count": record_count,
+                    "liftpy.offset": base_offset,
+                    "liftpy.node": node.node_id,
+                },
+                arrived_wall_ns=arrived_wall_ns,
+                appended_ns=now_ns,
+                appended_wall_ns=node.wall_ns(),
+                awaited=awaited,
+                missing=set(followers),
+                flushed_ns=now_ns if flushed else 0,
+            )
+        )
+        node.open_count += 1
+        node.open[self] = None
+
+    def flushed(self, end_offset: int) -> None:
+        """Everything below ``end_offset`` is on the disk."""
+        now_ns = self._node.now_ns()
+        for one in self._open:
+            if one.last_offset >= end_offset:
+                break
+            one.flushed_ns = one.flushed_ns or now_ns
+        self._hand_over(now_ns)
+
+    def fetched(self, replica: str, offset: int, leader_epoch: int) -> None:
+        """A follower says that it has flushed what is up to ``offset``, inclusive."""
+        now_ns = self._node.now_ns()
+        for one in self._open:
+            if one.last_offset > offset:
+                break
+            if replica in one.missing and one.leader_epoch == leader_epoch:
+                one.missing.discard(replica)
+                one.replicated_ns[replica] = now_ns
+        self._hand_over(now_ns)
+
+    def committed(self, high_watermark: int) -> None:
+        """HW, inclusive, has risen."""
+        now_ns = self._node.now_ns()
+        for one in self._open:
+            if one.last_offset > high_watermark:
+                break
+            one.committed_ns = one.committed_ns or now_ns
+        self._hand_over(now_ns)
+
+    def acked(self, policy: AckPolicy, through_offset: int) -> None:
+        """Publishers that wait for ``policy`` have their answers, up to ``through_offset``, inclusive. The last answers count."""
+        now_ns = self._node.now_ns()
+        for one in self._open:
+            if one.last_offset > through_offset:
+                break
+            if one.awaited and (policy is AckPolicy.ALL or not one.acked_ns):
+                one.acked_ns, one.policy = now_ns, policy.value
+        self._hand_over(now_ns)
+
+    def ended(self, why: str = ENDED) -> None:
+        """The leadership is over, and what is not committed another's; or else ``why`` it is not followed any more."""
+        self._let_go(self._open, why)
+
+    def look(self, now_ns: int) -> None:
+        """Hand over what has waited long enough."""
+        self._let_go([one for one in self._open if now_ns - one.appended_ns >= MOST_NS], SLOW)
+        self._hand_over(now_ns)
+
+    def role_is(self, role: str, is_ready: bool, leader_epoch: int) -> None:
+        """This replica is something else now: an election lasts from CANDIDATE until it takes publishes, or does not."""
+        now_ns = self._node.now_ns()
+        if role == "CANDIDATE":
+            self._elected_ns = self._elected_ns or now_ns
+        elif self._elected_ns and (is_ready or role != "LEADER"):
+            error = "" if is_ready else f"it became {role} instead"
+            self._node.whole(f"election {self._name}", self._elected_ns, self._attributes(leader_epoch), error)
+            self._elected_ns = 0
+
+    # ---- what is finished ------------------------------------------------------------------------------------------------
+    def _hand_over(self, now_ns: int) -> None:
+        done = [one for one in self._open if (since := one.decided_ns) and (not one.missing or now_ns - since >= LINGER_NS)]
+        if done:
+            self._let_go(done)
+
+    def _let_go(self, some: list[_OnItsWay], error: str = "") -> None:
+        node = self._node
+        going = {id(one) for one in some}
+        for one in some:
+            node.put(self._tree(one, "" if one.committed_ns else error))
+        self._open = [one for one in self._open if id(one) not in going]
+        node.open_count -= len(going)
+        if not self._open:
+            node.open.pop(self, None)
+
+    def _tree(self, one: _OnItsWay, error: str) -> SpanTree:
+        def wall_ns(at_ns: int) -> int:
+            return one.appended_wall_ns + at_ns - one.appended_ns
+
+        begun, own = one.appended_wall_ns, self._attributes(one.leader_epoch)
+        children = [Span("flush", begun, wall_ns(one.flushed_ns), own)] if one.flushed_ns else []
+        for replica, at_ns in one.replicated_ns.items():
+            children.append(Span(f"replicate {replica}", begun, wall_ns(at_ns), {**own, "liftpy.replica": replica}))
+        if one.committed_ns:
+            children.append(Span("commit", begun, wall_ns(one.committed_ns), own))
+        if one.acked_ns:
+            due_ns = min(one.flushed_ns if one.policy == AckPolicy.LEADER.value else one.committed_ns, one.acked_ns)
+            children.append(
+                Span("ack", wall_ns(due_ns or one.acked_ns), wall_ns(one.acked_ns), {**own, "liftpy.ack_policy": one.policy})
+            )
+        end_ns = max(child.end_ns for child in children) if children else self._node.wall_ns()
+        start_ns = min(one.arrived_wall_ns, begun)
+        root = Span(f"append {self._name}", start_ns, max(end_ns, begun), one.attributes, error)
+        return SpanTree(root, tuple(children), one.contexts[0], one.contexts)
+
+
+MOST_STEPS = 64
+"""Of one command; what begins beyond them belongs to the last one."""
+
+
+class StepSpans:
+    """``name``: of the span. ``wall_ns``: the wall clock, ns since 1970."""
+
+    def __init__(self, name: str, wall_ns: Callable[[], int]) -> None:
+        self.name = name
+        """May be changed until the end."""
+        self.attributes: Attributes = {}
+        self._wall_ns = wall_ns
+        self._began_ns = wall_ns()
+        self._steps: list[tuple[str, int]] = []
+        """Name, and when it began."""
+
+    def step(self, name: str) -> None:
+        """It begins; the one before ends."""
+        if len(self._steps) < MOST_STEPS:
+            self._steps.append((name, self._wall_ns()))
+
+    def ended(self, error: str = "") -> SpanTree:
+        """All of it, now. ``error``: why it failed; '': it did not. The attribute ``liftpy.step`` says where."""
+        end_ns = max(self._wall_ns(), self._began_ns)
+        ends = [*(at for _, at in self._steps[1:]), end_ns]
+        steps = tuple(Span(name, at, max(at, end)) for (name, at), end in zip(self._steps, ends, strict=False))
+        failed: Attributes = {"liftpy.step": self._steps[-1][0]} if error and self._steps else {}
+        return SpanTree(Span(self.name, self._began_ns, end_ns, self.attributes | failed, error), steps)

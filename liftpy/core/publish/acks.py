@@ -1,0 +1,414 @@
+"""Answers to publishers: who waits for which offset, and what is said to whom [A1, A2, A5].
+
+A plain publish with a reply inbox is answered as JetStream answers (JSON), an enveloped ``Message`` with an Ack envelope. Only
+inbox subjects are answered: a publisher must not be able to make a node publish on a subject of its choice. Waiting publishers
+are kept per batch, in offset order, so that a commit frees them from the front without looking at each. Consecutive messages of one
+inbox whose sender says that he counts them get one Ack for the run (``liftpy/core/wire/ack_ranges.py``); a no is said to each.
+
+Answers that were written to a connection and may have been lost with it: sent again when the connection is back. Pure.
+
+A NATS server that dies takes along what it had not read. Who leads on has answered then, as far as it and its successors know, and
+nobody else would answer. So the newest answers are kept, bounded in bytes and in age (a lease: who had none for longer has answered
+nobody), and sent once more, with the same sequences: a client drops the answer to a request that has ended.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from itertools import count, groupby
+from typing import Protocol
+
+from liftpy.config import AckPolicy
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.instruments import PublishTimes
+from liftpy.core.publish.dedup_window import Stored
+from liftpy.core.publish.jetstream_headers import Rejection, stream_of
+from liftpy.core.publish.memory_budget import LEAST_WAIT_MS
+from liftpy.core.replication.effects import RejectReason
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.ack_ranges import run_end
+from liftpy.core.wire.envelope import POLICIES
+
+JETSTREAM_ERRORS: dict[RejectReason, tuple[int, int, str]] = {
+    RejectReason.UNKNOWN: (500, 10077, "the message could not be stored"),
+    RejectReason.INCORRECT_OFFSET: (400, 10071, "wrong last sequence"),
+    RejectReason.TOO_LARGE: (400, 10054, "message size exceeds maximum allowed"),
+    RejectReason.READ_ONLY: (400, 10077, "the stream is read-only"),
+    RejectReason.PAUSED: (503, 10008, "the stream is paused: publish again when it is resumed"),
+    RejectReason.BELOW_MIN_ISR: (503, 10008, "too few in-sync replicas"),
+    RejectReason.NO_SPACE: (503, 10047, "insufficient storage resources available"),
+    RejectReason.NOT_LEADER: (503, 10008, "this node does not lead the partition"),
+    RejectReason.MALFORMED: (400, 10003, "bad request"),
+    RejectReason.OVERLOADED: (429, 10167, "too many requests"),
+    RejectReason.WRONG_STREAM: (400, 10060, "expected stream does not match"),
+    RejectReason.UNSUPPORTED: (400, 10003, "bad request"),
+    RejectReason.PRODUCER_FENCED: (400, 10071, "a newer process of this producer goes on"),
+    RejectReason.OUT_OF_ORDER: (400, 10071, "the producer's sequence does not follow"),
+    RejectReason.DIVERGED_PRODUCER: (400, 10071, "the producer has sent other records before"),
+    RejectReason.UNKNOWN_PRODUCER: (400, 10071, "the producer's epoch was not given here"),
+    RejectReason.PRODUCER_CONFLICT: (400, 10071, "another producer has this id, or another source"),
+    RejectReason.RECORDS_LOST: (400, 10071, "acknowledged records of the producer are lost"),
+    RejectReason.QUOTA: (429, 10167, "the stream's quota is used up: too many requests"),
+}
+"""Reason -> (code, err_code, description) as a JetStream client reads them; err_codes are nats-server's own."""
+
+MOST_UNTOLD = 1000
+"""Batches whose publishers wait to be told no: those of some seconds."""
+
+
+class AckShell(Protocol):
+    """What carries the answers."""
+
+    def send_lines(self, lines: Sequence[bytes]) -> None:
+        """Send whole ``PUB`` lines of the NATS protocol, each with its payload."""
+
+
+@dataclass(slots=True)
+class Envelope:
+    """What an enveloped publish wants in its Ack."""
+
+    correlation_id: str
+    ack_inbox: str
+    subject: str
+    policy: AckPolicy
+    received_wall_ns: int
+    record_count: int = 0
+    """Of a BatchPublish; 0: it is one record."""
+    producer: client_pb2.ProducerState | None = None
+    """What its producer is told."""
+    known_records: int = 0
+    """Of a producer's batch: so many first ones were stored before."""
+    takes_runs: bool = False
+    """It is shared by messages whose replies count them: one Ack may answer several of those (``liftpy/core/wire/ack_ranges.py``)."""
+
+
+@dataclass(slots=True)
+class Publishers:
+    """The publishers of one batch, in record order. ``replies``: inbox or b"" for none; ``envelopes`` None: all are plain."""
+
+    policy: AckPolicy
+    replies: Sequence[bytes]
+    envelopes: Sequence[Envelope | None] | None = None
+    policies: Sequence[AckPolicy] | None = None
+    """Of each record, where they differ from ``policy`` (of the stream)."""
+    batch_records: int = 0
+    """All records came in one message, from one publisher, who gets one answer; 0: each in its own."""
+
+    @property
+    def record_count(self) -> int:
+        """How many records they have published."""
+        return self.batch_records or len(self.replies)
+
+    @property
+    def plain_count(self) -> int:
+        """Of so many records nobody waits for an answer."""
+        plain = self.replies.count(b"")
+        return plain * self.batch_records if self.batch_records else plain
+
+    def only(self, *indices: int) -> Publishers:
+        """The publishers of the messages at ``indices``, alone."""
+        envelopes = None if self.envelopes is None else [self.envelopes[index] for index in indices]
+        policies = None if self.policies is None else [self.policies[index] for index in indices]
+        return Publishers(self.policy, [self.replies[index] for index in indices], envelopes, policies, self.batch_records)
+
+    @property
+    def wanted(self) -> AckPolicy:
+        """What a single publisher waits for; NONE: nothing."""
+        own = self.policy if self.policies is None else self.policies[0]
+        return own if self.replies[0] else AckPolicy.NONE
+
+
+def envelope_of(publishers: Publishers) -> Envelope:
+    """Of a batch's one publisher."""
+    envelope = publishers.envelopes and publishers.envelopes[0]
+    assert envelope
+    return envelope
+
+
+@dataclass(slots=True)
+class _Unanswered:
+    base_offset: int
+    last_offset: int
+    """Inclusive."""
+    publishers: Publishers
+    arrived_ns: int = 0
+
+
+_Again = tuple[int, int, int, Publishers, bool]
+"""(last offset of the record's batch, number, the record's offset, one publisher, whether it is told ``duplicate``)"""
+
+
+class PendingAcks:
+    """Publishers that wait for the acks of one partition. ``count``: how many acks are owed, the bound's measure."""
+
+    def __init__(self, shell: AckShell, key: PartitionKey, data_subject: str, times: PublishTimes | None = None) -> None:
+        self._shell = shell
+        self._times = times or PublishTimes()
+        self.key = key
+        self._data_subject = data_subject
+        self._waiting: dict[AckPolicy, deque[_Unanswered]] = {AckPolicy.LEADER: deque(), AckPolicy.ALL: deque()}
+        self._again: dict[AckPolicy, list[_Again]] = {AckPolicy.LEADER: [], AckPolicy.ALL: []}
+        """Heaps: who has sent again what is in the log, at any offset."""
+        self._untold: list[tuple[Publishers, Rejection, Sequence[int] | int]] = []
+        """Whom a leader without a lease could not tell no."""
+        self._number = count()
+        self._shown_stream = stream_of(key.stream, key.partition)
+        self._json_prefix = b'{"stream":"%b","seq":' % self._shown_stream.encode()
+        self.count = 0
+
+    def add(self, base_offset: int, publishers: Publishers, arrived_ns: int = 0) -> None:
+        """Records from ``base_offset`` on were appended for ``publishers``, who sent them at ``arrived_ns``, about."""
+        last_offset = base_offset + publishers.record_count - 1
+        if publishers.policies is None:
+            wanted = {publishers.policy} - {AckPolicy.NONE} if any(publishers.replies) else set()
+        elif all(publishers.replies):
+            wanted = {*publishers.policies} - {AckPolicy.NONE}
+        else:
+            wanted = {p for p, r in zip(publishers.policies, publishers.replies, strict=True) if r and p is not AckPolicy.NONE}
+        for policy in wanted:
+            self._waiting[policy].append(_Unanswered(base_offset, last_offset, publishers, arrived_ns))
+            self.count += len(publishers.replies)
+
+    def since_ns(self) -> int:
+        """When the oldest of those was taken who wait for an answer; 0: nobody waits, as far as times are known."""
+        oldest_ns = 0
+        for waiting in self._waiting.values():
+            if waiting and (not oldest_ns or waiting[0].arrived_ns < oldest_ns):
+                oldest_ns = waiting[0].arrived_ns
+        return oldest_ns
+
+    def add_again(self, stored: Stored, publishers: Publishers, *, duplicate: bool = True) -> None:
+        """One publisher has sent again what is ``stored``: answered ``duplicate`` when the record's own publisher would be. Or it is
+        that publisher, and the leader that appended the record has not answered him: ``duplicate`` False."""
+        if publishers.wanted is not AckPolicy.NONE:
+            again = (stored.last_offset, next(self._number), stored.offset, publishers, duplicate)
+            heappush(self._again[publishers.wanted], again)
+            self.count += 1
+
+    def release(self, policy: AckPolicy, through_offset: int, leader_epoch: int, now_wall_ns: int) -> None:
+        """Answer everybody of ``policy`` at or below ``through_offset``."""
+        lines: list[bytes] = []
+        waiting = self._waiting[policy]
+        while waiting and waiting[0].base_offset <= through_offset:
+            entry = waiting[0]
+            if entry.last_offset > through_offset:
+                break  # a batch is committed as a whole [D23]
+            waiting.popleft()
+            self.count -= len(entry.publishers.replies)
+            before = len(lines)
+            self._answer(entry, policy, leader_epoch, now_wall_ns, lines)
+            if len(lines) > before:
+                self._times.answered(policy, entry.arrived_ns, len(lines) - before)
+        again = self._again[policy]
+        while again and again[0][0] <= through_offset:
+            _, _, offset, publishers, duplicate = heappop(again)
+            self.count -= 1
+            self._answer_again(offset, publishers, leader_epoch, now_wall_ns, lines, duplicate=duplicate)
+        if lines:
+            self._shell.send_lines(lines)
+
+    def _answer(self, entry: _Unanswered, policy: AckPolicy, leader_epoch: int, now_wall_ns: int, lines: list[bytes]) -> None:
+        publishers = entry.publishers
+        prefix = self._json_prefix
+        seq = entry.base_offset + 1  # JetStream counts from 1
+        if publishers.envelopes is None and publishers.policies is None:
+            for reply in publishers.replies:
+                if reply:
+                    body = b"%b%d}" % (prefix, seq)
+                    lines.append(b"PUB %b  %d\r\n%b\r\n" % (reply, len(body), body))
+                seq += 1
+            return
+        how_many = len(publishers.replies)
+        envelopes = publishers.envelopes or [None] * how_many
+        policies = publishers.policies or [publishers.policy] * how_many
+        end = 0
+        for (_, own), alike in groupby(zip(map(id, envelopes), policies, strict=True)):
+            start, end = end, end + sum(1 for _ in alike)
+            if own is policy:
+                self._answer_alike(entry, start, end, envelopes[start], leader_epoch, now_wall_ns, lines)
+
+    def _answer_alike(
+        self, entry: _Unanswered, start: int, end: int, envelope: Envelope | None, leader_epoch: int, now_wall_ns: int,
+        lines: list[bytes],
+    ) -> None:  # fmt: skip
+        """Publishers who want the same, from ``start`` to ``end``, exclusive."""
+        replies, index = entry.publishers.replies, start
+        while index < end:
+            reply, offset, length = replies[index], entry.base_offset + index, 1
+            if reply:
+                if envelope is None:
+                    body = b"%b%d}" % (self._json_prefix, offset + 1)
+                else:
+                    length = run_end(replies, index, end) - index if envelope.takes_runs else 1
+                    body = self._ack(envelope, offset, leader_epoch, now_wall_ns, run=length)
+                lines.append(b"PUB %b  %d\r\n%b\r\n" % (reply, len(body), body))
+            index += length
+
+    def _answer_again(
+        self, offset: int, publishers: Publishers, leader_epoch: int, now_wall_ns: int, lines: list[bytes], *, duplicate: bool
+    ) -> None:
+        reply, envelope = publishers.replies[0], publishers.envelopes and publishers.envelopes[0]
+        if envelope:
+            body = self._ack(envelope, offset, leader_epoch, now_wall_ns, duplicate=duplicate)
+        else:
+            body = b"%b%d%b}" % (self._json_prefix, offset + 1, b',"duplicate":true' if duplicate else b"")
+        lines.append(b"PUB %b  %d\r\n%b\r\n" % (reply, len(body), body))
+
+    def reject(
+        self, publishers: Publishers, unfit: Rejection, leader: str = "", leader_epoch: int = 0, epoch: int = 0,
+        waits_ms: Sequence[int] | int = 0,
+    ) -> None:  # fmt: skip
+        """Answer everybody of a batch that was not appended with a negative ack, which says who leads as far as is known here [A2], and
+        when to come again: after ``waits_ms``, of each or of all; 0: at once."""
+        lines: list[bytes] = []
+        how_many = len(publishers.replies)
+        plain = self._json_error(unfit)
+        if isinstance(waits_ms, int):
+            waits_ms = waits_ms or (LEAST_WAIT_MS if unfit.reason is RejectReason.OVERLOADED else 0)
+            if publishers.envelopes is None:
+                self._reject_alike(
+                    publishers.replies, b'%b,"retry_after_ms":%d}' % (plain[:-1], waits_ms) if waits_ms else plain
+                )
+                return
+            waits_ms = [waits_ms] * how_many
+        envelopes, alike = publishers.envelopes or [None] * how_many, None
+        for reply, envelope, wait_ms in zip(publishers.replies, envelopes, waits_ms, strict=True):
+            if reply:
+                if (envelope and id(envelope), wait_ms) != alike:
+                    alike = envelope and id(envelope), wait_ms
+                    if envelope is not None:
+                        body = self._negative_ack(envelope, unfit, leader, leader_epoch, epoch, wait_ms)
+                    else:
+                        body = b'%b,"retry_after_ms":%d}' % (plain[:-1], wait_ms) if wait_ms else plain
+                    rest = b"  %d\r\n%b\r\n" % (len(body), body)
+                lines.append(b"PUB %b%b" % (reply, rest))
+        if lines:
+            self._shell.send_lines(lines)
+
+    def _reject_alike(self, replies: Sequence[bytes], body: bytes) -> None:
+        rest = b"  %d\r\n%b\r\n" % (len(body), body)
+        if lines := [b"PUB %b%b" % (reply, rest) for reply in replies if reply]:
+            self._shell.send_lines(lines)
+
+    def say_no(
+        self, publishers: Publishers, unfit: Rejection, waits_ms: Sequence[int] | int = 0, *, now: bool, later: bool
+    ) -> None:
+        """``reject``, if that may be said ``now``; ``later``: it may be said then, by ``say_untold``, unless ``drop`` comes before it.
+        Beyond ``MOST_UNTOLD`` nothing is said."""
+        if now:
+            self.say_untold()
+            self.reject(publishers, unfit, waits_ms=waits_ms)
+        elif later and len(self._untold) < MOST_UNTOLD:
+            self._untold.append((publishers, unfit, waits_ms))
+
+    @property
+    def owes_a_no(self) -> bool:
+        """Whether there is anything for ``say_untold``."""
+        return bool(self._untold)
+
+    def say_untold(self, *, may: bool = True) -> None:
+        """What could not be said before; not ``may``: never."""
+        untold, self._untold = self._untold, []
+        for publishers, unfit, waits_ms in untold if may else ():
+            self.reject(publishers, unfit, waits_ms=waits_ms)
+
+    def drop(self) -> None:
+        """Forget everybody without an answer: their records may or may not survive."""
+        self._untold.clear()
+        for waiting in self._waiting.values():
+            waiting.clear()
+        for again in self._again.values():
+            again.clear()
+        self.count = 0
+
+    def _ack(
+        self, envelope: Envelope, offset: int, leader_epoch: int, now_wall_ns: int, *, duplicate: bool = False, run: int = 1
+    ) -> bytes:
+        ack = client_pb2.Ack(
+            stream=self.key.stream,
+            streamUid=self.key.uid,
+            partition=self.key.partition,
+            partitionSubject=self._data_subject,
+            msgSubject=envelope.subject,
+            offset=offset,
+            ackInbox=envelope.ack_inbox,
+            correlationId=envelope.correlation_id,
+            ackPolicy=POLICIES[envelope.policy],
+            receptionTimestamp=envelope.received_wall_ns,
+            commitTimestamp=now_wall_ns,
+            leaderEpoch=leader_epoch,
+            recordCount=run if run > 1 else envelope.record_count,
+            duplicate=duplicate,
+            producer=envelope.producer,
+            knownRecords=envelope.known_records,
+        )
+        return frames.encode(ack)
+
+    def _negative_ack(
+        self, envelope: Envelope, unfit: Rejection, leader: str, leader_epoch: int, epoch: int, wait_ms: int
+    ) -> bytes:
+        ack = client_pb2.Ack(
+            stream=self.key.stream,
+            streamUid=self.key.uid,
+            partition=self.key.partition,
+            partitionSubject=self._data_subject,
+            msgSubject=envelope.subject,
+            offset=-1,
+            ackInbox=envelope.ack_inbox,
+            correlationId=envelope.correlation_id,
+            ackPolicy=POLICIES[envelope.policy],
+            receptionTimestamp=envelope.received_wall_ns,
+            ackError=unfit.reason.value,  # type: ignore[arg-type]
+            leaderEpoch=leader_epoch,
+            leader=leader,
+            epoch=epoch,
+            detail=unfit.detail,
+            producer=envelope.producer,
+            retryAfterMs=wait_ms,
+        )
+        return frames.encode(ack)
+
+    def _json_error(self, unfit: Rejection) -> bytes:
+        code, err_code, description = JETSTREAM_ERRORS[unfit.reason]
+        if unfit.jetstream is not None:
+            code, err_code = unfit.jetstream
+        error = {"code": code, "err_code": err_code, "description": unfit.detail or description}
+        return json.dumps({"stream": self._shown_stream, "seq": 0, "error": error}).encode()
+
+
+UNSURE_NS = 1_500_000_000
+UNSURE_BYTES = 2 * 1024 * 1024
+
+
+class AckResendBuffer:
+    """Of one connection. ``note`` what is written, as it is written; ``again`` when it is back. Times are monotonic ns."""
+
+    def __init__(self, bound_bytes: int = UNSURE_BYTES, age_ns: int = UNSURE_NS) -> None:
+        self._bound_bytes = bound_bytes
+        self._age_ns = age_ns
+        self._written: deque[tuple[int, bytes]] = deque()
+        self.size_bytes = 0
+
+    def note(self, lines: bytes, now_ns: int) -> None:
+        """Whole lines of the protocol were written."""
+        self._written.append((now_ns, lines))
+        self.size_bytes += len(lines)
+        self._forget(now_ns)
+
+    def again(self, lost_ns: int) -> bytes:
+        """What was written shortly before the connection was lost, at ``lost_ns``, and is forgotten then."""
+        self._forget(lost_ns)
+        joined = b"".join(lines for _, lines in self._written)
+        self._written.clear()
+        self.size_bytes = 0
+        return joined
+
+    def _forget(self, now_ns: int) -> None:
+        written = self._written
+        while written and (self.size_bytes > self._bound_bytes or written[0][0] < now_ns - self._age_ns):
+            self.size_bytes -= len(written.popleft()[1])

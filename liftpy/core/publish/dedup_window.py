@@ -1,0 +1,373 @@
+"""RecentIds: which message ids a partition's log holds within the window, and at which offset [A3]. Pure.
+
+Goal: a message that is sent again under its ``Nats-Msg-Id`` is not stored again, whoever leads. Constraint: it is a function of the
+log; what is cut is forgotten, and what is not committed yet makes nothing expire. Memory is bounded.
+
+Algorithm: every batch is taken, in the order of the log. Those above HW are the tail, which a cut shortens; HW folds them into what is
+kept. Time is log time: the largest timestamp of a batch so far, so that a clock that falls behind expires nothing. What is kept goes
+from the front when log time has passed it by the window. A lookup judges by the log time that the asker's record would have: an id
+that is older than the window then is a new one, also in a log that was idle.
+Log time is made by wall clocks, and those jump: so an id is known for the window at least by the monotonic clock of this node, too,
+counted from when it was taken here. A leader whose wall clock is an hour ahead stores nothing twice that is sent again now.
+
+A leader takes an id only while there is room for it (``lacks``). Where there is none all the same, for who follows takes what its
+leader took, the oldest go early, and which was the last of them is remembered: until that has left the window, who is not known here
+may be one of those that are gone, and is refused (``is_blind``).
+
+An id that stands there twice (the window had passed, or it was a command, which is stored each time) counts for its newest record. If
+that one is cut, the one before it counts again.
+
+Worked example, window 120 s: "a" is stored at 7, in a batch of t = 1000 s. At t = 1100 s it is a duplicate of 7; at t = 1121 s it is a
+new message. A batch of t = 1121 s above HW drops nothing: it may be cut, and a leader whose clock is right may be asked again.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, islice
+from typing import NamedTuple
+
+import numpy as np
+
+from liftpy.config import NS_PER_S
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.publish.log_state_budget import NodeDerived, Share
+from liftpy.core.publish.log_state_part import NewBatch, cut_up, joined, numbers, packed, sliced
+from liftpy.core.wire.batch_columns import BytesColumn, HeadersColumn
+from liftpy.errors import CorruptionError
+
+MESSAGE_ID = "Nats-Msg-Id"
+MAX_ID_BYTES = 1024
+"""A longer one is no id: refused where somebody can be told."""
+ID_NAME = MESSAGE_ID.encode()
+_ID_BYTES = 144
+"""What an id takes besides its own bytes: the object, its place in the table and in its batch, and its offset (measured)."""
+_HEAD = struct.Struct("<qqI")
+_COUNTS = struct.Struct("<QQ")
+_BATCH_BYTES = 296
+"""What a batch with ids takes besides them."""
+
+
+class Stored(NamedTuple):
+    """Where a message id stands. ``last_offset``: of its batch, inclusive; both are committed together [D23]."""
+
+    offset: int
+    last_offset: int
+
+
+@dataclass(slots=True, eq=False)
+class _Taken:
+    """One batch. ``time_ns``: log time. ``known_ns``: monotonic, when it was taken here. ``ids`` and ``offsets``: of
+    the records that have one; () once they are forgotten."""
+
+    last_offset: int
+    time_ns: int
+    known_ns: int
+    last_id: bytes
+    ids: Sequence[bytes] = ()
+    offsets: Sequence[int] = ()
+    size_bytes: int = 0
+    before: dict[bytes, _Taken] | None = None
+    """Where else an id of this batch stands, until this batch is committed."""
+
+
+class RecentIds:
+    """A ``Part``: of one partition, on one replica. ``window_ns`` 0: none are kept. ``now_ns``: the node's monotonic clock. Offsets are
+    inclusive but for ``end_offset``."""
+
+    name = "ids"
+    version = 1
+
+    def __init__(self, window_ns: int, max_bytes: int, now_ns: Callable[[], int], node: NodeDerived | None = None) -> None:
+        self.window_ns = window_ns
+        self._now_ns = now_ns
+        self.share = Share(node, self.name, max_bytes, "dedup_bytes")
+        self.in_hand = self.share.beside()
+        """Of those that a leader has taken, and that are not in the log yet."""
+        self.forgotten = 0
+        """Ids that went before their time, for want of room, ever."""
+        self.takes_shorter_window = False
+        """Whether ``restore`` takes a file that was written under a shorter window: nothing else knows more."""
+        self.begin(None)
+
+    def begin(self, offset: int | None) -> None:
+        """Anew: nothing is known."""
+        self._high_watermark = -1
+        self._time_ns = 0  # log time of what is committed
+        self._last_id = b""  # of the last committed record
+        self._tail: deque[_Taken] = deque()
+        self._kept: deque[_Taken] = deque()  # committed, with ids, oldest first
+        self._by_id: dict[bytes, _Taken] = {}
+        self._lost_ns = self._lost_known_ns = -1
+        """Of the last id that went before its time: log time, and when it was taken here; -1: none did."""
+        self.share.hold(0)
+
+    @property
+    def size_bytes(self) -> int:
+        """About what is kept takes in memory."""
+        return self.share.size_bytes
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    @property
+    def last_id(self) -> bytes:
+        """Message id of the last record, b"" if it has none."""
+        return self._tail[-1].last_id if self._tail else self._last_id
+
+    @property
+    def reach_ns(self) -> int:
+        """The window."""
+        return self.window_ns
+
+    # ---- the log -----------------------------------------------------------------------------------------------------
+    def take(self, batch: NewBatch) -> None:
+        """The next batch of the log."""
+        ids, last_offset = batch.ids, batch.last_offset
+        last_id = self.last_id if not batch.record_count else ids.get(last_offset, b"") if ids else b""
+        time_ns = max(self._tail[-1].time_ns if self._tail else self._time_ns, batch.timestamp_ns)
+        taken = _Taken(last_offset, time_ns, self._now_ns() if ids else 0, last_id)
+        if ids and self.window_ns:
+            taken.ids, taken.offsets = tuple(ids.values()), tuple(ids)
+            self._note(taken)
+        self._tail.append(taken)
+        if last_offset <= self._high_watermark:
+            self._fold()
+        if taken.ids and (excess_bytes := self.share.excess_bytes(taken.size_bytes)):
+            self._make_room(excess_bytes)
+
+    def _note(self, taken: _Taken) -> None:
+        by_id = self._by_id
+        known = by_id.keys() & taken.ids
+        if known:
+            taken.before = {message_id: by_id[message_id] for message_id in known}
+        by_id.update(dict.fromkeys(taken.ids, taken))
+        taken.size_bytes = _BATCH_BYTES + size_of(taken.ids)
+        self.share.hold(self.share.size_bytes + taken.size_bytes)
+
+    def committed(self, high_watermark: int) -> None:
+        """HW is ``high_watermark``, inclusive; it may be ahead of what has been taken."""
+        if high_watermark > self._high_watermark:
+            self._high_watermark = high_watermark
+            self._fold()
+
+    def _fold(self) -> None:
+        tail, high_watermark = self._tail, self._high_watermark
+        while tail and tail[0].last_offset <= high_watermark:
+            taken = tail.popleft()
+            self._time_ns, self._last_id = taken.time_ns, taken.last_id
+            if taken.ids:
+                taken.before = None
+                self._kept.append(taken)
+        self._expire(self._time_ns)
+
+    def _expire(self, time_ns: int) -> None:
+        """At ``time_ns``, log time."""
+        kept, until_ns = self._kept, time_ns - self.window_ns
+        while kept and kept[0].time_ns <= until_ns and not self._is_fresh(kept[0].known_ns):
+            self._forget(kept.popleft())
+
+    def _is_fresh(self, known_ns: int) -> bool:
+        return known_ns > self._now_ns() - self.window_ns
+
+    def _make_room(self, excess_bytes: int) -> None:
+        """The oldest go first; of the tail too, which is not bounded otherwise."""
+        until_bytes = self.size_bytes - excess_bytes
+        while self.size_bytes > until_bytes and self._kept:
+            self._lose(self._kept.popleft())
+        for taken in self._tail:
+            if self.size_bytes <= until_bytes:
+                break
+            self._lose(taken)
+
+    def _lose(self, taken: _Taken) -> None:
+        if taken.ids and taken.time_ns > self._time_ns - self.window_ns:
+            self._lost_ns, self._lost_known_ns = taken.time_ns, taken.known_ns
+        self.forgotten += len(taken.ids)
+        self._forget(taken)
+
+    def _forget(self, taken: _Taken) -> None:
+        for message_id in taken.ids:
+            if self._by_id.get(message_id) is taken:
+                del self._by_id[message_id]
+        self.share.hold(self.share.size_bytes - taken.size_bytes)
+        taken.ids, taken.offsets, taken.size_bytes, taken.before = (), (), 0, None
+
+    def cut(self, end_offset: int) -> None:
+        """The log ends at ``end_offset`` now; that is above HW."""
+        while self._tail and self._tail[-1].last_offset >= end_offset:
+            taken = self._tail.pop()
+            before = taken.before or {}
+            self._forget(taken)
+            self._by_id.update({message_id: older for message_id, older in before.items() if older.ids})
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
+    def snapshot(self) -> Callable[[], Sequence[bytes]]:
+        """The window; log time; the last id; then of each batch, and of each id, a column."""
+        head = _HEAD.pack(self.window_ns, self._time_ns, len(self._last_id)) + self._last_id
+        kept = tuple(self._kept)
+        return lambda: [head, *_encoded(kept)]
+
+    def restore(self, data: bytes | None, end_offset: int) -> None:
+        """A file that was written under a shorter window knows too little."""
+        try:
+            window_ns, self._time_ns, size_bytes = _HEAD.unpack_from(data or b"")
+        except struct.error:
+            raise CorruptionError("ids: there are none") from None
+        if window_ns < self.window_ns and not self.takes_shorter_window:
+            raise CorruptionError("ids: of a shorter window")
+        data = data or b""
+        self._last_id = data[_HEAD.size : _HEAD.size + size_bytes]
+        self._high_watermark = end_offset - 1
+        now_ns = self._now_ns()
+        for last_offset, time_ns, ids, offsets in _decoded(data[_HEAD.size + size_bytes :], end_offset):
+            taken = _Taken(last_offset, time_ns, now_ns, b"", ids, offsets)
+            if self.window_ns:
+                self._note(taken)
+                taken.before = None
+                self._kept.append(taken)
+        if excess_bytes := self.share.excess_bytes(0):
+            self._make_room(excess_bytes)
+
+    # ---- lookups -----------------------------------------------------------------------------------------------------
+    def find(self, message_id: bytes, now_wall_ns: int) -> Stored | None:
+        """Where a record with ``message_id`` is, if one that came at ``now_wall_ns`` would lie within its window."""
+        taken = self._by_id.get(message_id)
+        if taken is None or (
+            taken.time_ns <= max(self._time_ns, now_wall_ns) - self.window_ns and not self._is_fresh(taken.known_ns)
+        ):
+            return None
+        return Stored(taken.offsets[_last_index(taken.ids, message_id)], taken.last_offset)
+
+    def may_hold(self, message_id: bytes, now_wall_ns: int) -> bool:
+        """Whether a record with ``message_id`` may be there, for one that came at ``now_wall_ns``; its age is not judged."""
+        return message_id in self._by_id or self.is_blind(now_wall_ns)
+
+    def is_blind(self, now_wall_ns: int) -> bool:
+        """Whether an id that came at ``now_wall_ns``, and is not known, may be one that went before its time."""
+        if self._lost_ns < 0:
+            return False
+        return self._lost_ns > max(self._time_ns, now_wall_ns) - self.window_ns or self._is_fresh(self._lost_known_ns)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it knows all ids within the window of the last committed record."""
+        return not self.is_blind(0)
+
+    def hold_in_hand(self, ids: Iterable[bytes]) -> None:
+        """A leader has taken them."""
+        self.in_hand.hold(self.in_hand.size_bytes + size_of(ids))
+
+    def let_go_in_hand(self, ids: Iterable[bytes]) -> None:
+        """They are in the log, or refused."""
+        self.in_hand.hold(self.in_hand.size_bytes - size_of(ids))
+
+    def lacks(self, ids: Iterable[bytes], now_wall_ns: int) -> str:
+        """Why a leader does not take a batch with ``ids``, none of which is known, at ``now_wall_ns``; '': it does."""
+        if not self.window_ns:
+            return ""
+        if self.is_blind(now_wall_ns):
+            return f"some message ids of the last {self.window_ns / NS_PER_S:g} s went for want of room here"
+        size_bytes, in_hand_bytes = _BATCH_BYTES + size_of(ids), self.in_hand.size_bytes
+        if not self.share.has_room(size_bytes, in_hand_bytes):
+            self._expire(max(self._time_ns, now_wall_ns))  # a log that takes nothing has no time of its own
+        setting = self.share.lacks(size_bytes, in_hand_bytes)
+        return setting and f"the message ids of the last {self.window_ns / NS_PER_S:g} s fill what {setting} allows"
+
+
+def size_of(ids: Iterable[bytes]) -> int:
+    """What ids of a batch take in memory, in bytes."""
+    sizes = [*map(len, ids)]
+    return sum(sizes) + _ID_BYTES * len(sizes)
+
+
+def _encoded(kept: Sequence[_Taken]) -> list[bytes]:
+    """``kept`` may lose ids meanwhile, whole batches of them: those were forgotten."""
+    columns: tuple[list[bytes], ...] = ([], [], [], [], [], [])
+    row_count = id_count = 0
+    for some in sliced(kept):
+        rows = [(taken.last_offset, taken.time_ns, taken.ids, taken.offsets) for taken in some]
+        rows = [row for row in rows if row[2] and len(row[2]) == len(row[3])]
+        ids = [message_id for row in rows for message_id in row[2]]
+        row_count, id_count = row_count + len(rows), id_count + len(ids)
+        for column, pieces in zip(
+            columns,
+            (
+                packed([row[0] for row in rows], np.int64),
+                packed([row[1] for row in rows], np.int64),
+                packed([len(row[2]) for row in rows], np.uint32),
+                packed([offset for row in rows for offset in row[3]], np.int64),
+                packed([len(message_id) for message_id in ids], np.uint32),
+                joined(ids),
+            ),
+            strict=True,
+        ):
+            column += pieces
+    return [_COUNTS.pack(row_count, id_count), *chain.from_iterable(columns)]
+
+
+def _decoded(data: bytes, end_offset: int) -> Iterable[tuple[int, int, tuple[bytes, ...], tuple[int, ...]]]:
+    """(last offset, log time, ids, offsets) of each batch. Raises CorruptionError for what ``_encoded`` never gives."""
+    try:
+        row_count, id_count = _COUNTS.unpack_from(data)
+        at, columns = _COUNTS.size, []
+        for kind, count in (
+            (np.int64, row_count),
+            (np.int64, row_count),
+            (np.uint32, row_count),
+            (np.int64, id_count),
+            (np.uint32, id_count),
+        ):
+            columns.append(np.frombuffer(data, kind, count, at))
+            at += columns[-1].nbytes
+    except (struct.error, ValueError, OverflowError) as error:
+        raise CorruptionError(f"ids: {error}") from None
+    last_offsets, times_ns, counts, offsets, sizes = columns
+    ends = np.cumsum(sizes, dtype=np.int64)
+    rising = bool((np.diff(last_offsets) > 0).all() and (np.diff(offsets) > 0).all())
+    within = not row_count or (int(last_offsets[-1]) < end_offset and int(counts.min()) > 0)
+    if (
+        int(counts.sum(dtype=np.int64)) != id_count
+        or (int(ends[-1]) if id_count else 0) != len(data) - at
+        or not (rising and within)
+    ):
+        raise CorruptionError("ids: the columns do not fit together")
+    ids, known = cut_up(data, at, sizes), numbers(offsets)
+    for last_offset, time_ns, count in zip(numbers(last_offsets), numbers(times_ns), numbers(counts), strict=True):
+        yield last_offset, time_ns, tuple(islice(ids, count)), tuple(islice(known, count))
+
+
+def _last_index(ids: Sequence[bytes], message_id: bytes) -> int:
+    return len(ids) - 1 - ids[::-1].index(message_id)
+
+
+def ids_of(headers: HeadersColumn | None, names: bytes | None = None) -> dict[int, bytes]:
+    """Index of a record -> its message id, of those that have one, ascending; of several the first. ``names``: all names of headers."""
+    if headers is None or ID_NAME not in (bytes(headers.names.data) if names is None else names):
+        return {}
+    found: dict[int, bytes] = {}
+    pairs = list(_named(headers.names))
+    records = np.searchsorted(headers.ends, pairs, side="right").tolist()
+    ends, data = headers.values.ends, headers.values.data
+    for pair, record in zip(pairs, records, strict=True):
+        value = bytes(data[int(ends[pair - 1]) if pair else 0 : int(ends[pair])])
+        if is_id(value):
+            found.setdefault(record, value)
+    return found
+
+
+def _named(names: BytesColumn) -> Iterable[int]:
+    """Indexes of the pairs whose name is that of a message id."""
+    ends = names.ends.astype(np.int64)
+    sizes = np.diff(ends, prepend=0)
+    for pair in np.flatnonzero(sizes == len(ID_NAME)).tolist():
+        end = int(ends[pair])
+        if names.data[end - len(ID_NAME) : end] == ID_NAME:
+            yield pair
+
+
+def is_id(value: bytes) -> bool:
+    """Whether the value of the header is an id: an empty one asks for nothing."""
+    return 0 < len(value) <= MAX_ID_BYTES

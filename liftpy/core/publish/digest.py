@@ -1,0 +1,94 @@
+"""RollingDigest: what a producer's records were, in sequence order, in 36 bytes, however they were batched. Pure.
+
+Goal: a producer that repeats itself after a death must repeat itself exactly; one that does not is told, before anything is stored.
+Constraint: no Python statement meets a record; and the same records have the same digest in batches of any size, since who comes back
+may batch in another way.
+
+Algorithm: nine CRC-32C, one over each piece of a record, all records of a producer back to back: sizes and bytes of values and of keys,
+the number of headers, sizes and bytes of their names and of their values. In a batch each of them lies in one piece already. A size is
+u32 little endian, that of a null all ones; a column that a batch does not have counts as nulls, or as no headers.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple, Self
+
+import crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from liftpy.core.wire.batch_columns import BytesColumn, ColumnSet
+from liftpy.errors import ProtocolError
+
+_FORMAT = struct.Struct("<9I")
+_NULL = 0xFFFF_FFFF
+DIGEST_BYTES = _FORMAT.size
+
+
+class RollingDigest(NamedTuple):
+    """A CRC-32C of each piece of the records so far."""
+
+    value_sizes: int = 0
+    values: int = 0
+    key_sizes: int = 0
+    keys: int = 0
+    header_counts: int = 0
+    name_sizes: int = 0
+    names: int = 0
+    header_value_sizes: int = 0
+    header_values: int = 0
+
+    def over(self, columns: ColumnSet, start: int, end: int) -> RollingDigest:
+        """With the records from ``start`` (inclusive) to ``end`` (exclusive) of a batch behind what it was."""
+        value_sizes, values = _over(columns.values, start, end, self.value_sizes, self.values)
+        key_sizes, keys = _over(columns.keys, start, end, self.key_sizes, self.keys)
+        headers = columns.headers
+        if headers is None:
+            counts, first, last = bytes(4 * (end - start)), 0, 0
+        else:
+            counts = _lengths(headers.ends, start, end).tobytes()
+            first, last = _bounds(headers.ends, start, end)
+        name_sizes, names = self.name_sizes, self.names
+        header_value_sizes, header_values = self.header_value_sizes, self.header_values
+        if headers is not None:
+            name_sizes, names = _over(headers.names, first, last, name_sizes, names)
+            header_value_sizes, header_values = _over(headers.values, first, last, header_value_sizes, header_values)
+        header_counts = crc32c.crc32c(counts, self.header_counts)
+        return RollingDigest(
+            value_sizes, values, key_sizes, keys, header_counts, name_sizes, names, header_value_sizes, header_values
+        )
+
+    def encode(self) -> bytes:
+        """``DIGEST_BYTES`` bytes."""
+        return _FORMAT.pack(*self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """The reverse; raises ProtocolError for another number of bytes."""
+        if len(data) != DIGEST_BYTES:
+            raise ProtocolError(f"a digest has {DIGEST_BYTES} bytes, not {len(data)}")
+        return cls(*_FORMAT.unpack(data))
+
+
+def _over(column: BytesColumn | None, start: int, end: int, sizes_crc: int, data_crc: int) -> tuple[int, int]:
+    if column is None:
+        return crc32c.crc32c(b"\xff" * (4 * (end - start)), sizes_crc), data_crc
+    sizes = _lengths(column.ends, start, end)
+    if column.validity is not None:
+        sizes[~column.valid()[start:end]] = _NULL
+    first, last = _bounds(column.ends, start, end)
+    return crc32c.crc32c(sizes.tobytes(), sizes_crc), crc32c.crc32c(column.data[first:last], data_crc)
+
+
+def _lengths(ends: NDArray[np.uint32], start: int, end: int) -> NDArray[np.uint32]:
+    lengths = ends[start:end].astype("<u4")
+    if end > start:
+        lengths[1:] -= ends[start : end - 1]
+        lengths[0] -= ends[start - 1] if start else np.uint32(0)
+    return lengths
+
+
+def _bounds(ends: NDArray[np.uint32], start: int, end: int) -> tuple[int, int]:
+    """(first, last): where the entries ``start`` to ``end`` begin, and end (exclusive)."""
+    return int(ends[start - 1]) if start else 0, int(ends[end - 1]) if end else 0

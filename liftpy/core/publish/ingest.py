@@ -1,0 +1,724 @@
+"""The data subject of a partition: what has arrived together becomes one batch, bounded; then sealed where the core says.
+
+A sink call appends to a list; the batch is taken once the socket's whole read has been dispatched. What the core does not take at
+once waits here under its token, in the form in which it will be sealed; the core bounds that
+(``liftpy/core/replication/inflight_limits.py``). Two more
+bounds hold: what one read of the socket has brought, and the publishers that wait for an ack. Beyond either a publish that waits for
+an answer is refused with OVERLOADED, one that does not is dropped; both are counted, what was dropped by its reason.
+
+A message whose id is in the log within the window, or in hand, is left out: who waits for an answer to it gets that of the record, as
+``duplicate``, when the record's own publisher gets his, and never before (``recent_ids.py``).
+
+What a publish expects of the log that it is stored behind, and whether it is so [protocol: Conditions]. Pure.
+
+Goal: optimistic concurrency as JetStream's: the last sequence of the stream, of a subject, or of a filter over subjects; the
+message id of the last record. Constraint: judged by the whole log, what is not committed yet included, and by the records of the
+same batch before it.
+
+Algorithm: the first expectation of a run of messages that does not hold is told. Of several messages it only says that they have to be
+looked at one by one.
+
+A leader that does not know all subjects yet (``last_of_subjects.py``) judges a publish at once where the subject is known. Other
+conditional publishes wait for the index (``IndexWait``), bounded in count, bytes and time; beyond a bound the answer is 503. Publishes
+behind a waiting one pass it: the leader judges each publish by the log as it is when the leader judges it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+
+from liftpy.config import AckPolicy, Codec, ReplicationConfig, StreamConfig
+from liftpy.core.base.instruments import PublishTimes
+from liftpy.core.publish.acks import PendingAcks, Publishers, envelope_of
+from liftpy.core.publish.dedup_window import Stored
+from liftpy.core.publish.jetstream_headers import Expected, Rejection, wrong_last_id, wrong_sequence
+from liftpy.core.publish.last_per_subject import MANY
+from liftpy.core.publish.log_state import LogState
+from liftpy.core.publish.log_state_part import Numbering
+from liftpy.core.publish.memory_budget import NO_LIMIT, PartitionRoom
+from liftpy.core.publish.message_decoder import MessageColumns, MessageDecoder, RawMessage, runs_of
+from liftpy.core.publish.overload import IDS_LOST, KnownIds, Overload
+from liftpy.core.publish.pending_batch import (
+    RECORD_OVERHEAD_BYTES,
+    IngestCounters,
+    PendingBatch,
+    batch_end,
+    body_of,
+    message_size_bytes,
+)
+from liftpy.core.publish.ports import Hearing, IngestShell, ReplyPolicy, Subscription
+from liftpy.core.publish.producer_epochs import RECORDS_LOST, ProducerDesk, Question, last_offset_of
+from liftpy.core.publish.producer_state import Claim, Finding, after
+from liftpy.core.publish.published_batch import body_after, largest_record_bytes
+from liftpy.core.publish.quota import Quota, quota_for
+from liftpy.core.publish.standby_replay import FailoverBacklog
+from liftpy.core.replication.effects import AppendBatch, RejectReason
+from liftpy.core.replication.events import DuplicateReceived, PublishesReceived
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import MAX_BATCH_BYTES, BatchTooLargeError, Body, seal
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import has_wildcards, matcher
+
+UNINDEXED = Rejection(
+    RejectReason.OVERLOADED,
+    "the last sequences of this stream's subjects are being read from its log: try again",
+    (503, 10008),
+)
+_FULL = Rejection(
+    RejectReason.NO_SPACE,
+    "insufficient resources: the stream has more subjects than subjects_bytes hold, no last sequence of a subject can be expected",
+    (503, 10023),
+)
+_TOO_MANY = Rejection(
+    RejectReason.UNSUPPORTED,
+    f"the last sequence of a filter can be expected of a stream with {MANY} subjects at most",
+    (400, 10003),
+)
+
+
+def unexpected(
+    expected: Mapping[int, int],
+    of_others: Mapping[int, Expected],
+    subjects: Sequence[str],
+    derived: LogState,
+    end_offset: int,
+) -> Rejection | None:
+    """The first last sequence that is not as expected; None: all are. ``expected``: record index -> offset; ``of_others``: record index
+    -> what else; both ascending. ``subjects``: of the records, which go to ``end_offset`` and behind it."""
+    for index, offset in expected.items():
+        if offset != end_offset + index:
+            return wrong_sequence(end_offset + index)
+    before: dict[str, int] = {}
+    seen = 0
+    for index, wanted in of_others.items():
+        if wanted.sequence is None:
+            continue
+        before.update(zip(subjects[seen:index], count(end_offset + seen), strict=False))
+        seen = index
+        unfit = _of_subject(wanted, subjects[index], before, derived)
+        if unfit is not None:
+            return unfit
+    return None
+
+
+def _of_subject(wanted: Expected, own: str, before: Mapping[str, int], derived: LogState) -> Rejection | None:
+    subject = wanted.subject or own
+    if has_wildcards(subject):
+        if len(derived.subjects) > MANY:
+            return _TOO_MANY
+        matches = matcher(subject)
+        offset = derived.last_of_matching(matches)
+        here = max((at for name, at in before.items() if matches(name)), default=-1)
+    else:
+        offset, here = derived.last_of(subject), before.get(subject, -1)
+    if offset is None and here < 0:
+        return _FULL if derived.subjects.is_full else UNINDEXED
+    last_sequence = max(-1 if offset is None else offset, here) + 1
+    return None if wanted.sequence == last_sequence else wrong_sequence(last_sequence)
+
+
+def index_key(of_others: Mapping[int, Expected], own: str) -> str:
+    """The subject whose last offset a single publish waits for; "": the whole index, for a filter."""
+    subject = next((wanted.subject for wanted in of_others.values()), "") or own
+    return "" if has_wildcards(subject) else subject
+
+
+def unexpected_id(of_others: Mapping[int, Expected], ids: Mapping[int, bytes], last_id: bytes) -> Rejection | None:
+    """The first message id of a last record that is not as expected. ``ids``: record index -> message id; ``last_id``: of the log."""
+    for index, wanted in of_others.items():
+        stands = ids.get(index - 1, b"") if index else last_id
+        if wanted.last_id and wanted.last_id != stands:
+            return wrong_last_id(stands)
+    return None
+
+
+_UNDECIDED = Rejection(RejectReason.NOT_LEADER, "the leader has changed before this was decided; it is not stored")
+INGEST_OVERFLOW = "ingest_overflow"
+"""Why publishes were dropped that no partition ever saw."""
+_BATCH_OVERHEAD_BYTES = 4096
+"""Headers of the batch, of the response that carries it and of NATS."""
+_NOBODY = Numbering(0, 0, 0, None)
+
+
+class Ingest:
+    """One partition's data subject. ``feed`` takes PublishesReceived; the core answers by ``seal`` or ``reject``."""
+
+    def __init__(
+        self,
+        *,
+        shell: IngestShell,
+        subject: str,
+        config: ReplicationConfig,
+        policy: AckPolicy,
+        codec: Codec,
+        inboxes: InboxRule,
+        acks: PendingAcks,
+        feed: Callable[[PublishesReceived | DuplicateReceived], None],
+        wall_ns: Callable[[], int],
+        log_end_offset: Callable[[], int],
+        may_refuse: Callable[[], bool],
+        derived: LogState,
+        may_refuse_for_now: Callable[[], bool] | None = None,
+        takes: Callable[[], bool] = lambda: True,
+        on_drop: Callable[[str, int], None] = lambda reason, count: None,
+        may_leave: Callable[[], bool] = lambda: False,
+        times: PublishTimes | None = None,
+        room: PartitionRoom = NO_LIMIT,
+    ) -> None:
+        self._shell = shell
+        self._subject = subject
+        self._config = config
+        self._acks = acks
+        self._feed = feed
+        self.wall_ns = wall_ns
+        """The time that records get, and acks."""
+        self._log_end_offset = log_end_offset
+        self._may = ReplyPolicy(may_refuse, may_refuse_for_now or may_refuse, room, may_leave)
+        self._derived = derived
+        self._desk = ProducerDesk(derived.producers)
+        self._takes = takes
+        self.reader = MessageDecoder(acks.key, subject, policy, inboxes, codec)
+        self.counters = IngestCounters(on_drop=on_drop, times=times or PublishTimes())
+        self._ids_in_hand: dict[bytes, tuple[PendingBatch, int]] = {}
+        """Message id -> where it is, and the record's index there."""
+        self._overload = Overload(
+            may=self._may, reader=self.reader, counters=self.counters, is_full=self._is_full, known=self._known,
+            ids=KnownIds(derived.ids, self._ids_in_hand, self._holds_unread), say_no=self._say_no, wall_ns=wall_ns,
+        )  # fmt: skip
+        self._overload.unanswered_since_ns = acks.since_ns
+        self._listener: Subscription | None = None
+        self._taken_over: FailoverBacklog | None = None
+        """What this node has heard before it led, while it takes publishes by the subscription by which it stood by. Of that
+        ``undecided`` waits to be told no."""
+        self.heard = False
+        """The server knows of the subscription: a publish that is sent from now on arrives."""
+        self._left = False
+        """Nothing more is taken, but what is on its way is stored."""
+        self._raw: list[RawMessage] = []
+        self._raw_bytes = 0
+        self._drain_scheduled = False
+        self._tokens: dict[int, PendingBatch] = {}
+        self._again_count = 0
+        """Of all ``PendingBatch.again``."""
+        self._next_token = 1
+
+    def settings_changed(self, stream: StreamConfig, partitions: int = 1) -> None:
+        """The stream's settings and the number of its partitions, at first and whenever they change."""
+        self.reader.quota = quota_for(stream, partitions, self.reader.quota)
+        self.reader.max_message_bytes = stream.max_message_bytes
+        self.reader.wants_offsets = stream.optimistic_concurrency
+
+    @property
+    def _batch_bytes(self) -> int:
+        """What is put together from several messages: so much that the batch fits one answer to a follower, mostly. What one message
+        makes is as large as it is, and travels in pieces where it has to."""
+        room = min(self._config.replication_max_bytes, self._shell.max_payload) - _BATCH_OVERHEAD_BYTES
+        return max(4096, min(self._config.batch_max_bytes, room))
+
+    @property
+    def open(self) -> bool:
+        """Whether publishes are taken."""
+        return self._listener is not None
+
+    def start(self, taken: FailoverBacklog | None = None) -> None:
+        """Subscribe to the data subject. ``taken``: go on with the subscription by which this node has stood by, without a gap, behind
+        what it heard by then."""
+        if self._listener is not None:
+            return
+        if taken is None:
+            self._listen()
+            return
+        hearing = taken.hearing
+        assert hearing is not None
+        self._taken_over, self._listener, self.heard = taken, hearing, True
+        hearing.feed_to(self._arrived, self._given_up, self._hearing_lost)
+        for stored, publishers in taken.known:
+            self._acks.add_again(stored, publishers, duplicate=False)
+        if taken.known:
+            self._feed(DuplicateReceived(last_offset=min(stored.last_offset for stored, _ in taken.known)))
+        if taken.fresh:
+            self._raw, taken.fresh_left = taken.fresh, len(taken.fresh)
+            self._raw_bytes = sum(map(message_size_bytes, taken.fresh))
+            self._drain_soon()
+
+    def _say_no(self, publishers: Publishers, unfit: Rejection, waits_ms: Sequence[int] | int = 0) -> None:
+        self._acks.say_no(publishers, unfit, waits_ms, now=self._may.refuse_for_now(), later=not self._may.refuse())
+
+    def settle(self) -> None:
+        """Tell those who wait for a no, if that may be said by now."""
+        if self._acks.owes_a_no and self._may.refuse():
+            self._acks.say_untold(may=self._may.refuse_for_now())
+        if self._taken_over is not None and self._taken_over.undecided and self._may.refuse():
+            messages, self._taken_over.undecided = self._taken_over.undecided, []
+            for message in messages:
+                self._refuse(self.reader.read([message], self.wall_ns()).publishers, _UNDECIDED)
+
+    def link_lost(self) -> None:
+        """The connection of ``shell`` is lost; it renews the subscription."""
+        if self._hearing is None:
+            self._stops_taking()
+
+    @property
+    def _hearing(self) -> Hearing | None:
+        """By which it takes publishes; None: by its own subscription, or by none."""
+        return None if self._taken_over is None else self._taken_over.hearing
+
+    def _hearing_lost(self) -> None:
+        """The connection by which this node has stood by is lost, or NATS does not let it have the subscription: listen on its own one,
+        as every other leader."""
+        hearing = self._hearing
+        if hearing is None or self._left or (not hearing.is_denied and self._stops_taking()):
+            return
+        hearing.close()
+        self._listen()
+
+    def _stops_taking(self) -> bool:
+        """Where others have heard what goes past: what comes later has to stand behind that. ``come_back`` follows, or another
+        leader."""
+        if self._listener is None or self._left or not self._may.leave():
+            return False
+        self.leave()
+        return True
+
+    def _listen(self) -> None:
+        if self._taken_over is not None:
+            self._taken_over.hearing = None
+        self._listener = listener = self._shell.listen(
+            self._subject, self._arrived, given_up=self._given_up, refuser=self._overload
+        )
+        self.heard = False
+        self._shell.when_heard(lambda: self._is_heard(listener))
+
+    def _is_heard(self, listener: Subscription) -> None:
+        self.heard = self.heard or listener is self._listener
+
+    def leave(self) -> None:
+        """Unsubscribe, but store what is on its way; ``stop`` or ``come_back`` must follow."""
+        if self._listener is not None:
+            self._listener.leave()
+            self._left = True
+            self._derived.index_wait.release(self._derived.subjects, everything=True)
+
+    def come_back(self) -> None:
+        """Subscribe again after ``leave``, if nothing has ended or begun since."""
+        if self._left:
+            assert self._listener is not None
+            self._listener.close()
+            self._left = False
+            self._listen()
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that has arrived is in the log, or refused, and every publisher that waited has its answer."""
+        undecided = self._taken_over is not None and self._taken_over.undecided
+        return not (self._holds_unread() or self._tokens or undecided or self._acks.count)
+
+    def _holds_unread(self) -> bool:
+        """Whether publishes have arrived that are not judged yet."""
+        return bool(self._raw or self._derived.index_wait)
+
+    def stop(self) -> None:
+        """Unsubscribe and forget what is not in the log: nobody was told that it is. It is not counted as dropped: the next leader
+        may have heard it."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        self._left = False
+        self._taken_over = None
+        self.counters.times.forget()
+        self._raw = []
+        self._raw_bytes = 0
+        self._derived.index_wait.forget()
+        self._tokens.clear()
+        self._ids_in_hand.clear()
+        self._derived.ids.in_hand.hold(0)
+        self._desk.begin()
+        self._again_count = 0
+
+    def _is_full(self) -> bool:
+        if len(self._raw) >= self._config.ingest_queue_records or self._raw_bytes >= self._config.ingest_queue_bytes:
+            return True
+        room = self._may.room
+        return room.node.is_limited and not room.takes(self._raw_bytes)
+
+    def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        if self._is_full():
+            self._overload.turn_away([(subject, reply, payload, headers)])
+            return
+        self._raw.append((subject, reply, payload, headers))
+        self._raw_bytes += len(payload) + len(headers) + len(subject) + RECORD_OVERHEAD_BYTES
+        if not self._drain_scheduled:
+            self._drain_soon()
+
+    def _drain(self) -> None:
+        """Take everything that has arrived, in batches within the bounds."""
+        self._drain_scheduled = False
+        raw, size_bytes, batch_bytes = self._raw, self._raw_bytes, self._batch_bytes
+        self._raw, self._raw_bytes = [], 0
+        if size_bytes <= batch_bytes and len(raw) <= self._config.batch_max_records:
+            if raw:
+                self._take(raw)
+            self._took(len(raw))
+            return
+        start = 0
+        most = len(raw) if self._taken_over is None else self._config.batch_max_records  # a standby's are many
+        while start < min(len(raw), most):
+            end = batch_end(raw, start, self._config.batch_max_records, batch_bytes)
+            self._take(raw[start:end])
+            start = end
+        self._took(start)
+        if start < len(raw) and self._listener is not None:
+            self._raw, self._raw_bytes = raw[start:], size_bytes - sum(map(message_size_bytes, raw[:start]))
+            self._drain_soon()
+
+    def _took(self, count: int) -> None:
+        if self._taken_over is not None:
+            self._taken_over.fresh_left = max(0, self._taken_over.fresh_left - count)
+
+    def _drain_soon(self) -> None:
+        self._drain_scheduled = True
+        (self._hearing or self._shell).behind_read(self._drain)
+
+    def _take(self, messages: list[RawMessage]) -> None:
+        """Submit them; a message that can't be read for a reason nobody thought of costs itself, not its neighbours [A6]."""
+        try:
+            messages = self._overload.in_time(messages)
+            if messages:
+                self._submit(messages)
+        except Exception as error:
+            if len(messages) == 1:
+                self._shell.sink_failed(messages[0][0], error)
+                return
+            for message in messages:
+                self._take([message])
+
+    def _submit(self, messages: list[RawMessage]) -> None:
+        now_wall_ns = self.wall_ns()
+        columns = self.reader.read(messages, now_wall_ns)
+        if columns.apart:
+            self._alone(messages)
+            return
+        if columns.unfit is not None:
+            if self._alone(messages):
+                self._refuse(columns.publishers, columns.unfit)
+            return
+        if columns.asked is not None:
+            self._tell_of_producer(columns.asked, columns.publishers)
+            return
+        if columns.ids and (repeats := self._repeats(columns, now_wall_ns)):
+            self._leave_out(repeats, columns, messages)
+            return
+        if columns.unfit_then is not None and not self._has_nothing_unfit_to_store(columns):
+            if self._alone(messages):
+                self._refuse_or_wait(columns, messages, self._unexpected(columns) or columns.unfit_then)
+            return
+        if columns.ids and self._has_no_room(columns, messages, now_wall_ns):
+            return
+        numbering = None
+        if columns.claim is not None and (numbering := self._judged(columns.claim, columns)) is None:
+            return
+        replies = columns.publishers.replies
+        plain_count = replies.count(b"")
+        acks_are_full = (
+            plain_count < len(messages)
+            and self._acks.count + self._again_count + len(messages) > self._config.ingest_queue_records
+        )
+        if 0 < plain_count < len(messages) and (acks_are_full or not self._takes()):
+            for run in runs_of(messages, replies):
+                self._submit(run)
+            return
+        if acks_are_full:
+            self._overload.turn_away(messages)
+            return
+        bound = bool(columns.expected or columns.of_others)
+        if bound and not self._as_expected(columns, messages):
+            return
+        if bound and not self._takes() and not self._alone(messages):
+            return  # who is bound to an offset does not wait, and nobody else is refused for it
+        if self.reader.quota is not None and self._over_quota(self.reader.quota, columns, messages, numbering, now_wall_ns):
+            return
+        body = self._measured(columns, messages)
+        if body is None:
+            return
+        token = self._next_token
+        self._next_token += 1
+        asks = any(other.sequence is not None for other in columns.of_others.values())
+        in_hand = PendingBatch(
+            body, columns.publishers, columns.ids, asks, numbering=numbering, arrived_ns=self.counters.times.now_ns()
+        )
+        self._tokens[token] = in_hand
+        if columns.ids:
+            self._derived.ids.hold_in_hand(columns.ids.values())
+            for index, message_id in columns.ids.items():
+                self._ids_in_hand[message_id] = in_hand, index
+        self._feed(
+            PublishesReceived(
+                token=token,
+                record_count=body.record_count,
+                size_bytes=body.size_bytes,
+                received_wall_ns=now_wall_ns,
+                plain_count=columns.publishers.plain_count,
+                conditional=bound or numbering is not None,
+            )
+        )
+
+    # ---- producers -----------------------------------------------------------------------------------------------------
+    def _tell_of_producer(self, asked: Question, publishers: Publishers) -> None:
+        """Answer who wants to go on as a producer, once what he is told is committed."""
+        if asked.acked is not None and self._derived.has_lost(*asked.acked):
+            self._refuse(publishers, RECORDS_LOST)
+            return
+        given = self._desk.ask(asked)
+        if isinstance(given, Finding):
+            self._refuse(publishers, self._desk.why_not(given))
+            return
+        envelope_of(publishers).producer = given.told
+        self._answer_as_stored(Stored(-1, given.last_offset), publishers)
+
+    def _judged(self, claim: Claim, columns: MessageColumns) -> Numbering | None:
+        """What of a producer's batch is to be appended, which ``columns`` has then; None: nothing, and its publisher is answered."""
+        published, publishers = columns.batch, columns.publishers
+        assert published is not None
+        ruling = self._desk.judge(claim, published.columns)
+        envelope = envelope_of(publishers)
+        if ruling.finding is Finding.DUPLICATE:
+            self.counters.duplicates += claim.record_count
+            envelope.known_records = claim.record_count
+            state = self._derived.producers.state_of(claim.producer_id)
+            assert state is not None
+            self._answer_as_stored(Stored(ruling.offset, last_offset_of(state)), publishers)
+            return None
+        if ruling.finding is not Finding.APPEND:
+            envelope.producer = client_pb2.ProducerState(nextSequence=ruling.next_sequence)
+            self._refuse(publishers, self._desk.why_not(ruling.finding))
+            return None
+        known = envelope.known_records = ruling.known
+        if known:
+            self.counters.duplicates += known
+            body = body_after(published, known, self._subject, self.reader.codec)
+            columns.batch, publishers.batch_records = published._replace(body=body), body.record_count
+            columns.ids = {index - known: message_id for index, message_id in columns.ids.items() if index >= known}
+        sequence = after(claim.base_sequence, known)
+        said = (claim.name, claim.position, claim.partitioning)
+        return Numbering(claim.producer_id, claim.epoch, sequence, published.columns, known, *said)
+
+    def _has_nothing_unfit_to_store(self, columns: MessageColumns) -> bool:
+        """Whether what the stream's settings have against a producer's batch is about records that are stored already. If not, its
+        publisher is told which sequence is due."""
+        if columns.claim is None or columns.batch is None:
+            return False
+        ruling = self._desk.judge(columns.claim, columns.batch.columns)
+        if ruling.finding is Finding.DUPLICATE:
+            return True
+        if ruling.finding is not Finding.APPEND or not ruling.known:
+            return False
+        most = self.reader.max_message_bytes
+        is_bound = not self.reader.wants_offsets or bool(columns.expected)
+        if is_bound and (not most or largest_record_bytes(columns.batch.columns, ruling.known) <= most):
+            return True
+        envelope_of(columns.publishers).producer = client_pb2.ProducerState(nextSequence=ruling.next_sequence)
+        return False
+
+    def _is_known(self, claim: Claim, columns: MessageColumns) -> bool:
+        """Whether some of it is stored already."""
+        assert columns.batch is not None
+        return self._desk.judge(claim, columns.batch.columns).known > 0
+
+    def _answer_as_stored(self, stored: Stored, publishers: Publishers) -> None:
+        """As the publishers of the record are; beyond the bound in silence: who asks again is told."""
+        if publishers.wanted is not AckPolicy.NONE and self._acks.count + self._again_count < self._config.ingest_queue_records:
+            self._acks.add_again(stored, publishers)
+            self._feed(DuplicateReceived(last_offset=stored.last_offset))
+
+    def _has_no_room(self, columns: MessageColumns, messages: list[RawMessage], now_wall_ns: int) -> bool:
+        """Whether there is none for the message ids of these, which are taken apart then: those that have one are refused."""
+        ids = self._derived.ids
+        if not (why := ids.lacks(columns.ids.values(), now_wall_ns)):
+            return False
+        if columns.claim is not None and self._is_known(columns.claim, columns):
+            return False  # who is told no must not find it stored [A2]
+        if columns.batch is None and len(columns.ids) < len(messages):
+            self._submit([message for index, message in enumerate(messages) if index not in columns.ids])
+            self._submit([messages[index] for index in columns.ids])
+            return True
+        ids.share.refused(columns.publishers.record_count)
+        if not ids.is_blind(now_wall_ns):
+            self._refuse(columns.publishers, Rejection(RejectReason.OVERLOADED, why, (503, 10023)))
+        else:  # it may be stored: nobody may be told no [A2]
+            self.counters.drop(IDS_LOST, columns.publishers.record_count)
+        return True
+
+    def _repeats(self, columns: MessageColumns, now_wall_ns: int) -> dict[int, Stored | None]:
+        """Record index -> where its message id is stored, of those that are left out; None: it is in hand, or earlier among these."""
+        found: dict[int, Stored | None] = {}
+        seen: set[bytes] = set()
+        if not self._derived.ids.window_ns or columns.batch is not None:
+            return found  # a whole batch is stored as it is, once by the offset that it expects
+        for index, message_id in columns.ids.items():
+            if self.reader.is_command(columns, index):
+                continue
+            stored = None if message_id in self._ids_in_hand else self._derived.ids.find(message_id, now_wall_ns)
+            if stored is not None or message_id in seen or message_id in self._ids_in_hand:
+                found[index] = stored
+            seen.add(message_id)
+        return found
+
+    def _leave_out(self, repeats: dict[int, Stored | None], columns: MessageColumns, messages: list[RawMessage]) -> None:
+        """Keep who waits for an answer to a repeated message, and submit the others. What repeats one of these is looked at again
+        behind them, alone: the first may have been refused."""
+        repeated_here, lowest = [], None
+        for index, stored in repeats.items():
+            message_id = columns.ids[index]
+            if stored is None and message_id not in self._ids_in_hand:
+                repeated_here.append(index)
+                continue
+            self.counters.duplicates += 1
+            publishers = columns.publishers.only(index)
+            if publishers.wanted is AckPolicy.NONE or self._acks.count + self._again_count >= self._config.ingest_queue_records:
+                continue  # beyond the bound in silence: it is stored, and whoever asks again is told
+            if stored is None:
+                in_hand, first = self._ids_in_hand[message_id]
+                in_hand.again.append((first, publishers))
+                self._again_count += 1
+            else:
+                self._acks.add_again(stored, publishers)
+                lowest = stored.last_offset if lowest is None else min(lowest, stored.last_offset)
+        if lowest is not None:
+            self._feed(DuplicateReceived(last_offset=lowest))
+        fresh = [message for index, message in enumerate(messages) if index not in repeats]
+        if fresh:
+            self._submit(fresh)
+        for index in repeated_here:
+            self._submit([messages[index]])
+
+    def _measured(self, columns: MessageColumns, messages: list[RawMessage]) -> Body | None:
+        """The body of the batch, as it will be sealed [A10]; None if it is more than a log holds in one: then nothing is appended, and
+        several messages are judged one by one."""
+        try:
+            return body_of(columns, self.reader.codec)
+        except BatchTooLargeError as error:
+            if self._alone(messages):
+                detail = f"{error.size_bytes} bytes as a record, at most {MAX_BATCH_BYTES} are stored"
+                self._refuse(columns.publishers, Rejection(RejectReason.TOO_LARGE, detail))
+            return None
+
+    def _as_expected(self, columns: MessageColumns, messages: list[RawMessage]) -> bool:
+        """Check what is expected of the log. A batch of which something is wrong is split into messages, each judged on its own."""
+        unfit = self._unexpected(columns) or unexpected_id(columns.of_others, columns.ids, self._derived.ids.last_id)
+        if unfit is not None and self._alone(messages):
+            self._refuse_or_wait(columns, messages, unfit)
+        return unfit is None
+
+    def _refuse_or_wait(self, columns: MessageColumns, messages: list[RawMessage], unfit: Rejection) -> None:
+        """Refuse one message, or let it wait for the index that its condition needs."""
+        if unfit is UNINDEXED and not self._left and self._derived.lacks:
+            key = index_key(columns.of_others, columns.subjects[0])
+            if self._derived.index_wait.add(messages[0], key, lambda message: self._take([message])):
+                return
+        self._refuse(columns.publishers, unfit)
+
+    def _unexpected(self, columns: MessageColumns) -> Rejection | None:
+        end_offset = self._log_end_offset()
+        return unexpected(columns.expected, columns.of_others, columns.subjects, self._derived, end_offset)
+
+    def _alone(self, messages: list[RawMessage]) -> bool:
+        """Whether it is one message; several are submitted one by one, since what is wrong with one is not the others' fault."""
+        if len(messages) > 1:
+            for message in messages:
+                self._submit([message])
+        return len(messages) == 1
+
+    def _over_quota(
+        self, quota: Quota, columns: MessageColumns, messages: list[RawMessage], numbering: Numbering | None, now_ns: int
+    ) -> bool:
+        """Whether some are beyond it: those are refused, and the others submitted by themselves [A2]."""
+        publishers = columns.publishers
+        heard = self._taken_over is not None and self._taken_over.fresh_left > 0
+        forced = heard or (numbering is not None and numbering.first > 0)
+        waits_ms = quota.charge(messages, publishers.batch_records, now_ns, forced=forced)
+        if waits_ms is None:
+            return False
+        over = [index for index, wait_ms in enumerate(waits_ms) if wait_ms]
+        refused, unfit = publishers.only(*over), Rejection(RejectReason.QUOTA, "")
+        self.counters.throttled[quota.scope] += refused.record_count
+        self.counters.not_stored(refused, unfit.reason)
+        self._say_no(refused, unfit, [waits_ms[index] for index in over])
+        if within := [message for message, wait_ms in zip(messages, waits_ms, strict=True) if not wait_ms]:
+            self._submit(within)
+        return True
+
+    def _known(self, columns: MessageColumns) -> dict[int, Stored | None] | None:
+        """``_repeats``; None: it is a producer's batch that is stored already."""
+        if columns.claim is not None and self._is_known(columns.claim, columns):
+            return None
+        return self._repeats(columns, self.wall_ns()) if columns.ids else {}
+
+    def _given_up(self, count: int) -> None:
+        """So many were left out unread: more came than the node's buffer and the server hold."""
+        self.counters.drop(INGEST_OVERFLOW, count)
+
+    def _refuse(self, publishers: Publishers, unfit: Rejection) -> None:
+        self.counters.not_stored(publishers, unfit.reason)
+        # Another node may lead by now, and have stored it [A2]; but nobody of this stream stores what is addressed to another.
+        if unfit.reason is RejectReason.WRONG_STREAM or self._may.refuse():
+            self._acks.reject(publishers, unfit)
+
+    def seal(self, effect: AppendBatch) -> bytes:
+        """The record batch of the publishes under ``effect.token``; ``appended`` or ``reject`` must follow."""
+        in_hand = self._tokens[effect.token]
+        by = in_hand.numbering or _NOBODY
+        return seal(
+            in_hand.body,
+            base_offset=effect.base_offset,
+            leader_epoch=effect.leader_epoch,
+            timestamp_ns=effect.timestamp_ns,
+            producer_id=by.producer_id,
+            producer_epoch=by.epoch,
+            base_sequence=by.base_sequence,
+        )
+
+    def appended(self, effect: AppendBatch, batch: bytes) -> None:
+        """The batch is in the log: its publishers now wait for acks."""
+        in_hand = self._taken_out(effect.token)
+        assert in_hand is not None
+        base_offset, record_count = effect.base_offset, in_hand.body.record_count
+        self._acks.add(base_offset, in_hand.publishers, in_hand.arrived_ns)
+        ids = {base_offset + index: message_id for index, message_id in in_hand.ids.items()}
+        self._derived.appended(base_offset, record_count, effect.timestamp_ns, ids, batch, in_hand.numbering, asks=in_hand.asks)
+        for index, publishers in in_hand.again:
+            self._acks.add_again(Stored(base_offset + index, base_offset + record_count - 1), publishers)
+        self.counters.records += record_count
+        self.counters.size_bytes += len(batch)
+        self.counters.batches += 1
+        self.counters.times.appended(base_offset + record_count - 1, record_count, in_hand.arrived_ns)
+
+    def committed(self, high_watermark: int) -> None:
+        """HW, inclusive, has risen."""
+        self.counters.times.committed(high_watermark)
+
+    def drop(self, token: int, reason: RejectReason | None = None) -> None:
+        """Forget the publishes under ``token`` without an answer; ``reason``: why those that nobody waits for are lost."""
+        in_hand = self._taken_out(token)
+        if in_hand is not None and reason is not None:
+            self.counters.drop(reason.name.lower(), in_hand.publishers.plain_count)
+            self.counters.overloaded += in_hand.body.record_count if reason is RejectReason.OVERLOADED else 0
+
+    def reject(self, token: int, reason: RejectReason, leader: str, leader_epoch: int, epoch: int = 0) -> None:
+        """Answer the publishes under ``token`` with a negative ack and forget them. Who leads, in which LeaderEpoch, as of which Epoch
+        of the partition: so that who asked knows where to, and whether it is news."""
+        in_hand = self._taken_out(token)
+        if in_hand is not None:
+            self.counters.not_stored(in_hand.publishers, reason)
+            for publishers in (in_hand.publishers, *(publishers for _, publishers in in_hand.again)):
+                self._acks.reject(publishers, Rejection(reason, ""), leader, leader_epoch, epoch)
+
+    def _taken_out(self, token: int) -> PendingBatch | None:
+        in_hand = self._tokens.pop(token, None)
+        if in_hand is not None and in_hand.ids:
+            self._again_count -= len(in_hand.again)
+            self._derived.ids.let_go_in_hand(in_hand.ids.values())
+            for message_id in in_hand.ids.values():
+                if self._ids_in_hand.get(message_id, (None, 0))[0] is in_hand:
+                    del self._ids_in_hand[message_id]
+        return in_hand

@@ -1,0 +1,180 @@
+"""What a JetStream publisher's headers ask for, and which of it is refused. Pure.
+
+Goal: no promise is broken in silence. A header that a JetStream server would act on is acted on here, or the publish is refused before
+anything is appended, with the code and the text that the publisher's client knows. Names of headers are case-sensitive, as there.
+
+Algorithm: a message without a ``Nats-`` header and without the reply of a fast batch costs one search of its bytes. The checks of any
+other are made in the order of nats-server's; those that come after the expected sequence are judged after it.
+
+Worked example: ``Nats-Rollup: all`` with ``Nats-Expected-Last-Sequence: 7`` on a stream whose last is 9 is answered "wrong last
+sequence: 9"; with 9, "rollup not permitted".
+
+Source: nats-server 2.15, ``jetstream_batching.go``, ``stream.go``, ``errors.json``. What is known of a ``Nats-Msg-Id`` is in
+``recent_ids.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from liftpy.core.publish.dedup_window import MAX_ID_BYTES, MESSAGE_ID
+from liftpy.core.replication.effects import RejectReason
+from liftpy.core.wire.headers import Headers
+
+EXPECTED_LAST_SEQUENCE = "Nats-Expected-Last-Sequence"
+FAST_BATCH_REPLY = b".$FI"
+"""How the reply subject of a fast batch ends."""
+MAX_BLOCK_BYTES = 65_535
+"""Of a NATS header block."""
+_PREFIX = "Nats-"
+_MARK = b"\nNats-"
+OF_SUBJECT = "Nats-Expected-Last-Subject-Sequence"
+OF_SUBJECT_NAMED = "Nats-Expected-Last-Subject-Sequence-Subject"
+LAST_MSG_ID = "Nats-Expected-Last-Msg-Id"
+_EXPECTED_STREAM = "Nats-Expected-Stream"
+_TTL = "Nats-TTL"
+_SCHEDULE = "Nats-Schedule"
+_INCR = "Nats-Incr"
+_INTEGER = re.compile(rb"[+-]?[0-9]{1,400}")
+_UNITS = {b"ns": 1e-9, b"us": 1e-6, b"\xc2\xb5s": 1e-6, b"ms": 1e-3, b"s": 1.0, b"m": 60.0, b"h": 3600.0}
+_PART = re.compile(rb"([0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(ns|us|\xc2\xb5s|ms|s|m|h)")
+_DURATION = re.compile(rb"[+-]?(?:(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:ns|us|\xc2\xb5s|ms|s|m|h)){1,16}")
+
+
+class Rejection(NamedTuple):
+    """Why a message is not stored as it is."""
+
+    reason: RejectReason
+    detail: str
+    jetstream: tuple[int, int] | None = None
+    """(code, err_code) for a JetStream client; None: those of the reason."""
+
+
+def _unsupported(err_code: int, detail: str, code: int = 400) -> Rejection:
+    return Rejection(RejectReason.UNSUPPORTED, detail, (code, err_code))
+
+
+FAST_BATCH = _unsupported(10205, "batch publish is disabled")
+BLOCK_TOO_LARGE = Rejection(RejectReason.TOO_LARGE, "header size exceeds maximum allowed of 64k", (400, 10097))
+ID_TOO_LONG = Rejection(RejectReason.TOO_LARGE, f"a {MESSAGE_ID} has at most {MAX_ID_BYTES} bytes")
+_ATOMIC_BATCH = _unsupported(10174, "atomic publish is disabled")
+_OTHER_STREAM = Rejection(RejectReason.WRONG_STREAM, "expected stream does not match")
+_NO_SEQUENCE = _unsupported(10193, "missing sequence for expected last sequence per subject")
+_NO_TTL = _unsupported(10165, "invalid per-message TTL")
+_NO_INCR = _unsupported(10171, "message counter increment is invalid")
+_STREAM_SOURCE = "Nats-Stream-Source"
+_FIRST = {
+    "Nats-Batch-Id": _ATOMIC_BATCH,
+    "Nats-Batch-Sequence": _ATOMIC_BATCH,
+    "Nats-Batch-Commit": _ATOMIC_BATCH,
+    _INCR: _unsupported(10168, "message counters is disabled"),
+    _TTL: _unsupported(10166, "per-message TTL is disabled"),
+}
+"""Before the expected sequence; the stream's name stands before ``Nats-TTL``."""
+_THEN = {
+    _STREAM_SOURCE: _unsupported(10227, "message stream source header is not allowed"),
+    OF_SUBJECT_NAMED: _NO_SEQUENCE,
+    _SCHEDULE: _unsupported(10188, "message schedules is disabled"),
+    "Nats-Rollup": _unsupported(10111, "rollup not permitted", 500),
+}
+"""Behind the expected sequences, of the stream and of a subject."""
+_JUDGED = {*_FIRST, *_THEN, _EXPECTED_STREAM, EXPECTED_LAST_SEQUENCE, OF_SUBJECT, LAST_MSG_ID}
+_MAX_DIGITS = 19
+"""Of a sequence: it has 63 bits."""
+
+
+class Expected(NamedTuple):
+    """What a publish expects of the log besides its last sequence."""
+
+    sequence: int | None
+    """The last one of a subject, 0: it has none; -1, which none ever is, for what is no number; None: nothing."""
+    subject: str
+    """Of which subject, or filter; '': of its own."""
+    last_id: bytes
+    """The message id of the last record; b"": nothing is expected."""
+
+
+def asks(block: bytes) -> bool:
+    """Whether a header block may hold a header that a JetStream server acts on."""
+    return _MARK in block
+
+
+def why_not_first(headers: Headers, stream: str, partition: int) -> Rejection | None:
+    """Why a publish with ``headers`` is refused whatever sequence it expects; None: it is not."""
+    given = {
+        name: value for name, value in reversed(headers) if name.startswith(_PREFIX) and value
+    }  # of several the first counts
+    for name, unfit in _FIRST.items():
+        if name == _INCR and name in given and not _INTEGER.fullmatch(given[name]):
+            return _NO_INCR
+        if name in given and name != _TTL:
+            return unfit
+    expected = given.get(_EXPECTED_STREAM)
+    if expected is not None and expected not in (stream.encode(), stream_of(stream, partition).encode()):
+        return _OTHER_STREAM
+    return _ttl_refused(given[_TTL]) if _TTL in given else None
+
+
+def _ttl_refused(value: bytes) -> Rejection | None:
+    """``never``, a duration as Go writes it, or whole seconds. 0 in digits alone asks for nothing, unless it is Go's ``0``."""
+    if value == b"never":
+        return _FIRST[_TTL]
+    if value != b"0" and value.isdigit():
+        return _FIRST[_TTL] if value.strip(b"0") else None
+    if not _DURATION.fullmatch(value) or value.startswith(b"-"):
+        return _NO_TTL
+    parts = _PART.findall(value)
+    return _FIRST[_TTL] if sum(float(number) * _UNITS[unit] for number, unit in parts) >= 1 else _NO_TTL
+
+
+def why_not_then(headers: Headers) -> Rejection | None:
+    """Why a publish with ``headers`` is refused even if it expects the right sequence; None: it is not."""
+    names = [name for name, value in headers if name.startswith(_PREFIX) and value]
+    for name, unfit in _THEN.items():
+        if name == OF_SUBJECT_NAMED and OF_SUBJECT in names:
+            continue
+        if name in names or (name == _SCHEDULE and any(other.startswith(name) for other in names)):
+            return unfit
+    return None
+
+
+def expected_in(headers: Headers) -> Expected | None:
+    """What a publish with ``headers`` expects besides the last sequence of the stream; None: nothing. Of several the first."""
+    given = {name: value for name, value in reversed(headers) if name in (OF_SUBJECT, OF_SUBJECT_NAMED, LAST_MSG_ID)}
+    sequence, last_id = given.get(OF_SUBJECT), given.get(LAST_MSG_ID, b"")
+    if not sequence and not last_id:
+        return None
+    subject = given.get(OF_SUBJECT_NAMED, b"").decode("utf-8", "surrogateescape")
+    return Expected(number_of(sequence) if sequence else None, subject, last_id)
+
+
+def number_of(text: bytes) -> int:
+    """A sequence or offset in a header; -1: it is no number."""
+    return int(text) if text.isdigit() and len(text) <= _MAX_DIGITS else -1
+
+
+def wrong_sequence(last: int) -> Rejection:
+    """The ``last`` sequence, of the stream or a subject, is another one than was expected."""
+    return Rejection(RejectReason.INCORRECT_OFFSET, f"wrong last sequence: {last}")
+
+
+def wrong_last_id(last: bytes) -> Rejection:
+    """The last record has another message id."""
+    return Rejection(RejectReason.INCORRECT_OFFSET, f"wrong last msg ID: {last.decode('utf-8', 'replace')}", (400, 10070))
+
+
+def asked_for(name: str) -> bool:
+    """Whether a header asks something of the stream that a message is published to, a message id included."""
+    return name in _JUDGED or name.startswith(_SCHEDULE) or name == MESSAGE_ID
+
+
+def first_refused(names: Iterable[str]) -> str:
+    """The first of ``names`` that stands for a condition or a promise that a record within a published batch can't have; '': none."""
+    return next((name for name in sorted(names) if name in _JUDGED or name.startswith(_SCHEDULE)), "")
+
+
+def stream_of(stream: str, partition: int) -> str:
+    """The name of a partition in the answers to JetStream clients: each has its own sequence."""
+    return f"{stream}.{partition}" if partition else stream

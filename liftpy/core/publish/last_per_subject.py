@@ -1,0 +1,381 @@
+"""LastOfSubjects: the offset of the last record of each subject in a partition's log, for
+``Nats-Expected-Last-Subject-Sequence``. Pure.
+
+Goal: a publish that expects the last sequence of its subject is judged by all of the log, what is not committed yet included.
+Constraint: nobody pays who does not ask; memory is bounded; what is cut is forgotten.
+
+Algorithm: nothing is kept before the first such publish. Then every batch is taken, one entry for each subject of it, and the log
+below is read backwards, in slices (``LogState.look_back``). What has been read is right at once: a subject that is known
+needs no look further back, only one that is not known yet waits for the beginning of the log. A replica that meets a record that
+was published so begins too, so that it is ready when it is to lead. A stream with one literal subject keeps nothing: its last
+record is the log's.
+
+Batches above HW are the tail. A cut drops them; what they hid counts again, since they lie beside what is kept and not in it. A
+cut below where reading backwards began begins anew.
+
+A subject below the log's start has no last record. Beyond the bound in bytes, what retention has taken is swept out; if that is not
+enough, all is let go and such publishes are refused, until retention has passed half of the subjects that were known then; or, where
+it was the node that had no room, until it has some again.
+
+Worked example: a log of a@0 b@1 a@2, HW 1, and a first publish that expects something of "b": the table begins at 3, reads back,
+and knows a: 2, b: 1. Then b@3 and a cut to 3: b is 1 again.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from sys import getsizeof
+from typing import NamedTuple
+
+import numpy as np
+
+from liftpy.config import NS_PER_S
+from liftpy.core.publish.log_state_budget import NodeDerived, Share
+from liftpy.core.publish.log_state_part import NewBatch, cut_up, joined, numbers, packed, sliced
+from liftpy.core.publish.message_decoder import RawMessage
+from liftpy.core.wire.batch import RecordBatch, parse_batch
+from liftpy.errors import CorruptionError
+
+_ENTRY_BYTES = 96
+"""What a subject takes besides its text: its place in the table and its offset (measured)."""
+_BATCH_BYTES = 320
+"""What a batch above HW takes besides its subjects."""
+_OFF, _ASKED, _READY = b"\0", b"\1", b"\2"
+_COUNT = struct.Struct("<Q")
+MANY = 10_000
+"""With more subjects than these, a filter over subjects is not looked up: it would stop the node for milliseconds."""
+
+WAIT_NS = 4 * NS_PER_S
+"""The longest wait of a publish for the index: a JetStream client gives up after 5 s."""
+WAIT_BYTES = 1 << 20
+"""Memory of the publishes that wait for the index of one partition."""
+WAIT_PUBLISHES = 1000
+"""Publishes that wait for the index of one partition, at most."""
+_WAIT_OVERHEAD_BYTES = 400
+"""Memory of a waiting publish besides its parts."""
+
+
+class _Waiting(NamedTuple):
+    until_ns: int
+    subject: str
+    """Its last offset is waited for; "": the index has to be complete."""
+    message: RawMessage
+    judge: Callable[[RawMessage], None]
+
+
+class IndexWait:
+    """Publishes that wait for the index of the last offset per subject, in the order of their arrival.
+
+    Args:
+        now_ns: The node's monotonic clock.
+        node: What the node holds of derived state. Waiting publishes count there.
+    """
+
+    def __init__(self, now_ns: Callable[[], int], node: NodeDerived | None = None) -> None:
+        self._now_ns = now_ns
+        self.share = Share(node, "subject_waits", WAIT_BYTES, "the bound of waiting publishes")
+        self._waiting: list[_Waiting] = []
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, message: RawMessage, subject: str, judge: Callable[[RawMessage], None]) -> bool:
+        """Let ``message`` wait, and call ``judge`` with it once. Return False if there is no room, or ``judge`` is running."""
+        size_bytes = _wait_bytes(message)
+        if self._is_closed:
+            return False
+        if len(self._waiting) >= WAIT_PUBLISHES or not self.share.has_room(size_bytes):
+            self.share.refused()
+            return False
+        self._waiting.append(_Waiting(self._now_ns() + WAIT_NS, subject, message, judge))
+        self.share.hold(self.share.size_bytes + size_bytes)
+        return True
+
+    def release(self, index: LastOfSubjects, *, everything: bool = False) -> None:
+        """Judge the publishes whose subject is known by now, and those that have waited too long. Everything: judge all."""
+        if self._waiting:
+            now_ns = self._now_ns()
+            self._judge(
+                lambda one: everything or one.until_ns <= now_ns or (one.subject and index.find(one.subject) is not None)
+            )
+
+    def _judge(self, is_due: Callable[[_Waiting], object]) -> None:
+        due, left = list[_Waiting](), list[_Waiting]()
+        for one in self._waiting:
+            (due if is_due(one) else left).append(one)
+        if not due:
+            return
+        self._waiting = left
+        self.share.hold(sum(_wait_bytes(one.message) for one in left))
+        self._is_closed = True
+        try:
+            for one in due:
+                one.judge(one.message)
+        finally:
+            self._is_closed = False
+
+    def forget(self) -> None:
+        """Drop all of them without an answer: another node leads."""
+        self._waiting = []
+        self.share.hold(0)
+
+
+def _wait_bytes(message: RawMessage) -> int:
+    return _WAIT_OVERHEAD_BYTES + sum(map(len, message))
+
+
+class LastOfSubjects:
+    """A ``Part``. ``literal``: the stream has one subject, and nothing is kept. ``log_start_offset``: of the log, inclusive.
+    ``read_on``: called when it begins to lack what lies below."""
+
+    name = "subjects"
+    version = 1
+    reach_ns = 0
+
+    def __init__(
+        self,
+        literal: bool,
+        max_bytes: int,
+        log_start_offset: Callable[[], int],
+        read_on: Callable[[], None] = lambda: None,
+        node: NodeDerived | None = None,
+    ) -> None:
+        self._literal = literal
+        self.share = Share(node, self.name, max_bytes, "subjects_bytes")
+        self._log_start_offset = log_start_offset
+        self._read_on = read_on
+        self.wanted = False
+        """Somebody has asked, or the log shows that somebody did."""
+        self._full_until: int | None = None
+        """It did not fit its bound: not before the log starts above this offset is it tried again."""
+        self._wants_bytes = 0
+        """That the node must have, before it is tried again; 0: it was no want of the node's."""
+        self._clear(None)
+
+    def begin(self, offset: int | None) -> None:
+        """Anew: nothing is known."""
+        self._clear(offset)
+        if self.lacks:
+            self._read_on()
+
+    def _clear(self, offset: int | None) -> None:
+        self._kept: dict[str, int] = {}  # of what is committed, and what was read backwards
+        self._over: dict[str, int] = {}  # of the tail
+        self._tail: deque[tuple[int, Mapping[str, int], int]] = deque()  # (last offset, subject -> offset, bytes)
+        self._high_watermark = -1
+        self._began_at = offset
+        self.low = offset
+        """Inclusive: everything from there on is known; None: nothing is."""
+        self.share.hold(0)
+
+    @property
+    def size_bytes(self) -> int:
+        """About what is kept takes in memory."""
+        return self.share.size_bytes
+
+    def _grow(self, size_bytes: int) -> None:
+        self.share.hold(self.share.size_bytes + size_bytes)
+
+    def __len__(self) -> int:
+        """At most: what is in the tail is counted once more."""
+        return len(self._kept) + len(self._over)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the subjects of the log do not fit."""
+        if self._full_until is not None and (
+            self._log_start_offset() > self._full_until or (self._wants_bytes and self.share.has_room(self._wants_bytes))
+        ):
+            self._full_until = None
+            self.wanted = False
+        return self._full_until is not None
+
+    @property
+    def lacks(self) -> bool:
+        """Whether it is to be read backwards."""
+        return self.wanted and self._full_until is None and self.low is not None and self.low > self._log_start_offset()
+
+    @property
+    def state(self) -> str:
+        """For status: off, reading, ready, or full."""
+        if self.is_full:
+            return "full"
+        return ("reading" if self.low is None or self.lacks else "ready") if self.wanted else "off"
+
+    # ---- the log -----------------------------------------------------------------------------------------------------
+    def want(self, end_offset: int | None) -> None:
+        """Somebody asks. ``end_offset``: of what the other parts have taken, exclusive."""
+        if self.wanted or self._literal or self.is_full:
+            return
+        self.wanted = True
+        self._restart(end_offset)
+
+    def _restart(self, offset: int | None) -> None:
+        high_watermark = self._high_watermark
+        self.begin(offset)
+        self._high_watermark = high_watermark
+
+    def take(self, batch: NewBatch) -> None:
+        """The next batch of the log."""
+        if not self.wanted:
+            if not batch.asks:
+                return
+            self.want(batch.base_offset)
+        if self._full_until is not None or not self.wanted:
+            return
+        if self.low is None:
+            self._restart(batch.base_offset)
+        found = last_of_each(batch.stored) if batch.record_count else {}
+        size_bytes = _BATCH_BYTES + _size_bytes(found)
+        self._tail.append((batch.last_offset, found, size_bytes))
+        self._over.update(found)
+        self._grow(size_bytes)
+        if batch.last_offset <= self._high_watermark:
+            self._fold()
+        self._make_room(size_bytes)
+
+    def committed(self, high_watermark: int) -> None:
+        """HW is ``high_watermark``, inclusive."""
+        if high_watermark > self._high_watermark:
+            self._high_watermark = high_watermark
+            if self._tail:
+                self._fold()
+                self._make_room(0)
+
+    def _fold(self) -> None:
+        tail, over = self._tail, self._over
+        while tail and tail[0][0] <= self._high_watermark:
+            _, found, size_bytes = tail.popleft()
+            self._keep(found)
+            self._grow(-size_bytes)
+            for subject in [subject for subject, offset in found.items() if over[subject] == offset]:
+                del over[subject]
+
+    def _keep(self, found: Mapping[str, int]) -> None:
+        self._grow(_size_bytes(found.keys() - self._kept.keys()))
+        self._kept.update(found)
+
+    def cut(self, end_offset: int) -> None:
+        """The log ends at ``end_offset`` now; that is above HW."""
+        if self._began_at is not None and end_offset < self._began_at:
+            self._restart(end_offset if self.wanted else None)
+            return
+        while self._tail and self._tail[-1][0] >= end_offset:
+            self._grow(-self._tail.pop()[2])
+        self._over = {}
+        for _, found, _ in self._tail:
+            self._over.update(found)
+
+    def read_below(self, low: int, found: Mapping[str, int]) -> None:
+        """``found``: the last of each subject from ``low`` on, up to what was known before."""
+        self.low = low
+        before_bytes = self.size_bytes
+        self._keep({subject: offset for subject, offset in found.items() if subject not in self._kept})
+        self._make_room(self.size_bytes - before_bytes)
+
+    def _make_room(self, grown_bytes: int) -> None:
+        if not self.share.excess_bytes(grown_bytes):
+            return
+        start = self._log_start_offset()
+        kept = {subject: offset for subject, offset in self._kept.items() if offset >= start}
+        self._grow(-_size_bytes(self._kept.keys() - kept.keys()))
+        self._kept = kept
+        room_bytes = self.share.bound_bytes * 7 // 8
+        if self.size_bytes > room_bytes or self.share.excess_bytes(grown_bytes):
+            offsets = [*kept.values(), *self._over.values()]
+            self._wants_bytes = min(2 * self.size_bytes, room_bytes) if self.size_bytes <= room_bytes else 0
+            self._clear(None)
+            self._full_until = int(np.median(offsets))
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
+    def snapshot(self) -> Callable[[], Sequence[bytes]]:
+        """Whether somebody has asked; and, if all is known, what: offsets and sizes as columns, then the subjects."""
+        if not self.wanted or not self._knows_all:
+            state = _ASKED if self.wanted else _OFF
+            return lambda: [state]
+        kept = dict(self._kept)
+        return lambda: [_READY, *_encoded(kept)]
+
+    def restore(self, data: bytes | None, end_offset: int) -> None:
+        """Who did not know all of them reads backwards."""
+        self.wanted = data is not None and data[:1] != _OFF and not self._literal
+        self._clear(end_offset)
+        self._high_watermark = end_offset - 1
+        if self.wanted and data is not None and data[:1] == _READY:
+            self._kept = _decoded(data[1:], end_offset)
+            self.low = 0
+            self._grow(_size_bytes(self._kept))
+            self._make_room(0)
+        elif self.lacks:
+            self._read_on()
+
+    # ---- lookups -----------------------------------------------------------------------------------------------------
+    def find(self, subject: str) -> int | None:
+        """Offset of the last record of ``subject``, -1: it has none; None: not known yet."""
+        offset = self._over.get(subject)
+        if offset is None:
+            offset = self._kept.get(subject)
+        if offset is None:
+            return -1 if self._knows_all else None
+        return offset if offset >= self._log_start_offset() else -1
+
+    @property
+    def _knows_all(self) -> bool:
+        return self.wanted and self.low is not None and not self.lacks
+
+    def find_matching(self, matches: Callable[[str], bool]) -> int | None:
+        """Offset of the last record of all subjects that ``matches``, as ``find``."""
+        if not self._knows_all:
+            return None
+        offset = max((offset for known in (self._kept, self._over) for s, offset in known.items() if matches(s)), default=-1)
+        return offset if offset >= self._log_start_offset() else -1
+
+
+def _encoded(kept: Mapping[str, int]) -> list[bytes]:
+    offsets, sizes, texts = packed(kept.values(), np.int64), list[bytes](), list[bytes]()
+    for some in sliced(kept):
+        subjects = [subject.encode("utf-8", "surrogateescape") for subject in some]
+        sizes += packed(map(len, subjects), np.uint32)
+        texts += joined(subjects)
+    return [_COUNT.pack(len(kept)), *offsets, *sizes, *texts]
+
+
+def _decoded(data: bytes, end_offset: int) -> dict[str, int]:
+    try:
+        (count,) = _COUNT.unpack_from(data)
+        offsets = np.frombuffer(data, np.int64, count, _COUNT.size)
+        sizes = np.frombuffer(data, np.uint32, count, _COUNT.size + offsets.nbytes)
+    except (struct.error, ValueError, OverflowError) as error:
+        raise CorruptionError(f"subjects: {error}") from None
+    at = _COUNT.size + offsets.nbytes + sizes.nbytes
+    within = not count or (int(offsets.min()) >= 0 and int(offsets.max()) < end_offset)
+    if at + int(sizes.sum(dtype=np.int64)) != len(data) or not within:
+        raise CorruptionError("subjects: the columns do not fit together")
+    subjects = (text.decode("utf-8", "surrogateescape") for text in cut_up(data, at, sizes))
+    found = dict(zip(subjects, numbers(offsets), strict=True))
+    if len(found) != count:
+        raise CorruptionError("subjects: the columns do not fit together")
+    return found
+
+
+def _size_bytes(subjects: Collection[str]) -> int:
+    return _ENTRY_BYTES * len(subjects) + sum(map(getsizeof, subjects))
+
+
+def last_of_each(batch: RecordBatch | bytes) -> dict[str, int]:
+    """Subject -> offset of its last record in the batch."""
+    if not isinstance(batch, RecordBatch):
+        batch = parse_batch(batch, verify=False)
+    column = batch.columns.subjects
+    if column is None or not batch.record_count:
+        return {}
+    offsets = batch.offsets()
+    names = [(entry or b"").decode("utf-8", "surrogateescape") for entry in column.entries.to_list()]
+    if len(names) == 1:
+        return {names[0]: int(offsets[-1])}
+    last = np.full(len(names), -1, dtype=np.int64)
+    np.maximum.at(last, column.index, offsets)
+    return {name: offset for name, offset in zip(names, last.tolist(), strict=True) if offset >= 0}

@@ -1,0 +1,397 @@
+"""LogState: what ingest keeps of a partition's log on each replica, and how it comes to know it [protocol: Promotion].
+
+It is a fixed set of parts, each a pure function of the same log (``Part``): ``ids`` is what message ids are known, ``producers``
+who has numbered what, ``subjects`` the last record of each subject. One ``end_offset`` stands for all of them: every part has
+taken every batch below it that it needs. Only ``subjects`` may lack what lies below, and reads backwards meanwhile: no publish
+waits for it but those that ask for it.
+
+It is fed with every batch that is appended here, the leader's own and fetched ones, so that a promotion finds it ready. Whoever
+has just opened a log knows nothing of it: ``replay`` reads what is needed, in slices, and a leader takes publishes when it has
+reached the log's end. What is appended meanwhile is replayed too.
+
+Where it begins: at the first batch that may lie within the longest reach of a part, seen from the record at HW. Not from the log's end:
+what is above HW may be cut, and then log time falls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+
+from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
+from liftpy.core.base.invariants import check
+from liftpy.core.log.log import Log
+from liftpy.core.log.reading import offset_before, offset_some_bytes_before
+from liftpy.core.publish.dedup_window import ID_NAME, RecentIds, ids_of, is_id
+from liftpy.core.publish.jetstream_headers import OF_SUBJECT
+from liftpy.core.publish.last_per_subject import IndexWait, LastOfSubjects, last_of_each
+from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.publish.log_state_part import NewBatch, Numbering, Part
+from liftpy.core.publish.producer_state import Producers, count_for
+from liftpy.core.publish.state_file import State, Unwritten, epoch_before
+from liftpy.core.wire.batch import RecordBatch, parse_header, split_batches
+from liftpy.core.wire.batch_columns import Columns
+from liftpy.core.wire.producer_note import ProducerNote
+from liftpy.core.wire.small_batch import FEW, few_headers
+from liftpy.core.wire.subjects import has_wildcards
+from liftpy.errors import CorruptionError, LiftError
+
+_ASKS = OF_SUBJECT.encode()
+REPLAY_BYTES = 64 * 1024
+"""Of the log, in one slice, or one batch: less than a millisecond of full batches, some of small ones."""
+
+
+class LogState:
+    """Of one replica. The shell tells it of every change of ``log``, after it. ``now_ns``: the node's monotonic clock.
+    ``subject``: that the partition listens on."""
+
+    def __init__(
+        self,
+        log: Log,
+        window_ns: int,
+        max_bytes: int,
+        now_ns: Callable[[], int],
+        producers: Producers | None = None,
+        *,
+        subject: str = "",
+        subjects_bytes: int = 1 << 20,
+        node: NodeDerived | None = None,
+    ) -> None:
+        self._log = log
+        self._subject = subject
+        self._literal = not has_wildcards(subject)
+        self.on_lacking: Callable[[], None] = lambda: None
+        """Told when ``read_beside`` is to be called, until it says that nothing is lacking."""
+        self._is_behind = False  # what was fetched is not taken before a replay has reached it
+        self.first_look_bytes = REPLAY_BYTES
+        """Of the log: read at once for who expects something of a subject first; 0: nothing is."""
+        self.ids = RecentIds(window_ns, max_bytes, now_ns, node)
+        self.producers = Producers(0, count_for(max_bytes), 0, node) if producers is None else producers
+        self.subjects = LastOfSubjects(
+            self._literal, subjects_bytes, lambda: log.log_start_offset, lambda: self.on_lacking(), node
+        )
+        self.index_wait = IndexWait(now_ns, node)
+        """Publishes that wait until ``subjects`` knows what they expect."""
+        self.parts: tuple[Part, ...] = (self.ids, self.producers, self.subjects)
+        self.taken_bytes = 0
+        """Of the log's batches, ever, replayed ones included."""
+        self.covered = -1
+        """Exclusive: the newest state that is stored beside the log holds what the log below it says; -1: there is none."""
+        self.awaited: State | None = None
+        """A state that is used when the log has grown to its end: it is the leader's, and this log is a copy that began later."""
+        self.fresh_starts = 0
+        """Times that the log was thrown away, and began somewhere else."""
+        self.states_left_out = 0
+        """Awaited ones that did not fit when the log got there, ever."""
+        self.replayed_bytes = 0
+        """Read again of the log, ever."""
+        self._begin(log.log_end_offset if log.log_end_offset == log.log_start_offset else None)
+
+    def join(self, node: NodeDerived) -> None:
+        """Count for ``node`` from now on: for who was filled beside it, or is of no use any more."""
+        for share in (self.ids.in_hand, self.index_wait.share, *(part.share for part in self.parts)):
+            share.join(node)
+
+    def _begin(self, offset: int | None) -> None:
+        self.end_offset = offset
+        """Exclusive: everything below it that a part needs has been taken; None: nothing is known of the log."""
+        self._high_watermark = -1
+        for part in self.parts:
+            part.begin(offset)
+        self.committed(self._log.high_watermark)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it covers the log to its end."""
+        return self.end_offset == self._log.log_end_offset
+
+    def appended(
+        self,
+        base_offset: int,
+        record_count: int,
+        timestamp_ns: int,
+        ids: Mapping[int, bytes],
+        stored: bytes,
+        numbering: Numbering | None = None,
+        *,
+        asks: bool = False,
+    ) -> None:
+        """A batch of this leader's own is in the log. ``ids``: by offset. ``stored``: the batch. ``numbering``, ``asks``: as in
+        NewBatch."""
+        last_offset = base_offset + record_count - 1
+        self.taken_bytes += len(stored)
+        self._take(NewBatch(base_offset, last_offset, timestamp_ns, record_count, ids, numbering, stored, asks))
+
+    def fetched(self, batches: Iterable[RecordBatch]) -> None:
+        """Fetched batches are in the log; while earlier ones are still to be replayed, those will be too."""
+        if self.producers.can_be_whole and not self._log.log_start_offset:
+            self._begin(None)  # there is room again for what was let go: the log has it
+        for batch in batches:
+            if batch.base_offset != self.end_offset:
+                self._is_behind = True
+                self.on_lacking()
+                return
+            self.taken_bytes += batch.header.size_bytes
+            self._take(_told(batch))
+
+    def _take(self, batch: NewBatch) -> None:
+        check(self.end_offset == batch.base_offset, "A3", "derived: a batch at", batch.base_offset, "after", self.end_offset)
+        self.end_offset = batch.last_offset + 1
+        for part in self.parts:
+            part.take(batch)
+        if self.awaited is not None and self.end_offset >= self.awaited.end_offset:
+            self._take_over(batch)
+
+    def _take_over(self, batch: NewBatch) -> None:
+        """``batch`` has brought the log to the end of the awaited state, which says more than the log: use the state."""
+        state, self.awaited = self.awaited, None
+        assert state is not None
+        end_offset, fits = batch.last_offset + 1, self._log.epochs.epoch_at(state.end_offset - 1) == state.leader_epoch
+        if fits and (end_offset == state.end_offset or not batch.record_count) and self.restore(state):
+            self.end_offset = end_offset  # behind it there is a filler at most
+        else:
+            self.states_left_out += 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no message id and no producer went before its time."""
+        return self.ids.is_whole and self.producers.is_whole
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether nothing of the log that was taken is to be known when its records are gone."""
+        return self.end_offset is not None and not len(self.ids) and not len(self.producers) and self.awaited is None
+
+    def catch_up(self) -> None:
+        """Take what was not taken of the log, beside everything else."""
+        if not self.is_complete and not self._is_behind:
+            self._is_behind = True
+            self.on_lacking()
+
+    def committed(self, high_watermark: int) -> None:
+        """HW has risen."""
+        if high_watermark > self._high_watermark:
+            self._high_watermark = high_watermark
+            for part in self.parts:
+                part.committed(high_watermark)
+
+    def started_afresh(self) -> None:
+        """The log is empty, and begins somewhere else: nothing is known. What is to be known of records before, its leader knows."""
+        self.awaited, self.covered = None, -1
+        self.fresh_starts += 1
+        self._begin(self._log.log_end_offset)
+
+    def cut(self) -> None:
+        """The log was cut. Below what was committed here nothing is known any more."""
+        log = self._log
+        end_offset = log.log_end_offset
+        if end_offset < self.covered:
+            self.covered = -1
+        if end_offset == log.log_start_offset and end_offset <= self._high_watermark:
+            self._begin(end_offset)
+        elif self.end_offset is None or end_offset >= self.end_offset:
+            self.committed(log.high_watermark)
+        elif end_offset <= self._high_watermark:
+            self._begin(None)
+        else:
+            self.end_offset = end_offset
+            for part in self.parts:
+                part.cut(end_offset)
+
+    def has_lost(self, offset: int, leader_epoch: int) -> bool:
+        """Whether the record at ``offset``, which the leader of ``leader_epoch`` has acknowledged, is not in the log, and was not
+        dropped from its beginning. A leader acknowledges records of its own LeaderEpoch and of earlier ones."""
+        log = self._log
+        if offset < log.log_start_offset:
+            return False
+        return offset >= log.log_end_offset or log.epochs.epoch_at(offset) > leader_epoch
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
+    def snapshot(self, of: str) -> Unwritten | None:
+        """What is known of the log up to HW, to be written beside it behind a checkpoint of HW; None: that is nothing that a file could
+        say, or it is not on this disk yet. ``of``: whose it is."""
+        log, end_offset = self._log, self._high_watermark + 1
+        if self.end_offset is None or not log.log_start_offset <= end_offset <= min(self.end_offset, log.durable_end_offset):
+            return None
+        if not end_offset or self.awaited is not None:
+            return None
+        if not self.is_whole:
+            return None  # who begins with it would not know that some are missing
+        parts = {part.name: (part.version, part.snapshot()) for part in self.parts}
+        return Unwritten(of, end_offset, epoch_before(log, end_offset), parts)
+
+    def begin_with(self, state: State) -> bool:
+        """Use a state that is stored beside the log: now, or where the log is a copy that does not reach its end yet, then. False: it
+        can't be used."""
+        can_be_used = True
+        if state.end_offset > self._log.log_end_offset:
+            self.awaited = state
+        else:
+            can_be_used = self.restore(state)
+        self.covered = state.end_offset if can_be_used else -1
+        return can_be_used
+
+    def restore(self, state: State) -> bool:
+        """Begin with what a file says, which fits this log (``load_state``): a replay goes on from there. Whether it could be used."""
+        self._begin(state.end_offset)
+        self.ids.takes_shorter_window = self._log.log_start_offset > 0  # the records that would say more are gone
+        try:
+            for part in self.parts:
+                version, data = state.parts.get(part.name, (part.version, None))
+                part.restore(data if version == part.version else None, state.end_offset)
+        except CorruptionError:
+            self._begin(None)
+            return False
+        self._high_watermark = state.end_offset - 1
+        self.committed(self._log.high_watermark)
+        return True
+
+    def replay(self, max_bytes: int = REPLAY_BYTES) -> bool:
+        """Read on in the log; whether it is covered to its end now. Raises what ``Log.read`` raises."""
+        log = self._log
+        if self.is_complete:
+            return True
+        if self.end_offset is None:
+            self._begin(max(self._first_needed(), log.log_start_offset))
+        assert self.end_offset is not None
+        self.end_offset = max(self.end_offset, log.log_start_offset)  # retention was faster
+        if self.is_complete:
+            return True
+        result = log.read(self.end_offset, max_bytes, end_offset=log.log_end_offset)
+        self.replayed_bytes += result.size_bytes
+        for chunk in result.chunks:
+            for batch in split_batches(chunk, verify=False):
+                self.taken_bytes += batch.header.size_bytes
+                self._take(_told(batch))
+        if not result.chunks:
+            raise CorruptionError(f"nothing can be read at {self.end_offset} of a log that ends at {log.log_end_offset}")
+        return self.is_complete
+
+    @property
+    def lacks(self) -> bool:
+        """Whether something is to be read beside everything else."""
+        return self._is_behind or self.subjects.lacks
+
+    def read_beside(self, max_bytes: int = REPLAY_BYTES) -> bool:
+        """Read a slice of what is lacking, of a follower's log forwards to its end first; whether nothing is lacking now. Raises what
+        ``Log.read`` raises."""
+        is_read = False
+        try:
+            if self._is_behind:
+                self._is_behind = not self.replay(max_bytes)
+            else:
+                self.look_back(max_bytes)
+            is_read = True
+        finally:
+            self.index_wait.release(self.subjects, everything=not is_read or not self.lacks)
+        return not self.lacks
+
+    def last_of(self, subject: str) -> int | None:
+        """Offset of the last record of ``subject``, -1: it has none; None: that is not known yet, or ``subjects.is_full``. Who asks
+        first has some of the log read at once."""
+        log, subjects = self._log, self.subjects
+        if self._literal:
+            return log.newest_offset if subject == self._subject and log.log_end_offset > log.log_start_offset else -1
+        if not subjects.wanted or subjects.is_full:
+            subjects.want(self.end_offset)
+            until = self.replayed_bytes + self.first_look_bytes
+            with suppress(LiftError):  # damage: who reads on is told
+                while subjects.lacks and self.replayed_bytes < until:
+                    self.look_back(self.first_look_bytes)
+        return subjects.find(subject)
+
+    def last_of_matching(self, matches: Callable[[str], bool]) -> int | None:
+        """The same of all subjects that ``matches``."""
+        if self._literal:
+            return self.last_of(self._subject) if matches(self._subject) else -1
+        self.last_of("")
+        return self.subjects.find_matching(matches)
+
+    def look_back(self, max_bytes: int = REPLAY_BYTES) -> bool:
+        """Read on backwards in the log, for the subjects; whether they lack nothing now. Raises what ``Log.read`` raises."""
+        log, subjects = self._log, self.subjects
+        if not subjects.lacks:
+            return True
+        low = subjects.low
+        assert low is not None
+        at = begin = max(offset_some_bytes_before(log.segments, low, max_bytes), log.log_start_offset)
+        found: dict[str, int] = {}
+        while at < low:
+            result = log.read(at, max_bytes, end_offset=low)
+            if not result.chunks:
+                break  # compaction has joined what it left here with what it left above
+            self.replayed_bytes += result.size_bytes
+            for chunk in result.chunks:
+                for batch in split_batches(chunk, verify=False):
+                    found.update(last_of_each(batch))
+            at = result.next_offset
+        subjects.read_below(begin, found)
+        return not subjects.lacks
+
+    def _first_needed(self) -> int:
+        """Base offset of a batch at or before the first one that lies within the longest reach of the record at HW."""
+        log = self._log
+        if log.high_watermark < log.log_start_offset:
+            return log.log_start_offset
+        chunks = log.read(log.high_watermark, 1, end_offset=log.log_end_offset).chunks
+        newest, reach_ns = parse_header(chunks[0]), max(part.reach_ns for part in self.parts)
+        return min(max(offset_before(log.segments, newest.timestamp_ns - reach_ns), log.log_start_offset), newest.base_offset)
+
+
+def _told(batch: RecordBatch) -> NewBatch:
+    header = batch.header
+    numbering = None
+    if header.producer_id:
+        columns = None if header.is_compacted else batch.columns
+        stored_note = batch.columns.note if header.column_bits & Columns.NOTE.value else None
+        note = ProducerNote() if stored_note is None else ProducerNote.decode(stored_note)
+        said = (header.producer_id, header.producer_epoch, header.base_sequence)
+        numbering = Numbering(*said, columns, name=note.name, position=note.position, partitioning=note.partitioning)
+    ids, asks = headers_of(batch)
+    record_count = 0 if header.is_remains else header.record_count
+    return NewBatch(header.base_offset, header.last_offset, header.timestamp_ns, record_count, ids, numbering, batch, asks)
+
+
+def headers_of(batch: RecordBatch) -> tuple[Mapping[int, bytes], bool]:
+    """Offset -> message id of the records that have one; and whether one expects something of its subject. A batch without headers
+    is not looked into."""
+    if not batch.header.column_bits & Columns.HEADERS.value or not batch.header.record_count:
+        return {}, False
+    if batch.record_count <= FEW and not batch.header.column_bits & Columns.DELTAS.value:
+        return _headers_of_few(batch)
+    headers = batch.columns.headers
+    names = b"" if headers is None else bytes(headers.names.data)
+    asks, found = _ASKS in names, ids_of(headers, names)
+    if not found:
+        return {}, asks
+    offsets = batch.offsets()
+    return {int(offsets[record]): message_id for record, message_id in found.items()}, asks
+
+
+def _headers_of_few(batch: RecordBatch) -> tuple[Mapping[int, bytes], bool]:
+    ids, asks, base_offset = dict[int, bytes](), False, batch.base_offset
+    for record, name, value in few_headers(batch.body(), batch.record_count, Columns(batch.header.column_bits)):
+        if name == ID_NAME:
+            if is_id(value):
+                ids.setdefault(base_offset + record, value)
+        elif _ASKS in name:
+            asks = True
+    return ids, asks
+
+
+def derived_state(
+    log: Log,
+    subject: str,
+    stream: StreamConfig,
+    node: ReplicationConfig,
+    now_ns: Callable[[], int],
+    held: NodeDerived | None = None,
+) -> LogState:
+    """As the settings say, which ``log`` is told too, for its compaction. ``subject``: that the partition listens on. ``now_ns``: the
+    node's monotonic clock. ``held``: what the node holds; None: it joins later."""
+    window_ns = round(stream.dedup_window_s * NS_PER_S)
+    log.producer_expiry_ns = expiry_ns = round(node.producer_expiry_s * NS_PER_S)  # compaction keeps what is to be known here
+    producers = Producers(expiry_ns, count_for(node.producer_bytes), expiry_ns, held)
+    return LogState(
+        log, window_ns, node.dedup_bytes, now_ns, producers, subject=subject, subjects_bytes=node.subjects_bytes, node=held
+    )

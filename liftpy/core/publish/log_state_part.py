@@ -1,0 +1,131 @@
+"""What a part of the derived state is: a function of the log, told of every change of it by ``LogState``. Pure.
+
+A part keeps what it makes of the batches above HW so that a cut can take it back, and folds it into what it keeps when HW passes it.
+It checks no offsets: that batches follow each other, and that no cut goes below what is committed, is seen to for all parts at once.
+
+Columns of a state file, made and read in slices. Pure.
+
+A call into C is one in which no other thread of Python has its turn: a million numbers at once are 0.1 s, in which a node
+answers nobody. So is the end of a list of a million new objects. What is made here comes in pieces, and is never one whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice, pairwise
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from liftpy.core.publish.log_state_budget import Share
+from liftpy.core.wire.batch import RecordBatch
+from liftpy.core.wire.batch_columns import ColumnSet
+from liftpy.core.wire.producer_note import Partitioning, SourcePosition
+
+
+class Numbering(NamedTuple):
+    """What a producer has numbered in a batch. ``columns``: its records, from index ``first`` on; None: some are gone (compaction).
+    ``name``: '' where the batch does not say it. ``position``: of what it was made from. ``partitioning``: None: it does not say."""
+
+    producer_id: int
+    epoch: int
+    base_sequence: int
+    columns: ColumnSet | None
+    first: int = 0
+    name: str = ""
+    position: SourcePosition | None = None
+    partitioning: Partitioning | None = None
+
+
+class NewBatch(NamedTuple):
+    """What parts are told of a batch in the log. Offsets are inclusive. ``record_count`` 0: compaction has left its offsets alone."""
+
+    base_offset: int
+    last_offset: int
+    timestamp_ns: int
+    """The leader's wall clock."""
+    record_count: int
+    ids: Mapping[int, bytes]
+    """Offset -> message id, ascending, of the records that have one."""
+    numbering: Numbering | None = None
+    stored: RecordBatch | bytes = b""
+    """The batch itself, for what is seldom needed of it; valid during the call."""
+    asks: bool = False
+    """One of its records was published under an expected last sequence of a subject."""
+
+
+class Part(Protocol):
+    """One piece of derived state."""
+
+    @property
+    def name(self) -> str:
+        """In checkpoints and metrics; it never changes."""
+
+    @property
+    def version(self) -> int:
+        """Of what ``snapshot`` gives."""
+
+    @property
+    def reach_ns(self) -> int:
+        """How much log time before the record at HW it must have taken to know all that it promises to know."""
+
+    @property
+    def share(self) -> Share:
+        """About what it takes in memory, and how much that may be; it sees to that itself."""
+
+    def begin(self, offset: int | None) -> None:
+        """Anew: nothing is known; the next batch that is taken begins at ``offset``, None: at any."""
+
+    def take(self, batch: NewBatch) -> None:
+        """The next batch of the log; it may lie at or below HW already."""
+
+    def committed(self, high_watermark: int) -> None:
+        """HW is ``high_watermark``, inclusive; it may be ahead of what has been taken, and is never lower than what was said since
+        ``begin``, but for a cut."""
+
+    def cut(self, end_offset: int) -> None:
+        """Every batch from ``end_offset`` on is forgotten, as if it had never been taken; all of them were above HW."""
+
+    def snapshot(self) -> Callable[[], Sequence[bytes]]:
+        """What is known of the log up to HW. The call itself is short; what it returns gives the bytes, in pieces of at most
+        ``packing.SLICE`` values, in any thread, later."""
+
+    def restore(self, data: bytes | None, end_offset: int) -> None:
+        """Behind ``begin``: what ``snapshot`` has given, of a log up to ``end_offset`` (exclusive); None: a file that has nothing
+        of this part. Raises CorruptionError where that is not enough, or is none."""
+
+
+SLICE = 8192
+"""Values: less than a millisecond."""
+
+
+def sliced(values: Iterable[Any]) -> Iterator[list[Any]]:
+    """``SLICE`` of them at a time."""
+    rest = iter(values)
+    while some := list(islice(rest, SLICE)):
+        yield some
+
+
+def packed(values: Iterable[int], kind: Any) -> list[bytes]:
+    """Numbers as a column of ``kind``, a numpy type, in pieces."""
+    return [np.array(some, kind).tobytes() for some in sliced(values)]
+
+
+def joined(texts: Iterable[bytes]) -> list[bytes]:
+    """One behind the other, in pieces."""
+    return [b"".join(some) for some in sliced(texts)]
+
+
+def numbers(column: np.ndarray) -> Iterator[int]:
+    """Those of a column, as Python's."""
+    for at in range(0, len(column), SLICE):
+        yield from column[at : at + SLICE].tolist()
+
+
+def cut_up(data: bytes, at: int, sizes: np.ndarray) -> Iterator[bytes]:
+    """The texts that stand in ``data`` from ``at`` on, one behind the other, of ``sizes`` bytes each."""
+    for first in range(0, len(sizes), SLICE):
+        ends = at + np.cumsum(sizes[first : first + SLICE], dtype=np.int64)
+        for start, end in pairwise((at, *ends.tolist())):
+            yield data[start:end]
+        at = int(ends[-1])

@@ -1,0 +1,141 @@
+"""MemoryBudget: what a whole node may hold of publishes on their way, whatever its partitions may hold each. Pure.
+
+Goal: a thousand partitions, each within its own bound, don't take more memory than the node has. Constraint: a node that can't take
+more says so to who publishes; it never stops replicating, nor its part in the metadata group, whose memory is not counted here.
+
+Algorithm: what is held for publishes is summed up ten times a second: read and not looked at, held back, appended and not committed,
+publishers that wait, what is heard standing by, readers that wait. The last two count with their shares at most, so that they can't
+shut publishes out for good. Up to four fifths of ``limit_bytes`` nothing changes. From there on each partition's own bound shrinks, in
+a straight line, to nothing at the limit: so the largest queues meet theirs first, and at the limit every new publish is refused
+(dropped, where nobody waits for an answer). It opens again as queues drain.
+
+Memory is not all: what waits unread for long is answered late. So the oldest byte that was read and not looked at has an age, seen
+whenever some were, and ``Lateness`` says whether who waits for an answer is refused for it. What nobody waits for is taken all the
+same: a burst of it is what the buffer is for. A loop that stood still sees nothing old: the age counts looks.
+
+Worked example: a limit of 1,000 MiB, 900 are held: half of the last fifth is left, so a partition whose own bound is 64 MiB takes a
+publish while it holds less than 32. At 1,000 none does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from liftpy.config import NS_PER_S
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.publish.queue_delay import Lateness
+
+_FREE = 0.8
+"""Of the limit: up to here partitions have their own bounds alone."""
+STANDBY_SHARE = 0.15
+READERS_SHARE = 0.10
+WAITING_PUBLISHER_BYTES = 200
+"""What one that waits for an ack costs, about."""
+_MOST_LOOKS = 600
+_APART_NS = 10_000_000
+_APART_PARTS = 100
+"""Looks are so far apart, or one of so many parts of what the oldest has waited: they suffice for long waits."""
+LEAST_WAIT_MS, LONGEST_WAIT_MS = 50, 2000
+"""What is said to who is refused: come again after as long as others have waited, or may wait before one is refused; between these."""
+LEAST_LIMIT_BYTES = 16 * 1024 * 1024
+DEFAULT_SHARE = 0.25
+"""Of the memory that the process may have, where no limit is set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldByNode:
+    """What a node holds now, in bytes."""
+
+    unread: int = 0
+    held_back: int = 0
+    uncommitted: int = 0
+    publishers: int = 0
+    standby: int = 0
+    readers: int = 0
+
+
+def limit_of(setting_bytes: int, memory_bytes: int) -> int:
+    """The limit: what is set, or the default's share of ``memory_bytes``, which the process may have."""
+    return setting_bytes or max(round(memory_bytes * DEFAULT_SHARE), LEAST_LIMIT_BYTES)
+
+
+class MemoryBudget:
+    """Of one node. ``limit_bytes`` 0: there is no limit; ``late_s`` 0: nothing is late."""
+
+    __slots__ = (
+        "_lateness", "_looks", "is_late", "is_limited", "is_pressed", "late_ns", "limit_bytes", "open_part", "used_bytes", "waited_ns",
+    )  # fmt: skip
+
+    def __init__(self, limit_bytes: int = 0, late_s: float = 0.0) -> None:
+        self.limit_bytes = limit_bytes
+        self.late_ns = round(late_s * NS_PER_S)
+        self._lateness = Lateness(self.late_ns)
+        self._looks: deque[tuple[int, int]] = deque(maxlen=_MOST_LOOKS)
+        """(bytes that had arrived, when), of which some are not looked at yet."""
+        self.waited_ns = 0
+        """For how long the oldest of them has waited, about."""
+        self.is_late = False
+        """Who waits for an answer is refused."""
+        self.is_pressed = False
+        """More came than could be taken, until now or lately."""
+        self.used_bytes = 0
+        self.is_limited = False
+        """Partitions have less than their own bounds."""
+        self.open_part = 1.0
+        """Of each partition's own bound: what it has of it now."""
+
+    def look_at_age(self, arrived_bytes: int, done_bytes: int, now_ns: int) -> None:
+        """So many bytes have arrived, and were looked at, ever. ``now_ns``: monotonic."""
+        while self._looks and self._looks[0][0] <= done_bytes:
+            self._looks.popleft()
+        self.waited_ns = now_ns - self._looks[0][1] if self._looks else 0
+        apart_ns = max(_APART_NS, self.waited_ns // _APART_PARTS)
+        if arrived_bytes > done_bytes and (not self._looks or now_ns - self._looks[-1][1] >= apart_ns):
+            self._looks.append((arrived_bytes, now_ns))
+        self.is_late = self._lateness.look(self.waited_ns, now_ns)
+        self.is_pressed = self.is_late or self._lateness.bound_ns(now_ns) < self.late_ns
+
+    def refuses_for_commit(self, now_ns: int) -> None:
+        """A partition refuses for what waits for its commit: more comes than is taken, however soon it is read."""
+        self._lateness.refused(now_ns)
+
+    @property
+    def retry_after_ms(self) -> int:
+        """When who is refused now had better come again. A queue that stands is kept short: its age says little about its end."""
+        wait_ns = max(self.waited_ns, self.late_ns // 2) if self.is_late or self.is_pressed else self.waited_ns
+        return min(max(wait_ns // 1_000_000, LEAST_WAIT_MS), LONGEST_WAIT_MS)
+
+    def look(self, held: HeldByNode) -> None:
+        """So much is held now."""
+        if not self.limit_bytes:
+            return
+        self.used_bytes = (
+            held.unread
+            + held.held_back
+            + held.uncommitted
+            + held.publishers
+            + min(held.standby, round(self.limit_bytes * STANDBY_SHARE))
+            + min(held.readers, round(self.limit_bytes * READERS_SHARE))
+        )
+        used_part = self.used_bytes / self.limit_bytes
+        self.is_limited = used_part >= _FREE
+        self.open_part = min(max((1.0 - used_part) / (1.0 - _FREE), 0.0), 1.0)
+
+
+class PartitionRoom:
+    """Of one partition. ``own_bytes``: its own bound; ``queued``: what it holds, beside what has just come."""
+
+    __slots__ = ("_own_bytes", "_queued", "node")
+
+    def __init__(self, node: MemoryBudget, own_bytes: int, queued: Callable[[], int]) -> None:
+        self.node = node
+        self._own_bytes = own_bytes
+        self._queued = queued
+
+    def takes(self, arrived_bytes: int) -> bool:
+        """Whether one more publish is taken while the node is limited; ``arrived_bytes``: that have just come."""
+        return arrived_bytes + self._queued() < self._own_bytes * self.node.open_part
+
+
+NO_LIMIT = PartitionRoom(MemoryBudget(), 0, lambda: 0)

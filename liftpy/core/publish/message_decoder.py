@@ -1,0 +1,538 @@
+"""From NATS messages to the columns of a record batch: plain bytes, headers, and the enveloped ``Message``.
+
+The columns are what ``liftpy.core.wire.batch.build_batch`` takes. A run of plain messages never meets a loop of Python statements
+over records; a message with headers or an envelope is looked at on its own. Whatever looks like an envelope and is not one is
+stored as plain bytes [A6].
+
+Messages that came together, taken apart by whether somebody waits for an answer to them. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import field
+from itertools import groupby
+
+from liftpy.config import AckPolicy, Codec
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey, is_internal
+from liftpy.core.publish import jetstream_headers
+from liftpy.core.publish.acks import Envelope, Publishers
+from liftpy.core.publish.dedup_window import MAX_ID_BYTES, MESSAGE_ID, is_id
+from liftpy.core.publish.digest import RollingDigest
+from liftpy.core.publish.jetstream_headers import FAST_BATCH_REPLY, Expected, Rejection
+from liftpy.core.publish.producer_epochs import Question
+from liftpy.core.publish.producer_state import Claim
+from liftpy.core.publish.published_batch import MAX_HEADERS, Published, UnfitBatchError, body_to_store, largest_record_bytes
+from liftpy.core.publish.quota import Quota
+from liftpy.core.replication.effects import RejectReason
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import BatchTooLargeError
+from liftpy.core.wire.envelope import MAGIC, MessageType, Ordinary
+from liftpy.core.wire.headers import ACK, KEY, REPLY_TO, TOMBSTONE, Headers, may_be_enveloped, parse_headers
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.producer_note import MAX_NAME_BYTES, MAX_UID_BYTES, Partitioning, ProducerNote, SourcePosition
+from liftpy.core.wire.subjects import is_protocol_shaped
+from liftpy.errors import ProtocolError
+
+RawMessage = tuple[bytes, bytes, bytes, bytes]
+"""(subject, reply or b"", payload, raw NATS header block or b"")"""
+
+_POLICIES = {client_pb2.LEADER: AckPolicy.LEADER, client_pb2.ALL: AckPolicy.ALL, client_pb2.NONE: AckPolicy.NONE}
+_BY_HEADER = {policy.value.encode(): policy for policy in AckPolicy}
+TYPE_POSITION = 7
+"""Of the envelope's message type."""
+_PUBLISH, BATCH = bytes([MessageType.PUBLISH]), bytes([MessageType.BATCH_PUBLISH])
+_TEXT = ("utf-8", "surrogateescape")
+_TOO_MANY_HEADERS = Rejection(RejectReason.TOO_LARGE, f"more than {MAX_HEADERS} headers")
+_TOO_LARGE = "message size exceeds maximum allowed"
+_NO_OFFSET = Rejection(
+    RejectReason.INCORRECT_OFFSET,
+    "wrong last sequence: this stream wants to be told the last one with every publish (Nats-Expected-Last-Sequence)",
+)
+_NO_PRODUCERS = "internal, the cluster's own: it takes single commands, and nothing of producers"
+_NO_TOMBSTONE = Rejection(RejectReason.MALFORMED, "a tombstone has no value; its header is Lift-Tombstone: 1")
+
+
+@dataclass(slots=True, kw_only=True)
+class MessageColumns:
+    """Messages as columns, all of the same length; None: the column is absent. A value of None is a tombstone.
+
+    ``expected``: record index -> offset wanted, -1 (which no record ever gets) where what is wanted is no offset [A7].
+    """
+
+    values: list[bytes | None]
+    publishers: Publishers
+    subjects: list[str]
+    keys: list[bytes | None] | None = None
+    headers: list[Headers | None] | None = None
+    replies: list[str | None] | None = None
+    expected: dict[int, int] = field(default_factory=dict)
+    of_others: dict[int, Expected] = field(default_factory=dict)
+    """Record index -> what else it expects."""
+    ids: dict[int, bytes] = field(default_factory=dict)
+    """Record index -> message id, ascending."""
+    batch: Published | None = None
+    """The one message is a whole batch; the other columns are not filled in."""
+    claim: Claim | None = None
+    """That a producer has numbered."""
+    asked: Question | None = None
+    """The one message asks how a process may go on; there is nothing to store."""
+    apart: bool = False
+    """One of several messages is a whole batch: they are to be read one by one."""
+    unfit: Rejection | None = None
+    """One of them can't be stored as it is, and why; its other columns are not filled in."""
+    unfit_then: Rejection | None = None
+    """The same, said only to who expects the right offset."""
+
+
+class MessageDecoder:
+    """Turns the raw messages of one partition into MessageColumns. ``own_subject``: what most messages carry.
+
+    An envelope that is addressed to another stream, uid or partition is refused [A9]; only a stream that answers nobody keeps it,
+    for it may lie over the subjects of others.
+    """
+
+    def __init__(
+        self, key: PartitionKey, own_subject: str, policy: AckPolicy, inboxes: InboxRule, codec: Codec = Codec.NONE
+    ) -> None:
+        self._key = key
+        self._own_subject = own_subject.encode()
+        self._own_text = own_subject
+        self._policy = policy
+        self._inboxes = inboxes
+        self.codec = codec
+        self.refused_replies = 0
+        """Replies outside the inbox prefixes: never answered [A5]."""
+        self.protocol_frames = 0
+        """Another cluster's protocol, on subjects that the stream covers: stored as plain bytes, never answered [A8]."""
+        self.max_message_bytes = 0
+        """Of payload and header block, of a record where a batch comes; 0: no bound of the stream's own."""
+        self.quota: Quota | None = None
+        """What the stream lets in; None: whatever comes."""
+        self.wants_offsets = False
+        """Whether a publish that expects no offset is refused (optimistic concurrency)."""
+        self._own_is_protocol = is_protocol_shaped(own_subject)
+        self._forms = [
+            Ordinary(key.stream, key.partition, key.uid, ack, runs=runs)
+            for runs in (True, False)
+            for ack in (AckPolicy.ALL, AckPolicy.LEADER)
+        ]
+        """Of envelopes that are ordinary here; the one that was met last comes first."""
+        self._alike: dict[tuple[bytes, AckPolicy, bool], Envelope] = {}
+        """What publishers want who want the same, of one ``read``."""
+        self.poison_envelopes = 0
+        """Payloads with the envelope's magic number that are no envelopes; stored as plain bytes."""
+        self.touched: Callable[[], None] = _nothing
+        """Called for each ``read``, and for what is refused unread: what its partition counts may be more."""
+
+    @property
+    def answers(self) -> bool:
+        """Whether the stream's publishers are answered at all."""
+        return self._policy is not AckPolicy.NONE
+
+    def publishers_of(self, replies: Sequence[bytes]) -> Publishers:
+        """Of plain messages with these replies, which are not looked at otherwise."""
+        self.touched()
+        return Publishers(self._policy, self._allowed(list(replies))[0])
+
+    def read(self, messages: Sequence[RawMessage], now_wall_ns: int) -> MessageColumns:
+        """The columns of ``messages``, in their order."""
+        self.touched()
+        values: list[bytes | None] = [message[2] for message in messages]
+        replies = [message[1] for message in messages]
+        asked: list[bytes] = []
+        fast_batch = False
+        if any(replies):
+            replies, fast_batch = self._allowed(replies)
+            if self._policy is AckPolicy.NONE:
+                asked, replies, fast_batch = replies, [b""] * len(replies), False
+        subjects = self._subjects(messages)
+        columns = MessageColumns(
+            values=values,
+            publishers=Publishers(self._policy, replies),
+            subjects=subjects,
+        )
+        if any(asked):  # nobody else answers here: a service that reads the record may
+            columns.replies = [reply.decode() if reply else None for reply in asked]
+        magic = envelope.MAGIC
+        if fast_batch:
+            columns.unfit = jetstream_headers.FAST_BATCH
+            return columns
+        self._alike = {}
+        special = [i for i, m in enumerate(messages) if m[3] or m[2].startswith(magic)]
+        if special and self._policy is not AckPolicy.NONE:
+            special = self._take_ordinary(columns, messages, special, now_wall_ns)
+        opened_count = len(columns.ids)
+        for index in special:
+            opened = self._opened_batch(messages[index])
+            if opened is None:
+                self._look_into(columns, index, messages[index], now_wall_ns)
+            elif len(messages) > 1:
+                columns.apart = True
+                break
+            else:
+                self._look_into_batch(columns, messages[index], *opened, now_wall_ns)
+        if 0 < opened_count < len(columns.ids):
+            columns.ids = dict(sorted(columns.ids.items()))
+        if columns.unfit_then is None and (self.max_message_bytes or self.wants_offsets):
+            columns.unfit_then = self._why_not_here(columns, messages)
+        return columns
+
+    def _why_not_here(self, columns: MessageColumns, messages: Sequence[RawMessage]) -> Rejection | None:
+        """What this stream's own settings have against it, though another stream would take it."""
+        if self.wants_offsets and len(columns.expected.keys() | columns.of_others.keys()) < len(messages):
+            return _NO_OFFSET
+        most = self.max_message_bytes
+        if columns.batch is not None:
+            size_bytes = largest_record_bytes(columns.batch.columns)
+        else:
+            size_bytes = max(len(payload) + len(block) for _, _, payload, block in messages)
+        return (
+            Rejection(RejectReason.TOO_LARGE, f"{_TOO_LARGE}: {size_bytes} bytes, {most} here")
+            if 0 < most < size_bytes
+            else None
+        )
+
+    def is_command(self, columns: MessageColumns, index: int) -> bool:
+        """Whether the record names who is to answer it: sent again under its message id it is stored again, for the service that
+        reads it knows the id, and answers once more (``liftpy/core/services/replies.py``)."""
+        return columns.replies is not None and columns.replies[index] is not None
+
+    def _allowed(self, replies: list[bytes]) -> tuple[list[bytes], bool]:
+        """Those that may be answered; and whether one of them is a fast batch's."""
+        if len(replies) > 1 and self._inboxes.allows_all(replies, jetstream_headers.FAST_BATCH_REPLY):
+            return replies, False
+        allows = self._inboxes.allows
+        kept = [reply if reply and allows(reply) else b"" for reply in replies]
+        self.refused_replies += sum(1 for before, after in zip(replies, kept, strict=True) if before and not after)
+        return kept, any(reply.endswith(jetstream_headers.FAST_BATCH_REPLY) for reply in replies)
+
+    def _subjects(self, messages: Sequence[RawMessage]) -> list[str]:
+        own = self._own_subject
+        if all(message[0] == own for message in messages):
+            return [self._own_text] * len(messages)
+        return [message[0].decode(*_TEXT) for message in messages]
+
+    def _look_into(self, columns: MessageColumns, index: int, message: RawMessage, now_wall_ns: int) -> None:
+        _, _, payload, block = message
+        published: client_pb2.Message | None = None
+        if payload.startswith(envelope.MAGIC):
+            if self._is_protocol(message):
+                self.protocol_frames += 1
+                assert isinstance(columns.publishers.replies, list)
+                columns.publishers.replies[index] = b""
+            elif (published := self._opened(payload)) is not None:
+                self._note_publisher(columns, index, message, published, now_wall_ns)
+        if len(block) > jetstream_headers.MAX_BLOCK_BYTES:
+            columns.unfit = jetstream_headers.BLOCK_TOO_LARGE
+            return
+        if block.count(b"\n") > MAX_HEADERS + 2:  # its status line and its end
+            columns.unfit = _TOO_MANY_HEADERS
+            return
+        headers = parse_headers(block) if block else []
+        asks = jetstream_headers.asks(block)
+        if published is not None:
+            columns.unfit = self._why_not(published, headers) or columns.unfit
+            if columns.unfit is not None:
+                return
+            self._take(columns, index, published)
+            headers += [(header.name, header.value) for header in published.headers]
+            asks = asks or bool(published.headers)
+        if asks and self._policy is not AckPolicy.NONE:
+            unfit = jetstream_headers.why_not_first(headers, self._key.stream, self._key.partition)
+            if unfit is not None:
+                columns.unfit = unfit
+                return
+            columns.unfit_then = jetstream_headers.why_not_then(headers) or columns.unfit_then
+            expected = jetstream_headers.expected_in(headers)
+            if expected is not None:
+                columns.of_others[index] = expected
+        for name, value in headers:
+            if name == KEY:
+                _column(columns, "keys")[index] = value
+            elif name == ACK and value in _BY_HEADER:
+                self._policies(columns)[index] = _BY_HEADER[value]
+            elif name == REPLY_TO:
+                if self._inboxes.allows(value):
+                    _column(columns, "replies")[index] = value.decode()
+                else:
+                    self.refused_replies += 1
+            elif name == TOMBSTONE:
+                if value != b"1" or columns.values[index]:
+                    columns.unfit = _NO_TOMBSTONE
+                    return
+                columns.values[index] = None
+            elif name == MESSAGE_ID:
+                if is_id(value):
+                    columns.ids.setdefault(index, value)
+                elif len(value) > MAX_ID_BYTES and self._policy is not AckPolicy.NONE:
+                    columns.unfit = jetstream_headers.ID_TOO_LONG
+                    return
+            elif name == jetstream_headers.EXPECTED_LAST_SEQUENCE and value:  # of several the first counts
+                columns.expected.setdefault(index, jetstream_headers.number_of(value))
+        if headers:
+            _column(columns, "headers")[index] = headers
+
+    def _take_ordinary(
+        self, columns: MessageColumns, messages: Sequence[RawMessage], special: list[int], now_wall_ns: int
+    ) -> list[int]:
+        """Open the ordinary envelopes among those; return which are left."""
+        form, left = self._forms[0], list[int]()
+        opened = form.opened
+        for index in special:
+            subject, _, payload, block = messages[index]
+            found = None if block else opened(payload)
+            if found is None and not block:
+                form = self._form_of(payload, form)
+                opened = form.opened
+                found = opened(payload)
+            if found is None:
+                left.append(index)
+                continue
+            columns.values[index], message_id = found
+            if message_id:
+                columns.ids[index] = message_id
+                _column(columns, "headers")[index] = [(MESSAGE_ID, message_id)]
+            policy = form.made_for[1]
+            alike = self._alike.get((subject, policy, form.runs))
+            self._policies(columns)[index] = policy
+            self._envelopes(columns)[index] = alike or self._wanted_alike(subject, policy, form.runs, now_wall_ns)
+        return left
+
+    def _form_of(self, payload: bytes, otherwise: Ordinary) -> Ordinary:
+        """Of an envelope that has another form than the one before it."""
+        for form in self._forms[1:]:
+            if form.opened(payload) is not None:
+                self._forms.remove(form)
+                self._forms.insert(0, form)
+                return form
+        return otherwise
+
+    def _wanted_alike(self, subject: bytes, policy: AckPolicy, runs: bool, now_wall_ns: int) -> Envelope:
+        """What all those want who say no more than that."""
+        alike = self._alike.get((subject, policy, runs))
+        if alike is None:
+            alike = Envelope("", "", subject.decode(*_TEXT), policy, now_wall_ns, takes_runs=runs)
+            self._alike[subject, policy, runs] = alike
+        return alike
+
+    def _is_protocol(self, message: RawMessage) -> bool:
+        """Whether it is a frame between other clusters' nodes and clients: an answer of ours would be taken for their peer's."""
+        kind = message[2][TYPE_POSITION : TYPE_POSITION + 1]
+        return kind not in (_PUBLISH, BATCH) and (self._own_is_protocol or message[0] != self._own_subject)
+
+    def _opened(self, payload: bytes) -> client_pb2.Message | None:
+        try:
+            return frames.decode(payload, client_pb2.Message)
+        except ProtocolError:
+            self.poison_envelopes += 1
+            return None
+
+    def _note_publisher(
+        self, columns: MessageColumns, index: int, message: RawMessage, published: client_pb2.Message, now_wall_ns: int
+    ) -> None:
+        """How the publisher of an envelope is answered, whether the envelope is taken or refused."""
+        subject, _, _, block = message
+        policy = _POLICIES.get(published.ackPolicy, self._policy)
+        if published.runs and not (block or published.correlationId or published.ackInbox):
+            wanted = self._wanted_alike(subject, policy, True, now_wall_ns)
+        else:
+            wanted = Envelope(published.correlationId, published.ackInbox, subject.decode(*_TEXT), policy, now_wall_ns)
+        self._note_wanted(columns, index, wanted)
+
+    def _note_wanted(self, columns: MessageColumns, index: int, wanted: Envelope) -> None:
+        publishers = columns.publishers
+        replies = publishers.replies
+        inbox = wanted.ack_inbox.encode()
+        if inbox and self._policy is not AckPolicy.NONE and self._inboxes.allows(inbox):
+            assert isinstance(replies, list)
+            replies[index] = inbox
+        self._policies(columns)[index] = wanted.policy
+        self._envelopes(columns)[index] = wanted
+
+    def _why_not(self, published: client_pb2.Message, beside: Headers) -> Rejection | None:
+        """Why an envelope can't be stored as it is; ``beside``: NATS headers that came with it."""
+        if self._policy is not AckPolicy.NONE and not self._is_ours(published):
+            return self._misaddressed(published)
+        if published.tombstone and published.value:
+            return _NO_TOMBSTONE
+        if len(published.headers) > MAX_HEADERS:
+            return _TOO_MANY_HEADERS
+        for name in (*(header.name for header in published.headers), *(name for name, _ in beside)):
+            if not may_be_enveloped(name):
+                detail = f"a header {name[:80]!r} of an envelope: names are not empty, and Lift-* is reserved"
+                return Rejection(RejectReason.MALFORMED, detail)
+        return None
+
+    # ---- whole batches -------------------------------------------------------------------------------------------------------
+    def _opened_batch(self, message: RawMessage) -> tuple[client_pb2.BatchPublish, memoryview] | None:
+        """What a BatchPublish for this partition holds; None: it is none, or one that a stream that answers nobody keeps as it is."""
+        payload = message[2]
+        if payload[TYPE_POSITION : TYPE_POSITION + 1] != BATCH or not payload.startswith(envelope.MAGIC):
+            return None
+        try:
+            head, batch = frames.decode_batch_publish(payload)
+        except ProtocolError:
+            return None
+        return (head, batch) if self._policy is not AckPolicy.NONE or self._is_ours(head) else None
+
+    def _look_into_batch(
+        self, columns: MessageColumns, message: RawMessage, head: client_pb2.BatchPublish, batch: memoryview, now_wall_ns: int
+    ) -> None:
+        subject = message[0].decode(*_TEXT)
+        policy = _POLICIES.get(head.ackPolicy, self._policy)
+        wanted = Envelope(head.correlationId, head.ackInbox, subject, policy, now_wall_ns)
+        self._note_wanted(columns, 0, wanted)
+        if not self._is_ours(head):
+            columns.unfit = self._misaddressed(head)
+        elif is_internal(self._key.stream):
+            columns.unfit = Rejection(RejectReason.UNSUPPORTED, f"stream {self._key.stream} is {_NO_PRODUCERS}")
+        elif message[3]:
+            detail = "a batch has its headers in its records: none beside it would be heeded"
+            columns.unfit = Rejection(RejectReason.MALFORMED, detail)
+        elif head.askedProducer:
+            if batch:
+                columns.unfit = Rejection(RejectReason.MALFORMED, "a question of a producer bears no batch")
+            try:
+                note = _note(head)
+            except UnfitBatchError as error:
+                columns.unfit = Rejection(error.reason, str(error))
+                return
+            asked = (head.askedProducer, head.producerInstance, head.producerSequence)
+            acked = (head.producerAckedOffset, head.producerAckedEpoch) if head.HasField("producerAckedOffset") else None
+            columns.asked = Question(*asked, note.name, note.position, acked)
+        else:
+            try:
+                note = _note(head)
+                columns.batch = published = body_to_store(batch, subject, self.codec, note.encode() if any(note) else b"")
+                columns.claim = _claim(head, published, note)
+            except UnfitBatchError as error:
+                columns.unfit = Rejection(error.reason, str(error))
+                return
+            except BatchTooLargeError as error:
+                columns.unfit = Rejection(RejectReason.TOO_LARGE, str(error))
+                return
+            columns.ids = published.ids
+            columns.publishers.batch_records = wanted.record_count = published.body.record_count
+            if head.HasField("expectedOffset"):
+                columns.expected[0] = head.expectedOffset
+
+    def _misaddressed(self, published: client_pb2.Message | client_pb2.BatchPublish) -> Rejection:
+        wanted = f"{published.stream or '?'}/{published.partition} (uid {published.streamUid or '?'})"
+        detail = f"it is addressed to {wanted}, and {self._key} (uid {self._key.uid}) listens here"
+        return Rejection(RejectReason.WRONG_STREAM, detail)
+
+    def _is_ours(self, published: client_pb2.Message | client_pb2.BatchPublish) -> bool:
+        """Whether it names this partition, or nobody. Who does not know the uid may not know the partition either: 0 says nothing."""
+        key = self._key
+        if published.streamUid:
+            return (published.stream or key.stream, published.streamUid, published.partition) == (
+                key.stream,
+                key.uid,
+                key.partition,
+            )
+        return published.stream in ("", key.stream) and (not published.stream or published.partition in (0, key.partition))
+
+    def _take(self, columns: MessageColumns, index: int, published: client_pb2.Message) -> None:
+        columns.values[index] = None if published.tombstone else published.value
+        if published.key or published.keyed:
+            _column(columns, "keys")[index] = published.key
+        if published.replySubject:
+            _column(columns, "replies")[index] = published.replySubject
+        if published.offset > 0:  # 0 is what a publisher sends that does not know the field
+            columns.expected[index] = published.offset
+
+    def _envelopes(self, columns: MessageColumns) -> list[Envelope | None]:
+        publishers = columns.publishers
+        if publishers.envelopes is None:
+            publishers.envelopes = [None] * len(columns.values)
+        assert isinstance(publishers.envelopes, list)
+        return publishers.envelopes
+
+    def _policies(self, columns: MessageColumns) -> list[AckPolicy]:
+        publishers = columns.publishers
+        if publishers.policies is None:
+            publishers.policies = [self._policy] * len(columns.values)
+        assert isinstance(publishers.policies, list)
+        return publishers.policies
+
+
+def _nothing() -> None:
+    """Nobody keeps figures."""
+
+
+def _note(head: client_pb2.BatchPublish) -> ProducerNote:
+    name, position = head.producerName, None
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise UnfitBatchError(f"a producer's name of more than {MAX_NAME_BYTES} bytes")
+    if head.HasField("producerPosition"):
+        said = head.producerPosition
+        if not said.streamUid or len(said.streamUid.encode()) > MAX_UID_BYTES or said.offset < 0:
+            raise UnfitBatchError("a position has the uid of a stream and an offset")
+        position = SourcePosition(said.streamUid, said.partition, said.offset, said.generation)
+    if not head.HasField("producerPartitioning"):
+        return ProducerNote(name, position)
+    partitioning = Partitioning(head.producerPartitioning.partitions, head.producerPartitioning.method)
+    if position is not None or not partitioning.partitions or not 0 <= partitioning.method < 256:
+        raise UnfitBatchError("a partitioning has a number of partitions and a method, and no position beside it")
+    return ProducerNote(name, None, partitioning)
+
+
+def _claim(head: client_pb2.BatchPublish, published: Published, note: ProducerNote) -> Claim | None:
+    header = published.header
+    if not header.producer_id:
+        if head.producerReset or head.producerDigest or head.producerInstance or any(note):
+            raise UnfitBatchError("the batch names no producer")
+        return None
+    if head.HasField("expectedOffset"):
+        raise UnfitBatchError("a producer's batch is stored by its sequence, and expects no offset")
+    try:
+        digest = RollingDigest.decode(head.producerDigest) if head.producerDigest else None
+    except ProtocolError as error:
+        raise UnfitBatchError(str(error)) from None
+    return Claim(
+        header.producer_id,
+        header.producer_epoch,
+        header.base_sequence,
+        header.record_count,
+        head.producerReset,
+        digest,
+        head.producerInstance,
+        note.name,
+        note.position,
+        note.partitioning,
+    )
+
+
+def _column(columns: MessageColumns, name: str) -> list[object]:
+    found = getattr(columns, name)
+    if found is None:
+        found = [None] * len(columns.values)
+        setattr(columns, name, found)
+    assert isinstance(found, list)
+    return found
+
+
+_KIND = slice(TYPE_POSITION, TYPE_POSITION + 1)
+
+
+def runs_of(messages: list[RawMessage], replies: Sequence[bytes]) -> Iterator[list[RawMessage]]:
+    """Runs of those that somebody waits for an answer to, and of those that nobody does: the core treats them differently."""
+    for _, run in groupby(zip(messages, replies, strict=True), key=lambda pair: bool(pair[1])):
+        yield [message for message, _ in run]
+
+
+def late_ones(messages: list[RawMessage]) -> tuple[list[list[RawMessage]], list[RawMessage]]:
+    """Who may be refused for having waited too long, in pieces that are read together, and the others: nobody waits for those."""
+    together, alone, others = list[RawMessage](), list[list[RawMessage]](), list[RawMessage]()
+    for message in messages:
+        _, reply, payload, _ = message
+        if not reply:
+            others.append(message)
+        elif reply.endswith(FAST_BATCH_REPLY) or (payload[_KIND] == BATCH and payload.startswith(MAGIC)):
+            alone.append([message])  # others that are read with a batch would not be looked at
+        else:
+            together.append(message)
+    return [*([together] if together else []), *alone], others

@@ -1,0 +1,134 @@
+"""Overload: who is refused because there is no room, or no time, for what has come to one partition. Pure.
+
+Goal: more is published than the node can take, and what it takes meanwhile is not much less than before. So a no must cost a fraction
+of what taking a message costs. Messages that somebody waits for are refused unread (``Refuser``): of each little more than its line was
+looked at. Who is told no must not find it stored [A2]: so one with an id that is known is read first; so is an envelope.
+
+Somebody waits for an answer: he is told, with the time after which he had better come again. Nobody does: it is dropped, and counted.
+A leader that can't be sure that nobody else stores it refuses nobody for being late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from liftpy.core.publish.acks import Publishers
+from liftpy.core.publish.dedup_window import RecentIds, Stored
+from liftpy.core.publish.jetstream_headers import Rejection
+from liftpy.core.publish.memory_budget import MemoryBudget
+from liftpy.core.publish.message_decoder import MessageColumns, MessageDecoder, RawMessage, late_ones
+from liftpy.core.publish.pending_batch import IngestCounters
+from liftpy.core.publish.ports import ReplyPolicy
+from liftpy.core.publish.queue_delay import Unanswered
+from liftpy.core.replication.effects import RejectReason
+from liftpy.core.wire.envelope import MAGIC
+
+IDS_LOST = "message_ids_lost"
+"""Why publishes were dropped whose message id may be one of those that this node had no room for before it led."""
+_NO_ROOM = Rejection(RejectReason.OVERLOADED, "")
+
+
+class KnownIds(NamedTuple):
+    """Message ids of one partition: by them a message may be stored already, or be about to be."""
+
+    stored: RecentIds
+    in_hand: Container[bytes]
+    """On their way into the log."""
+    waits: Callable[[], bool]
+    """Whether something has arrived that was not looked at yet, and may have one."""
+
+
+class Overload:
+    """Of one partition, as a ``Refuser``. ``is_full``: whether what has arrived, and was not taken, leaves no room for more; ``known``:
+    indices of those messages that are stored, in hand, or repeat an earlier one of them (None), or None: it is a batch that is stored;
+    ``say_no`` tells publishers, now or later."""
+
+    def __init__(
+        self,
+        *,
+        may: ReplyPolicy,
+        reader: MessageDecoder,
+        counters: IngestCounters,
+        is_full: Callable[[], bool],
+        known: Callable[[MessageColumns], Mapping[int, Stored | None] | None],
+        ids: KnownIds,
+        say_no: Callable[[Publishers, Rejection, int], None],
+        wall_ns: Callable[[], int],
+    ) -> None:
+        self.unanswered_since_ns: Callable[[], int] = lambda: 0
+        """When the oldest publish was taken that has no answer yet, 0: none waits."""
+        self._unanswered = Unanswered()
+        self._may = may
+        self._reader = reader
+        self._counters = counters
+        self._is_full = is_full
+        self._known = known
+        self._ids = ids
+        self._say_no = say_no
+        self._wall_ns = wall_ns
+
+    @property
+    def _is_late(self) -> bool:
+        node = self._may.room.node
+        late = node.is_late or self._waits_for_commit(node)
+        return late and self._reader.answers and self._may.refuse_for_now()
+
+    def _waits_for_commit(self, node: MemoryBudget) -> bool:
+        now_ns = self._counters.times.now_ns()
+        late = self._unanswered.look(self.unanswered_since_ns(), now_ns, node.late_ns, is_pressed=node.is_pressed)
+        if late:
+            node.refuses_for_commit(now_ns)
+        return late
+
+    def refuses(self) -> bool:
+        """Whether ``is_refused_unread`` ones are refused: the node is late, or there is no room for them here."""
+        return self._is_late or (self._is_full() and self._reader.answers and self._may.refuse_for_now())
+
+    def is_new(self, message_id: bytes) -> bool:
+        """Whether nothing with that id is stored, in hand, or about to be taken."""
+        ids = self._ids
+        if message_id in ids.in_hand or ids.waits():
+            return False
+        return not ids.stored.may_hold(message_id, self._wall_ns())
+
+    def refuse(self, replies: Sequence[bytes]) -> None:
+        """Refuse them, unread."""
+        self._counters.overloaded += len(replies)
+        self._say_overloaded(self._reader.publishers_of(replies), len(replies))
+
+    def in_time(self, messages: list[RawMessage]) -> list[RawMessage]:
+        """Those of ``messages`` that are to be taken; if the node is late, the others are refused."""
+        if not self._is_late:
+            return messages
+        waited_for, others = late_ones(messages)
+        for refused in waited_for:
+            self.turn_away(refused)
+        return others
+
+    def turn_away(self, messages: list[RawMessage]) -> None:
+        """There is no room for them: refuse who waits, drop the others."""
+        self._counters.overloaded += len(messages)
+        plain = len(messages)
+        if any(message[1] or message[2].startswith(MAGIC) for message in messages):
+            now_wall_ns = self._wall_ns()
+            columns = self._reader.read(messages, now_wall_ns)
+            publishers, plain = columns.publishers, columns.publishers.plain_count
+            repeats = self._known(columns)
+            if repeats is None:
+                return
+            ids, in_hand = columns.ids, self._ids.in_hand
+            known = {index for index, stored in repeats.items() if stored is not None or ids[index] in in_hand}
+            if ids and self._ids.stored.is_blind(now_wall_ns):  # each of them may be
+                self._counters.drop(IDS_LOST, len(ids) - len(known))
+                known = set(ids)
+            if known:  # who is told no must not find it stored [A2]
+                kept = [b"" if index in known else reply for index, reply in enumerate(publishers.replies)]
+                publishers = replace(publishers, replies=kept)
+            self._say_overloaded(publishers, len(messages) - plain)
+        self._counters.drop("overloaded", plain)
+
+    def _say_overloaded(self, publishers: Publishers, count: int) -> None:
+        self._counters.refuse("overloaded", count)
+        self._say_no(publishers, _NO_ROOM, self._may.room.node.retry_after_ms)

@@ -1,0 +1,111 @@
+"""What ingest counts, and what it holds of publishes that the core has not had appended yet."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import field
+
+from liftpy.config import Codec
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.instruments import PublishTimes
+from liftpy.core.publish.acks import Publishers
+from liftpy.core.publish.log_state_part import Numbering
+from liftpy.core.publish.message_decoder import MessageColumns, RawMessage
+from liftpy.core.replication.effects import RejectReason
+from liftpy.core.wire.batch import Body, encode_body
+
+RECORD_OVERHEAD_BYTES = 24
+"""What a record adds to its columns at most, besides its bytes."""
+
+
+@dataclass(slots=True, kw_only=True)
+class IngestCounters:
+    """For status and metrics; all counts since the process started."""
+
+    records: int = 0
+    size_bytes: int = 0
+    batches: int = 0
+    overloaded: int = 0
+    """Refused or dropped for want of room here."""
+    rejected: int = 0
+    """Answered with a negative ack for another reason."""
+    duplicates: int = 0
+    """Left out, because a record with their message id is stored or in hand."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Reason -> publishes that somebody waits for, and that are not stored: he is told, if that is certain."""
+    throttled: Counter[str] = field(default_factory=Counter)
+    """Scope of a quota (``stream``, ``token``) -> publishes that it did not let in; they are among those refused and dropped."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Reason -> publishes that nobody waits for, and that are not stored."""
+    on_drop: Callable[[str, int], None] = lambda reason, count: None
+    times: PublishTimes = field(default_factory=PublishTimes)
+
+    def drop(self, reason: str, count: int) -> None:
+        """So many that nobody waits for are not stored."""
+        if count:
+            self.dropped[reason] += count
+            self.on_drop(reason, count)
+
+    def refuse(self, reason: str, count: int) -> None:
+        """So many that somebody waits for are not stored."""
+        if count:
+            self.refused[reason] += count
+
+    def not_stored(self, publishers: Publishers, reason: RejectReason) -> None:
+        """Those are refused, or dropped where nobody waits."""
+        plain = publishers.plain_count
+        self.drop(reason.name.lower(), plain)
+        self.refuse(reason.name.lower(), publishers.record_count - plain)
+        if reason is RejectReason.OVERLOADED:
+            self.overloaded += publishers.record_count
+        else:
+            self.rejected += publishers.record_count - plain
+
+
+@dataclass(slots=True)
+class PendingBatch:
+    """What the core has been asked to append, and has not yet."""
+
+    body: Body
+    publishers: Publishers
+    ids: dict[int, bytes]
+    """Record index -> message id."""
+    asks: bool
+    """One of them expects something of its subject."""
+    again: list[tuple[int, Publishers]] = field(default_factory=list)
+    """(record index, publisher) who have sent one of them again meanwhile."""
+    numbering: Numbering | None = None
+    """By a producer."""
+    arrived_ns: int = 0
+    """Monotonic."""
+
+
+def message_size_bytes(message: RawMessage) -> int:
+    """About what it takes in a batch."""
+    subject, _, payload, headers = message
+    return len(subject) + len(payload) + len(headers) + RECORD_OVERHEAD_BYTES
+
+
+def batch_end(raw: list[RawMessage], start: int, most_records: int, most_bytes: int) -> int:
+    """Where the batch that begins at ``start`` ends (exclusive): by count, then by bytes; at least one message."""
+    total = 0
+    for index in range(start, min(len(raw), start + most_records)):
+        total += message_size_bytes(raw[index])
+        if total > most_bytes:
+            return max(index, start + 1)
+    return min(len(raw), start + most_records)
+
+
+def body_of(columns: MessageColumns, codec: Codec) -> Body:
+    """Of the batch, as it will be sealed; raise BatchTooLargeError if it is more than a log holds in one."""
+    if columns.batch is not None:
+        return columns.batch.body
+    return encode_body(
+        columns.values,
+        keys=columns.keys,
+        headers=columns.headers,
+        subjects=columns.subjects,
+        replies=columns.replies,
+        codec=codec,
+    )

@@ -1,0 +1,210 @@
+"""ProducerDesk: who may go on as which producer, as long as one leadership lasts; then what is to be done with a batch [A3]. Pure.
+
+Goal: of several processes with one producer's name one goes on, and no record of another is taken for one of its own. Constraint: a
+process may be told of its epoch by a leader that dies before anything of that epoch is in a log.
+
+Algorithm: a process asks before it sends anything, and is given an epoch above the log's. It belongs to that process alone, by the
+number that the process has drawn (``instance``). Until a batch of it is in the log, that is known here only, and only the newest that
+was given counts: who was given one before is fenced, at once, and so is the epoch that the log knows. Once a batch is in the log, the
+log says it. A process whose epoch is neither is told to ask (UNKNOWN): nothing that it has sent in it was stored. Who asks says with
+which sequence it goes on: that counts where the log holds nothing of the producer.
+
+Worked example: the log holds p in epoch 4. A asks, and is given 5; the leader dies. B asks the next one, is given 5 too, and sends:
+stored. What A sends then in epoch 5 is not by whom it was given to here: fenced. One leader later nobody remembers that; but A's
+first batch lies where B's lies in the log, and is another: A has diverged (``producers.py``).
+
+A new leader of a stream with standby asks the questions again that it heard while it followed, for it does not know which of them its
+predecessor has answered. So the newest process of a producer may be given an epoch twice, and go on with the first one. The process
+that asked last is never fenced: where the log knows the epoch that it claims, sequence and digest judge its batch. Otherwise it asks
+again.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from liftpy.core.publish.digest import RollingDigest
+from liftpy.core.publish.jetstream_headers import Rejection
+from liftpy.core.publish.producer_state import Claim, Finding, Producers, ProducerState, Ruling, at_odds, epoch_distance
+from liftpy.core.replication.effects import RejectReason
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch_columns import ColumnSet
+from liftpy.core.wire.producer_note import Partitioning, SourcePosition
+
+_EPOCHS = 1 << 16
+_GIVEN_BYTES = 900
+"""About what who was given an epoch takes in memory: 420 without a name, of up to 255 bytes; an estimate."""
+_REFUSALS = {
+    Finding.FENCED: Rejection(RejectReason.PRODUCER_FENCED, "a newer process of this producer goes on"),
+    Finding.OUT_OF_ORDER: Rejection(RejectReason.OUT_OF_ORDER, "sequences are missing before it"),
+    Finding.DIVERGED: Rejection(RejectReason.DIVERGED_PRODUCER, "other records were stored under its sequences"),
+    Finding.CONFLICT: Rejection(
+        RejectReason.PRODUCER_CONFLICT,
+        "another producer's name has the same number, or its batches come from another source: choose another id",
+    ),
+    Finding.PLAN_CHANGED: Rejection(
+        RejectReason.DIVERGED_PRODUCER, "records of this round are stored that were shared out among producers by another plan"
+    ),
+    Finding.UNKNOWN: Rejection(RejectReason.UNKNOWN_PRODUCER, "nobody here has given its epoch: ask first"),
+}
+
+
+RECORDS_LOST = Rejection(
+    RejectReason.RECORDS_LOST,
+    "the log does not hold the last record of this producer that was acknowledged: acknowledged records were lost, by an unclean "
+    "election or with a data directory. Open the producer again to go on behind what is stored, and send the lost records again",
+)
+"""For a process whose acknowledged records are gone [A20]."""
+
+
+class Given(NamedTuple):
+    """What a process is told, once ``last_offset`` is committed: the last that the log holds of its producer; -1: it holds nothing, and
+    ``known`` is false. ``digest``: of all records before ``next_sequence``, None: not known."""
+
+    epoch: int
+    next_sequence: int
+    digest: RollingDigest | None
+    known: bool
+    last_offset: int
+    position: SourcePosition | None = None
+    """That the log holds last."""
+    partitioning: Partitioning | None = None
+
+    @property
+    def told(self) -> client_pb2.ProducerState:
+        """For the answer."""
+        digest = b"" if self.digest is None else self.digest.encode()
+        told = client_pb2.ProducerState(epoch=self.epoch, nextSequence=self.next_sequence, digest=digest, known=self.known)
+        if self.position is not None:
+            told.position.CopyFrom(self.position.message())
+        if self.partitioning is not None:
+            told.partitioning.CopyFrom(self.partitioning.message())
+        return told
+
+
+class Question(NamedTuple):
+    """A process wants to go on as ``producer_id``, with ``sequence`` if nothing is known of it. ``position``: what it reads, and in
+    which generation; its offset says nothing."""
+
+    producer_id: int
+    instance: int
+    sequence: int = 0
+    name: str = ""
+    position: SourcePosition | None = None
+    acked: tuple[int, int] | None = None
+    """(offset, LeaderEpoch) of the last acknowledgment that the process has; None: it has none."""
+
+
+class ProducerDesk:
+    """Of one partition's leader."""
+
+    def __init__(self, producers: Producers) -> None:
+        self._producers = producers
+        self._share = producers.share.beside()
+        self._given: dict[int, tuple[int, int]] = {}
+        """Producer -> (epoch, instance) that was given last in this leadership; who asked last stands last."""
+        self._names: dict[int, tuple[str, int]] = {}
+        """Of them: (name, generation) as they said it."""
+        self._first: dict[int, int] = {}
+        """Of them: the sequence that is due, if the log holds nothing of the producer."""
+
+    def begin(self) -> None:
+        """A leadership begins, or ends: nobody was given anything in it."""
+        self._given.clear()
+        self._names.clear()
+        self._first.clear()
+        self._share.hold(0)
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def ask(self, asked: Question) -> Given | Finding:
+        """What the process is told, or why it may not go on."""
+        producer_id, instance, sequence = asked[:3]
+        state = self._producers.state_of(producer_id)
+        refused = self._refusal(state, asked)
+        if refused is Finding.FULL:
+            for known in (self._given, self._first, self._names):
+                known.pop(producer_id, None)
+            self._share.hold(_GIVEN_BYTES * len(self._given))
+        if refused is not None:
+            return refused
+        given = self._given.pop(producer_id, None)
+        epoch = self._epoch_for(state, given, instance)
+        while len(self._given) >= self._producers.max_count:
+            gone = next(iter(self._given))  # he asks again
+            del self._given[gone], self._first[gone], self._names[gone]
+        self._given[producer_id], self._first[producer_id] = (epoch, instance), sequence
+        self._share.hold(_GIVEN_BYTES * len(self._given))
+        self._names[producer_id] = asked.name, _generation(asked)
+        if state is None:
+            return Given(epoch, sequence, None if sequence else RollingDigest(), False, -1)
+        said = (state.position, state.partitioning)
+        return Given(epoch, state.next_sequence, state.digest, True, last_offset_of(state), *said)
+
+    def _refusal(self, state: ProducerState | None, asked: Question) -> Finding | None:
+        if state is not None and (finding := at_odds(state, asked.name, asked.position)) is not None:
+            return finding
+        if self._producers.has_another_plan(asked.position):
+            return Finding.PLAN_CHANGED
+        name, generation = self._names.get(asked.producer_id, ("", 0))
+        if name and asked.name and name != asked.name:
+            return Finding.CONFLICT
+        if generation > _generation(asked):
+            return Finding.FENCED
+        return Finding.FULL if state is None and self._producers.is_full else None
+
+    @staticmethod
+    def _epoch_for(state: ProducerState | None, given: tuple[int, int] | None, instance: int) -> int:
+        if given is None:
+            return 0 if state is None else (state.epoch + 1) % _EPOCHS
+        epoch, holder = given
+        is_stored = state is not None and epoch_distance(epoch, state.epoch) <= 0
+        if holder == instance and not is_stored:
+            return epoch  # his question came twice
+        newest = state.epoch if state is not None and is_stored else epoch
+        return (newest + 1) % _EPOCHS
+
+    def judge(self, claim: Claim, columns: ColumnSet) -> Ruling:
+        """What is to be done with a batch of a producer; ``columns`` are its own."""
+        state, given = self._producers.state_of(claim.producer_id), self._given.get(claim.producer_id)
+        due = 0 if state is None else state.next_sequence
+        ahead = 1 if state is None else epoch_distance(claim.epoch, state.epoch)
+        if ahead < 0:
+            return Ruling(Finding.FENCED, next_sequence=due)
+        if given is not None and given[1] != claim.instance:
+            return Ruling(Finding.FENCED, next_sequence=due)
+        if ahead > 0 and (given is None or given[0] != claim.epoch):
+            return Ruling(Finding.UNKNOWN, next_sequence=due)
+        if self._producers.has_another_plan(claim.position):
+            return Ruling(Finding.PLAN_CHANGED, next_sequence=due)
+        if state is None:
+            return self._judge_the_first(claim)
+        ruling = self._producers.judge(claim, columns)
+        if ruling.finding is Finding.APPEND and not ruling.known and not self._producers.takes_batches:
+            return Ruling(Finding.FULL, next_sequence=due)
+        return ruling
+
+    def why_not(self, finding: Finding) -> Rejection:
+        """What a batch, or a question (FULL), is refused with."""
+        if finding is not Finding.FULL:
+            return _REFUSALS[finding]
+        self._producers.share.refused()
+        return Rejection(RejectReason.OVERLOADED, self._producers.why_full)
+
+    def _judge_the_first(self, claim: Claim) -> Ruling:
+        """Nothing is known of its producer. Another than the first that was announced may come behind one that is lost; or what was
+        known is forgotten: it is to be said again, which is the first."""
+        if claim.base_sequence != self._first[claim.producer_id]:
+            return Ruling(Finding.UNKNOWN)
+        return Ruling(Finding.FULL if self._producers.is_full else Finding.APPEND)
+
+
+def _generation(asked: Question) -> int:
+    return 0 if asked.position is None else asked.position.generation
+
+
+def last_offset_of(state: ProducerState) -> int:
+    """Of the last record of a producer that the log holds, inclusive."""
+    last = state.batches[-1]
+    return last.offset + last.record_count - 1

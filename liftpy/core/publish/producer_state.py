@@ -1,0 +1,512 @@
+"""Producers: who has numbered what it publishes, and up to which number a partition's log holds it [A4]. Pure.
+
+Goal: each record of a producer once and in order in the log, though its publisher sends it again, dies, comes back, or runs twice.
+Constraint: it is a function of the log; what is cut is forgotten. Memory is bounded.
+
+Algorithm: a producer's batches follow on each other without a gap, in an epoch that only rises. Sequences have 32 bits, epochs 16, and
+both go round, so that "before" and "after" are by their distance. Every batch of the log is taken, in its order; of those above HW the
+state before is kept, which a cut brings back. No new producer is taken without room for it. Who follows takes what its leader took, and
+where it has no room lets go of those that were heard last longest ago: until they would have expired, whoever is not known here may
+be one of them, and is refused (``is_full``). Who may go on in which epoch is the leader's to say (``producer_desk.py``).
+
+| what comes | judged |
+|---|---|
+| a lower epoch than the log's | FENCED: a newer process has the name |
+| a higher one with ``reset``, from sequence 0 on | it begins anew, what was there counts for nothing |
+| the sequence after the last | appended |
+| sequences that are there already | those are left out; the digest up to the last one must be the log's, or it is DIVERGED |
+| a batch of the log's epoch that is all there | it must be one of the last ones that were stored, or it is DIVERGED |
+| a gap | OUT_OF_ORDER, with the sequence that is due |
+
+| a batch that names the position of what it was made from, at or below the log's | it is there already, whatever it holds |
+| a round of which another producer has stored records under another plan | PLAN_CHANGED |
+| another name under the same number; another source, or now one and now none; a lower generation | CONFLICT; CONFLICT; FENCED |
+
+A newer epoch fences the older ones with its first record in the log, not before: until then what the older process sends is in order,
+and stored once, all the same.
+
+Worked example: 0..99 are in the log, in epoch 1. The process dies, comes back in epoch 2, and sends 90..119: 90..99 are left out, if
+the digest that it sends says the same of 0..99; 100..119 are appended. What the old process may still send is fenced.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+import crc32c
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.publish.digest import DIGEST_BYTES, RollingDigest
+from liftpy.core.publish.log_state_budget import NodeDerived, Share
+from liftpy.core.publish.log_state_part import NewBatch, joined
+from liftpy.core.wire.batch_columns import ColumnSet
+from liftpy.core.wire.producer_note import BY_KEY, Partitioning, PartitioningMethod, ProducerNote, SourcePosition
+from liftpy.errors import CorruptionError, ProtocolError
+
+_ROUND = 1 << 32
+_EPOCHS = 1 << 16
+_REMEMBERED = 5
+"""Batches of a producer whose offsets are known."""
+_TIME = struct.Struct("<qI")
+_STATE = struct.Struct("<QHIq?B")
+_BATCH = struct.Struct("<IIq?I")
+_NOTE_SIZE = struct.Struct("<H")
+STATE_BYTES = 2_000
+"""About what a producer takes in memory, with its last batches, a long name and a position: 1,672 were measured, rounded up."""
+TAIL_BYTES = 1_150
+"""About what a batch above HW takes besides, the state before it: 763 were measured without name and position."""
+
+
+def distance(sequence: int, other: int) -> int:
+    """How far ``sequence`` lies behind ``other``, on the round of 32 bits; negative: before it."""
+    return (sequence - other + _ROUND // 2) % _ROUND - _ROUND // 2
+
+
+def epoch_distance(epoch: int, other: int) -> int:
+    """How far ``epoch`` lies behind ``other``, on the round of 16 bits; negative: before it."""
+    return (epoch - other + _EPOCHS // 2) % _EPOCHS - _EPOCHS // 2
+
+
+def after(sequence: int, count: int) -> int:
+    """The sequence that is ``count`` records behind ``sequence``."""
+    return (sequence + count) % _ROUND
+
+
+class StoredBatch(NamedTuple):
+    """Where some records of a producer are. ``sequence`` and ``offset``: of the first. ``check``: CRC-32C of the digest behind the
+    last; None: not known."""
+
+    sequence: int
+    record_count: int
+    offset: int
+    check: int | None = None
+
+
+class ProducerState(NamedTuple):
+    """What the log says of one producer. ``next_sequence``: that of the record which is due. ``digest``: of all its records since it
+    began; None: not known, for the log does not have them all any more."""
+
+    epoch: int
+    next_sequence: int
+    digest: RollingDigest | None
+    batches: tuple[StoredBatch, ...]
+    time_ns: int
+    """Log time of its last batch."""
+    name: str = ""
+    """'': none of its batches that were taken says it."""
+    position: SourcePosition | None = None
+    """Of its last batch; None: it numbers its records only."""
+    partitioning: Partitioning | None = None
+    """That all its processes have used; None: none of its batches that were taken says it, or they say different ones."""
+
+
+class Claim(NamedTuple):
+    """What a producer says of a batch. ``digest``: of all its records before ``base_sequence``; None: it does not say."""
+
+    producer_id: int
+    epoch: int
+    base_sequence: int
+    record_count: int
+    reset: bool = False
+    digest: RollingDigest | None = None
+    instance: int = 0
+    """Of the process that says so; drawn by it."""
+    name: str = ""
+    position: SourcePosition | None = None
+    """Of the last source record that something in the batch was made from."""
+    partitioning: Partitioning | None = None
+    """That its process uses; None: the batch does not say it."""
+
+
+class Finding(Enum):
+    """What is to be done with a batch."""
+
+    APPEND = "append"
+    """All of it, or what comes after its first ``known`` records."""
+    DUPLICATE = "duplicate"
+    FENCED = "fenced"
+    OUT_OF_ORDER = "out of order"
+    DIVERGED = "diverged"
+    UNKNOWN = "unknown"
+    """Nobody here has given it its epoch."""
+    CONFLICT = "conflict"
+    """Another name, or another source, has the number."""
+    PLAN_CHANGED = "plan changed"
+    """Records of its round are there that were shared out among producers by another plan."""
+    FULL = "full"
+    """No more producers can be kept."""
+
+
+class Ruling(NamedTuple):
+    """``known``: so many of its first records are there already. ``offset``: of the first of them; -1: not known, or there is none.
+    ``next_sequence``: what is due before this batch."""
+
+    finding: Finding
+    known: int = 0
+    offset: int = -1
+    next_sequence: int = 0
+
+
+def at_odds(state: ProducerState, name: str, position: SourcePosition | None) -> Finding | None:
+    """Why somebody of that name, who is at that position, is not the producer that the log knows, or not its newest process; None: he
+    may be. ``name`` '': he does not say it."""
+    if name and state.name and name != state.name:
+        return Finding.CONFLICT
+    if (position is None) != (state.position is None):
+        return Finding.CONFLICT
+    if position is None or state.position is None:
+        return None
+    if position.source != state.position.source:
+        return Finding.CONFLICT
+    return Finding.FENCED if position.generation < state.position.generation else None
+
+
+@dataclass(slots=True, eq=False)
+class _Numbered:
+    last_offset: int
+    time_ns: int
+    producer_id: int
+    before: ProducerState | None
+
+
+class Producers:
+    """A ``Part``: of one partition, on one replica. Offsets are inclusive but for ``end_offset``."""
+
+    name = "producers"
+    version = 2
+    """1 had neither names nor positions."""
+
+    def __init__(self, expiry_ns: int, max_count: int, reach_ns: int = 0, node: NodeDerived | None = None) -> None:
+        """``expiry_ns``: after so much log time without a batch a producer is forgotten; 0: never. ``max_count``: of them at most.
+        ``reach_ns``: so much of the log is read for it when a log is opened."""
+        self._expiry_ns = expiry_ns
+        self.reach_ns = reach_ns
+        self.max_count = max_count
+        self.share = Share(node, self.name)
+        self.forgotten = 0
+        """Producers that went before their time, for want of room, ever."""
+        self.begin(None)
+
+    def begin(self, offset: int | None) -> None:
+        """Anew: nobody is known."""
+        self._states: dict[int, ProducerState] = {}  # who was heard last stands last
+        self._plans: dict[tuple[str, int], dict[int, int]] = {}
+        """(run, generation) of rounds -> plan -> how many producers' last batches are of it."""
+        self._tail: deque[_Numbered] = deque()
+        self._high_watermark = -1
+        self._time_ns = self._committed_ns = 0
+        self._lost_ns = -1
+        """Log time of the last batch of those that went before their time; -1: none did."""
+        self._lost_count = 0
+        self._count()
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def _count(self) -> None:
+        self.share.hold(STATE_BYTES * len(self._states) + TAIL_BYTES * len(self._tail))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether none is taken that is not known: there is no room, or it may be known to the log."""
+        return len(self._states) >= self.max_count or not self.is_whole or not self.share.has_room(STATE_BYTES)
+
+    @property
+    def why_full(self) -> str:
+        """For who is refused."""
+        if len(self._states) >= self.max_count:
+            return f"{self.max_count} producers are known here, and no more are kept (producer_bytes)"
+        if not self.is_whole:
+            return "some producers went for want of room here, and it can't be told from a new one who is one of them"
+        return "what is known of producers, message ids and subjects fills what node_derived_bytes allows"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all are known that have not expired."""
+        return self._lost_ns < 0 or (self._expiry_ns > 0 and self._lost_ns <= self._committed_ns - self._expiry_ns)
+
+    @property
+    def can_be_whole(self) -> bool:
+        """Whether some are gone that there would be room for by now."""
+        if self.is_whole:
+            return False
+        count = len(self._states) + self._lost_count
+        return count < self.max_count and self.share.has_room(2 * STATE_BYTES * self._lost_count)
+
+    @property
+    def takes_batches(self) -> bool:
+        """Whether there is room for one more batch above HW of somebody who is known."""
+        return self.share.fits(TAIL_BYTES)
+
+    @property
+    def size_bytes(self) -> int:
+        """About what is kept takes in memory."""
+        return self.share.size_bytes
+
+    @property
+    def producer_ids(self) -> tuple[int, ...]:
+        """Of all that are known."""
+        return tuple(self._states)
+
+    @property
+    def time_ns(self) -> int:
+        """Log time of what is committed."""
+        return self._committed_ns
+
+    def state_of(self, producer_id: int) -> ProducerState | None:
+        """What the log says of it, its uncommitted end included; None: nothing."""
+        return self._states.get(producer_id)
+
+    # ---- the log -----------------------------------------------------------------------------------------------------
+    def take(self, batch: NewBatch) -> None:
+        """The next batch of the log; one that no producer has numbered says nothing."""
+        numbering = batch.numbering
+        if numbering is None:
+            return
+        producer_id, epoch, base_sequence, columns, first, name, position, partitioning = numbering
+        before = self._drop(producer_id)
+        self._time_ns = max(self._time_ns, batch.timestamp_ns)
+        count = batch.last_offset - batch.base_offset + 1
+        known: RollingDigest | None  # of what came before this batch
+        earlier: tuple[StoredBatch, ...] = ()
+        newer = before is not None and epoch_distance(epoch, before.epoch) > 0
+        if before is not None:
+            name = name or before.name
+        if before is None or (newer and not base_sequence):
+            known = None if base_sequence else RollingDigest()
+        else:
+            partitioning = _merged(before.partitioning, partitioning)
+            known = before.digest if base_sequence == before.next_sequence else None
+            earlier = before.batches[1 - _REMEMBERED :]
+        digest = None if known is None or columns is None else known.over(columns, first, first + count)
+        stored = StoredBatch(base_sequence, count, batch.base_offset, _check(digest))
+        batches = (*earlier, stored)
+        state = ProducerState(epoch, after(base_sequence, count), digest, batches, self._time_ns, name, position, partitioning)
+        self._put(producer_id, state)
+        self._tail.append(_Numbered(batch.last_offset, self._time_ns, producer_id, before))
+        self._fold()
+        self._make_room(STATE_BYTES if before is None else 0)
+
+    def _put(self, producer_id: int, state: ProducerState) -> None:
+        self._states[producer_id] = state
+        self._count_plan(state, 1)
+
+    def _drop(self, producer_id: int) -> ProducerState | None:
+        state = self._states.pop(producer_id, None)
+        if state is not None:
+            self._count_plan(state, -1)
+        return state
+
+    def _count_plan(self, state: ProducerState, by: int) -> None:
+        position = state.position
+        if position is None or not position.plan:
+            return
+        round = position.stream_uid, position.generation
+        plans = self._plans.setdefault(round, {})
+        plans[position.plan] = plans.get(position.plan, 0) + by
+        if not plans[position.plan]:
+            del plans[position.plan]
+        if not plans:
+            del self._plans[round]
+
+    def has_another_plan(self, position: SourcePosition | None) -> bool:
+        """Whether the log holds records of the round of ``position`` that were shared out by another plan, of whichever producer."""
+        if position is None or not position.plan:
+            return False
+        plans = self._plans.get((position.stream_uid, position.generation), {})
+        return len(plans) > (position.plan in plans)
+
+    def committed(self, high_watermark: int) -> None:
+        """HW is ``high_watermark``, inclusive."""
+        if high_watermark > self._high_watermark:
+            self._high_watermark = high_watermark
+            self._fold()
+
+    def _fold(self) -> None:
+        while self._tail and self._tail[0].last_offset <= self._high_watermark:
+            self._committed_ns = self._tail.popleft().time_ns
+        states = self._states
+        until_ns = self._committed_ns - self._expiry_ns
+        while self._expiry_ns and states and states[oldest := next(iter(states))].time_ns <= until_ns:
+            self._drop(oldest)
+        self._count()
+
+    def _make_room(self, grown_bytes: int) -> None:
+        """Those that were heard last longest ago go."""
+        states, excess_bytes = self._states, self.share.excess_bytes(grown_bytes)
+        while states and (len(states) > self.max_count or excess_bytes > 0):
+            gone = self._drop(next(iter(states)))
+            assert gone is not None
+            self._lost_ns = max(self._lost_ns, gone.time_ns)
+            self._lost_count += 1
+            self.forgotten += 1
+            excess_bytes -= STATE_BYTES
+        self._count()
+
+    def cut(self, end_offset: int) -> None:
+        """The log ends at ``end_offset`` now, which is above HW as it was said last."""
+        while self._tail and self._tail[-1].last_offset >= end_offset:
+            taken = self._tail.pop()
+            self._time_ns = self._tail[-1].time_ns if self._tail else self._committed_ns
+            self._drop(taken.producer_id)
+            if taken.before is not None:
+                self._put(taken.producer_id, taken.before)
+        self._states = _in_order(self._states)
+        self._count()
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
+    def snapshot(self) -> Callable[[], Sequence[bytes]]:
+        """Log time, then each producer."""
+        states = dict(self._states)
+        for taken in reversed(self._tail):
+            states.pop(taken.producer_id, None)
+            if taken.before is not None:
+                states[taken.producer_id] = taken.before
+        head = _TIME.pack(self._committed_ns, len(states))
+        return lambda: [head, *joined(_encoded(producer_id, state) for producer_id, state in states.items())]
+
+    def restore(self, data: bytes | None, end_offset: int) -> None:
+        """Who has room for fewer forgets those that were heard last longest ago."""
+        try:
+            self._committed_ns, count = _TIME.unpack_from(data or b"")
+            at, states = _TIME.size, dict[int, ProducerState]()
+            for _ in range(count):
+                producer_id, state, at = _decoded(data or b"", at)
+                states[producer_id] = state
+        except (struct.error, ProtocolError) as error:
+            raise CorruptionError(f"producers: {error}") from None
+        if at != len(data or b"") or len(states) != count:
+            raise CorruptionError("producers: more, or fewer, than there should be")
+        self._time_ns, self._high_watermark = self._committed_ns, end_offset - 1
+        self._states, self._plans = {}, {}
+        for producer_id, state in _in_order(states).items():
+            self._put(producer_id, state)
+        self._fold()
+        self._make_room(0)
+
+    # ---- what comes --------------------------------------------------------------------------------------------------
+    def judge(self, claim: Claim, columns: ColumnSet) -> Ruling:
+        """What is to be done with a batch of a producer; ``columns`` are its own."""
+        state = self._states.get(claim.producer_id)
+        if state is None:
+            return Ruling(Finding.OUT_OF_ORDER if claim.base_sequence else Finding.APPEND)
+        due = state.next_sequence
+        newer = epoch_distance(claim.epoch, state.epoch)
+        if newer < 0:
+            return Ruling(Finding.FENCED, next_sequence=due)
+        if claim.reset and newer > 0:
+            return Ruling(Finding.OUT_OF_ORDER if claim.base_sequence else Finding.APPEND)
+        if (ruling := self._by_position(state, claim)) is not None:
+            return ruling
+        ahead = distance(claim.base_sequence, due)
+        if ahead > 0:
+            return Ruling(Finding.OUT_OF_ORDER, next_sequence=due)
+        if ahead == 0 and claim.digest is None:
+            return Ruling(Finding.APPEND, next_sequence=due)
+        known = min(-ahead, claim.record_count)
+        at_the_end = known == -ahead
+        if not (self._repeats if at_the_end else self._is_stored_so)(state, claim, columns, known, newer):
+            return Ruling(Finding.DIVERGED, next_sequence=due)
+        finding = Finding.APPEND if known < claim.record_count else Finding.DUPLICATE
+        return Ruling(finding, known, _offset_of(state, claim.base_sequence), due)
+
+    @staticmethod
+    def _by_position(state: ProducerState, claim: Claim) -> Ruling | None:
+        """Of a batch that says what it was made from: whether its source is the producer's, and what came from there is there already,
+        whatever it holds; None: it is new."""
+        due = state.next_sequence
+        finding = at_odds(state, claim.name, claim.position)
+        if finding is not None:
+            return Ruling(finding, next_sequence=due)
+        if claim.position is None or state.position is None:
+            return None
+        if claim.position.offset > state.position.offset:  # a batch is never there in part: who overlaps is another process
+            overlaps = distance(claim.base_sequence, due) < 0
+            return Ruling(Finding.DIVERGED, next_sequence=due) if overlaps else None
+        offset = (
+            _offset_of(state, claim.base_sequence) if claim.epoch == state.epoch else -1
+        )  # of another process it may be another
+        return Ruling(Finding.DUPLICATE, claim.record_count, offset, due)
+
+    @staticmethod
+    def _repeats(state: ProducerState, claim: Claim, columns: ColumnSet, known: int, newer: int) -> bool:
+        """Whether what it says of the records up to the last one that is there is what the log says; True where one can't tell."""
+        if claim.digest is None or state.digest is None:
+            return True
+        return claim.digest.over(columns, 0, known) == state.digest
+
+    @staticmethod
+    def _is_stored_so(state: ProducerState, claim: Claim, columns: ColumnSet, known: int, newer: int) -> bool:
+        """Whether a batch that is all there, and not the last, is one of those that were stored: a process sends the same one again, or
+        it is not the process that it says. One of a new epoch repeats from where it likes: the last of what it repeats is compared."""
+        if newer or claim.digest is None:
+            return True
+        end = after(claim.base_sequence, known)
+        stored = next((batch for batch in state.batches if after(batch.sequence, batch.record_count) == end), None)
+        if stored is None:
+            return state.digest is None
+        return stored.check is None or stored.check == _check(claim.digest.over(columns, 0, known))
+
+
+def _encoded(producer_id: int, state: ProducerState) -> bytes:
+    digest = b"" if state.digest is None else state.digest.encode()
+    note = ProducerNote(state.name, state.position, state.partitioning).encode()
+    head = _STATE.pack(
+        producer_id, state.epoch, state.next_sequence, state.time_ns, state.digest is not None, len(state.batches)
+    )
+    batches = [_BATCH.pack(b.sequence, b.record_count, b.offset, b.check is not None, b.check or 0) for b in state.batches]
+    return head + digest + b"".join(batches) + _NOTE_SIZE.pack(len(note)) + note
+
+
+def _decoded(data: bytes, at: int) -> tuple[int, ProducerState, int]:
+    """(producer, its state, where the next one begins)."""
+    producer_id, epoch, next_sequence, time_ns, has_digest, batch_count = _STATE.unpack_from(data, at)
+    at += _STATE.size
+    digest = RollingDigest.decode(data[at : at + DIGEST_BYTES]) if has_digest else None
+    at += DIGEST_BYTES if has_digest else 0
+    batches = []
+    for _ in range(batch_count):
+        sequence, record_count, offset, has_check, known = _BATCH.unpack_from(data, at)
+        batches.append(StoredBatch(sequence, record_count, offset, known if has_check else None))
+        at += _BATCH.size
+    (note_size,) = _NOTE_SIZE.unpack_from(data, at)
+    at += _NOTE_SIZE.size + note_size
+    note = ProducerNote.decode(data[at - note_size : at])
+    return producer_id, ProducerState(epoch, next_sequence, digest, tuple(batches), time_ns, *note), at
+
+
+def _merged(before: Partitioning | None, said: Partitioning | None) -> Partitioning | None:
+    """How all processes of a producer have chosen partitions, if the next one says ``said``; None: it says nothing."""
+    if said is None or said == before:
+        return before
+    if before is None or before.partitions != said.partitions:
+        return None
+    if {before.method, said.method} == BY_KEY:
+        return said._replace(method=PartitioningMethod.KEY)
+    return said if said.partitions == 1 else None
+
+
+def _in_order(states: dict[int, ProducerState]) -> dict[int, ProducerState]:
+    """Who was heard last stands last: as the log has them, however they came to be known."""
+    return dict(sorted(states.items(), key=lambda item: [batch.offset for batch in item[1].batches[-1:]]))
+
+
+def count_for(max_bytes: int) -> int:
+    """So many producers of a partition are kept in ``max_bytes``."""
+    return max(1, max_bytes // STATE_BYTES)
+
+
+def _check(digest: RollingDigest | None) -> int | None:
+    return None if digest is None else crc32c.crc32c(digest.encode())
+
+
+def _offset_of(state: ProducerState, sequence: int) -> int:
+    for batch in state.batches:
+        behind = distance(sequence, batch.sequence)
+        if 0 <= behind < batch.record_count:
+            return batch.offset + behind
+    return -1

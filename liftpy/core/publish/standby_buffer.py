@@ -1,0 +1,102 @@
+"""Heard: what a follower has heard on the data subject, as it came, in blocks, bounded in bytes and in age. Pure.
+
+What arrives together is one block: nothing is parsed, and no Python statement meets a single message but the one that keeps it. While
+the log goes on, the oldest blocks make room: their leader has had them for the longest. While it stands still (everything that is held
+was heard after the log grew last) nobody has taken any of it, and it is the newest that find no room, so that what is kept has no gap.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import field
+from typing import NamedTuple
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.publish.message_decoder import RawMessage
+
+MESSAGE_BYTES = 240
+"""What a message costs in memory besides its payload, headers and reply (measured)."""
+
+
+class Block(NamedTuple):
+    """What came together. ``heard_ns``: monotonic."""
+
+    heard_ns: int
+    messages: list[RawMessage]
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class NodeHeard:
+    """What all partitions of a node hold, in bytes of memory, and how much that may be."""
+
+    bound_bytes: int
+    size_bytes: int = 0
+
+
+@dataclass(slots=True)
+class StandbyBuffer:
+    """Of one partition. ``bound_bytes`` of memory, ``age_ns`` for how long something is kept at most."""
+
+    node: NodeHeard
+    bound_bytes: int
+    age_ns: int
+    blocks: deque[Block] = field(default_factory=deque)
+    held_out: list[Block] | None = None
+    """What is being sorted; it does not count for the bounds, so that there is room for what comes meanwhile."""
+    size_bytes: int = 0
+    pushed_out: int = 0
+    """Messages that made room for later ones, while the log went on; ever."""
+
+    def add(self, messages: list[RawMessage], now_ns: int, grown_ns: int) -> bool:
+        """``grown_ns``: when the log grew last. False: there is no room, and they are lost if nobody else takes them."""
+        size_bytes = sum(len(payload) + len(headers) + len(reply) for _, reply, payload, headers in messages)
+        size_bytes += MESSAGE_BYTES * len(messages)
+        self.expire(now_ns)
+        while self._lacks(size_bytes) and self.blocks and self.blocks[0].heard_ns <= grown_ns:
+            self.pushed_out += len(self.blocks[0].messages)
+            self._drop_first()
+        if self._lacks(size_bytes):
+            return False
+        self.blocks.append(Block(now_ns, messages, size_bytes))
+        self.size_bytes += size_bytes
+        self.node.size_bytes += size_bytes
+        return True
+
+    def _lacks(self, size_bytes: int) -> bool:
+        return self.size_bytes + size_bytes > self.bound_bytes or self.node.size_bytes + size_bytes > self.node.bound_bytes
+
+    def _drop_first(self) -> None:
+        block = self.blocks.popleft()
+        self.size_bytes -= block.size_bytes
+        self.node.size_bytes -= block.size_bytes
+
+    def expire(self, now_ns: int) -> None:
+        """What is older than ``age_ns`` goes."""
+        while self.blocks and self.blocks[0].heard_ns < now_ns - self.age_ns:
+            self._drop_first()
+
+    def hold_out(self, now_ns: int) -> list[Block]:
+        """All of it, in the order heard, to be looked at; ``put_back`` or ``clear`` must follow."""
+        self.expire(now_ns)
+        blocks = list(self.blocks)
+        self._empty()
+        self.held_out = blocks
+        return blocks
+
+    def put_back(self) -> None:
+        """What was held out is kept as before."""
+        for block in reversed(self.held_out or ()):
+            self.blocks.appendleft(block)
+            self.size_bytes += block.size_bytes
+            self.node.size_bytes += block.size_bytes
+        self.held_out = None
+
+    def clear(self) -> None:
+        """Forget it, what is held out as well."""
+        self.held_out = None
+        self._empty()
+
+    def _empty(self) -> None:
+        while self.blocks:
+            self._drop_first()

@@ -1,0 +1,204 @@
+"""Checkpoints of derived state: ``state-<offset>`` beside a log, so that a start or a promotion replays what came since, never
+all of it.
+
+Goal: what is loaded is exactly what a replay of the log below ``offset`` gives. Constraint: a file may be missing, torn, damaged, older
+than it should be, or come from another folder; the log alone is the truth, so that whatever is not proven is left out, and removed.
+
+Algorithm: a state covers the log below ``end_offset``, which is never above HW + 1, and is written after the HW that covers it.
+It names the partition and the LeaderEpoch of the last record that it covers: the same epoch at the same offset means the same log
+below [D5], so a log that was cut there and written again, or another's, does not fit. One CRC covers all. The newest that fits is
+taken.
+
+Producers and message ids outlive their records [A16]. So no replica drops records before a state that covers them is durable
+(``state_writer.py``), and a state still fits a log that begins at its end. A copy whose log begins above 0 first gets the state of
+its leader (``state_transfer.py``). That state covers more than the copy holds: it waits beside the log until the copy gets there.
+
+    magic "LFDS", version, then: u16 size and the partition's name; i64 end_offset; u64 LeaderEpoch; u32 parts; of each u16 size and its
+    name, u32 version, u64 size and its bytes; CRC-32C. Little endian. A part that is not known here is passed over.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.log.log import Log
+from liftpy.core.log.small_files import STATE_PREFIX, open_small_file, seal_in_pieces
+from liftpy.core.log.storage import Storage
+from liftpy.core.wire.batch import parse_header
+from liftpy.errors import CorruptionError, LiftError, StorageError, UnknownFormatError
+
+MAX_STATE_BYTES = 512 * 1024 * 1024
+"""A larger file is not written."""
+_MAGIC = b"LFDS"
+_SIZE = struct.Struct("<H")
+_HEAD = struct.Struct("<qQI")
+_PART = struct.Struct("<IQ")
+
+Parts = Mapping[str, tuple[int, bytes]]
+"""Name -> (version, bytes)."""
+
+
+class State(NamedTuple):
+    """One file's content. ``end_offset``: exclusive; ``leader_epoch``: of the record before it."""
+
+    of: str
+    end_offset: int
+    leader_epoch: int
+    parts: Parts
+
+
+class Unwritten(NamedTuple):
+    """A state as of now, to be written in any thread by ``write``. ``parts``: name -> (version, what gives its bytes)."""
+
+    of: str
+    end_offset: int
+    leader_epoch: int
+    parts: Mapping[str, tuple[int, Callable[[], Sequence[bytes]]]]
+
+    def write(self, storage: Storage) -> int:
+        """Store it durably, read it back, and remove the others [S16].
+
+        Returns:
+            Size of the file in bytes; 0: it is too large, and not stored.
+
+        Raises:
+            StorageError: The disk failed, or the file can't be read back. The other files are as they were.
+        """
+        parts = {name: (version, encode()) for name, (version, encode) in self.parts.items()}
+        pieces = _pieces(self.of, self.end_offset, self.leader_epoch, parts)
+        size_bytes = sum(map(len, pieces))
+        if size_bytes > MAX_STATE_BYTES:
+            return 0
+        name = state_name(self.end_offset)
+        storage.replace(name, pieces)
+        written = State(self.of, self.end_offset, self.leader_epoch, {n: (v, b"".join(data)) for n, (v, data) in parts.items()})
+        if decode_state(storage.load(name)) != written:
+            storage.remove(name)
+            raise StorageError(f"{name} can't be read back, and is removed")
+        remove_states(storage, keep=name)
+        return size_bytes
+
+
+def state_owner(key: PartitionKey) -> str:
+    """What the files of a partition call it: another stream of its name is another one."""
+    return f"{key.stream}-{key.uid}/{key.partition}"
+
+
+def state_name(end_offset: int) -> str:
+    """Of the file that covers the log below ``end_offset``."""
+    return f"{STATE_PREFIX}{end_offset:020d}"
+
+
+def encode_state(state: State) -> bytes:
+    """The bytes of a file."""
+    parts = {name: (version, (data,)) for name, (version, data) in state.parts.items()}
+    return b"".join(_pieces(state.of, state.end_offset, state.leader_epoch, parts))
+
+
+def encode_parts(unwritten: Unwritten) -> bytes:
+    """The bytes of the file that ``unwritten`` would be written to. In any thread."""
+    parts = {name: (version, encode()) for name, (version, encode) in unwritten.parts.items()}
+    return b"".join(_pieces(unwritten.of, unwritten.end_offset, unwritten.leader_epoch, parts))
+
+
+def _pieces(of: str, end_offset: int, leader_epoch: int, parts: Mapping[str, tuple[int, Sequence[bytes]]]) -> list[bytes]:
+    pieces = [_text(of), _HEAD.pack(end_offset, leader_epoch, len(parts))]
+    for name, (version, data) in parts.items():
+        pieces += [_text(name), _PART.pack(version, sum(map(len, data))), *data]
+    return seal_in_pieces(_MAGIC, pieces)
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return _SIZE.pack(len(data)) + data
+
+
+def decode_state(data: bytes | None) -> State | None:
+    """The reverse; None for what is missing, torn or damaged. Raises UnknownFormatError for another version [S11]."""
+    body = open_small_file(_MAGIC, data)
+    if body is None:
+        return None
+    try:
+        of, at = _text_at(body, 0)
+        end_offset, leader_epoch, count = _HEAD.unpack_from(body, at)
+        at += _HEAD.size
+        parts: dict[str, tuple[int, bytes]] = {}
+        for _ in range(count):
+            name, at = _text_at(body, at)
+            version, size_bytes = _PART.unpack_from(body, at)
+            at += _PART.size
+            if name in parts or size_bytes > len(body) - at:
+                return None
+            parts[name] = version, body[at : at + size_bytes]
+            at += size_bytes
+    except (struct.error, UnicodeDecodeError):
+        return None
+    return State(of, end_offset, leader_epoch, parts) if at == len(body) else None
+
+
+def _text_at(body: bytes, at: int) -> tuple[str, int]:
+    (size_bytes,) = _SIZE.unpack_from(body, at)
+    end = at + _SIZE.size + size_bytes
+    return body[at + _SIZE.size : end].decode(), end
+
+
+def epoch_before(log: Log, end_offset: int) -> int:
+    """LeaderEpoch of the record before ``end_offset``, of the newest one that was dropped too; 0: it is not known."""
+    below = end_offset <= log.log_start_offset
+    return log.epochs.before_start if below else log.epochs.epoch_at(end_offset - 1)
+
+
+def why_not(state: State, name: str, of: str, log: Log) -> str:
+    """Why ``state``, of the file ``name``, is none of this log, which is that of the partition ``of``; '': it is, or will be when the
+    log gets there."""
+    end_offset = state.end_offset
+    if state.of != of or state_name(end_offset) != name:
+        return f"it is of {state.of} at {end_offset}"
+    if end_offset < max(log.log_start_offset, 1):
+        return f"the log is {log.log_start_offset}..{log.log_end_offset}"
+    if end_offset > log.log_end_offset:
+        return ""
+    if end_offset > log.log_start_offset and epoch_before(log, end_offset) != state.leader_epoch:
+        return f"the record before it is of epoch {epoch_before(log, end_offset)}, not {state.leader_epoch}"
+    if end_offset < log.log_end_offset:
+        chunks = log.read(end_offset, 1, end_offset=log.log_end_offset).chunks
+        if not chunks or parse_header(chunks[0]).base_offset != end_offset:  # of a filler, the part that follows is given
+            return "no batch begins there"
+    return ""
+
+
+def load_state(log: Log, of: str) -> tuple[State | None, dict[str, str]]:
+    """The newest state beside ``log`` that fits it; and, of those that do not, name -> why. They, and older ones, are removed. May run
+    in any thread, while nothing else uses the log. Raises StorageError."""
+    storage, unfit = log.storage, dict[str, str]()
+    for name in sorted(state_names(storage), reverse=True):
+        try:
+            state = decode_state(storage.load(name))
+            why = "it is torn or damaged" if state is None else why_not(state, name, of, log)
+        except (UnknownFormatError, CorruptionError) as error:
+            state, why = None, str(error)
+        if state is not None and not why:
+            remove_states(storage, keep=name)
+            return state, unfit
+        unfit[name] = why
+    remove_states(storage)
+    return None, unfit
+
+
+def state_names(storage: Storage) -> list[str]:
+    """Of all files in the folder."""
+    return [name for name in storage.names() if name.startswith(STATE_PREFIX) and not name.endswith(".tmp")]
+
+
+def remove_states(storage: Storage, *, keep: str = "") -> None:
+    """All but ``keep``. What can't be removed now is removed later."""
+    with suppress(LiftError):
+        gone = [name for name in state_names(storage) if name != keep]
+        for name in gone:
+            storage.remove(name)
+        if gone:
+            storage.sync_folder()

@@ -1,0 +1,208 @@
+"""How the derived state of a partition travels to a replica whose copy of the log begins above 0 [A16]. Pure.
+
+Goal: a new replica knows the producers and message ids that its leader knows, also those whose records are gone. Constraint: a state
+may be large, messages are not; leaders change while it is copied.
+
+Algorithm: a follower that has begun its log above 0 asks for the state before it fetches its first record. The leader gives what it
+knows of its log up to HW, as the bytes of a state file (``state_file.py``), piece by piece. The follower stores the file, and fetches
+then. The state covers the log up to its ``end_offset``, which the follower uses when its copy gets there. It gets there before it can
+be in sync: HW was at least so high [D19]. Until the file is stored no fetch leaves, so that no leader takes the follower for more than
+it is. A follower that changes its leader on the way asks the next one from the beginning.
+
+A leader of an earlier version does not know the question, and is silent. So after ``ASKS`` silent questions a fetch goes in their
+place, which shows whether the leader is there. Where it answers fetches again and again, and never a question in between, the follower
+does without the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from liftpy.config import NS_PER_S
+from liftpy.core.log.log import Log
+from liftpy.core.publish.log_state import LogState
+from liftpy.core.publish.state_file import MAX_STATE_BYTES, decode_state, encode_parts, remove_states, state_name
+from liftpy.errors import LiftError
+
+ASKS = 10
+"""Questions without an answer, in a row, before a fetch is tried in their place."""
+_ASKS_AGAIN = 3
+"""So many once that fetch was answered."""
+_PROBES = 2
+"""Fetches that were answered, while no question was."""
+PIECE_BYTES = 512 * 1024
+"""Of a state, in one answer, at most."""
+HOLD_NS = 30 * NS_PER_S
+"""A replica keeps a state in memory for so long since somebody asked for a piece of it."""
+FRESH_NS = 2 * NS_PER_S
+"""A state that was encoded less than this ago is given to others who begin to ask, so that two of them do not disturb each other."""
+
+
+class StateQuestion(NamedTuple):
+    """``position``: bytes that the asker has of the state that ends at ``end_offset``; 0: of none."""
+
+    end_offset: int = 0
+    position: int = 0
+
+
+class StatePiece(NamedTuple):
+    """``total_bytes`` 0: there is nothing that the log does not say. ``position``: of ``data`` in the state's bytes."""
+
+    end_offset: int = 0
+    total_bytes: int = 0
+    position: int = 0
+    data: bytes = b""
+
+
+class StateGiver:
+    """Of a replica that serves followers and backups. ``run``: has its first argument called, in any thread, and its second one with
+    the result, where the replica lives. At most one state is held."""
+
+    def __init__(
+        self,
+        derived: LogState,
+        of: str,
+        now_ns: Callable[[], int],
+        run: Callable[[Callable[[], bytes], Callable[[bytes], None]], None] = lambda work, then: then(work()),
+    ) -> None:
+        self._derived = derived
+        self._of = of
+        self._now_ns = now_ns
+        self._run = run
+        self._end_offset, self._data = 0, b""
+        self._used_ns = self._made_ns = 0
+        self._is_encoding = False
+        self.given = 0
+        """States of which the last piece was given, ever."""
+
+    def give(self, asked: StateQuestion, most_bytes: int = PIECE_BYTES) -> StatePiece | None:
+        """What is answered; None: not now, ask again."""
+        derived = self._derived
+        self._used_ns = self._now_ns()
+        is_held = bool(self._data) and not self._is_encoding
+        if is_held and asked.end_offset != self._end_offset and self._used_ns - self._made_ns < FRESH_NS:
+            asked = StateQuestion(self._end_offset)
+        elif not is_held or not asked.position or asked.end_offset != self._end_offset:
+            if self._is_encoding:
+                return None
+            if derived.is_blank and derived.is_complete:
+                return StatePiece()
+            unwritten = derived.snapshot(self._of)
+            if unwritten is None:
+                derived.catch_up()
+                return StatePiece() if derived.is_complete and not derived.is_whole else None
+            self._is_encoding, self._data = True, b""
+            self._run(lambda: encode_parts(unwritten), lambda data: self._encoded(unwritten.end_offset, data))
+            if self._is_encoding:
+                return None
+            asked = StateQuestion()
+        if len(self._data) > MAX_STATE_BYTES:
+            return StatePiece()
+        piece = self._data[asked.position : asked.position + most_bytes]
+        self.given += asked.position + len(piece) == len(self._data)
+        return StatePiece(self._end_offset, len(self._data), asked.position, piece)
+
+    def _encoded(self, end_offset: int, data: bytes) -> None:
+        self._is_encoding, self._end_offset, self._data = False, end_offset, data
+        self._made_ns = self._now_ns()
+
+    def forget_unused(self) -> None:
+        """Let go of a state that nobody asks for any more."""
+        if self._data and self._now_ns() - self._used_ns >= HOLD_NS:
+            self._data = b""
+
+
+class StateTaker:
+    """Of a replica that follows."""
+
+    def __init__(self, derived: LogState, log: Log, of: str) -> None:
+        self._derived = derived
+        self._log = log
+        self._of = of
+        self.is_wanted = log.log_start_offset > 0 and log.log_end_offset == log.log_start_offset and derived.covered < 0
+        """Whether a state is to be there before the next fetch."""
+        self._leader_epoch = 0
+        self._silent = 0
+        """Questions without an answer, in a row."""
+        self._probes = 0
+        self._end_offset, self._total_bytes = 0, 0
+        self._pieces = bytearray()
+        self.taken = 0
+        """States that were copied, ever."""
+        self.missed = 0
+        """Times that it went on without one, ever: its leader does not know the question."""
+
+    def started_afresh(self) -> None:
+        """The log is empty, and begins somewhere else."""
+        self.is_wanted = self._log.log_start_offset > 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._end_offset, self._total_bytes = 0, 0
+        self._pieces.clear()
+
+    def asks(self, leader_epoch: int) -> StateQuestion | None:
+        """What the leader of ``leader_epoch`` is to be asked in place of a fetch; None: fetch."""
+        if not self.is_wanted:
+            return None
+        if leader_epoch != self._leader_epoch:
+            self._leader_epoch, self._probes = leader_epoch, 0
+            self._begin()
+        self._silent = self._silent + 1 if self._silent <= ASKS else 1
+        if self._silent > ASKS:
+            return None
+        return StateQuestion(self._end_offset, len(self._pieces))
+
+    def nobody_listens(self) -> None:
+        """That says nothing of the leader's version."""
+        self._silent = 0
+
+    def fetched(self) -> bool:
+        """A fetch was answered; whether the follower does without the state from now on."""
+        if not self.is_wanted or self._silent <= ASKS:
+            return False
+        self._probes += 1
+        self._silent = ASKS - _ASKS_AGAIN
+        if self._probes >= _PROBES:
+            self.is_wanted = False
+            self.missed += 1
+        return not self.is_wanted
+
+    def answered(self, piece: StatePiece | None) -> bool:
+        """Whether the leader can be asked for the next piece, or for records, at once; if not, later. Raises StorageError."""
+        self._silent = self._probes = 0
+        if piece is None or not self.is_wanted:
+            return piece is not None
+        if not piece.total_bytes:
+            self.is_wanted = False
+            return True
+        if piece.position != len(self._pieces) or (piece.position and piece.end_offset != self._end_offset):
+            self._begin()
+            if piece.position:
+                return True
+        if not piece.data or piece.total_bytes > MAX_STATE_BYTES or len(self._pieces) + len(piece.data) > piece.total_bytes:
+            self._begin()
+            return False
+        self._end_offset, self._total_bytes = piece.end_offset, piece.total_bytes
+        self._pieces += piece.data
+        return self._is_whole() if len(self._pieces) == piece.total_bytes else True
+
+    def _is_whole(self) -> bool:
+        data, name = bytes(self._pieces), state_name(self._end_offset)
+        try:
+            state = decode_state(data)
+        except LiftError:
+            state = None
+        self._begin()
+        if state is None or state.of != self._of or state_name(state.end_offset) != name:
+            return False
+        if state.end_offset < self._log.log_start_offset:
+            return False  # an earlier leader's: ask for a newer one
+        self._log.storage.replace(name, data)
+        remove_states(self._log.storage, keep=name)
+        self._derived.begin_with(state)
+        self._derived.catch_up()
+        self.is_wanted = False
+        self.taken += 1
+        return True

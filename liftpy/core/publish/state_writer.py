@@ -1,0 +1,140 @@
+"""StateWriter: when the derived state of one partition is written beside its log (``state_file.py``), and what came of it.
+
+All shells use it: ``begin`` on the loop, when a checkpoint of HW has begun; ``write`` in any thread, once that is stored. A file that
+can't be written is no failure of the log: the next start replays more.
+
+Records go only when a file says what they say of producers and message ids (``may_drop``) [A16]. Retention waits for that file, and
+for nothing else: it goes on where the file can't be written, is too large, or is not there within ``GIVE_UP_NS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.core.log.log import Log
+from liftpy.core.publish.log_state import LogState
+from liftpy.core.publish.state_file import Unwritten, load_state
+from liftpy.errors import LiftError
+
+GIVE_UP_NS = 60 * NS_PER_S
+"""Records wait no longer for a file that covers them."""
+LEAST_BYTES = 256 * 1024
+"""Of the log: so much is replayed as fast as a file is read."""
+
+
+class Pace(NamedTuple):
+    """A file is written when the log has grown by ``much_bytes`` (or much more than the last file has), or by ``least_bytes`` (or as
+    much as the last file has) within ``every_ns``: writing costs a share of what is written anyway."""
+
+    every_ns: int
+    much_bytes: int
+    least_bytes: int = LEAST_BYTES
+    last_files: int = 8
+    """Growth by so many times the last file is much; 0: how large that was does not matter."""
+
+    def is_due(self, grown_bytes: int, last_bytes: int, since_ns: int) -> bool:
+        """Whether a log that has grown by ``grown_bytes`` within ``since_ns`` is worth another file."""
+        if grown_bytes >= max(self.much_bytes, self.last_files * last_bytes):
+            return True
+        return since_ns >= self.every_ns and grown_bytes >= max(self.least_bytes, last_bytes if self.last_files else 0)
+
+
+def pace_of(config: ReplicationConfig) -> Pace:
+    """As the settings say."""
+    return Pace(round(config.state_checkpoint_s * NS_PER_S), config.state_checkpoint_bytes)
+
+
+class StateWriter:
+    """Of one replica. ``of``: its partition's name, with the stream's uid. ``now_ns``: the node's monotonic clock."""
+
+    def __init__(self, derived: LogState, log: Log, of: str, pace: Pace, now_ns: Callable[[], int]) -> None:
+        self._derived = derived
+        self._log = log
+        self._of = of
+        self._pace = pace
+        self._now_ns = now_ns
+        self._at_bytes, self._at_ns = 0, now_ns()
+        self.last_bytes = 0
+        """Of the file that was written last."""
+        self.written = 0
+        """Files, ever."""
+        self.failed = 0
+        """That could not be written, or were too large, ever."""
+        self.uncovered = 0
+        """Times that records were dropped though no file covers them, ever."""
+        self._wanted = -1
+        """The log start that waits for a file; -1: none."""
+        self._wanted_ns = 0
+        self._fresh_starts = 0
+        """Of the log, when the last file was begun."""
+        self._dropped = -1
+        """The log start that waits no more: the file could not be had."""
+
+    def may_drop(self, log_start_offset: int) -> bool:
+        """Whether the log may begin there: what the records below say is stored, or there is nothing to store. If not, the next
+        ``begin`` has it written."""
+        derived = self._derived
+        if log_start_offset <= max(derived.covered, self._dropped):
+            return True
+        if derived.is_blank and derived.end_offset is not None and derived.end_offset >= log_start_offset:
+            return True
+        if self._wanted < 0:
+            self._wanted_ns = self._now_ns()
+        self._wanted = max(self._wanted, log_start_offset)
+        if self._now_ns() - self._wanted_ns >= GIVE_UP_NS:
+            self.failed += 1
+            self._give_up()
+            return True
+        derived.catch_up()
+        return False
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether records wait for a file."""
+        return self._wanted >= 0
+
+    def _give_up(self) -> None:
+        self._dropped, self._wanted = max(self._dropped, self._wanted), -1
+        self.uncovered += 1
+
+    def begin(self, *, closing: bool = False) -> Unwritten | None:
+        """What is to be written now; None: nothing. ``closing``: the log is about to be closed in good order."""
+        derived, now_ns = self._derived, self._now_ns()
+        grown_bytes = derived.taken_bytes - self._at_bytes
+        due = self._pace.is_due(grown_bytes, self.last_bytes, now_ns - self._at_ns)
+        if not due and not self.is_wanted and not (closing and grown_bytes >= self._pace.least_bytes):
+            return None
+        unwritten, self._fresh_starts = derived.snapshot(self._of), derived.fresh_starts
+        if unwritten is not None:
+            self._at_bytes, self._at_ns = derived.taken_bytes, now_ns
+        elif self.is_wanted and not derived.is_whole:
+            self.failed += 1
+            self._give_up()
+        return unwritten
+
+    def write(self, unwritten: Unwritten) -> None:
+        """Store it; the HW that covers it is stored already."""
+        try:
+            size_bytes = unwritten.write(self._log.storage)
+        except (LiftError, OSError):
+            size_bytes = 0
+        if size_bytes:
+            self.last_bytes, self.written = size_bytes, self.written + 1
+            if self._fresh_starts == self._derived.fresh_starts:
+                self._derived.covered = unwritten.end_offset
+                if self._wanted <= unwritten.end_offset:
+                    self._wanted = -1
+        else:
+            self.failed += 1
+            if self.is_wanted:
+                self._give_up()
+
+
+def restore_state(derived: LogState, log: Log, of: str) -> dict[str, str]:
+    """Begin with the newest file that fits, if there is one. Those that do not: name -> why. Raises StorageError."""
+    state, unfit = load_state(log, of)
+    if state is not None and not derived.begin_with(state):
+        unfit["the one that fits"] = "its parts can't be used"
+    return unfit

@@ -1,0 +1,114 @@
+"""CandidateRole: a replica that promotes itself in a proposed LeaderEpoch [protocol: Promotion].
+
+It persists the epoch, waits until its own log is flushed, serves fetches in the new epoch, replays its log into the derived
+state, the uncommitted tail included, and reports success until the metadata names it leader. Until then it appends nothing and
+raises no HW, so that a promotion that fails leaves no trace.
+
+Phases: LEADER_LOG_REPLICATION (epoch and log become durable) -> LEADER_REPLAY -> LEADER_INIT (reported; waits for Online).
+"""
+
+from __future__ import annotations
+
+from liftpy.core.replication.effects import CloseSubject, PersistLeaderEpoch, ReplayLog, ReportPromotion, StartServing
+from liftpy.core.replication.events import Deadline, EpochQueryReceived, FetchReceived
+from liftpy.core.replication.fetch_handler import FetchHandler
+from liftpy.core.replication.phases import Leading, RoleName
+from liftpy.core.replication.role import Effects, ReplicaContext, ReplicaRole, nanoseconds
+
+_REPORTS_PER_TIMEOUT = 4
+
+
+class CandidateRole(ReplicaRole):
+    """The candidate named in the state with status CANDIDATE_FOUND."""
+
+    name = RoleName.CANDIDATE
+
+    def __init__(self, shared: ReplicaContext, now_ns: int) -> None:
+        super().__init__(shared, Leading.LOG_REPLICATION)
+        self.desk = FetchHandler(shared, self.leader_epoch, now_ns)
+        self._persisted = False
+        self._replayed_end_offset = 0  # exclusive: derived state covers the log below it
+
+    def enter(self, now_ns: int, out: Effects) -> None:
+        """Persist the proposed epoch first: after a restart, no older state is followed."""
+        super().enter(now_ns, out)
+        out.append(PersistLeaderEpoch(leader_epoch=self.leader_epoch))
+
+    def leave(self, out: Effects) -> None:
+        """Passed over; a candidate that becomes the leader is not left but taken over, and serves on."""
+        super().leave(out)
+        out.append(CloseSubject())
+
+    def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
+        """Another incarnation of a follower, or another replica set."""
+        self.desk.partition_changed(now_ns)
+        if epoch_rose and self.phase is Leading.INIT:
+            self._report(now_ns, out)  # the last report named the Epoch before
+
+    def epoch_persisted(self, leader_epoch: int, now_ns: int, out: Effects) -> None:
+        """The epoch is durable; the log may be too."""
+        if leader_epoch == self.leader_epoch:
+            self._persisted = True
+            self._replay_when_durable(now_ns, out)
+
+    def log_flushed(self, now_ns: int, out: Effects) -> None:
+        """The log may be durable now."""
+        self._replay_when_durable(now_ns, out)
+
+    def _replay_when_durable(self, now_ns: int, out: Effects) -> None:
+        if self.phase is not Leading.LOG_REPLICATION or not self._persisted or not self.log.is_flushed:
+            return
+        self.to_phase(Leading.REPLAY, out)
+        out.append(StartServing())
+        out.append(ReplayLog(end_offset=self.log.log_end_offset))
+        self._report(now_ns, out)
+
+    def replay_progressed(self, end_offset: int, finished: bool, now_ns: int, out: Effects) -> None:
+        """Derived state grows towards the log end."""
+        if self.phase is not Leading.REPLAY:
+            return
+        self._replayed_end_offset = end_offset
+        if finished:
+            self.to_phase(Leading.INIT, out)
+            self._report(now_ns, out)
+
+    def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
+        """Repeat the report."""
+        if kind is Deadline.PROMOTION:
+            self._report(now_ns, out)
+
+    def _report(self, now_ns: int, out: Effects) -> None:
+        """Say how far it is: progress keeps the candidate from being passed over; repeated, since a report may be lost."""
+        finished = self.phase is Leading.INIT
+        epoch, newest_offset = self.shared.state.epoch, self.log.flushed_newest_offset
+        out.append(
+            ReportPromotion(
+                leader_epoch=self.leader_epoch,
+                epoch=epoch,
+                replayed_end_offset=self._replayed_end_offset,
+                newest_offset=newest_offset,
+                finished=finished,
+            )
+        )
+        interval_ns = nanoseconds(self.shared.config.candidate_timeout_s) // _REPORTS_PER_TIMEOUT
+        self.shared.deadlines.set(Deadline.PROMOTION, now_ns + interval_ns, out)
+
+    def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
+        """Serve the followers in the proposed epoch; their positions count once it is Online."""
+        if self.phase is Leading.LOG_REPLICATION:
+            self.desk.asked(event.replica, event.leader_epoch, now_ns)
+            super().fetch_received(event, now_ns, out)
+            return
+        reason = self.desk.fetch_received(event, now_ns)
+        if reason is not None:
+            self.refuse(event.token, reason, out)
+        elif self.desk.answer(event, now_ns, out):
+            self.desk.tell(event.replica, out)  # what it needs to know of a candidate is that it is there
+
+    def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
+        """Followers reconcile with the candidate before they fetch."""
+        if self.phase is Leading.LOG_REPLICATION:
+            self.desk.asked(event.replica, event.current_epoch, now_ns)
+            super().epoch_query_received(event, now_ns, out)
+        else:
+            self.desk.epoch_query_received(event, now_ns, out)

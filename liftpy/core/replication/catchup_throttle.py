@@ -1,0 +1,150 @@
+"""CatchupThrottle: how fast a node's learners copy, all together. And what of an answer counts as copied.
+
+Goal: those who publish and read hardly feel a copy. Constraint: a copy ends, however much is published meanwhile; and a learner that
+waits is no follower that lags: it is in no ISR, and nobody is reported for it.
+Algorithm: small pieces, and turns. A piece is small, so that no publish waits for long behind its way and its flush. Learners that are
+behind take turns, and a turn takes as long as the longest of
+    its bytes / ``bytes_per_second``,
+    the time from its fetch to the end of its flush / ``share``: where network, leader, cores or disk are busy a piece takes longer, and
+    so does the rest after it. Copies yield by themselves, to whoever it is, at whichever place is short;
+but never longer than its bytes / ``least_bytes_per_second``: it ends.
+Only the backlog counts: of an answer with ``n`` records, while the leader's HW rose by ``g``, the part (n - g) / n; and a learner asks
+for a piece and what its partition grew by. So the backlog shrinks at the rate, whatever comes on top of it; and at the log end nothing
+is put off.
+
+Worked example: 10 MB/s, a share of 0.2. A piece of 100 kB, 1,000 records, is asked for at 5.000 s and flushed at 5.006 s; HW has not
+risen. 10 ms by its bytes, 30 ms by its time: the next learner's turn begins at 5.030 s. Had HW risen by 400, it would begin at 5.018 s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+
+from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.core.base.dataclass import dataclass
+
+_TURNS_PER_S = 20
+"""At least so many of a rate, so that turns are short where it is low."""
+LEAST_PIECE_BYTES = 4096
+
+
+@dataclass(slots=True, kw_only=True)
+class CatchupThrottle:
+    """One for a node. ``bytes_per_second`` 0: nothing is put off."""
+
+    bytes_per_second: int = 0
+    least_bytes_per_second: int = 0
+    """0: the rest after a piece is as long as it comes."""
+    share: float = 1.0
+    """Of the time, that goes by with pieces on their way."""
+    piece_bytes: int = 0
+    """0: as many as a follower asks for."""
+    copied_bytes: int = 0
+    """What learners were sent, ever, as it is stored."""
+    backlog_bytes: int = 0
+    """Of it, what counted."""
+    waited_ns: int = 0
+    """By how much fetches were put off, summed up."""
+    yielded_ns: int = 0
+    """Of the turns, what was more than the bytes alone take."""
+    _free_ns: int = field(default=0, repr=False)
+    _turn_ns: int = field(default=0, repr=False)
+    """What the last turn took: the next one is taken to be like it until it is over."""
+
+    def change(self, config: ReplicationConfig) -> None:
+        """From the next turn on as these settings say; what has been copied stays counted."""
+        self.bytes_per_second, self.share = config.copy_bytes_per_second, config.copy_share
+        self.least_bytes_per_second, self.piece_bytes = config.copy_least_bytes_per_second, config.copy_piece_bytes
+        self._turn_ns = 0
+
+    @property
+    def fetch_bytes(self) -> int:
+        """What a learner asks for at a time, beside what its partition grows by; 0: as much as any follower."""
+        if not self.bytes_per_second:
+            return 0
+        fetch_bytes = max(self.bytes_per_second // _TURNS_PER_S, LEAST_PIECE_BYTES)
+        return min(fetch_bytes, self.piece_bytes) if self.piece_bytes else fetch_bytes
+
+    def turn(self, now_ns: int) -> tuple[int, int]:
+        """(when the caller may fetch a piece, monotonic; the time that this turn is taken to need, for ``flushed``)."""
+        begins_ns = max(self._free_ns, now_ns)
+        self._free_ns = begins_ns + self._turn_ns
+        self.waited_ns += begins_ns - now_ns
+        return begins_ns, self._turn_ns
+
+    def copied(self, size_bytes: int, backlog_bytes: int) -> None:
+        """A learner was sent ``size_bytes``, ``backlog_bytes`` of which count."""
+        self.copied_bytes += size_bytes
+        self.backlog_bytes += backlog_bytes
+
+    def give_back(self, reserved_ns: int) -> None:
+        """Of a turn that is not used after all."""
+        self._free_ns -= reserved_ns
+
+    def flushed(self, size_bytes: int, backlog_bytes: int, asked_ns: int, now_ns: int, reserved_ns: int = 0) -> None:
+        """They were asked for at ``asked_ns`` and are flushed now, in a turn for which ``reserved_ns`` were taken."""
+        if not self.bytes_per_second or not backlog_bytes:
+            self.give_back(reserved_ns)
+            return
+        bytes_ns = turn_ns = backlog_bytes * NS_PER_S // self.bytes_per_second
+        took_ns = round((now_ns - asked_ns) * backlog_bytes / size_bytes / self.share)
+        if took_ns > bytes_ns:
+            most_ns = backlog_bytes * NS_PER_S // self.least_bytes_per_second if self.least_bytes_per_second else took_ns
+            turn_ns = max(bytes_ns, min(took_ns, most_ns))
+            self.yielded_ns += turn_ns - bytes_ns
+        self._free_ns = max(self._free_ns - reserved_ns, asked_ns) + turn_ns
+        self._turn_ns = turn_ns
+
+
+@dataclass(slots=True)
+class LearnerCopy:
+    """What one learner has asked for, in which turn."""
+
+    pace: CatchupThrottle
+    _asked_ns: int = 0
+    _reserved_ns: int = 0
+    _size_bytes: int = 0
+    _backlog_bytes: int = 0
+    _grown_bytes: int = 0
+    """By so much the partition grew while the last piece was on its way, about."""
+
+    def asks(self, now_ns: int, most_bytes: int) -> int:
+        """It asks now; for how many bytes, of ``most_bytes``."""
+        self._asked_ns = now_ns
+        self._size_bytes = self._backlog_bytes = 0
+        fetch_bytes = self.pace.fetch_bytes
+        return min(most_bytes, fetch_bytes + self._grown_bytes) if fetch_bytes else most_bytes
+
+    def came(self, size_bytes: int, record_count: int, grown: int) -> None:
+        """It was sent ``size_bytes`` with ``record_count`` records; ``grown``: by so many records the leader's HW rose meanwhile."""
+        self._size_bytes, self._backlog_bytes = size_bytes, backlog_part(size_bytes, record_count, grown)
+        self._grown_bytes = size_bytes * grown // record_count if record_count > 0 else 0
+        self.pace.copied(size_bytes, self._backlog_bytes)
+
+    def flushed(self, now_ns: int) -> None:
+        """What came is flushed: the turn is over."""
+        self.pace.flushed(self._size_bytes, self._backlog_bytes, self._asked_ns, now_ns, self._reserved_ns)
+        self._reserved_ns = 0
+
+    def turn(self, now_ns: int) -> int:
+        """Monotonic: when it may ask for more."""
+        self.let_go()
+        begins_ns, self._reserved_ns = self.pace.turn(now_ns)
+        return begins_ns
+
+    def let_go(self) -> None:
+        """Of a turn that it has not used."""
+        self.pace.give_back(self._reserved_ns)
+        self._reserved_ns = 0
+
+
+def pace_of(config: ReplicationConfig) -> CatchupThrottle:
+    """As the settings say."""
+    pace = CatchupThrottle()
+    pace.change(config)
+    return pace
+
+
+def backlog_part(size_bytes: int, record_count: int, grown: int) -> int:
+    """Of an answer's ``size_bytes`` with ``record_count`` records, what counts when the partition has grown by ``grown`` records."""
+    return size_bytes * max(record_count - grown, 0) // record_count if record_count > 0 else 0

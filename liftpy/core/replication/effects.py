@@ -1,0 +1,617 @@
+"""Effects: what the shell must do, in the imperative. ``Replica.step`` returns them in order.
+
+THE ORDERING CONTRACT. "On the disk" means: a power cut at this moment would leave it; under a flush policy other than ``always`` what
+is appended counts so. ``tests/conformance/test_ordering_contract.py`` holds both shells to it, by these numbers.
+
+1. The effects of one step are carried out in order, and their synchronous parts are done before the next event is fed. An event
+   that an effect gives rise to waits for the end of the list.
+2. ``AppendBatch`` and ``AppendFetched`` have written, not flushed, when the next effect is carried out, and a flush begins by the
+   stream's policy. Followers of a leader may be served these records at once: ``SendFetchResponse`` and ``AnswerWaiter`` read up
+   to the log end, flushed or not. Nobody else hears of them yet: no publisher, no reader but of
+   uncommitted records, not the metadata group.
+3. What this replica says that it holds is on the disk: ``LogFlushed`` is fed when everything below its end offset is, and
+   ``SendFetch.offset``, ``SendAcks.through_offset``, ``ReportPromotion.newest_offset``, ``ReportLeader.newest_offset`` and
+   ``RaiseHighWatermark.high_watermark`` name nothing that it has not reported.
+4. ``SendFetchResponse``, ``AnswerWaiter`` and ``TellWaiter`` carry the HW of when they are sent. A read that fails is answered by
+   nothing: an empty response would mean "caught up". Nothing is sent where the role has changed since.
+5. ``CutLog`` and ``StartLogAfresh`` are on the disk before ``LogCut`` is fed; the core fetches nothing in between.
+6. ``PersistLeaderEpoch`` is on the disk before ``LeaderEpochPersisted`` is fed.
+7. ``RaiseHighWatermark`` is applied to the log before any later read is served. Its checkpoint may come later, and is never above
+   what is on the disk.
+8. An effect that fails becomes an event (``StorageFailed``, ``RequestFailed``), never an exception.
+
+Offsets are inclusive, but for names with ``end_offset``: those are exclusive. ``token`` is a handle of the shell's from an event.
+
+EffectHandler: what a shell has to be able to do, a method per effect, named after it. ``effects.py`` says what each one means.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Protocol, get_args
+
+from liftpy.config import AckPolicy
+from liftpy.core.base.partition import Pause
+from liftpy.core.replication.events import Deadline, RefusalReason, value
+from liftpy.core.replication.phases import RoleName
+
+
+@value
+class AppendBatch:
+    """Leader: seal the publishes under ``token`` as one batch with these stamps, and append it. Acknowledged to nobody
+    before LogFlushed."""
+
+    token: int
+    """Of the PublishesReceived."""
+    base_offset: int
+    """Inclusive: of its first record; the log end of now."""
+    leader_epoch: int
+    """In which this replica leads; stamped on the batch."""
+    timestamp_ns: int
+    """Wall clock, ns since 1970: when the publishes came."""
+
+
+class RejectReason(Enum):
+    """Why a publish is refused; the numbers are those of ``Ack.Error``."""
+
+    UNKNOWN = 1
+    INCORRECT_OFFSET = 2
+    TOO_LARGE = 3
+    READ_ONLY = 5
+    BELOW_MIN_ISR = 6
+    NO_SPACE = 7
+    NOT_LEADER = 8
+    MALFORMED = 9
+    OVERLOADED = 10
+    WRONG_STREAM = 11
+    UNSUPPORTED = 12
+    PRODUCER_FENCED = 13
+    OUT_OF_ORDER = 14
+    DIVERGED_PRODUCER = 15
+    UNKNOWN_PRODUCER = 16
+    PRODUCER_CONFLICT = 17
+    PAUSED = 18
+    QUOTA = 19
+    RECORDS_LOST = 20
+
+
+@value
+class RejectPublishes:
+    """Answer the publishes under ``token`` with a negative ack and forget them: they were not appended [A2]."""
+
+    token: int
+    """Of the PublishesReceived."""
+    reason: RejectReason
+    """What they are told."""
+
+
+@value
+class DropPublishes:
+    """Forget the publishes under ``token`` without an answer: this replica may not speak for the partition, and the
+    one that may has heard them too, so that a negative ack could be false [A2]. Or nobody waits for one."""
+
+    token: int
+    """Of the PublishesReceived."""
+    reason: RejectReason | None = None
+    """Why they are lost, for the counters; None: this replica does not lead."""
+
+
+@value
+class SendAcks:
+    """Answer every waiting publish of ``policy`` at or below ``through_offset``. ALL also frees those with no reply."""
+
+    policy: AckPolicy
+    """LEADER or ALL: who is answered now."""
+    through_offset: int
+    """Inclusive: flushed here, and with ALL committed. A batch that reaches beyond it waits as a whole [D23]."""
+    leader_epoch: int
+    """In which this replica leads, with a lease of now."""
+
+
+@value
+class DropPendingAcks:
+    """Forget the waiting publishers without an answer: their records may or may not survive the change of leader."""
+
+
+@value
+class AppendFetched:
+    """Follower: append the batches kept under ``token`` as they are, through ``last_offset``. Where they show compaction, first store
+    that the log is compacted up to ``leader_high_watermark`` in ``leader_epoch``, and feed LogCompacted."""
+
+    token: int
+    """Of the FetchAnswered."""
+    last_offset: int
+    """Inclusive: of the last batch; what lies behind it under ``token`` is not appended."""
+    leader_high_watermark: int
+    """Inclusive: the leader's compaction has not looked past it."""
+    leader_epoch: int
+    """Of the leader that was fetched from."""
+
+
+@value
+class DropFetched:
+    """Follower: the answer under ``token`` is not used (stale, gap); free it."""
+
+    token: int
+    """Of the FetchAnswered."""
+    why: str
+    """Counted, for people."""
+
+
+@value
+class CutLog:
+    """Cut the log; answer LogCut when that is on the disk."""
+
+    end_offset: int
+    """Exclusive: the log end after it, or less where that is inside a batch."""
+
+
+@value
+class StartLogAfresh:
+    """Throw the local log away and begin an empty one: it ends behind the leader's log start [D26], has nothing in
+    common with the leader's, was compacted by records that are to be cut, or lacks delete markers that the leader has dropped [D30].
+    Answer LogCut when that is on the disk."""
+
+    start_offset: int
+    """Inclusive: log start and log end of the new one."""
+    deletes_end: int = 0
+    """Exclusive: up to where the leader's log, which is fetched next, may lack delete markers."""
+
+
+@value
+class RaiseHighWatermark:
+    """Records are committed: serve them, wake readers, checkpoint by the interval."""
+
+    high_watermark: int
+    """Inclusive: the newest committed record; flushed here, never below an earlier one."""
+
+
+@value
+class RecheckLog:
+    """Leader: a follower complains of what it was served; read that again from the disk, within bounds (``Log.complaint``)."""
+
+    offset: int
+    """Inclusive: where what it got is not what was written."""
+    replica: str
+    """Who complains."""
+
+
+@value
+class SendFetch:
+    """Follower: ReplicationRequest to the leader on ``.replicate``; the core keeps the deadline of the answer."""
+
+    request_id: int
+    """Names the answer; grows."""
+    leader: str
+    """Node id of the leader or candidate, for people: the subject leads to it."""
+    offset: int
+    """Inclusive: the newest record that is flushed here. Acknowledges all up to it, and asks for what follows."""
+    offset_epoch: int
+    """LeaderEpoch of the record at ``offset``; 0: the log is empty."""
+    leader_epoch: int
+    """LeaderEpoch that is followed."""
+    max_bytes: int
+    """Bound of the answer, in bytes; one batch may come in pieces where it is larger."""
+    bad_offset: int | None = None
+    """Inclusive: what the leader served last is not what was written at this offset; the request says so."""
+    flush_ns: int = 0
+    """What the last flush took, in ns; 0: not known."""
+    copy_epoch: int = 0
+    """Of a learner: which copy it makes (``PartitionState.copy_epoch``); 0: it is a replica."""
+    deletes_end: int = 0
+    """Exclusive: delete markers below it were gone from the log of this leader when the fetches of this log began."""
+
+
+@value
+class WaitQuietly:
+    """Follower: no fetch leaves while ``leader`` confirms, with others, that the one that was answered with nothing still waits
+    (``quiet.py``). Answered with QuietEnded, unless StopWaiting comes first."""
+
+    request_id: int
+    """Of that fetch."""
+    leader: str
+    """Whose node is asked."""
+    leader_epoch: int
+    """In which this replica follows."""
+
+
+@value
+class StopWaiting:
+    """Follower: ask no more for the fetch of WaitQuietly."""
+
+
+@value
+class ConfirmQuiet:
+    """Leader: a fetch still waits at the log end, and has been counted."""
+
+    token: int
+    """Of the QuietFetchReceived."""
+
+
+@value
+class SendEpochQuery:
+    """Follower: LeaderEpochOffsetRequest to the leader on ``.offset``."""
+
+    request_id: int
+    """Names the answer; grows."""
+    leader: str
+    """As in SendFetch."""
+    asked_epoch: int
+    """Whose end on the leader's log is asked for."""
+    current_epoch: int
+    """LeaderEpoch that is followed: only its leader answers."""
+
+
+@value
+class SendFetchResponse:
+    """Leader, candidate: answer ``token`` with whole batches, flushed here or not, and the HW of then."""
+
+    token: int
+    """Of the FetchReceived."""
+    from_offset: int
+    """Inclusive: the first record that is wanted."""
+    max_bytes: int
+    """Bound of the batches in bytes; one batch at least."""
+    leader_epoch: int
+    """In which it is answered."""
+
+
+@value
+class KeepFetch:
+    """Leader: there is nothing for ``token`` yet: keep the way back for ``replica``, in place of an older one. AnswerWaiter answers it
+    when there is more, TellWaiter with nothing but HW before that takes too long."""
+
+    token: int
+    """Of the FetchReceived."""
+    replica: str
+    """Who asks."""
+
+
+@value
+class AnswerWaiter:
+    """Leader: there is more for ``replica``, whose last fetch waits: answer it, though it may have been answered
+    with nothing. Nothing is sent
+    where the way back was not kept, or the log can't be read: the follower fetches when its idle wait is over."""
+
+    replica: str
+    """Who waits."""
+    from_offset: int
+    """Inclusive: the first record that is new to it."""
+    max_bytes: int
+    """As in SendFetchResponse."""
+    leader_epoch: int
+    """In which it is answered."""
+
+
+@value
+class TellWaiter:
+    """Leader: HW has risen, and ``replica`` waits at the log end: answer its last fetch once more, with nothing but the HW of now.
+    The way back stays kept for AnswerWaiter. Nothing is sent where it was not kept: the follower's next fetch brings HW."""
+
+    replica: str
+    """Who waits."""
+    leader_epoch: int
+    """In which it is answered."""
+
+
+@value
+class SendFetchRefusal:
+    """Answer ``token`` (of a fetch or of an epoch query) with a ReplicationRefusal."""
+
+    token: int
+    """Of the FetchReceived or EpochQueryReceived."""
+    reason: RefusalReason
+    """Why it is not served."""
+    leader_epoch: int
+    """In which this replica acts, whatever its role."""
+    log_start_offset: int
+    """Inclusive: of this log; a follower that is refused with BEFORE_LOG_START or DELETES_GONE begins its log there."""
+    deletes_end: int = 0
+    """Exclusive: ``Horizon.deletes_end`` of this log; the follower takes it over."""
+
+
+@value
+class SendEpochAnswer:
+    """Leader, candidate: answer ``token`` with a LeaderEpochOffsetResponse."""
+
+    token: int
+    """Of the EpochQueryReceived."""
+    leader_epoch: int
+    """The largest epoch at or below the asked one on this log; 0: there is none."""
+    last_offset: int
+    """Inclusive: the last record of that epoch; -1: there is none."""
+    current_epoch: int
+    """In which this replica leads."""
+    log_start_offset: int
+    """Inclusive: of this log."""
+
+
+@value
+class NotifyReplica:
+    """Leader: one PartitionNotification to ``<ns>.notify.<replica>``."""
+
+    replica: str
+    """Who is woken."""
+
+
+@value
+class ProbeReplica:
+    """Leader: ask the bus whether anybody listens for ``replica``; if nobody does, answer ReplicaAbsent."""
+
+    replica: str
+    """Who is asked for."""
+
+
+@value
+class SendNotice:
+    """Leader: one LeaderNotice to each of ``replicas``. It wakes them; the offsets are for observers."""
+
+    replicas: tuple[str, ...]
+    """Node ids."""
+    leader_epoch: int
+    """In which this replica leads."""
+    epoch: int
+    """Of the partition in the metadata, as known here."""
+    epoch_start_offset: int
+    """Inclusive: of the first record of ``leader_epoch``, there or to come."""
+    high_watermark: int
+    """Inclusive: of now."""
+    log_start_offset: int
+    """Inclusive: of this log."""
+
+
+@value
+class ProposeIsr:
+    """Leader: ask for ``isr``, by compare-and-set on (leader, leader_epoch, epoch); answer IsrChangeAnswered."""
+
+    isr: frozenset[str]
+    """All members that it shall have, the leader among them."""
+    leader_epoch: int
+    """In which this replica leads."""
+    epoch: int
+    """Of the partition, on which the change is made; another one by then: refused."""
+    incarnations: tuple[tuple[str, int], ...]
+    """(member, incarnation that has caught up), for every member [C6]."""
+    lost: frozenset[str] = frozenset()
+    """Replicas that asked for what they had acknowledged: they are complete no more, in the ISR or out of it."""
+    slow: tuple[tuple[str, int], ...] = ()
+    """(member, what its last flush took, in ns) of those that leave because their disks are far slower than the others'."""
+    evicted: str = ""
+    """With this change it leaves the replica set, not the ISR alone; ``isr`` is without it. '': nobody."""
+
+
+@value
+class ReportLeader:
+    """Follower: the leader can't be reached (or an election asks for positions); tell the metadata group where this log is."""
+
+    leader: str
+    """Who is accused; '': there is none, it is a position for an election."""
+    leader_epoch: int
+    """Of the leadership that the report is about."""
+    last_epoch: int
+    """LeaderEpoch of the newest record here, or of the newest one that retention has dropped; 0: there has been none."""
+    newest_offset: int
+    """Inclusive: the newest record that is flushed here."""
+    high_watermark: int
+    """Inclusive: as known here."""
+    leader_lacks: bool = False
+    """The leader lacks what is known here to be committed."""
+
+
+@value
+class LeaveIsr:
+    """Failed follower: have the metadata group take it out of the ISR; there is no answer to wait for, it is asked again."""
+
+    reason: str
+    """For people."""
+
+
+@value
+class GiveUpLeadership:
+    """Leader: ask the metadata group for a successor; there is no answer to wait for, it is asked again."""
+
+    leader_epoch: int
+    """Which leadership; another one by then: nothing happens."""
+    reason: str
+    """For people."""
+
+
+@value
+class WakePartition:
+    """Leader: tell the metadata group that the pause ends; there is no answer to wait for, it is told again."""
+
+    leader_epoch: int
+    """Which leadership; another one by then: nothing happens."""
+    pause: Pause
+    """As this leader knows it; another one by then: nothing happens."""
+    pauses: int
+    """The same."""
+
+
+@value
+class StepAside:
+    """Leader: answer who has published, then ask the metadata group for a planned transfer; there is no answer to wait
+    for. A leader that stays takes publishes again."""
+
+    leader_epoch: int
+    """As in GiveUpLeadership."""
+    toward: str
+    """The member of the ISR that shall lead."""
+    reason: str
+    """For people."""
+
+
+@value
+class PersistLeaderEpoch:
+    """Candidate: store the proposed LeaderEpoch; answer LeaderEpochPersisted when it is on the disk."""
+
+    leader_epoch: int
+    """States of an older one are not followed any more, nor by the next process."""
+
+
+@value
+class ReportPromotion:
+    """Candidate: tell the metadata group how far the promotion is."""
+
+    leader_epoch: int
+    """The proposed one."""
+    epoch: int
+    """Of the partition in the metadata, as known here."""
+    replayed_end_offset: int
+    """Exclusive: derived state covers the log below it."""
+    newest_offset: int
+    """Inclusive: the newest record that is flushed here."""
+    finished: bool
+    """The metadata group may record this node as leader."""
+
+
+@value
+class ReplayLog:
+    """Rebuild derived state from its checkpoint to the log end, the uncommitted tail included; answer ReplayFinished."""
+
+    end_offset: int
+    """Exclusive: the log end of now; nothing is appended before ReplayFinished."""
+
+
+@value
+class StartServing:
+    """Leader: listen on ``.replicate`` and ``.offset``."""
+
+
+@value
+class OpenSubject:
+    """Leader: subscribe to the stream's data subject and take publishes."""
+
+
+@value
+class CloseSubject:
+    """Stop taking publishes, and stop listening on ``.replicate`` and ``.offset``."""
+
+
+@value
+class SetDeadline:
+    """Feed DeadlineReached(kind) when its time has come, not before; replaces an earlier one of this kind."""
+
+    kind: Deadline
+    """Which one."""
+    at_ns: int | None
+    """Monotonic ns; None: cancel it."""
+
+
+@value
+class RoleChanged:
+    """For status and logs: what this replica is now."""
+
+    role: RoleName
+    """What it is."""
+    phase: str
+    """The phase in it (LEADER_READY, FOLLOWER_FETCH...); of a failed one, why."""
+    leader_epoch: int
+    """In which it acts."""
+
+
+Effect = (
+    AppendBatch
+    | RejectPublishes
+    | DropPublishes
+    | SendAcks
+    | DropPendingAcks
+    | AppendFetched
+    | DropFetched
+    | CutLog
+    | StartLogAfresh
+    | RaiseHighWatermark
+    | RecheckLog
+    | SendFetch
+    | WaitQuietly
+    | StopWaiting
+    | ConfirmQuiet
+    | SendEpochQuery
+    | SendFetchResponse
+    | KeepFetch
+    | SendFetchRefusal
+    | SendEpochAnswer
+    | NotifyReplica
+    | AnswerWaiter
+    | TellWaiter
+    | ProbeReplica
+    | SendNotice
+    | ProposeIsr
+    | ReportLeader
+    | GiveUpLeadership
+    | LeaveIsr
+    | StepAside
+    | WakePartition
+    | PersistLeaderEpoch
+    | ReportPromotion
+    | ReplayLog
+    | StartServing
+    | OpenSubject
+    | CloseSubject
+    | SetDeadline
+    | RoleChanged
+)
+
+
+Acts = dict[type[Effect], Callable[[Any], None]]
+
+
+class EffectHandler(Protocol):
+    """One replica's shell. There are three: ``sidecar.partition.executor.Executor`` on asyncio, ``SimReplica`` in
+    ``tests.sim.sim_replica``, and ``MemoryReplica`` in ``liftpy.testing.memory.replica``, for tests of applications."""
+
+    def append_batch(self, effect: AppendBatch, /) -> None: ...
+    def reject_publishes(self, effect: RejectPublishes, /) -> None: ...
+    def drop_publishes(self, effect: DropPublishes, /) -> None: ...
+    def send_acks(self, effect: SendAcks, /) -> None: ...
+    def drop_pending_acks(self, effect: DropPendingAcks, /) -> None: ...
+    def append_fetched(self, effect: AppendFetched, /) -> None: ...
+    def drop_fetched(self, effect: DropFetched, /) -> None: ...
+    def cut_log(self, effect: CutLog, /) -> None: ...
+    def start_log_afresh(self, effect: StartLogAfresh, /) -> None: ...
+    def raise_high_watermark(self, effect: RaiseHighWatermark, /) -> None: ...
+    def recheck_log(self, effect: RecheckLog, /) -> None: ...
+    def send_fetch(self, effect: SendFetch, /) -> None: ...
+    def wait_quietly(self, effect: WaitQuietly, /) -> None: ...
+    def stop_waiting(self, effect: StopWaiting, /) -> None: ...
+    def confirm_quiet(self, effect: ConfirmQuiet, /) -> None: ...
+    def send_epoch_query(self, effect: SendEpochQuery, /) -> None: ...
+    def send_fetch_response(self, effect: SendFetchResponse, /) -> None: ...
+    def keep_fetch(self, effect: KeepFetch, /) -> None: ...
+    def send_fetch_refusal(self, effect: SendFetchRefusal, /) -> None: ...
+    def send_epoch_answer(self, effect: SendEpochAnswer, /) -> None: ...
+    def notify_replica(self, effect: NotifyReplica, /) -> None: ...
+    def answer_waiter(self, effect: AnswerWaiter, /) -> None: ...
+    def tell_waiter(self, effect: TellWaiter, /) -> None: ...
+    def probe_replica(self, effect: ProbeReplica, /) -> None: ...
+    def send_notice(self, effect: SendNotice, /) -> None: ...
+    def propose_isr(self, effect: ProposeIsr, /) -> None: ...
+    def report_leader(self, effect: ReportLeader, /) -> None: ...
+    def give_up_leadership(self, effect: GiveUpLeadership, /) -> None: ...
+    def leave_isr(self, effect: LeaveIsr, /) -> None: ...
+    def wake_partition(self, effect: WakePartition, /) -> None: ...
+    def step_aside(self, effect: StepAside, /) -> None: ...
+    def persist_leader_epoch(self, effect: PersistLeaderEpoch, /) -> None: ...
+    def report_promotion(self, effect: ReportPromotion, /) -> None: ...
+    def replay_log(self, effect: ReplayLog, /) -> None: ...
+    def start_serving(self, effect: StartServing, /) -> None: ...
+    def open_subject(self, effect: OpenSubject, /) -> None: ...
+    def close_subject(self, effect: CloseSubject, /) -> None: ...
+    def set_deadline(self, effect: SetDeadline, /) -> None: ...
+    def role_changed(self, effect: RoleChanged, /) -> None: ...
+
+
+def method_name(effect: type[Effect]) -> str:
+    """Of the handler's method for this effect."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", effect.__name__).lower()
+
+
+_NAMES = {effect: method_name(effect) for effect in get_args(Effect)}
+"""Made once: a node has thousands of handlers."""
+
+
+def acts_of(handler: EffectHandler) -> Acts:
+    """Effect -> the handler's method."""
+    return {effect: getattr(handler, name) for effect, name in _NAMES.items()}

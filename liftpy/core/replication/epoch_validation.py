@@ -1,0 +1,49 @@
+"""Lineage: whether what a reader has read lies on this log [R6; Kafka's KIP-320 for consumers].
+
+Committed records are lost by an unclean election only, which an operator has to command. A reader that has read some of them must be
+told: its offset may lie past the end of the new log, or, once that has grown, at a record that follows others than those it read.
+So a reader sends (offset, LeaderEpoch) of the last record that it has. Same (epoch, offset) means same prefix [D5]: if it is on
+this log, everything before it is, too. If not, only a leader with a lease, whose HW has reached its epoch's start, may say "cut".
+Nobody else can know, however new its epoch is beside the record's: a record of an old epoch may have been committed by a leader
+that came later, while a deposed one, and those that still follow it, have another record in its place.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.replication.log_offsets import LogOffsets
+
+
+class Lineage(Enum):
+    """What was read, as seen from this log."""
+
+    SAME = "same"
+    """It lies on this log, or retention has removed the record that could tell."""
+    BEHIND = "behind"
+    """This replica can't know yet: ask another one, or later."""
+    CUT = "cut"
+    """It does not lie on this log: records that were read are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochVerdict:
+    """``end_offset``: with CUT, exclusive: at most up to here both are the same; else 0."""
+
+    lineage: Lineage
+    end_offset: int = 0
+
+
+def judge(log: LogOffsets, *, last_offset: int, last_epoch: int, is_latest: bool) -> EpochVerdict:
+    """Judge a reader whose last record has ``last_offset`` (inclusive) and ``last_epoch``.
+
+    ``is_latest``: this replica leads, with a lease, and HW has reached its epoch's start.
+    """
+    within = last_offset < log.log_end_offset
+    if last_offset < log.log_start_offset or (within and log.epochs.epoch_at(last_offset) == last_epoch):
+        return EpochVerdict(Lineage.SAME)
+    if not is_latest:
+        return EpochVerdict(Lineage.BEHIND)
+    _, end_offset = log.epochs.end_offset_for(last_epoch, log.log_end_offset)
+    return EpochVerdict(Lineage.CUT, min(end_offset, last_offset))

@@ -1,0 +1,472 @@
+"""Events: what happened, in the past tense. ``Replica.step(event, now)`` takes one at a time.
+
+Offsets are inclusive unless the name says ``end_offset`` (exclusive: the offset of the next record). ``token`` is a handle of
+the shell's (a reply subject, a buffer of payloads); the core only hands it back in an effect. Times are monotonic ns, but
+for ``*_wall_ns``. What has to be on the disk before an event may be fed: the contract in ``effects.py``.
+
+``value``: what events and effects are. Nobody changes one, which the type checker sees to.
+
+A frozen dataclass sees to it at run time, by a call for each field of each object that is made: four times the price, and a replica
+makes a dozen of them for each publish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from enum import Enum
+from typing import TypeVar, dataclass_transform
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.partition import HeldPartition
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+def value(cls: type[T]) -> type[T]:
+    """A dataclass with slots, made by keywords, equal and hashed by its fields, and frozen for the type checker."""
+    return dataclass(slots=True, kw_only=True, unsafe_hash=True)(cls)
+
+
+@value
+class LogOpened:
+    """The log is open and recovered, and all of it is on disk. First event of a replica, before any PartitionChanged."""
+
+    log_start_offset: int
+    """Inclusive: of the oldest record. Always the first offset of a batch, here and in every other event."""
+    log_end_offset: int
+    """Exclusive: everything below is on the disk."""
+    high_watermark: int
+    """Inclusive, -1: none. Of the checkpoint; the core keeps it inside the log."""
+    epochs: tuple[tuple[int, int], ...]
+    """(LeaderEpoch, offset of its first record, inclusive), ascending: a scan of the log [D13]."""
+    persisted_epoch: int = 0
+    """The LeaderEpoch that PersistLeaderEpoch stored last; states of an older one are ignored. 0: none."""
+    epoch_before_start: int = 0
+    """LeaderEpoch of the newest record that retention has dropped; 0: not known."""
+
+
+@value
+class LogCompacted:
+    """Compaction has looked at the log, here or where it was fetched, and that is on the disk. Fed behind LogOpened too."""
+
+    end_offset: int
+    """Exclusive: below it the log may lack what later records below it superseded; 0: never compacted."""
+    leader_epoch: int
+    """No record below ``end_offset`` was written in a later LeaderEpoch."""
+    deletes_end: int = 0
+    """Exclusive: below it delete markers may be gone from this log; 0: none is [D30]."""
+
+
+@value
+class PartitionChanged:
+    """The metadata image shows this partition in a new state, or the set of live nodes changed."""
+
+    held: HeldPartition
+    """With a state of an Epoch below the last one's: ignored [C2]."""
+    incarnations: Mapping[str, int] = field(default_factory=dict)
+    """Node id -> incarnation of every node that is registered and not fenced, this one included: a replica leads only
+    where its own incarnation stands here, so that a state from before its registration makes it no leader [C7]."""
+
+
+@value
+class MetadataHeard:
+    """The metadata leader answered a heartbeat that was SENT at ``sent_ns``: the lease runs from there [D22].
+
+    To be fed only when the local image is at or past the index that the answer names, and every PartitionChanged of it has
+    been fed: a node that comes back after a pause would otherwise hold a lease on leaderships that it has lost. Also fed
+    to a replica that is new, with the last such heartbeat of the node.
+    """
+
+    sent_ns: int
+    """Monotonic ns, of this node."""
+    lease_ns: int = 0
+    """The lease that the answer granted, in ns, whatever this node's image or settings say; 0: it is as the settings say."""
+
+
+@value
+class DataPathChanged:
+    """The connection that carries replication was lost, or is back. Also fed to a replica that is new, while it is down."""
+
+    is_up: bool
+    """How it is now."""
+
+
+@value
+class PublishesReceived:
+    """Messages arrived on the data subject; together they become one batch. Where the replica does not ``takes_publishes``, all of
+    the messages of one event are plain, or none is. They are nowhere until the core says AppendBatch."""
+
+    token: int
+    """Of the messages; answered by AppendBatch, RejectPublishes or DropPublishes, at once or later."""
+    record_count: int
+    """At least 1."""
+    size_bytes: int
+    """Of the batch as it will be stored."""
+    received_wall_ns: int
+    """Wall clock, ns since 1970: for the batch's timestamp, and for nothing that is decided."""
+    plain_count: int = 0
+    """Of so many of them the publisher waits for no answer: it can't be told "no", only be lost."""
+    conditional: bool = False
+    """It is bound to the offset that it would get now: it is appended at once or not at all."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nobody waits for an answer."""
+        return self.plain_count >= self.record_count
+
+
+@value
+class FetchReceived:
+    """A ReplicationRequest on ``.replicate``. Whatever stands in it is checked before anything of it counts."""
+
+    token: int
+    """Of the way back; answered by SendFetchResponse or SendFetchRefusal in the same step, or kept by KeepFetch."""
+    replica: str
+    """Node id of who asks."""
+    offset: int
+    """Inclusive: the newest record that it has flushed; log start - 1: none."""
+    leader_epoch: int
+    """LeaderEpoch that it follows."""
+    offset_epoch: int
+    """LeaderEpoch of its record at ``offset``; 0: its log is empty."""
+    incarnation: int
+    """Of its process; 0: a peer of the published protocol, which may read and does not count."""
+    request_id: int
+    """Grows with each of its requests: one below the last that counted was overtaken."""
+    max_bytes: int
+    """Bound of the answer in bytes; 0: as the leader likes."""
+    stream_uid: str
+    """Of the stream that it means; '': a peer of the published protocol."""
+    awaits_more: bool = False
+    """It takes a second answer to this request, when there is more, in the place of a wake-up."""
+    bad_offset: int | None = None
+    """Inclusive: what it was served there is not what was written, a wrong CRC, or no batch where one must be [S14]."""
+    flush_ns: int = 0
+    """What the flush took that made ``offset`` durable, in ns; 0: it does not say."""
+    copy_epoch: int = 0
+    """Of a learner: which copy it makes; 0: it takes itself for a replica."""
+    deletes_end: int | None = None
+    """Exclusive: what it holds was fetched in this LeaderEpoch, after delete markers below it were gone; 0: not all of it was. None: an
+    older node, which does not say."""
+
+
+@value
+class EpochQueryReceived:
+    """A LeaderEpochOffsetRequest on ``.offset``."""
+
+    token: int
+    """Of the way back; answered by SendEpochAnswer or SendFetchRefusal in the same step."""
+    replica: str
+    """Node id of who asks."""
+    asked_epoch: int
+    """Whose end is asked for."""
+    current_epoch: int
+    """LeaderEpoch that it follows."""
+    stream_uid: str
+    """As in FetchReceived."""
+
+
+@value
+class BatchSpan:
+    """What the core needs to know of one received record batch (its CRC has been checked)."""
+
+    base_offset: int
+    """Inclusive: of its first record, there or compacted away."""
+    last_offset: int
+    """Inclusive: of its last one, not below ``base_offset``."""
+    leader_epoch: int
+    """In which it was written."""
+
+
+@value
+class FetchAnswered:
+    """A ReplicationResponse. No spans: caught up; then nothing is kept under ``token``. Bytes that do not parse are a RequestFailed."""
+
+    token: int
+    """Of the bytes that are kept, until AppendFetched or DropFetched."""
+    request_id: int
+    """Of the SendFetch or SendEpochQuery; counts only if it is the one that is waited for [D16]."""
+    leader_epoch: int
+    """Of who answers; another one than is followed: the answer is dropped."""
+    high_watermark: int
+    """Inclusive: the leader's, when it answered. Acted on only up to what is flushed here."""
+    spans: tuple[BatchSpan, ...]
+    """In the order of the bytes kept under ``token``."""
+    size_bytes: int = 0
+    """Of what is kept."""
+
+
+@value
+class FetchPieceArrived:
+    """Part of the next batch came; what is held of it is kept outside. The next fetch asks for more."""
+
+    request_id: int
+    """Of the SendFetch or SendEpochQuery; counts only if it is the one that is waited for [D16]."""
+    leader_epoch: int
+    """Of who answers."""
+    has_room: bool = True
+    """False: it was not kept, others are being put together; asked again after a back-off."""
+
+
+class RefusalReason(Enum):
+    """Why a leader does not serve a fetch; the numbers are those of ``ReplicationRefusal.Reason``."""
+
+    UNKNOWN = 0
+    NOT_LEADER = 1
+    STALE_EPOCH = 2
+    STALE_INCARNATION = 3
+    DIVERGED = 4
+    BEFORE_LOG_START = 5
+    NOT_A_REPLICA = 6
+    WRONG_STREAM = 7
+    DELETES_GONE = 8
+
+
+@value
+class FetchRefused:
+    """A ReplicationRefusal, of a fetch or an epoch query."""
+
+    request_id: int
+    """Of the SendFetch or SendEpochQuery; counts only if it is the one that is waited for [D16]."""
+    reason: RefusalReason
+    """Why."""
+    leader_epoch: int
+    """Of who refuses; DIVERGED and BEFORE_LOG_START count only from the leader that is followed."""
+    log_start_offset: int
+    """Inclusive: of the leader's log."""
+    deletes_end: int = 0
+    """Exclusive, with DELETES_GONE and BEFORE_LOG_START: up to where the leader's log may lack delete markers."""
+
+
+@value
+class RequestFailed:
+    """No answer to a fetch or an epoch query: time-out, no responders, disconnected, unreadable."""
+
+    request_id: int
+    """Of the SendFetch or SendEpochQuery; counts only if it is the one that is waited for [D16]."""
+    reason: str
+    """For people."""
+    bad_offset: int | None = None
+    """Inclusive: the answer came, but what it holds there is not what was written. -1: from its first batch on."""
+
+
+@value
+class EpochQueryAnswered:
+    """A LeaderEpochOffsetResponse: where the largest epoch <= the asked one ends on the leader's log."""
+
+    request_id: int
+    """Of the SendFetch or SendEpochQuery; counts only if it is the one that is waited for [D16]."""
+    leader_epoch: int
+    """That epoch; 0 when the leader's log has no such one."""
+    last_offset: int
+    """Inclusive: its last record; -1 when there is none."""
+    current_epoch: int
+    """In which the leader leads; another one than is followed: asked again."""
+    log_start_offset: int
+    """Inclusive: of the leader's log; where a log begins afresh that has nothing in common with it."""
+
+
+@value
+class LogFlushed:
+    """More of the log is on the disk, or counts so by the stream's flush policy.
+
+    A flush that a cut overtook is reported with what the cut left of it: never an offset that was appended after it began.
+    """
+
+    end_offset: int
+    """Exclusive: everything below is on the disk. Never acted on beyond the log end."""
+    took_ns: int = 0
+    """What the disk needed for it, in ns, without any waiting before or after; 0: nothing was flushed, or nobody has looked."""
+
+
+@value
+class LogCut:
+    """The cut asked for by CutLog, or the fresh start by StartLogAfresh, is done and on the disk.
+
+    What it left need not be flushed: LogFlushed says when it is, and has to be fed for that too.
+    """
+
+    end_offset: int
+    """Exclusive: the log end now; below the one asked for where that was inside a batch."""
+
+
+@value
+class LogStartMoved:
+    """Retention moved the log start; what is before it is not served any more."""
+
+    log_start_offset: int
+    """Inclusive; never falls, never above HW + 1 [D26]."""
+
+
+@value
+class StorageFailed:
+    """The log refused for good (flush error, no space, corruption). Nothing is acknowledged any more [S4, S8]."""
+
+    reason: str
+    """For people."""
+    no_space: bool = False
+    """The disk is full: what was refused was not stored, and publishers may be told so."""
+    token: int = 0
+    """Of the AppendBatch that failed before any of its bytes were written: its publishes get a negative ack. 0: none."""
+
+
+@value
+class WokenUp:
+    """A PartitionNotification for this partition: there is something to fetch."""
+
+
+@value
+class NoticeReceived:
+    """A LeaderNotice: NewLeadershipTerm or CommitPosition of the leader of ``leader_epoch``, as its sender claims; it comes
+    unasked. It wakes the follower; nothing else that it says is acted on."""
+
+    leader: str
+    """Who says so."""
+    leader_epoch: int
+    """Another one than is followed: ignored."""
+    epoch: int
+    """Of the partition, as the leader knows it."""
+    epoch_start_offset: int
+    """Inclusive: of the first record of ``leader_epoch``."""
+    high_watermark: int
+    """Inclusive: the leader's; above the own one it is a reason to fetch."""
+    log_start_offset: int
+    """Inclusive: of the leader's log."""
+
+
+@value
+class QuietFetchReceived:
+    """``replica`` asks, for many partitions at once, whether its fetch ``request_id`` still waits (``quiet.py``)."""
+
+    token: int
+    """Of the question's part that is about this fetch; ConfirmQuiet names it."""
+    replica: str
+    """Who asks."""
+    incarnation: int
+    """Of its process."""
+    leader_epoch: int
+    """In which it follows."""
+    request_id: int
+    """Of its last fetch."""
+
+
+@value
+class QuietEnded:
+    """The fetch of WaitQuietly may wait no more, or can't be asked for together with others."""
+
+    heard_ns: int | None
+    """Monotonic, ns: when the leader's node was last heard. None: the fetch may still wait, but nothing confirms it any more."""
+
+
+@value
+class IsrChangeAnswered:
+    """The metadata group answered ProposeIsr."""
+
+    epoch: int
+    """Of the partition, on which the change was asked for; another one by now: ignored."""
+    accepted: bool | None
+    """None: the outcome is unknown, and both sets count until the image shows one [C8]."""
+
+
+class Deadline(Enum):
+    """What a deadline is for; one of each kind runs at a time, setting it again replaces it."""
+
+    FETCH = "fetch"  # follower: end of the idle sleep or of a back-off
+    REQUEST = "request"  # follower: no answer to the outstanding request
+    LEADER = "leader"  # follower: the leader has been silent too long
+    LAG = "lag"  # leader: look for followers that lag
+    LEASE = "lease"  # leader: the lease runs out
+    NOTICE = "notice"  # leader: repeat CommitPosition
+    PROBE = "probe"  # leader: HW has not moved for a while, who holds it back?
+    ISR_CHANGE = "isr-change"  # leader: no answer from the metadata group
+    PROMOTION = "promotion"  # candidate: progress
+
+    __hash__ = object.__hash__  # by identity, as they are compared: an enum's own is a call into Python, several times an event
+
+
+@value
+class ReplicaAbsent:
+    """Nobody listens for a replica on the bus: its process has ended, or lost its connection (answer to ProbeReplica)."""
+
+    replica: str
+    """Who was asked for."""
+
+
+@value
+class DeadlineReached:
+    """The time given by SetDeadline has come."""
+
+    kind: Deadline
+    """Which one; one that was cancelled meanwhile is ignored."""
+
+
+@value
+class ReplayProgressed:
+    """Derived state covers more of the log, not yet all of it: the candidate is alive."""
+
+    end_offset: int
+    """Exclusive: covered below it."""
+
+
+@value
+class LeaderEpochPersisted:
+    """A LeaderEpoch is on the disk (answer to PersistLeaderEpoch)."""
+
+    leader_epoch: int
+    """States of an older one are ignored from now on."""
+
+
+@value
+class ReplayFinished:
+    """Derived state covers the log (answer to ReplayLog)."""
+
+    end_offset: int
+    """Exclusive: covered below it."""
+
+
+@value
+class DuplicateReceived:
+    """Leader: publishers wait who have sent again what is in the log; they are answered as those of that record are [A3]."""
+
+    last_offset: int
+    """Inclusive: of the batch that holds the record; of several the lowest."""
+
+
+@value
+class StopRequested:
+    """The node stops: give up the role in good order. Last event of a replica."""
+
+
+Event = (
+    LogOpened
+    | LogCompacted
+    | PartitionChanged
+    | MetadataHeard
+    | DataPathChanged
+    | PublishesReceived
+    | DuplicateReceived
+    | FetchReceived
+    | EpochQueryReceived
+    | FetchAnswered
+    | FetchPieceArrived
+    | FetchRefused
+    | RequestFailed
+    | EpochQueryAnswered
+    | LogFlushed
+    | LogCut
+    | LogStartMoved
+    | StorageFailed
+    | WokenUp
+    | NoticeReceived
+    | QuietFetchReceived
+    | QuietEnded
+    | IsrChangeAnswered
+    | DeadlineReached
+    | ReplicaAbsent
+    | ReplayProgressed
+    | LeaderEpochPersisted
+    | ReplayFinished
+    | StopRequested
+)

@@ -1,0 +1,320 @@
+"""FetchHandler: how a leader, or a candidate in the epoch that it was proposed for, answers its followers [D11, D16-D18, D27].
+
+Every check comes before anything moves: a request of another stream, epoch or incarnation, one that was overtaken on its way,
+or one whose (offset, epoch) is not on this log changes nothing that the commit rule looks at.
+
+Followers get what is appended, flushed here or not: both flushes then run side by side. What counts for HW are flushed positions,
+this node's own included; a record that only followers have when this node loses power is in no way committed, and the next
+LeaderEpoch decides about it as about any other.
+
+Data waiters: followers that sit at the leader's log end. Each is told once when there is more, then forgotten.
+
+A follower that ``awaits_more`` is told by a second answer to the fetch that was answered with nothing: the records themselves. Any
+other is woken, and fetches. Whoever waits for a second answer hears of a raised HW the same way, and waits on.
+"""
+
+from __future__ import annotations
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.log.leader_epochs import NO_EPOCH
+from liftpy.core.replication.effects import (
+    AnswerWaiter,
+    KeepFetch,
+    NotifyReplica,
+    RecheckLog,
+    SendEpochAnswer,
+    SendFetchRefusal,
+    SendFetchResponse,
+    TellWaiter,
+)
+from liftpy.core.replication.events import EpochQueryReceived, FetchReceived, QuietFetchReceived, RefusalReason
+from liftpy.core.replication.follower_progress import FollowerProgress
+from liftpy.core.replication.role import Effects, ReplicaContext
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """A follower that has everything below ``end_offset`` (exclusive) and was answered with nothing."""
+
+    replica: str
+    end_offset: int
+    max_bytes: int
+    """Bound of its second answer; 0: it wants to be woken instead."""
+
+
+class Waiters:
+    """At most one waiter per follower."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, Waiter] = {}
+
+    def register(self, waiter: Waiter) -> None:
+        """From now on this is the waiter of its replica."""
+        self._waiting[waiter.replica] = waiter
+
+    def forget(self, replica: str) -> None:
+        """It fetches, or is no replica any more."""
+        self._waiting.pop(replica, None)
+
+    def of(self, replica: str) -> Waiter | None:
+        """The waiter of ``replica``, None when it is not idle at the log end."""
+        return self._waiting.get(replica)
+
+    def signal(self, log_end_offset: int) -> list[Waiter]:
+        """Those who have less than ``log_end_offset``, by replica; they wait no longer."""
+        if not self._waiting:
+            return []
+        told = sorted((w for w in self._waiting.values() if w.end_offset < log_end_offset), key=lambda w: w.replica)
+        for waiter in told:
+            del self._waiting[waiter.replica]
+        return told
+
+
+class FetchHandler:
+    """The followers of one LeaderEpoch, and their requests."""
+
+    def __init__(self, shared: ReplicaContext, leader_epoch: int, now_ns: int) -> None:
+        self._shared = shared
+        self._log = shared.log
+        self._leader_epoch = leader_epoch
+        self.followers: dict[str, FollowerProgress] = {}
+        """Every other replica, and the learner; positions of this LeaderEpoch only [D6]."""
+        self.waiters = Waiters()
+        self.partition_changed(now_ns)
+
+    def partition_changed(self, now_ns: int) -> None:
+        """Follow the replica set, and forget what another incarnation of a follower had [C12]."""
+        state, live = self._shared.state, self._shared.live
+        others = [replica for replica in state.holders if replica != self._shared.node_id]
+        for replica in [replica for replica in self.followers if replica not in others]:
+            del self.followers[replica]
+            self.waiters.forget(replica)
+        for replica in others:
+            progress = self.followers.setdefault(replica, FollowerProgress(caught_up_ns=now_ns, last_asked_ns=now_ns))
+            progress.live_is(live.get(replica, 0), now_ns)
+            progress.copy_is(state.copy_of(replica))
+            progress.membership_is(replica in state.isr)
+
+    def fetch_received(self, event: FetchReceived, now_ns: int) -> RefusalReason | None:
+        """Count the fetch; the reason if it is not to be answered with data. The caller moves HW, then calls ``answer``."""
+        self.asked(event.replica, event.leader_epoch, now_ns)
+        reason = self._refusal(event)
+        if reason is not None:
+            return reason
+        progress = self.followers[event.replica]
+        live = self._shared.live.get(event.replica, 0)
+        copy_epoch = self._shared.state.copy_of(event.replica)
+        if live == 0:
+            self.waiters.forget(event.replica)
+        if live == 0 or event.incarnation != live or (copy_epoch and event.copy_epoch != copy_epoch):
+            return None  # fenced, a peer without incarnations, or a learner's earlier copy: it may read, it does not count
+        if not progress.believes(event.request_id, now_ns):
+            return RefusalReason.UNKNOWN
+        progress.fetched(event.offset, event.request_id, self._log.log_end_offset, now_ns)
+        if event.offset + 1 >= self._log.log_end_offset:
+            max_bytes = self._max_bytes(event) if event.awaits_more else 0
+            self.waiters.register(Waiter(event.replica, event.offset + 1, max_bytes))
+        else:
+            self.waiters.forget(event.replica)
+        return None
+
+    def still_waits(self, event: QuietFetchReceived, now_ns: int) -> bool:
+        """Whether the fetch that waits is the last one that counted, of a member of the ISR, by the process that is
+        live now, in this LeaderEpoch; nothing has been appended behind it; and it can be answered again when something is. Then it
+        counts as if the same had come now."""
+        progress = self.followers.get(event.replica)
+        if (
+            progress is None
+            or not event.request_id
+            or event.request_id != progress.last_request_id
+            or event.leader_epoch != self._leader_epoch
+            or not progress.live
+            or event.incarnation != progress.incarnation
+            or progress.position is None
+            or progress.position + 1 != self._log.log_end_offset
+            or event.replica not in self._shared.held.isr
+            or not self.awaits_answer(event.replica)
+        ):
+            return False
+        progress.still_waits(now_ns)
+        return True
+
+    def asked(self, replica: str, leader_epoch: int, now_ns: int) -> None:
+        """``replica`` asks for something in ``leader_epoch``, whether it gets it or not."""
+        progress = self.followers.get(replica)
+        if progress is not None:
+            progress.last_asked_ns = now_ns
+        if leader_epoch == self._leader_epoch:
+            self._shared.succession.asked_by(replica)
+
+    def newest_offset_of(self, replica: str) -> int | None:
+        """Inclusive: what ``replica`` has flushed, as its last fetch that counted said; None: unknown in this epoch."""
+        progress = self.followers.get(replica)
+        return progress.position if progress is not None else None
+
+    @property
+    def heirs_have_joined(self) -> bool:
+        """Whether everyone who may lead next has fetched in this LeaderEpoch, as the process that it is now."""
+        heirs = self._shared.held.isr | self._shared.held.may_lead
+        return all(progress.position is not None for replica, progress in self.followers.items() if replica in heirs)
+
+    def is_free_to_speak(self, now_ns: int) -> bool:
+        """Whether no earlier leader may still act as one."""
+        return self._shared.succession.is_over(now_ns)
+
+    def answer(self, event: FetchReceived, now_ns: int, out: Effects) -> bool:
+        """Send what follows ``event.offset``; HW is the one at that time. Where nothing does, and the follower can be answered when
+        something will, its fetch is kept, and word is owed to it: then True. A complaint is looked into first, if it is one of the
+        process that counts."""
+        if event.bad_offset is not None and event.incarnation == self._shared.live.get(event.replica, 0):
+            out.append(RecheckLog(offset=event.bad_offset, replica=event.replica))
+        progress = self.followers[event.replica]
+        counts = event.incarnation == progress.incarnation and event.request_id == progress.last_request_id
+        if counts and self.awaits_answer(event.replica):
+            progress.is_owed(now_ns)
+            out.append(KeepFetch(token=event.token, replica=event.replica))
+            return True
+        if counts or not self.awaits_answer(event.replica):
+            progress.told(self._log.high_watermark)
+        out.append(
+            SendFetchResponse(
+                token=event.token,
+                from_offset=event.offset + 1,
+                max_bytes=self._max_bytes(event),
+                leader_epoch=self._leader_epoch,
+            )
+        )
+        return False
+
+    def owes_high_watermark(self, now_ns: int) -> bool:
+        """HW has risen: whether somebody waits at the log end who does not know it. Word is owed to all of those from now on."""
+        high_watermark, found = self._log.high_watermark, False
+        for replica, progress in self.followers.items():
+            lacks = progress.told_high_watermark < high_watermark and self.waiters.of(replica) is not None
+            if lacks and replica in self._shared.live:
+                progress.is_owed(now_ns)
+                found = True
+        return found
+
+    def tell_those_owed(self, before_ns: int, out: Effects) -> tuple[str, ...]:
+        """Answer the fetches with HW to which word has been owed since ``before_ns`` or longer. The replicas that are to be sent a
+        notice instead, and those that have not fetched in this epoch: they count as told."""
+        told = []
+        for replica, progress in self.followers.items():
+            if replica not in self._shared.live:
+                continue
+            if progress.position is not None and not (self._is_owed(replica) and progress.owed_ns <= before_ns):
+                continue
+            if progress.position is not None and self.awaits_answer(replica):
+                self.tell(replica, out)
+            else:
+                progress.told(self._log.high_watermark)
+                told.append(replica)
+        return tuple(told)
+
+    def _is_owed(self, replica: str) -> bool:
+        return self.followers[replica].owed_ns > 0 and self.waiters.of(replica) is not None
+
+    def owes_since_ns(self) -> int | None:
+        """Since when word is owed to whoever waits longest, of those that live; None: to nobody."""
+        owed = (progress.owed_ns for replica, progress in self.followers.items() if self._is_owed(replica) and progress.live)
+        return min(owed, default=None)
+
+    def tell(self, replica: str, out: Effects) -> None:
+        """Answer the fetch that waits with HW alone; it waits on."""
+        self.followers[replica].told(self._log.high_watermark)
+        out.append(TellWaiter(replica=replica, leader_epoch=self._leader_epoch))
+
+    def awaits_answer(self, replica: str) -> bool:
+        """Whether the last fetch of ``replica`` waits for an answer, or for one after that with nothing."""
+        waiter = self.waiters.of(replica)
+        return waiter is not None and waiter.max_bytes > 0
+
+    def _max_bytes(self, event: FetchReceived) -> int:
+        maximum = self._shared.config.replication_max_bytes
+        return min(event.max_bytes, maximum) if event.max_bytes > 0 else maximum
+
+    def appended(self, out: Effects) -> None:
+        """There is more: to whoever waits for it."""
+        for waiter in self.waiters.signal(self._log.log_end_offset):
+            if waiter.max_bytes:
+                self.followers[waiter.replica].told(self._log.high_watermark)
+                out.append(
+                    AnswerWaiter(
+                        replica=waiter.replica,
+                        from_offset=waiter.end_offset,
+                        max_bytes=waiter.max_bytes,
+                        leader_epoch=self._leader_epoch,
+                    )
+                )
+            else:
+                out.append(NotifyReplica(replica=waiter.replica))
+
+    def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
+        """Answer the largest epoch <= the asked one and its last offset; only in the epoch that the asker follows [D11]."""
+        log = self._log
+        self.asked(event.replica, event.current_epoch, now_ns)
+        reason: RefusalReason | None = None
+        if event.stream_uid and event.stream_uid != self._shared.held.key.uid:
+            reason = RefusalReason.WRONG_STREAM
+        elif event.current_epoch != self._leader_epoch:
+            reason = RefusalReason.STALE_EPOCH
+        if reason is not None:
+            out.append(
+                SendFetchRefusal(
+                    token=event.token, reason=reason, leader_epoch=self._leader_epoch, log_start_offset=log.log_start_offset
+                )
+            )
+            return
+        epoch, end_offset = log.epochs.end_offset_for(event.asked_epoch, log.log_end_offset)
+        last_offset = end_offset - 1 if epoch != NO_EPOCH else -1
+        out.append(
+            SendEpochAnswer(
+                token=event.token,
+                leader_epoch=epoch,
+                last_offset=last_offset,
+                current_epoch=self._leader_epoch,
+                log_start_offset=log.log_start_offset,
+            )
+        )
+
+    def positions(self) -> dict[str, int | None]:
+        """Newest flushed offset by replica (inclusive; None: unknown in this epoch), this node's own included."""
+        positions = {replica: progress.position for replica, progress in self.followers.items()}
+        positions[self._shared.node_id] = self._log.flushed_newest_offset
+        return positions
+
+    def _refusal(self, event: FetchReceived) -> RefusalReason | None:
+        if event.stream_uid and event.stream_uid != self._shared.held.key.uid:
+            return RefusalReason.WRONG_STREAM
+        if event.replica not in self.followers:
+            return RefusalReason.NOT_A_REPLICA
+        if event.leader_epoch != self._leader_epoch:
+            return RefusalReason.STALE_EPOCH
+        live = self._shared.live.get(event.replica)
+        if live is not None and event.incarnation not in (live, 0):
+            return RefusalReason.STALE_INCARNATION
+        reason = self._position_refusal(event.offset, event.offset_epoch)
+        return RefusalReason.DELETES_GONE if reason is None and self._lacks_deletes(event) else reason
+
+    def _lacks_deletes(self, event: FetchReceived) -> bool:
+        """Whether delete markers that the follower has not fetched are gone from this log since it began to fetch: it may hold what
+        they deleted [D30]. A member of the ISR holds all that is committed, and nothing else is compacted."""
+        if event.deletes_end is None or event.replica in self._shared.held.isr:
+            return False
+        return self._log.horizon.deletes_end > max(event.offset + 1, event.deletes_end)
+
+    def _position_refusal(self, offset: int, offset_epoch: int) -> RefusalReason | None:
+        """Whether (offset, offset_epoch) lies on this log. Epoch 0: the follower's log is empty and begins after it."""
+        log = self._log
+        if offset + 1 < log.log_start_offset:
+            return RefusalReason.BEFORE_LOG_START
+        if offset >= log.log_end_offset:
+            return RefusalReason.DIVERGED
+        if offset_epoch == NO_EPOCH:
+            return None
+        if offset < log.log_start_offset:
+            return RefusalReason.BEFORE_LOG_START  # its record is gone here, so that it can't be compared
+        return None if log.epochs.epoch_at(offset) == offset_epoch else RefusalReason.DIVERGED

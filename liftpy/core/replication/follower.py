@@ -1,0 +1,651 @@
+r"""FollowerRole: one replica that follows one leader in one LeaderEpoch [protocol: Writing; Idle followers; Truncation].
+
+    RECONCILING <-> RECONCILE_BACKOFF          nothing is fetched and HW is not raised before the logs agree [D11]
+        |  \-> CUTTING -> (ask again, or agreed)
+        v
+    FETCHING -> FLUSHING -> FETCHING ...       while there is more
+        |  \-> IDLE -> FETCHING               caught up: until the idle wait ends or the leader wakes it
+        |  \-> QUIET -> IDLE                  caught up for long: until the leader has more, or does not confirm that it has not
+        |  \-> PACED -> FETCHING              a learner that is behind: when its node may copy more
+        \-> FETCH_BACKOFF -> FETCHING         an error never leads into the idle sleep
+    FETCHING -> RECONCILE_BACKOFF              the leader says that the logs diverge
+    FETCHING -> CUTTING                        the leader's log starts behind this log's end [D26], or the leader dropped delete
+                                               markers that this log lacks [D30]: start afresh
+
+``phases.FOLLOWS_ON`` is the same as a table, and every step is held against it.
+
+A fetch acknowledges what is flushed, and asks for what follows; so the next one leaves when the flush of the last answer is
+done, and one request is outstanding at a time. Its id is the only one whose answer is used [D16]. While IDLE or QUIET that is the id of
+the fetch that was answered with nothing: the leader answers it again, with nothing but HW when that has risen, and once with more.
+
+Reconcile: where a follower cuts its log so that it is a prefix of its leader's [D9, D11, D12].
+
+Goal: cut to the largest common prefix, without ever asking what HW is: HW lags one round trip, so a cut at it can drop what was
+committed (KIP-101).
+Algorithm: ask the leader for the follower's last epoch. It answers the largest epoch <= the asked one on its log, and that
+epoch's end. Both logs hold the same records of an epoch up to the smaller end, since one leader wrote them in order; so cut
+to min(that end, own end of that epoch). If the follower's last epoch then is the answered one, the logs agree; else ask again,
+with an older epoch (one answer is not enough after several fast elections, KIP-279). Each round ends with a smaller epoch.
+
+Worked example: own epochs (1, 0) (3, 10), log end 14; leader's (1, 0) (2, 8) (4, 12). Asked for 3, it answers (2, end 12). Own
+end of "the largest epoch <= 2", which is 1, is 10: cut to 10. Own last epoch is 1, not 2: ask for 1; answer (1, end 8): cut
+to 8. Now both have epoch 1 up to 8: agreed.
+
+A log that has been compacted is only worth what stands up to its horizon with it: where it must be cut below that, and where it ends
+below that (damage, or a fetch that was broken off) and the leader does not hold the records up to there, it starts afresh [D5].
+
+FetchAssembly: what a follower holds of a batch that comes in pieces, for the fetches of one (LeaderEpoch, offset) [D16].
+
+The core asks again and again at the same offset and knows nothing of bytes; this says how many it holds already, and when they
+are a batch. Both shells use it. A late or repeated piece of an earlier request is not taken.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.log.compaction_point import Horizon
+from liftpy.core.log.leader_epochs import NO_EPOCH
+from liftpy.core.replication.catchup_throttle import LearnerCopy
+from liftpy.core.replication.effects import (
+    AppendFetched,
+    CutLog,
+    DropFetched,
+    ReportLeader,
+    SendEpochQuery,
+    SendFetch,
+    StartLogAfresh,
+    StopWaiting,
+    WaitQuietly,
+)
+from liftpy.core.replication.events import (
+    Deadline,
+    EpochQueryAnswered,
+    FetchAnswered,
+    FetchPieceArrived,
+    FetchRefused,
+    NoticeReceived,
+    QuietEnded,
+    RefusalReason,
+    RequestFailed,
+)
+from liftpy.core.replication.log_offsets import LogOffsets
+from liftpy.core.replication.phases import Following, RoleName, check_phase
+from liftpy.core.replication.quiescence import QUIET_WAIT
+from liftpy.core.replication.role import Effects, ReplicaContext, ReplicaRole, nanoseconds
+from liftpy.core.wire.chunking import Assembly, Held, Piece
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Cut the log to ``end_offset`` (exclusive; the log's end: nothing to cut). ``agreed``: then it's the leader's prefix."""
+
+    end_offset: int
+    agreed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StartAfresh:
+    """Nothing of the log can be kept: begin an empty one at ``start_offset``, the leader's log start [D26]."""
+
+    start_offset: int
+
+
+def reconcile(log: LogOffsets, answer: EpochQueryAnswered) -> Cut | StartAfresh:
+    """What one answer of the leader asks for. ``log`` is not empty."""
+    if answer.leader_epoch == NO_EPOCH:
+        return StartAfresh(answer.log_start_offset)
+    leader_end_offset = answer.last_offset + 1
+    _, own_end_offset = log.epochs.end_offset_for(answer.leader_epoch, log.log_end_offset)
+    end_offset = min(leader_end_offset, own_end_offset)
+    superseding_is_cut = end_offset < min(log.horizon.end_offset, log.log_end_offset)
+    if end_offset <= log.log_start_offset or superseding_is_cut:
+        return StartAfresh(answer.log_start_offset)
+    return Cut(end_offset, log.epochs.epoch_at(end_offset - 1) == answer.leader_epoch)
+
+
+def lacks_superseding(log: LogOffsets) -> bool:
+    """Whether the log ends below its horizon: if the leader does not hold what is missing, the log is worth nothing."""
+    return log.log_end_offset < log.horizon.end_offset
+
+
+def reaches(horizon: Horizon, answer: EpochQueryAnswered) -> bool:
+    """Whether the leader, asked for the horizon's LeaderEpoch, holds the records below it: all are of that epoch or older ones."""
+    return answer.leader_epoch != NO_EPOCH and answer.last_offset + 1 >= horizon.end_offset
+
+
+_ASLEEP = frozenset({Following.IDLE, Following.QUIET})
+"""Where the last fetch was answered with nothing, and waits for more."""
+_AGREED = frozenset({Following.FETCHING, Following.FLUSHING, Following.FETCH_BACKOFF, Following.PACED}) | _ASLEEP
+"""Where the log is known to be a prefix of the leader's."""
+_REMEMBERED = 16
+_STALE_EPOCH = "stale epoch"
+_ALIVE = frozenset({RefusalReason.STALE_INCARNATION, RefusalReason.NOT_A_REPLICA, RefusalReason.UNKNOWN})
+"""Refusals that only a leader of the epoch gives: it can be reached, whatever is wrong."""
+
+
+class FollowerRole(ReplicaRole):
+    """A follower of ``leader`` (or of the candidate for it)."""
+
+    name = RoleName.FOLLOWER
+    phase: Following
+
+    def __init__(self, shared: ReplicaContext, leader: str, now_ns: int) -> None:
+        super().__init__(shared, Following.RECONCILING)
+        self.leader = leader
+        self._way = deque([Following.RECONCILING], maxlen=_REMEMBERED)  # the last phases, this one included
+        self._request_id = 0  # of the outstanding fetch or epoch query; 0: none
+        self._idle_request_id = 0  # of the fetch that was answered with nothing; it means something while IDLE or QUIET
+        self._woken = False  # the leader said that there is more, and no fetch has been sent since
+        self._quiet_rounds = 0  # fetches without news, in a row
+        self._heard_ns = now_ns  # monotonic: the leader was last known to be alive
+        self._awaits_leader = False  # it follows a candidate, and has asked it for nothing
+        self._met = False  # there has been a sign of this leader in this epoch
+        self._leader_high_watermark = -1  # inclusive: of the last answer
+        self._bad_offset: int | None = None  # of the last answer that was not what the leader wrote
+        self._asks_again = False  # while CUTTING: the logs may not agree yet
+        self._asked_epoch = 0  # of the outstanding epoch query
+        self._asks_for_horizon = False  # that query is about the horizon, not the log's end
+        self._horizon_reached = False  # the leader holds what compaction here has seen
+        self._deletes_end = (
+            0  # exclusive: delete markers below it were gone from the leader's log when this one was empty [D30]
+        )
+        self._copy: LearnerCopy | None = None  # of a learner that has asked for something
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+    def enter(self, now_ns: int, out: Effects) -> None:
+        """Reconcile; an empty log agrees with every other. A candidate first has to store its epoch and listens only then: in an
+        election of thousands that is later than the first requests would be there, and all of them would be in vain."""
+        super().enter(now_ns, out)
+        self.shared.backoff.succeeded()
+        self.shared.deadlines.set(Deadline.LEADER, now_ns + self._leader_timeout_ns(), out)
+        if self.shared.state.status is PartitionStatus.CANDIDATE_FOUND:
+            self._awaits_leader = True
+            self._waits_for(Following.RECONCILE_BACKOFF)
+            wait_ns = self.shared.backoff.jittered_ns(nanoseconds(self.shared.config.fetch_backoff_max_s))
+            self.shared.deadlines.set(Deadline.FETCH, now_ns + wait_ns, out)
+        else:
+            self._begin(now_ns, out)
+
+    def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
+        """The candidate leads: now it listens."""
+        leads = self.shared.state.status is PartitionStatus.ONLINE
+        if self._awaits_leader and leads and self.phase is Following.RECONCILE_BACKOFF:
+            self._begin(now_ns, out)
+
+    def _begin(self, now_ns: int, out: Effects) -> None:
+        self._awaits_leader = False
+        if self.log.is_empty:
+            self._fetch(now_ns, out)
+        else:
+            self._ask(now_ns, out)
+
+    def leave(self, out: Effects) -> None:
+        """Nobody is asked any more whether a fetch of this role waits."""
+        super().leave(out)
+        if self.phase is Following.QUIET:
+            out.append(StopWaiting())
+        if self._copy is not None:
+            self._copy.let_go()
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the log is known to be a prefix of the leader's, in this epoch."""
+        return self.phase in _AGREED
+
+    @property
+    def copy_lag_records(self) -> int | None:
+        """Of a learner: what it lacks of what its leader has committed; None: it is none, or has not been answered yet."""
+        if not self.shared.copy_epoch or self._leader_high_watermark < 0:
+            return None
+        return max(self._leader_high_watermark - self.log.newest_offset, 0)
+
+    def _waits_for(self, following: Following) -> None:
+        check_phase(self._way, following)
+        self._way.append(following)
+        self.phase = following
+
+    def _next_request(self, now_ns: int, out: Effects) -> int:
+        self._request_id = max(self.shared.next_request_id, self.shared.request_id_base + now_ns)
+        self.shared.next_request_id = self._request_id + 1
+        self.shared.deadlines.set(Deadline.REQUEST, now_ns + nanoseconds(self.shared.config.fetch_timeout_s), out)
+        return self._request_id
+
+    def _request_ended(self, out: Effects) -> None:
+        self._request_id = 0
+        self.shared.deadlines.cancel(Deadline.REQUEST, out)
+
+    def _failed(self, now_ns: int, out: Effects) -> None:
+        """Ask again later. No guess at the log takes the place of an answer [D9]."""
+        self._request_ended(out)
+        if self._is_quiet:  # quiet no more: the leader's silence counts as it does in a busy partition
+            self._quiet_rounds = 0
+            self.shared.deadlines.set(Deadline.LEADER, self._heard_ns + self._leader_timeout_ns(), out)
+        fetching = self.phase in _AGREED
+        self._waits_for(Following.FETCH_BACKOFF if fetching else Following.RECONCILE_BACKOFF)
+        self.shared.deadlines.set(Deadline.FETCH, now_ns + self.shared.backoff.next_ns(), out)
+
+    def data_path_restored(self, now_ns: int, out: Effects) -> None:
+        """Ask again at once: a request that was lost would cost its time-out, and an idle wait that nobody ends its whole length."""
+        self._leave_quiet(now_ns, now_ns, out)
+        if self._request_id or self.phase is Following.IDLE:
+            self._failed(now_ns, out)
+
+    # ---- reconcile -------------------------------------------------------------------------------------------------
+    def _ask(self, now_ns: int, out: Effects) -> None:
+        self._waits_for(Following.RECONCILING)
+        self.shared.deadlines.cancel(Deadline.FETCH, out)
+        request_id = self._next_request(now_ns, out)
+        self._asks_for_horizon = lacks_superseding(self.log) and not self._horizon_reached
+        self._asked_epoch = self.log.horizon.leader_epoch if self._asks_for_horizon else self.log.epochs.latest_epoch
+        out.append(
+            SendEpochQuery(
+                request_id=request_id, leader=self.leader, asked_epoch=self._asked_epoch, current_epoch=self.leader_epoch
+            )
+        )
+
+    def epoch_query_answered(self, event: EpochQueryAnswered, now_ns: int, out: Effects) -> None:
+        """Cut to the largest common prefix, and ask again until the epochs agree [D12]."""
+        if event.request_id != self._request_id or self.phase is not Following.RECONCILING:
+            return
+        if event.current_epoch != self.leader_epoch or event.leader_epoch > self._asked_epoch:
+            self._failed(now_ns, out)
+            return
+        self._request_ended(out)
+        self._heard(now_ns)
+        if self._asks_for_horizon and reaches(self.log.horizon, event):
+            self._horizon_reached = True
+            self._ask(now_ns, out)
+            return
+        cut = StartAfresh(event.log_start_offset) if self._asks_for_horizon else reconcile(self.log, event)
+        if isinstance(cut, StartAfresh):
+            self._start_afresh(cut.start_offset, out)
+            return
+        if self._would_lose_committed(cut.end_offset):
+            if self.shared.state.status is PartitionStatus.ONLINE and not self.shared.copy_epoch:
+                out.append(report_leader(self.shared, leader_lacks=True))
+            self._failed(now_ns, out)
+            return
+        self._asks_again = not cut.agreed
+        if cut.end_offset < self.log.log_end_offset:
+            self._waits_for(Following.CUTTING)
+            self.log.cut(cut.end_offset)
+            out.append(CutLog(end_offset=cut.end_offset))
+        else:
+            self._cut_done(now_ns, out)
+
+    def _would_lose_committed(self, end_offset: int) -> bool:
+        """Whether a cut to ``end_offset`` (exclusive) would take away what is known here to be committed. Then it is the leader whose
+        log went back in time [S15]: it must make way, and its answer cuts nothing that only this log may hold [D9]."""
+        return end_offset <= self.log.high_watermark and not self.shared.state.unclean_elected
+
+    def _start_afresh(self, start_offset: int, out: Effects, deletes_end: int = 0) -> None:
+        self._asks_again = False
+        self._deletes_end = deletes_end
+        self._waits_for(Following.CUTTING)
+        self.log.start_afresh(start_offset, deletes_end)
+        out.append(StartLogAfresh(start_offset=start_offset, deletes_end=deletes_end))
+
+    def log_cut(self, now_ns: int, out: Effects) -> None:
+        """The cut is durable: go on."""
+        if self.phase is Following.CUTTING:
+            self._cut_done(now_ns, out)
+
+    def _cut_done(self, now_ns: int, out: Effects) -> None:
+        if self._asks_again:
+            self._ask(now_ns, out)
+        else:
+            self._fetch(now_ns, out)
+
+    # ---- fetch -----------------------------------------------------------------------------------------------------
+    def _fetch(self, now_ns: int, out: Effects) -> None:
+        """Acknowledge what is flushed and ask for what follows; a fetch from below the log's end would repeat records."""
+        self.shared.deadlines.cancel(Deadline.FETCH, out)
+        if not self.log.is_flushed:
+            self._waits_for(Following.FLUSHING)
+            return
+        self._waits_for(Following.FETCHING)
+        self._woken = False
+        log, most_bytes = self.log, self.shared.config.replication_max_bytes
+        copy_epoch = self.shared.copy_epoch
+        if copy_epoch:
+            self._copy = self._copy or LearnerCopy(self.shared.copy_pace)
+            most_bytes = self._copy.asks(now_ns, most_bytes)
+        out.append(
+            SendFetch(
+                request_id=self._next_request(now_ns, out),
+                leader=self.leader,
+                offset=log.flushed_newest_offset,
+                offset_epoch=0 if log.is_empty else log.epochs.latest_epoch,
+                leader_epoch=self.leader_epoch,
+                max_bytes=most_bytes,
+                bad_offset=self._bad_offset,
+                flush_ns=self.shared.flush_ns,
+                copy_epoch=copy_epoch,
+                deletes_end=self._deletes_end,
+            )
+        )
+
+    def fetch_answered(self, event: FetchAnswered, now_ns: int, out: Effects) -> None:
+        """Append what was asked for, or learn that there is nothing."""
+        if not self._is_awaited(event):
+            self._drop(event, "stale request", out)
+            return
+        if self.phase in _ASLEEP and not event.spans:
+            self._told(event, now_ns, out)
+            return
+        self._leave_quiet(now_ns, now_ns, out)
+        problem = self._problem(event)
+        if problem:
+            self._drop(event, problem, out)
+            if problem != _STALE_EPOCH:
+                self._bad_offset = self.log.log_end_offset  # a batch with a wrong header is not found where it lies
+            self._failed(now_ns, out)
+            return
+        self._request_ended(out)
+        self._heard(now_ns)
+        self.shared.backoff.succeeded()
+        grown = event.high_watermark - self._leader_high_watermark if self._leader_high_watermark >= 0 else 0
+        self._leader_high_watermark = event.high_watermark
+        if event.spans:
+            if self._copy is not None:
+                record_count = event.spans[-1].last_offset + 1 - event.spans[0].base_offset
+                self._copy.came(event.size_bytes, record_count, max(grown, 0))
+            self._quiet_rounds, self._bad_offset = 0, None
+            self._waits_for(Following.FLUSHING)
+            self.log.append_spans(event.spans)
+            out.append(
+                AppendFetched(
+                    token=event.token,
+                    last_offset=self.log.newest_offset,
+                    leader_high_watermark=event.high_watermark,
+                    leader_epoch=event.leader_epoch,
+                )
+            )
+        else:
+            self._learn_high_watermark(event.high_watermark, out)
+            self._idle_request_id = event.request_id
+            self._sleep(now_ns, out)
+
+    def _fetch_in_turn(self, now_ns: int, out: Effects) -> None:
+        """Fetch; a learner that is behind, when its turn among those of its node has come."""
+        copy = self._copy
+        if copy is None:
+            self._fetch(now_ns, out)
+            return
+        copy.flushed(now_ns)
+        behind = self.shared.copy_epoch and self.log.newest_offset < self._leader_high_watermark
+        begins_ns = copy.turn(now_ns) if behind else now_ns
+        if begins_ns <= now_ns:
+            self._fetch(now_ns, out)
+            return
+        self._waits_for(Following.PACED)
+        self.shared.deadlines.set(Deadline.FETCH, begins_ns, out)
+
+    def fetch_piece_arrived(self, event: FetchPieceArrived, now_ns: int, out: Effects) -> None:
+        """The next batch needs several answers: ask for more of it, of the leader of this epoch only."""
+        idle = self.phase in _ASLEEP and event.request_id == self._idle_request_id
+        if not idle and (event.request_id != self._request_id or self.phase is not Following.FETCHING):
+            return
+        self._leave_quiet(now_ns, now_ns, out)
+        if event.leader_epoch != self.leader_epoch:
+            self._failed(now_ns, out)
+            return
+        self._heard(now_ns)
+        if not event.has_room:
+            self._failed(now_ns, out)
+            return
+        self._request_ended(out)
+        self.shared.backoff.succeeded()
+        self._quiet_rounds = 0
+        self._fetch(now_ns, out)
+
+    def _is_awaited(self, event: FetchAnswered) -> bool:
+        """Whether this answers the fetch that is out, or says more to the one that was answered with nothing [D16]."""
+        if self.phase in _ASLEEP:
+            return event.request_id == self._idle_request_id
+        return event.request_id == self._request_id and self.phase is Following.FETCHING
+
+    def _told(self, event: FetchAnswered, now_ns: int, out: Effects) -> None:
+        """The fetch that was answered with nothing is answered so again: what this log holds may be committed now. The wait goes on."""
+        if event.leader_epoch == self.leader_epoch:
+            self._heard(now_ns)
+            self._learn_high_watermark(event.high_watermark, out)
+
+    def _drop(self, event: FetchAnswered, why: str, out: Effects) -> None:
+        if event.spans:
+            out.append(DropFetched(token=event.token, why=why))
+
+    def _problem(self, event: FetchAnswered) -> str:
+        """Why the answer may not be appended, '' when it may [D14, D15, D16]."""
+        if event.leader_epoch != self.leader_epoch:
+            return _STALE_EPOCH
+        next_offset, epoch = self.log.log_end_offset, self.log.epochs.latest_epoch
+        for span in event.spans:
+            if span.base_offset != next_offset or span.last_offset < span.base_offset:
+                return "gap"
+            if not epoch <= span.leader_epoch <= self.leader_epoch:
+                return "epoch out of order"
+            next_offset, epoch = span.last_offset + 1, span.leader_epoch
+        return ""
+
+    def log_flushed(self, now_ns: int, out: Effects) -> None:
+        """What was fetched is on disk: HW may rise, and the next fetch acknowledges it."""
+        if self.phase is Following.FLUSHING and self.log.is_flushed:
+            self._learn_high_watermark(self._leader_high_watermark, out)
+            self._fetch_in_turn(now_ns, out)
+
+    def _learn_high_watermark(self, leader_high_watermark: int, out: Effects) -> None:
+        """HW = min(the leader's, own newest flushed offset): never above what this log holds [D7]."""
+        self.shared.raise_high_watermark(min(leader_high_watermark, self.log.flushed_newest_offset), out)
+
+    def _sleep(self, now_ns: int, out: Effects) -> None:
+        if self._woken:
+            self._fetch(now_ns, out)
+            return
+        self._quiet_rounds += 1
+        if self._is_quiet and self._may_wait_quietly:
+            self._waits_for(Following.QUIET)
+            self.shared.deadlines.cancel(Deadline.FETCH, out)
+            self.shared.deadlines.cancel(Deadline.LEADER, out)  # whether it is there is seen for all of its partitions at once
+            out.append(WaitQuietly(request_id=self._idle_request_id, leader=self.leader, leader_epoch=self.leader_epoch))
+            return
+        self._waits_for(Following.IDLE)
+        self.shared.deadlines.set(Deadline.FETCH, now_ns + self._idle_wait_ns(), out)
+
+    @property
+    def _is_quiet(self) -> bool:
+        return self._quiet_rounds >= self.shared.config.quiet_rounds
+
+    @property
+    def _may_wait_quietly(self) -> bool:
+        """Whether a fetch would neither tell nor ask for anything: a member of the ISR, and all it has is known to be committed."""
+        state = self.shared.state
+        all_committed = self.log.high_watermark == self.log.newest_offset
+        return all_committed and state.status is PartitionStatus.ONLINE and self.shared.node_id in state.isr
+
+    def _idle_wait_ns(self) -> int:
+        """A partition that has been quiet for a while is looked at less often: a node may follow a thousand of them. Such a
+        part of the lag time that a lost fetch does not cost the place in the ISR; a wake-up ends the wait as ever."""
+        config = self.shared.config
+        if not self._is_quiet:
+            return nanoseconds(config.max_idle_wait_s)
+        return nanoseconds(max(config.max_idle_wait_s, config.max_lag_time_s * QUIET_WAIT))
+
+    def _leave_quiet(self, heard_ns: int, now_ns: int, out: Effects) -> None:
+        """From QUIET to IDLE, if it was QUIET; the leader was last heard at ``heard_ns``. It gets the time for an answer, however long
+        ago that was, before it counts as silent."""
+        if self.phase is not Following.QUIET:
+            return
+        out.append(StopWaiting())
+        self._waits_for(Following.IDLE)
+        self._quiet_rounds, self._heard_ns = 0, heard_ns
+        timeout_ns = self._leader_timeout_ns()
+        self.shared.deadlines.set(Deadline.LEADER, max(heard_ns + timeout_ns, now_ns + timeout_ns // 2), out)
+
+    def quiet_ended(self, event: QuietEnded, now_ns: int, out: Effects) -> None:
+        """Ask the leader alone: at once, or, where nothing is known to have changed, when the idle wait of a quiet partition ends."""
+        if self.phase is not Following.QUIET:
+            return
+        if event.heard_ns is not None:
+            self._leave_quiet(event.heard_ns, now_ns, out)
+            self._fetch(now_ns, out)
+            return
+        rounds = self._quiet_rounds
+        self._leave_quiet(now_ns, now_ns, out)
+        self._quiet_rounds = rounds
+        self.shared.deadlines.set(Deadline.FETCH, now_ns + self._idle_wait_ns(), out)
+        self.shared.deadlines.set(Deadline.LEADER, now_ns + self._leader_timeout_ns(), out)
+
+    def woken_up(self, now_ns: int, out: Effects) -> None:
+        """There is more. A wake-up that overtakes the empty answer which it belongs to is kept until the next fetch."""
+        self._woken = True
+        self._leave_quiet(now_ns, now_ns, out)
+        self._quiet_rounds = 0
+        if self.phase is Following.IDLE:
+            self._fetch(now_ns, out)
+
+    # ---- failures and refusals -------------------------------------------------------------------------------------
+    def request_failed(self, event: RequestFailed, now_ns: int, out: Effects) -> None:
+        """No answer, or one that can't be used: back off, and complain of it with the next fetch."""
+        if event.request_id == self._request_id and self._request_id:
+            if event.bad_offset is not None:
+                self._bad_offset = max(event.bad_offset, self.log.log_end_offset)
+            self._failed(now_ns, out)
+
+    def fetch_refused(self, event: FetchRefused, now_ns: int, out: Effects) -> None:
+        """Reconcile if the logs diverge, start afresh if behind the log start, else back off.
+
+        A leader that does not believe a request id says so to every copy of the request, also to one that somebody else repeats. The
+        answer may still come, so the wait goes on [D16].
+        """
+        if event.request_id != self._request_id or not self._request_id or event.reason is RefusalReason.UNKNOWN:
+            return
+        ours = event.leader_epoch == self.leader_epoch
+        if ours and event.reason in _ALIVE:
+            self._heard(now_ns)
+        fetching = ours and self.phase is Following.FETCHING
+        if fetching and event.reason is RefusalReason.DIVERGED:
+            self._heard(now_ns)
+            self._waits_for(Following.RECONCILE_BACKOFF)
+            self._failed(now_ns, out)
+        elif fetching and self._is_of_no_use(event):
+            self._heard(now_ns)
+            self._request_ended(out)
+            self._start_afresh(event.log_start_offset, out, event.deletes_end)
+        else:
+            self._failed(now_ns, out)
+
+    def _is_of_no_use(self, event: FetchRefused) -> bool:
+        """Whether the log has to be thrown away: it ends before the leader's log start, or lacks delete markers [D26, D30]."""
+        if event.reason is RefusalReason.BEFORE_LOG_START:
+            return event.log_start_offset >= self.log.log_end_offset
+        return event.reason is RefusalReason.DELETES_GONE and event.deletes_end > self._deletes_end
+
+    # ---- the leader's health ---------------------------------------------------------------------------------------
+    def notice_received(self, event: NoticeReceived, now_ns: int, out: Effects) -> None:
+        """NewLeadershipTerm, CommitPosition: the leader is there, and there may be more to know. Nobody has asked for a notice, so it
+        can be anybody's: it wakes, and changes neither the log nor what readers see. HW comes with the answer to a fetch, and the
+        log start from this node's own retention, or with the refusal of a fetch from behind the leader's [D16, D26]."""
+        if event.leader_epoch != self.leader_epoch or event.leader != self.leader:
+            return
+        first_sign = not self._met
+        self._heard(now_ns)
+        if first_sign:
+            self._ask_anew(now_ns, out)
+        if self.agrees and event.high_watermark > self.log.high_watermark:
+            self.woken_up(now_ns, out)
+
+    def _ask_anew(self, now_ns: int, out: Effects) -> None:
+        """The leader listens now. What was asked before may have reached nobody but the leader before, who stands still: a time-out
+        would be waited for in vain. Once per leadership, so that frequent notices never overtake an answer."""
+        if self.phase in (Following.RECONCILING, Following.RECONCILE_BACKOFF):
+            self._begin(now_ns, out)
+        elif self.phase in (Following.FETCHING, Following.FETCH_BACKOFF):
+            self._fetch(now_ns, out)
+
+    def _heard(self, now_ns: int) -> None:
+        self._heard_ns, self._met = now_ns, True
+
+    def _leader_timeout_ns(self) -> int:
+        """Silence for so long is reported; a longer idle wait makes it longer, or a quiet leader would be."""
+        config = self.shared.config
+        return nanoseconds(config.max_leader_timeout_s) + self._idle_wait_ns() - nanoseconds(config.max_idle_wait_s)
+
+    def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
+        """A request timed out, a wait ended, or the leader is to be looked at."""
+        if kind is Deadline.REQUEST:
+            self._failed(now_ns, out)
+        elif kind is Deadline.LEADER:
+            self._check_leader(late_ns, now_ns, out)
+        elif kind is Deadline.FETCH:
+            if self.phase is Following.RECONCILE_BACKOFF:
+                self._begin(now_ns, out)
+            elif self.phase in (Following.IDLE, Following.FETCH_BACKOFF, Following.PACED):
+                self._fetch(now_ns, out)
+
+    def _check_leader(self, late_ns: int, now_ns: int, out: Effects) -> None:
+        """Report a leader that has been silent too long; not when it was this process that stood still."""
+        timeout_ns = self._leader_timeout_ns()
+        if late_ns > timeout_ns // 4:
+            self._heard_ns = now_ns
+        silent_ns = now_ns - self._heard_ns
+        if silent_ns < timeout_ns:
+            self.shared.deadlines.set(Deadline.LEADER, self._heard_ns + timeout_ns, out)
+            return
+        state = self.shared.state
+        may_witness = self.shared.node_id in (state.isr if len(state.isr) > 1 else state.replicas)
+        if state.status is PartitionStatus.ONLINE and may_witness:
+            out.append(report_leader(self.shared))
+        self.shared.deadlines.set(Deadline.LEADER, now_ns + timeout_ns // 2, out)
+
+
+def report_leader(shared: ReplicaContext, leader_lacks: bool = False) -> ReportLeader:
+    """A report with the position of this replica's log, for the leadership of the current state [C9]."""
+    state, log = shared.state, shared.log
+    return ReportLeader(
+        leader=state.leader,
+        leader_epoch=state.leader_epoch,
+        last_epoch=log.epochs.position_epoch,
+        newest_offset=log.flushed_newest_offset,
+        high_watermark=log.high_watermark,
+        leader_lacks=leader_lacks,
+    )
+
+
+class FetchAssembly:
+    """Of one replica."""
+
+    def __init__(self) -> None:
+        self._assembly = Assembly()
+        self._place = (0, -1)
+        """(LeaderEpoch, offset) of the fetches that asked for what is held."""
+        self._request_id = 0
+        """Of the newest fetch."""
+
+    def asks(self, effect: SendFetch) -> Held:
+        """A fetch leaves: what it says to hold. In another epoch, at another offset or with a complaint it starts over."""
+        if self._place != (effect.leader_epoch, effect.offset) or effect.bad_offset is not None:
+            self._assembly.forget()
+            self._place = (effect.leader_epoch, effect.offset)
+        self._request_id = effect.request_id
+        return self._assembly.held
+
+    def is_asked(self, request_id: int) -> bool:
+        """Whether an answer to ``request_id`` may be taken."""
+        return request_id == self._request_id
+
+    def take(self, piece: Piece) -> memoryview | None:
+        """The whole batch, if this was its last piece; then nothing is held any more."""
+        return self._assembly.take(piece)
+
+    @property
+    def held_bytes(self) -> int:
+        """Of the batch that is not whole yet."""
+        return self._assembly.held.position
+
+    def forget(self) -> None:
+        """Start over."""
+        self._assembly.forget()

@@ -1,0 +1,143 @@
+"""FollowerProgress: the leader's view of one follower. It is SET by each fetch, not only raised [D18].
+
+A position counts only for one (LeaderEpoch, incarnation): the object lives as long as one LeaderEpoch, and forgets the position
+when the follower's node comes back as another incarnation, which may have lost what the last one flushed [D6, C12].
+Times are monotonic ns.
+"""
+
+from __future__ import annotations
+
+from liftpy.config import NS_PER_S
+from liftpy.core.base.dataclass import dataclass
+
+REACH_NS = 10 * NS_PER_S
+"""Request ids follow the follower's clock: one may be as far ahead of the last one as time has gone by, and this much."""
+DOUBT_NS = 5 * NS_PER_S
+"""When nothing else has been heard of a follower for so long, what was not believed of it is believed after all."""
+
+
+@dataclass(slots=True)
+class FollowerProgress:
+    """What the leader knows of one follower in this LeaderEpoch."""
+
+    caught_up_ns: int
+    """When the follower last was at the leader's log end; at first: when the leader began."""
+    copy_epoch: int = 0
+    """Of a learner: which copy it makes, as the metadata says; of a replica, the copy that it was."""
+    incarnation: int = 0
+    """Whose position this is; 0: none yet."""
+    live: bool = False
+    """Whether its node's session stands."""
+    position: int | None = None
+    """Inclusive: newest offset that it has flushed, as its last fetch said; None: unknown in this epoch."""
+    was_caught_up: bool = False
+    """It has been at the log end in this epoch, under this incarnation, and since it last left the ISR."""
+    in_isr: bool = False
+    """As the image shows."""
+    last_fetch_ns: int = 0
+    last_asked_ns: int = 0
+    """Of its last request of any kind, in any epoch; at first: when the leader began. One that comes back has not been silent yet."""
+    absences: int = 0
+    """How often in a row nobody listened for it, since its last fetch."""
+    probed: bool = False
+    """The bus was asked since its last fetch."""
+    progressed_ns: int = 0
+    """When its position last rose; at first: never."""
+    mark_end_offset: int = -1
+    """Exclusive: the leader's log end at ``mark_ns``, which it has not reached yet; -1: none."""
+    mark_ns: int = 0
+    log_end_offset_at_last_fetch: int = 0
+    """Exclusive: the leader's log end when it last fetched."""
+    last_request_id: int = 0
+    """The newest request that counted; one below it was overtaken on its way."""
+    last_request_ns: int = 0
+    """When it came. Its wait may have been confirmed since: then ``last_fetch_ns`` is later."""
+    doubted_ns: int | None = None
+    """When the first request came that was not believed, since the last one that was; None: none."""
+    told_high_watermark: int = -2
+    """HW of the last answer or notice that was sent to it; -2: nothing was."""
+    owed_ns: int = 0
+    """Since when its fetch waits at the log end for its first answer, or HW is above what it was told there; 0: neither."""
+
+    def live_is(self, incarnation: int, now_ns: int) -> None:
+        """The cluster counts this process of the follower's as live; 0: none."""
+        if incarnation and not (self.live and incarnation == self.incarnation):
+            self.last_asked_ns = now_ns
+        self.live = incarnation > 0
+        if incarnation:
+            self.incarnation_is(incarnation)
+
+    def incarnation_is(self, incarnation: int) -> None:
+        """Forget everything if the follower's process is another one."""
+        if incarnation != self.incarnation:
+            self.incarnation = incarnation
+            self.last_request_id, self.doubted_ns = 0, None
+            self._forget()
+
+    def membership_is(self, in_isr: bool) -> None:
+        """The image shows it in the ISR, or not. One that has left has to fetch again before it may come back: it may have left by
+        itself, for its disk failed, and be caught up no more than the dead are."""
+        if self.in_isr and not in_isr:
+            self.was_caught_up = False
+        self.in_isr = in_isr
+
+    def copy_is(self, copy_epoch: int) -> None:
+        """It makes this copy, 0: it is a replica. What it had of another one it may have deleted, in the same process."""
+        if copy_epoch and copy_epoch != self.copy_epoch:
+            self.copy_epoch = copy_epoch
+            self._forget()
+
+    def _forget(self) -> None:
+        self.position = None
+        self.was_caught_up = False
+        self.progressed_ns, self.mark_end_offset = 0, -1
+        self.told_high_watermark, self.owed_ns = -2, 0
+
+    def told(self, high_watermark: int) -> None:
+        """An answer or a notice was sent to it that says so."""
+        self.told_high_watermark, self.owed_ns = high_watermark, 0
+
+    def is_owed(self, now_ns: int) -> None:
+        """It waits for word, from now on if it did not before."""
+        self.owed_ns = self.owed_ns or now_ns
+
+    def believes(self, request_id: int, now_ns: int) -> bool:
+        """Whether a request of this id can be the follower's next one: neither one that was overtaken on its way, nor one from the
+        future, behind which all that the follower itself says would look overtaken.
+
+        But nobody is doubted for good: the id that was believed first may have been somebody else's.
+        """
+        reach = self.last_request_id + max(now_ns - self.last_request_ns, 0) + REACH_NS
+        if not self.last_request_id or self.last_request_id < request_id <= reach:
+            return True
+        if self.doubted_ns is None:
+            self.doubted_ns = now_ns
+        return now_ns - self.doubted_ns > DOUBT_NS
+
+    def fetched(self, offset: int, request_id: int, leader_end_offset: int, now_ns: int) -> None:
+        """A valid fetch acknowledges everything up to ``offset`` (inclusive).
+
+        Caught up means: at the log end now, or at what was the log end at some time before, as of that time: so it is known how far
+        it is behind a busy leader, in time [L8].
+        """
+        if offset + 1 >= leader_end_offset:
+            self.caught_up_ns, self.was_caught_up = now_ns, True
+        elif self.position is not None and offset + 1 >= self.log_end_offset_at_last_fetch:
+            self.caught_up_ns, self.was_caught_up = max(self.caught_up_ns, self.last_fetch_ns), True
+        elif 0 <= self.mark_end_offset <= offset + 1:
+            self.caught_up_ns, self.was_caught_up = max(self.caught_up_ns, self.mark_ns), True
+        if self.mark_end_offset <= offset + 1:
+            self.mark_end_offset, self.mark_ns = leader_end_offset, now_ns
+        if self.position is not None and offset > self.position:
+            self.progressed_ns = now_ns
+        self.position = offset
+        self.last_request_id, self.last_request_ns, self.doubted_ns = request_id, now_ns, None
+        self.last_fetch_ns = now_ns
+        self.absences, self.probed = 0, False
+        self.log_end_offset_at_last_fetch = leader_end_offset
+
+    def still_waits(self, now_ns: int) -> None:
+        """Its last fetch, which is at the log end, still waits: as if the same had come again. Only its id has not."""
+        self.caught_up_ns, self.was_caught_up = now_ns, True
+        self.last_fetch_ns = self.last_asked_ns = now_ns
+        self.absences, self.probed = 0, False

@@ -1,0 +1,198 @@
+"""The intake: what a leader appends at once, what it holds back, and what is too much [A11, D20, L7].
+
+Goal: load alone costs nobody the leadership or the place in the ISR, memory stays bounded, and no publish that nobody can be told
+"no" for is lost while there is room for it. Constraint: the order of arrival stays [A4].
+Algorithm: what is appended and not committed is bounded, in bytes, for each partition and for the node: a leader that is faster than
+its followers waits for them. Beyond it, and while the ISR is too short to commit, publishes are held, as they came, and appended in
+order when there is room again. What is held is bounded too, for each partition and for the node; beyond that a publish is refused,
+or dropped where nobody waits. A partition with nothing uncommitted may always append: its next commit goes on with what it holds,
+so that no partition waits for another's.
+
+Worked example: ``unreplicated_bytes`` 16 MiB, 12 MiB uncommitted. A batch of 6 MiB is appended (18 MiB), the next is held. HW passes
+4 MiB of it: 14 MiB, the held one is appended.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from liftpy.config import ReplicationConfig
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.replication.events import PublishesReceived
+
+RECORD_OVERHEAD_BYTES = 32
+"""What a record costs in memory besides its place in the batch, about."""
+_NODE_PARTS = 2
+"""One of so many parts of a node's ingest buffer may be held back; the rest is for what has just come."""
+_FULL = 0.75
+"""Of the bound: from there on the node is to take no more, so that what it has in hand still finds room."""
+_NS_PER_S = 1_000_000_000
+_PATIENCE_NS = _NS_PER_S // 2
+_STUCK_NS = 2 * _NS_PER_S
+_CALM_NS = 10 * _NS_PER_S
+LEAST_RATE_BYTES = 16 * 1024 * 1024
+_MOST_RATE_BYTES = 1024 * 1024 * 1024
+
+
+def size_in_memory(event: PublishesReceived) -> int:
+    """What publishes cost while they wait, in bytes."""
+    return event.size_bytes + RECORD_OVERHEAD_BYTES * event.record_count
+
+
+@dataclass(slots=True)
+class NodeIntake:
+    """Sums over all partitions that a node leads, in bytes."""
+
+    unreplicated_bytes: int = 0
+    """Appended and not committed."""
+    held_bytes: int = 0
+    """Held back."""
+    released_bytes: int = 0
+    """What was held and is not any more, ever."""
+    full_count: int = 0
+    """Partitions that are about to hold no more."""
+
+
+class InflightLimits:
+    """Of one partition, as long as one leadership lasts."""
+
+    def __init__(self, node: NodeIntake, config: ReplicationConfig) -> None:
+        self._node = node
+        self._config = config
+        self._uncommitted: deque[tuple[int, int]] = deque()
+        """(last offset, inclusive; bytes) of each batch above HW that this leader has appended."""
+        self._held: deque[tuple[PublishesReceived, int]] = deque()
+        """And since when, monotonic."""
+        self.uncommitted_bytes = 0
+        self.held_bytes = 0
+        self._full = False
+
+    @property
+    def holds(self) -> bool:
+        """Whether something is held: what comes later waits behind it."""
+        return bool(self._held)
+
+    def may_append(self) -> bool:
+        """Whether there is room for one more batch above HW."""
+        if not self.uncommitted_bytes:
+            return True
+        bounds = self._config
+        return self.uncommitted_bytes < bounds.unreplicated_bytes and (
+            self._node.unreplicated_bytes < bounds.node_unreplicated_bytes
+        )
+
+    def appended(self, last_offset: int, size_bytes: int) -> None:
+        """A batch was appended."""
+        self._uncommitted.append((last_offset, size_bytes))
+        self.uncommitted_bytes += size_bytes
+        self._node.unreplicated_bytes += size_bytes
+
+    def committed(self, high_watermark: int) -> None:
+        """HW has risen to ``high_watermark``, inclusive."""
+        while self._uncommitted and self._uncommitted[0][0] <= high_watermark:
+            _, size_bytes = self._uncommitted.popleft()
+            self.uncommitted_bytes -= size_bytes
+            self._node.unreplicated_bytes -= size_bytes
+
+    def hold(self, event: PublishesReceived, now_ns: int) -> bool:
+        """Keep it for later, behind what is held already; False: there is no room."""
+        size_bytes, node = size_in_memory(event), self._node
+        if self.held_bytes + size_bytes > self._config.ingest_queue_bytes or node.held_bytes + size_bytes > self._node_bound:
+            return False
+        self._held.append((event, now_ns))
+        self.held_bytes += size_bytes
+        node.held_bytes += size_bytes
+        self._see_whether_full()
+        return True
+
+    def next(self) -> PublishesReceived:
+        """Take out what was held first."""
+        event, _ = self._held.popleft()
+        size_bytes = size_in_memory(event)
+        self.held_bytes -= size_bytes
+        self._node.held_bytes -= size_bytes
+        self._node.released_bytes += size_bytes
+        self._see_whether_full()
+        return event
+
+    def withdraw_answerable(self) -> list[PublishesReceived]:
+        """Take out, in order, what somebody waits for an answer to."""
+        held = list(self._held)
+        events = [self.next() for _ in held]
+        for event, since_ns in held:
+            if event.is_plain:
+                self.hold(event, since_ns)
+        return [event for event in events if not event.is_plain]
+
+    def withdraw_held_before(self, since_ns: int) -> list[PublishesReceived]:
+        """Take out, in order, what has been held since ``since_ns`` or longer."""
+        old = []
+        while self._held and self._held[0][1] <= since_ns:
+            old.append(self.next())
+        return old
+
+    def close(self) -> Iterator[PublishesReceived]:
+        """The leadership ends: all that was held, in order; nothing is left behind."""
+        self.committed(1 << 63)
+        while self._held:
+            yield self.next()
+
+    @property
+    def _node_bound(self) -> int:
+        return self._config.ingest_buffer_bytes // _NODE_PARTS
+
+    def _see_whether_full(self) -> None:
+        full = self.held_bytes >= self._config.ingest_queue_bytes * _FULL
+        full = full or (self.holds and self._node.held_bytes >= self._node_bound * _FULL)
+        self._node.full_count += full - self._full
+        self._full = full
+
+
+class Gate:
+    """Whether a node takes more of what has arrived, while a partition is about to hold no more.
+
+    It waits, and when its buffer is full the bus does: a nats-server holds a fast publisher back while somebody reads too slowly. But
+    it holds 64 MiB at most, lets each publisher go on at some 6 to 13 MiB a second, and then cuts the reader off, who loses all of
+    that uncounted. So once reading is blocked, at least ``least_rate_bytes`` a second are taken, after ``_PATIENCE_NS``, whether there
+    is room or not: what has no room is refused or dropped, and counted. That was too slow if the server has cut all the same:
+    the rate is doubled then, until calm has returned. And where nothing at all is released for ``_STUCK_NS``, everything is taken: the
+    other partitions have waited long enough.
+    """
+
+    def __init__(self, node: NodeIntake) -> None:
+        self._node = node
+        self.least_rate_bytes = LEAST_RATE_BYTES
+        self._since_ns = 0  # of the window that the rate is measured in; 0: there is room
+        self._taken_bytes = 0  # at its begin
+        self._released_bytes = 0
+        self._released_ns = 0  # when something was released last
+        self._full_ns = 0  # when it was full last
+        self._stuck = False
+
+    def may_take(self, taken_bytes: int, blocked: bool, now_ns: int) -> bool:
+        """Whether the next messages may be looked at. ``taken_bytes``: of all that were, ever; ``blocked``: the buffer is full, so that
+        nothing is read from the bus."""
+        node = self._node
+        if not node.full_count:
+            self._stuck = False
+            if self._full_ns and now_ns - self._full_ns >= _CALM_NS:
+                self._full_ns, self._since_ns, self.least_rate_bytes = 0, 0, LEAST_RATE_BYTES
+            return True
+        self._full_ns = now_ns
+        if not self._since_ns:
+            self._released_ns = now_ns
+        if not self._since_ns or not blocked:
+            self._since_ns, self._taken_bytes = now_ns + _PATIENCE_NS, taken_bytes
+        if node.released_bytes != self._released_bytes:
+            self._released_bytes, self._released_ns, self._stuck = node.released_bytes, now_ns, False
+        self._stuck = self._stuck or now_ns - self._released_ns >= _STUCK_NS
+        if now_ns - self._since_ns >= _NS_PER_S:
+            self._since_ns, self._taken_bytes = now_ns, taken_bytes
+        due_bytes = self.least_rate_bytes * (now_ns - self._since_ns) // _NS_PER_S
+        return self._stuck or taken_bytes - self._taken_bytes < due_bytes
+
+    def cut_off(self) -> None:
+        """The server has cut the connection while it waited."""
+        if self._since_ns:
+            self.least_rate_bytes = min(2 * self.least_rate_bytes, _MOST_RATE_BYTES)

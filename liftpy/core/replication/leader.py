@@ -1,0 +1,680 @@
+"""LeaderRole: one partition's leader in one LeaderEpoch [protocol: Writing; Idle followers; Membership of the ISR].
+
+It gives offsets to what is published, answers fetches, moves HW by the commit rule, acknowledges, wakes idle followers and asks
+the metadata group for ISR changes. It never cuts its own log [D25], and without a current lease it appends but
+tells nobody [D22].
+
+Phases: LEADER_REPLAY (derived state is being rebuilt; fetches are served already) -> LEADER_INIT (only while the leader before may
+still speak, see ``succession``) -> LEADER_READY <-> LEADER_NO_LEASE.
+
+Which replica a leader has go, while its partition moves. Pure functions; what leads there is in ``cluster/decisions/moving.py``.
+
+Goal: the replica that is not wanted any more goes, and the records lose neither a copy nor a majority by it.
+Constraint: nobody goes while fewer complete copies than are wanted would stay, but for one that is outside the ISR: it is no copy.
+And at least ``min.isr`` members stay, so that commits go on. By ``quorum`` any majority of the replicas elects the next leader, and
+two sets that differ by one node have a replica in common in any two of their majorities; but that says nothing of a majority that has
+lost something since: so a majority of those that stay must hold everything that is or may be committed, by what they told in
+this LeaderEpoch (as of who joins the ISR, ``lag.may_join``).
+A leader that is to go itself hands the leadership over first, under the same conditions.
+
+Worked example: replicas a b d c, wanted a b d, ISR a b d c: c goes. ISR a b c, for d has died again: c stays, it is the third copy.
+ISR a b d: c goes, whatever it has. Policy ``quorum``, HW 40, of a b d at 41, 17 and 39: c stays until b or d has caught up.
+
+Pausing: what a leader does with publishes while its partition takes none [A13].
+
+Goal: once a leader knows of a pause, nothing that comes then is stored before it knows that the pause has ended; what came before is
+committed and acknowledged as ever, and reading goes on. Constraint: who was told no is never stored [A2], also by the next leader.
+
+    UNTIL_RESUMED    refused, PAUSED, by every leader; dropped and counted where nobody waits, or nobody may be told
+    UNTIL_PUBLISH    held, as while the ISR is short, and the metadata group asked to resume: a publish is one slow ack
+    ENDING           taken again; the leader says so, and followers stand by from then on
+
+Why ENDING: followers may hear of a change before the leader does. One that kept what it heard while the leader still refused would
+store it when it leads. So they listen no earlier than the leader has said that it takes publishes, and forget what they heard with each
+pause. The same holds for the settings by which publishes are refused (``liftpy.config.REFUSED_BY``): one that is altered is a pause
+that ends at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from liftpy.config import AckPolicy, CommitPolicy
+from liftpy.core.base.partition import PartitionState, Pause
+from liftpy.core.replication import isr
+from liftpy.core.replication.effects import (
+    AppendBatch,
+    CloseSubject,
+    ConfirmQuiet,
+    DropPendingAcks,
+    DropPublishes,
+    GiveUpLeadership,
+    NotifyReplica,
+    OpenSubject,
+    ProbeReplica,
+    ProposeIsr,
+    RejectPublishes,
+    RejectReason,
+    ReplayLog,
+    SendAcks,
+    SendNotice,
+    StartServing,
+    StepAside,
+    WakePartition,
+)
+from liftpy.core.replication.events import (
+    Deadline,
+    EpochQueryReceived,
+    FetchReceived,
+    IsrChangeAnswered,
+    PublishesReceived,
+    QuietFetchReceived,
+    ReplicaAbsent,
+)
+from liftpy.core.replication.fetch_handler import FetchHandler
+from liftpy.core.replication.inflight_limits import InflightLimits, size_in_memory
+from liftpy.core.replication.isr import IsrChange, new_high_watermark
+from liftpy.core.replication.phases import Leading, Phase, RoleName
+from liftpy.core.replication.quiescence import QUIET_WAIT
+from liftpy.core.replication.role import Effects, ReplicaContext, ReplicaRole, nanoseconds
+from liftpy.core.replication.slow_disk import SlowFlushes, successor, to_keep_out
+
+
+def next_to_go(state: PartitionState, isr: frozenset[str], min_isr: int) -> str:
+    """The replica that may go now, the leader itself perhaps; '': none. ``isr``: as it is to be."""
+    leaving = state.leaving
+    if not leaving or state.joining in isr:  # one change of the replica set at a time
+        return ""
+    staying = isr - {leaving}
+    enough = len(staying) >= min_isr and (leaving not in isr or len(staying) >= len(state.target))
+    return leaving if enough else ""
+
+
+def majority_holds(
+    state: PartitionState, leaving: str, positions: Mapping[str, int | None], high_watermark: int, epoch_start_offset: int
+) -> bool:
+    """Whether without ``leaving`` a majority of the replicas holds everything that may be committed. ``positions``: newest flushed
+    offset, inclusive, in this LeaderEpoch, this node's own included."""
+    staying = [node for node in state.replicas if node != leaving]
+    needed_offset = max(high_watermark, epoch_start_offset - 1)
+    told = [positions.get(node) for node in staying if node not in state.incomplete]
+    return sum(position is not None and position >= needed_offset for position in told) > len(staying) // 2
+
+
+def heir(state: PartitionState, caught_up: Iterable[str]) -> str:
+    """Toward whom a leader that is to go hands over: the first that is wanted; '': nobody is ready. ``caught_up``: live members
+    of the ISR that are not behind."""
+    ready = frozenset(caught_up)
+    return next((node for node in state.target if node in ready and node in state.isr), "")
+
+
+SAID_BY_EVERY_LEADER = frozenset({RejectReason.READ_ONLY, RejectReason.PAUSED})
+_AGAIN_NS = 250_000_000
+"""After the metadata group did not do what it was asked for."""
+
+
+class Pausing:
+    """Of one partition, as long as one leadership lasts."""
+
+    def __init__(self, shared: ReplicaContext) -> None:
+        self._shared = shared
+        self._asked: tuple[Pause, int] = (Pause.NOT_PAUSED, 0)
+        self._again_ns = 0
+
+    @property
+    def refusal(self) -> RejectReason | None:
+        """Why nothing that is published is taken; None: it is, or it is held."""
+        held = self._shared.held
+        if held.config.read_only:
+            return RejectReason.READ_ONLY
+        return RejectReason.PAUSED if held.state.pause is Pause.UNTIL_RESUMED else None
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether the first publish resumes the partition, and is held until then."""
+        return self._shared.state.pause.until_publish
+
+    def is_over(self, intake: InflightLimits) -> bool:
+        """Whether the metadata group is to be told that it ends: something is held, or it was resumed."""
+        return (self.sleeps and intake.holds) or self._shared.state.pause is Pause.ENDING
+
+    def review(self, phase: Phase, intake: InflightLimits, now_ns: int, out: Effects) -> None:
+        """Tell it, once in a while, for what is asked may be lost; a leader that may not speak yet later."""
+        state = self._shared.state
+        known = state.pause, state.pauses
+        if phase is Leading.READY and self.is_over(intake) and (known != self._asked or now_ns >= self._again_ns):
+            self._asked, self._again_ns = known, now_ns + _AGAIN_NS
+            out.append(WakePartition(leader_epoch=state.leader_epoch, pause=state.pause, pauses=state.pauses))
+
+
+_LAG_CHECKS_PER_LAG_TIME = 4
+_NOTICE_DELAY_NS = 2_000_000
+"""So long a follower at the log end waits for word, of a raised HW or as the answer to its fetch: records that come meanwhile bring it
+along, so that a busy partition sends none, and a burst of commits is one."""
+_ISR_RETRY_NS = 250_000_000
+"""After the metadata group refused or did not answer."""
+_PROBE_AGAIN_NS = 100_000_000
+_ASIDE_AGAIN_NS = 10_000_000_000
+"""Between two attempts to hand the leadership over."""
+_HAND_OVER_AGAIN_NS = 3_000_000_000
+"""The same, where the replica moves away: longer than publishers are kept waiting by one."""
+_RELEASE_BYTES = 1024 * 1024
+"""Of what is held, appended in one step: others have their turn in between."""
+
+
+class LeaderRole(ReplicaRole):
+    """The leader. ``desk``: a candidate's, whose followers have acknowledged in this epoch already; None: a new one."""
+
+    name = RoleName.LEADER
+
+    def __init__(self, shared: ReplicaContext, now_ns: int, desk: FetchHandler | None = None) -> None:
+        super().__init__(shared, Leading.REPLAY)
+        self.epoch_start_offset = shared.log.log_end_offset
+        """Offset that the first record of this LeaderEpoch gets; fixed before anything is appended."""
+        self.desk = desk or FetchHandler(shared, self.leader_epoch, now_ns)
+        self.isr_change = IsrChange()
+        self.flushes = SlowFlushes(shared.config)
+        self._stays_until_ns = now_ns + (nanoseconds(shared.config.leader_rest_s) if shared.state.leaderships > 1 else 0)
+        self._asks_again_ns = 0  # the leadership is not handed over again before, while the replica moves away
+        self._waiting_end_offset = -1  # exclusive: the flushed end when a flush was first seen under way; -1: none was
+        self._waiting_ns = 0  # since when
+        self.intake = InflightLimits(shared.intake, shared.config)
+        self.pausing = Pausing(shared)
+        self._probe_after_ns = nanoseconds(shared.config.probe_after)
+        self._lag_interval_ns = nanoseconds(shared.config.max_lag_time_s) // _LAG_CHECKS_PER_LAG_TIME
+        self.was_candidate = desk is not None
+        self._acked_leader_through = shared.log.newest_offset  # inclusive: SendAcks(LEADER) has gone out up to here
+        self._acked_all_through = shared.log.newest_offset  # inclusive: who waits for an earlier one's comes as a duplicate
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+    def enter(self, now_ns: int, out: Effects) -> None:
+        """Serve fetches, replay, tell the replicas; take publishes when the replay is done."""
+        super().enter(now_ns, out)
+        self.desk.partition_changed(now_ns)
+        if self.was_candidate:
+            self.to_phase(Leading.INIT, out)
+        else:
+            out.append(StartServing())
+            out.append(ReplayLog(end_offset=self.log.log_end_offset))
+        deadlines = self.shared.deadlines
+        deadlines.set(Deadline.LAG, now_ns + self._lag_interval_ns, out)
+        self._send_notices(now_ns, out)
+        self._open_when_free(now_ns, out)
+        self._advance(now_ns, out)
+
+    def _open_when_free(self, now_ns: int, out: Effects) -> None:
+        """Open, once derived state is there and the leader before has nothing to say any more."""
+        if self.phase is not Leading.INIT:
+            return
+        if self.desk.is_free_to_speak(now_ns):
+            self.shared.deadlines.cancel(Deadline.PROMOTION, out)
+            self._open(now_ns, out)
+            self._advance(now_ns, out)
+        else:
+            self.shared.deadlines.set(Deadline.PROMOTION, self.shared.succession.until_ns(), out)
+
+    def _open(self, now_ns: int, out: Effects) -> None:
+        out.append(OpenSubject())
+        self.to_phase(Leading.READY if self.shared.lease.is_current(now_ns) else Leading.NO_LEASE, out)
+        self.pausing.review(self.phase, self.intake, now_ns, out)
+        self.shared.deadlines.set(Deadline.LEASE, self.shared.lease.until_ns(now_ns), out)
+
+    def leave(self, out: Effects) -> None:
+        """Close, and forget who waits: what they published may or may not survive."""
+        super().leave(out)
+        out.extend(DropPublishes(token=event.token, reason=RejectReason.NOT_LEADER) for event in self.intake.close())
+        out.append(CloseSubject())
+        out.append(DropPendingAcks())
+
+    def replay_progressed(self, end_offset: int, finished: bool, now_ns: int, out: Effects) -> None:
+        """Derived state covers the log: open."""
+        if finished and self.phase is Leading.REPLAY:
+            self.to_phase(Leading.INIT, out)
+            self._open_when_free(now_ns, out)
+
+    def metadata_heard(self, now_ns: int, out: Effects) -> None:
+        """A renewed lease sets free what waited for it."""
+        if self.phase is Leading.NO_LEASE and self.shared.lease.is_current(now_ns):
+            self.to_phase(Leading.READY, out)
+            self.shared.deadlines.set(Deadline.LEASE, self.shared.lease.until_ns(now_ns), out)
+            self.pausing.review(self.phase, self.intake, now_ns, out)
+            self._acknowledge(now_ns, out)
+
+    def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
+        """Another ISR, replica set or set of live nodes, under the same leadership."""
+        self.desk.partition_changed(now_ns)
+        self.flushes.keep(self.shared.state.holders)
+        if epoch_rose:
+            self.isr_change.settled()
+            self.shared.deadlines.cancel(Deadline.ISR_CHANGE, out)
+            if self._is_short and self.intake.holds and self.may_refuse_for_now(now_ns):
+                held = self.intake.withdraw_answerable()
+                out.extend(RejectPublishes(token=event.token, reason=RejectReason.BELOW_MIN_ISR) for event in held)
+        self._open_when_free(now_ns, out)
+        self._advance(now_ns, out)
+        self._release(out)
+        self.pausing.review(self.phase, self.intake, now_ns, out)
+        self._review_isr(now_ns, out)
+        self._look_soon(now_ns, out)
+
+    def data_path_lost(self, now_ns: int, out: Effects) -> None:
+        """It may have to give up soon."""
+        self._look_soon(now_ns, out)
+
+    # ---- publishes, log, commit ------------------------------------------------------------------------------------
+    @property
+    def _is_short(self) -> bool:
+        """Whether the ISR has too few members for anything to be committed."""
+        return len(self.shared.held.isr) < self.shared.held.min_isr
+
+    @property
+    def takes_publishes(self) -> bool:
+        """Whether what arrives now is appended at once."""
+        return not (self._is_short or self.intake.holds or self.pausing.sleeps) and self.intake.may_append()
+
+    def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
+        """Append, or hold back, or refuse before appending (``intake``). A publish whose publisher can't be answered, or may not be
+        told no, is never refused for a short ISR [D20, D22]."""
+        self._look_soon(now_ns, out)
+        short, holds, sleeps = self._is_short, self.intake.holds, self.pausing.sleeps
+        if (refusal := self.pausing.refusal) is not None:
+            out.append(self._no(event, refusal, now_ns))
+        elif short and not event.is_plain and self.may_refuse_for_now(now_ns):
+            out.append(RejectPublishes(token=event.token, reason=RejectReason.BELOW_MIN_ISR))
+        elif not (holds or sleeps or (short and event.is_plain)) and self.intake.may_append():
+            self._append(event, out)
+        elif (event.conditional and (holds or not sleeps)) or not self.intake.hold(event, now_ns):
+            out.append(self._no(event, RejectReason.BELOW_MIN_ISR if short else RejectReason.OVERLOADED, now_ns))
+        self.pausing.review(self.phase, self.intake, now_ns, out)
+
+    def _no(self, event: PublishesReceived, reason: RejectReason, now_ns: int) -> RejectPublishes | DropPublishes:
+        """Said where somebody waits who may be told. That a stream is read-only or paused, every leader says."""
+        may_tell = self.may_refuse(now_ns) if reason in SAID_BY_EVERY_LEADER else self.may_refuse_for_now(now_ns)
+        return (RejectPublishes if may_tell and not event.is_plain else DropPublishes)(token=event.token, reason=reason)
+
+    def duplicate_received(self, last_offset: int, now_ns: int, out: Effects) -> None:
+        """Repeat the acks from there on as soon as they are due: at once, where the record is committed, by the same rules [D22]."""
+        self._acked_leader_through = min(self._acked_leader_through, last_offset - 1)
+        self._acked_all_through = min(self._acked_all_through, last_offset - 1)
+        self._acknowledge(now_ns, out)
+
+    def _append(self, event: PublishesReceived, out: Effects) -> None:
+        base_offset = self.log.append(event.record_count, self.leader_epoch)
+        self.intake.appended(self.log.newest_offset, event.size_bytes)
+        out.append(
+            AppendBatch(
+                token=event.token, base_offset=base_offset, leader_epoch=self.leader_epoch, timestamp_ns=event.received_wall_ns
+            )
+        )
+        self.desk.appended(out)
+
+    def _release(self, out: Effects) -> None:
+        """Append what was held, some of it, as far as there is room; after the answer to the fetch that made room."""
+        size_bytes = 0
+        awake = not (self._is_short or self.pausing.sleeps)
+        while awake and self.intake.holds and self.intake.may_append() and size_bytes < _RELEASE_BYTES:
+            event = self.intake.next()
+            size_bytes += size_in_memory(event)
+            self._append(event, out)
+
+    def _give_up_what_is_old(self, now_ns: int, out: Effects) -> None:
+        """Drop what was held for longer than the stream allows, for want of an ISR or of the end of a pause; seen in a look at all."""
+        bound_ns, reason = nanoseconds(self.shared.held.config.max_held_s), RejectReason.PAUSED
+        if bound_ns and (self._is_short or self.pausing.sleeps):
+            reason = RejectReason.BELOW_MIN_ISR if self._is_short else reason
+            out += [self._no(old, reason, now_ns) for old in self.intake.withdraw_held_before(now_ns - bound_ns)]
+
+    def may_refuse(self, now_ns: int) -> bool:
+        """Whether a publisher may be told no [A2]: with a lease, and when nobody who may lead next takes records of an earlier leader
+        any more. A deposed leader hears the same message, and as long as one of them follows it, its copy may live. By quorum no
+        log of an earlier leader wins an election once a record of this one is committed."""
+        settled = self._commits_by_quorum and self.log.high_watermark >= self.epoch_start_offset
+        return self.shared.lease.is_current(now_ns) and (settled or self.desk.heirs_have_joined)
+
+    def may_refuse_for_now(self, now_ns: int) -> bool:
+        """The same for a reason of this leader's own: whoever stands by has heard the publish, and may store it as the next leader."""
+        return self.may_refuse(now_ns) and not self.shared.held.has_standby
+
+    def log_flushed(self, now_ns: int, out: Effects) -> None:
+        """Own records are on disk: move HW, acknowledge."""
+        if self.shared.flush_ns:
+            self.flushes.flushed(self.shared.node_id, self.shared.flush_ns, now_ns)
+        self._advance(now_ns, out)
+        self._release(out)
+
+    def _advance(self, now_ns: int, out: Effects) -> None:
+        """Move HW by the commit rule, then acknowledge what that allows."""
+        if not self.desk.is_free_to_speak(now_ns):
+            return
+        held, log, positions = self.shared.held, self.log, self.desk.positions()
+        offset = min(
+            new_high_watermark(
+                held.config.commit_policy,
+                positions,
+                replicas=replicas,
+                isr=held.isr,
+                maximal_isr=self.isr_change.maximal(held.isr),
+                may_lead=held.may_lead,
+                min_isr=held.min_isr,
+                epoch_start_offset=self.epoch_start_offset,
+                high_watermark=log.high_watermark,
+            )
+            for replicas in self.isr_change.replica_sets(held.state.replicas)
+        )
+        if offset > log.high_watermark:
+            self.shared.raise_high_watermark(min(offset, log.flushed_newest_offset), out)
+            self.intake.committed(log.high_watermark)
+            if self.desk.owes_high_watermark(now_ns):
+                self._want_notice(now_ns + _NOTICE_DELAY_NS, out)
+        if log.high_watermark < log.flushed_newest_offset and self._probe_after_ns:
+            self.shared.deadlines.set_earlier(Deadline.PROBE, now_ns + self._probe_after_ns, out)
+        self._acknowledge(now_ns, out)
+
+    def _probe(self, now_ns: int, out: Effects) -> None:
+        """Ask for those who hold HW back in silence, while they do; and wake them, for what was sent to them may be lost."""
+        log, state = self.log, self.shared.state
+        if log.high_watermark >= log.flushed_newest_offset or not self._probe_after_ns:
+            return
+        silent = [
+            (replica, progress)
+            for replica, progress in self.desk.followers.items()
+            if replica in state.isr
+            and (progress.position is None or progress.position < log.flushed_newest_offset)
+            and now_ns - progress.last_fetch_ns >= self._probe_after_ns
+        ]
+        for replica, progress in silent:
+            progress.probed = True
+            out.append(ProbeReplica(replica=replica))
+            out.append(NotifyReplica(replica=replica))
+        again_ns = _PROBE_AGAIN_NS if silent else self._probe_after_ns
+        self.shared.deadlines.set(Deadline.PROBE, now_ns + again_ns, out)
+
+    def replica_absent(self, event: ReplicaAbsent, now_ns: int, out: Effects) -> None:
+        """Nobody listens for a follower that was asked for, and it has not fetched since."""
+        progress = self.desk.followers.get(event.replica)
+        if progress is None or not progress.probed:
+            return
+        progress.absences += 1
+        if progress.absences >= isr.ABSENCES:
+            self._review_isr(now_ns, out)
+
+    def _acknowledge(self, now_ns: int, out: Effects) -> None:
+        log = self.log
+        due_leader = log.flushed_newest_offset > self._acked_leader_through
+        due_all = log.high_watermark > self._acked_all_through
+        if not (due_leader or due_all) or not self.shared.lease.is_current(now_ns):
+            return
+        if due_leader:
+            self._acked_leader_through = log.flushed_newest_offset
+            out.append(
+                SendAcks(policy=AckPolicy.LEADER, through_offset=log.flushed_newest_offset, leader_epoch=self.leader_epoch)
+            )
+        if due_all:
+            self._acked_all_through = log.high_watermark
+            out.append(SendAcks(policy=AckPolicy.ALL, through_offset=log.high_watermark, leader_epoch=self.leader_epoch))
+
+    # ---- followers -------------------------------------------------------------------------------------------------
+    def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
+        """Count it, move HW, then answer, so that the answer carries the new HW."""
+        before = self.desk.newest_offset_of(event.replica)
+        if (reason := self.desk.fetch_received(event, now_ns)) is not None:
+            self.refuse(event.token, reason, out)
+            self._open_when_free(now_ns, out)
+            return
+        self._open_when_free(now_ns, out)
+        if event.flush_ns and self.desk.newest_offset_of(event.replica) != before:
+            self.flushes.flushed(event.replica, event.flush_ns, now_ns, in_isr=event.replica in self.shared.held.isr)
+        self._advance(now_ns, out)
+        if self.desk.answer(event, now_ns, out):
+            self._want_notice(now_ns + _NOTICE_DELAY_NS, out)
+        self._release(out)
+        lost = not self._commits_by_quorum and isr.has_lost(self.desk.followers[event.replica], self.log.high_watermark)
+        if lost or event.replica not in self.shared.held.isr:
+            self._review_isr(now_ns, out)
+
+    @property
+    def _commits_by_quorum(self) -> bool:
+        return self.shared.held.config.commit_policy is CommitPolicy.QUORUM
+
+    def quiet_fetch_received(self, event: QuietFetchReceived, now_ns: int, out: Effects) -> None:
+        """Confirm that it still waits, and count it; it moves no position, so no HW either. Who is not confirmed fetches."""
+        if self.desk.still_waits(event, now_ns):
+            out.append(ConfirmQuiet(token=event.token))
+
+    def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
+        """Tell a follower where an epoch ends on this log."""
+        self.desk.epoch_query_received(event, now_ns, out)
+        self._open_when_free(now_ns, out)
+
+    def _want_notice(self, at_ns: int, out: Effects) -> None:
+        self.shared.deadlines.set_earlier(Deadline.NOTICE, at_ns, out)
+
+    def _send_notices(self, now_ns: int, out: Effects) -> None:
+        """NewLeadershipTerm to those that have not fetched in this epoch, HW to those at the log end to whom word is owed for long
+        enough: as an answer to the fetch that waits where one does, so that none has to fetch for it, else as CommitPosition."""
+        log, told = self.log, self.desk.tell_those_owed(now_ns - _NOTICE_DELAY_NS, out)
+        if any(self.desk.followers[replica].position is None for replica in told):
+            self._want_notice(now_ns + nanoseconds(self.shared.config.notice_interval_s), out)
+        if (owed_ns := self.desk.owes_since_ns()) is not None:
+            self._want_notice(owed_ns + _NOTICE_DELAY_NS, out)
+        if told:
+            out.append(
+                SendNotice(
+                    replicas=told,
+                    leader_epoch=self.leader_epoch,
+                    epoch=self.shared.state.epoch,
+                    epoch_start_offset=self.epoch_start_offset,
+                    high_watermark=log.high_watermark,
+                    log_start_offset=log.log_start_offset,
+                )
+            )
+
+    # ---- the ISR ---------------------------------------------------------------------------------------------------
+    def _review_isr(self, now_ns: int, out: Effects) -> None:
+        """Ask for the ISR that the lag policy wants, one change at a time."""
+        change, held, config = self.isr_change, self.shared.held, self.shared.config
+        if change.in_flight or now_ns < change.retry_at_ns or not self.shared.lease.is_current(now_ns):
+            return
+        slow = to_keep_out(self.shared.node_id, held.isr, self.flushes.slow(now_ns))
+        wanted = isr.wanted_isr(
+            self.shared.node_id,
+            held.isr,
+            self.desk.followers,
+            self.shared.live,
+            high_watermark=self.log.high_watermark,
+            epoch_start_offset=self.epoch_start_offset,
+            log_end_offset=self.log.log_end_offset,
+            now_ns=now_ns,
+            max_lag_ns=nanoseconds(config.max_lag_time_s),
+            max_lag_records=config.max_lag_records,
+            by_quorum=self._commits_by_quorum,
+            replica_count=len(held.state.replicas),
+            min_isr=held.min_isr,
+            slow_disks=slow,
+        )
+        followers, high_watermark = self.desk.followers, self.log.high_watermark
+        heirs = frozenset() if self._commits_by_quorum else held.isr | held.may_lead
+        lost = isr.have_lost(followers, heirs, high_watermark)
+        evicted = self._may_go(wanted, now_ns)
+        if evicted == self.shared.node_id:
+            self._hand_over(now_ns, out)
+            evicted = ""
+        wanted -= {evicted}
+        if wanted == held.isr and not change.unsettled and not lost and not evicted:
+            return
+        if wanted == {self.shared.node_id} and not lost and self._may_be_deaf(now_ns):
+            return
+        change.proposed(wanted, self._replicas_after(wanted, evicted))
+        incarnations = tuple((replica, self.shared.live.get(replica, 0)) for replica in sorted(wanted))
+        left = tuple((replica, self.flushes.last_ns(replica)) for replica in sorted(slow & held.isr - wanted))
+        out.append(
+            ProposeIsr(
+                isr=wanted,
+                leader_epoch=self.leader_epoch,
+                epoch=held.state.epoch,
+                incarnations=incarnations,
+                lost=lost,
+                slow=left,
+                evicted=evicted,
+            )
+        )
+        self.shared.deadlines.set(Deadline.ISR_CHANGE, now_ns + nanoseconds(config.session_s), out)
+
+    def _may_go(self, wanted: frozenset[str], now_ns: int) -> str:
+        """The replica that may leave the replica set, '': none. Not before this leader may speak: who led before, and may not know that
+        it leads no more, is not looked for among those that have gone."""
+        state = self.shared.state
+        leaving = next_to_go(state, wanted, self.shared.held.min_isr)
+        if not leaving or self.phase is not Leading.READY or not self.desk.is_free_to_speak(now_ns):
+            return ""
+        if leaving == self.shared.node_id or not self._commits_by_quorum:
+            return leaving
+        start_offset, positions = self.epoch_start_offset, self.desk.positions()
+        return leaving if majority_holds(state, leaving, positions, self.log.high_watermark, start_offset) else ""
+
+    def _replicas_after(self, wanted: frozenset[str], evicted: str) -> frozenset[str] | None:
+        """The replica set that a change leads to; None: the same."""
+        state = self.shared.state
+        joins = state.joining in wanted
+        return frozenset(state.holders if joins else state.replicas) - {evicted} if joins or evicted else None
+
+    def _hand_over(self, now_ns: int, out: Effects) -> None:
+        """This replica is the next to go: toward one that stays, once in a while, for what is asked may be lost."""
+        if now_ns < self._asks_again_ns:
+            return
+        lag_ns = nanoseconds(self.shared.config.max_lag_time_s)
+        followers, live = self.desk.followers, self.shared.live
+        toward = heir(self.shared.state, (r for r, p in followers.items() if r in live and now_ns - p.caught_up_ns < lag_ns))
+        if toward:
+            self._asks_again_ns = now_ns + _HAND_OVER_AGAIN_NS
+            out.append(StepAside(leader_epoch=self.leader_epoch, toward=toward, reason="the replica moves away"))
+
+    def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None:
+        """Accepted: the image will show it, and until then old and new count. Refused: see IsrChange."""
+        change = self.isr_change
+        if event.epoch != self.shared.state.epoch or not change.in_flight or event.accepted:
+            return
+        if event.accepted is None:
+            change.unanswered(now_ns + _ISR_RETRY_NS)
+        else:
+            change.refused(now_ns + _ISR_RETRY_NS)
+        self.shared.deadlines.cancel(Deadline.ISR_CHANGE, out)
+        self._look_soon(now_ns, out)
+        self._advance(now_ns, out)
+        self._release(out)
+
+    def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
+        """Lag, lease, notices, or no answer of the metadata group."""
+        if kind is Deadline.LAG:
+            self._check_lag(late_ns, now_ns, out)
+        elif kind is Deadline.LEASE:
+            self._check_lease(now_ns, out)
+        elif kind is Deadline.NOTICE:
+            self._send_notices(now_ns, out)
+        elif kind is Deadline.PROMOTION:
+            self._open_when_free(now_ns, out)
+        elif kind is Deadline.PROBE:
+            self._probe(now_ns, out)
+        elif kind is Deadline.ISR_CHANGE:
+            self.isr_change.unanswered(now_ns)
+            self._review_isr(now_ns, out)
+
+    def _check_lag(self, late_ns: int, now_ns: int, out: Effects) -> None:
+        interval_ns = self._lag_interval_ns
+        if late_ns > interval_ns:  # this process stood still: their fetches lie in its queues, they are not to blame
+            for progress in self.desk.followers.values():
+                progress.caught_up_ns += late_ns
+                progress.last_asked_ns += late_ns
+        if unreachable := self._why_unreachable(now_ns):
+            out.append(GiveUpLeadership(leader_epoch=self.leader_epoch, reason=unreachable))
+        self._look_at_own_flush(late_ns, interval_ns, now_ns)
+        self._give_up_what_is_old(now_ns, out)
+        self.pausing.review(self.phase, self.intake, now_ns, out)
+        self._review_isr(now_ns, out)
+        if self.flushes.is_slow(self.shared.node_id, now_ns):
+            self._step_aside(now_ns, out)
+        self.shared.deadlines.set(Deadline.LAG, max(now_ns + interval_ns, self._next_look_ns(now_ns)), out)
+
+    def _next_look_ns(self, now_ns: int) -> int:
+        """Before that nobody can have lagged for too long, nor all have been silent, if nothing happens: a node may lead a thousand
+        idle partitions. 0: something is under way. What happens later has the next look come sooner (``_look_soon``)."""
+        state, log, followers = self.shared.state, self.log, self.desk.followers.values()
+        everything = log.high_watermark == log.newest_offset and len(state.isr) == len(state.replicas) and not state.target
+        change = self.isr_change
+        if not everything or change.in_flight or change.unsettled or self.shared.data_path_down_ns is not None or not followers:
+            return 0
+        if self.flushes.slow(now_ns) or self.pausing.is_over(self.intake):
+            return 0
+        lagging_ns = min(progress.caught_up_ns for progress in followers) + nanoseconds(self.shared.config.max_lag_time_s)
+        return min(lagging_ns + 1, max(progress.last_asked_ns for progress in followers) + self._silence_ns())
+
+    def _look_soon(self, now_ns: int, out: Effects) -> None:
+        self.shared.deadlines.set_earlier(Deadline.LAG, now_ns + self._lag_interval_ns, out)
+
+    def _look_at_own_flush(self, late_ns: int, interval_ns: int, now_ns: int) -> None:
+        """One that does not end says nothing of how long it takes; but if this process stood still, the disk did not."""
+        log = self.log
+        if log.is_flushed or log.flushed_end_offset != self._waiting_end_offset or late_ns > interval_ns:
+            self._waiting_end_offset, self._waiting_ns = -1 if log.is_flushed else log.flushed_end_offset, now_ns
+        else:
+            self.flushes.waits(self.shared.node_id, now_ns - self._waiting_ns, now_ns)
+
+    def _step_aside(self, now_ns: int, out: Effects) -> None:
+        """Own flushes are far slower than those of enough others: hand over, if nothing else is under way."""
+        state, shared = self.shared.state, self.shared
+        if self.phase is not Leading.READY or now_ns < self._stays_until_ns or self.isr_change.in_flight:
+            return
+        members = [replica for replica in state.replicas if replica in state.isr and replica != shared.node_id]
+        toward = successor(
+            self.flushes.fast(members, now_ns),
+            self.desk.followers,
+            shared.live,
+            needed=len(state.replicas) // 2 + 1 if self._commits_by_quorum else max(shared.held.min_isr, isr.STAY_AT_LEAST),
+            now_ns=now_ns,
+            max_lag_ns=nanoseconds(shared.config.max_lag_time_s),
+        )
+        if toward:
+            self._stays_until_ns = now_ns + _ASIDE_AGAIN_NS
+            took_ms = [self.flushes.last_ns(replica) // 1_000_000 for replica in (shared.node_id, toward)]
+            reason = f"a flush takes {took_ms[0]} ms here and {took_ms[1]} ms on {toward}"
+            out.append(StepAside(leader_epoch=self.leader_epoch, toward=toward, reason=reason))
+
+    def serves(self, now_ns: int) -> bool:
+        """Whether it may act as the leader, and others can hear it."""
+        return self.shared.lease.is_current(now_ns) and not self._why_unreachable(now_ns)
+
+    def _why_unreachable(self, now_ns: int) -> str:
+        """Why another should lead, ''  if there is no reason. One follower that is silent may be at fault itself; two or more are
+        not, and may serve each other."""
+        config, down_ns = self.shared.config, self.shared.data_path_down_ns
+        timeout_ns = nanoseconds(config.max_leader_timeout_s)
+        if down_ns is not None and now_ns - down_ns >= timeout_ns:
+            return "its data path is down"
+        if self._silent_ns(now_ns) >= self._silence_ns():
+            return "no live replica fetches from it"
+        return ""
+
+    def _silent_ns(self, now_ns: int) -> int:
+        """For how long none of two or more live followers has asked for anything; 0: one has, or there is one at most."""
+        counted = self.shared.live.keys() & self.shared.state.replicas  # a learner may take its time
+        asked_ns = [p.last_asked_ns for replica, p in self.desk.followers.items() if replica in counted]
+        return now_ns - max(asked_ns) if len(asked_ns) > 1 else 0
+
+    def _may_be_deaf(self, now_ns: int) -> bool:
+        """Whether nobody is heard, and another may yet be asked to lead: who has left the ISR could not, and alone in it this one would
+        lead for as long as it hears nobody. After that it goes on alone."""
+        silent_ns, config = self._silent_ns(now_ns), self.shared.config
+        patience_ns = self._silence_ns() + nanoseconds(config.max_leader_timeout_s)
+        return nanoseconds(config.max_lag_time_s) // 2 <= silent_ns < patience_ns
+
+    def _silence_ns(self) -> int:
+        """Nobody has asked for anything for so long: nobody can."""
+        config = self.shared.config
+        quiet_s = max(config.max_idle_wait_s, config.max_lag_time_s * QUIET_WAIT)
+        return nanoseconds(config.max_leader_timeout_s) + nanoseconds(quiet_s)
+
+    def _check_lease(self, now_ns: int, out: Effects) -> None:
+        if self.shared.lease.is_current(now_ns):
+            self.shared.deadlines.set(Deadline.LEASE, self.shared.lease.until_ns(now_ns), out)
+        elif self.phase is Leading.READY:
+            self.to_phase(Leading.NO_LEASE, out)

@@ -1,0 +1,119 @@
+"""LogOffsets: what the core knows of its own log. Offsets only; the bytes are the executor's.
+
+The core runs ahead of the disk by design: ``log_end_offset`` moves when an append is asked for, ``flushed_end_offset`` when
+``LogFlushed`` comes back. Everything that is told to anyone else is a flushed position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.invariants import check
+from liftpy.core.log.compaction_point import NEVER, Horizon
+from liftpy.core.log.leader_epochs import EpochCache
+from liftpy.core.replication.events import BatchSpan
+
+
+@dataclass(slots=True)
+class LogOffsets:
+    """Bounds and epochs of one log."""
+
+    log_start_offset: int = 0
+    """Inclusive: offset of the oldest record; equal to ``log_end_offset`` when the log is empty [D26]."""
+    log_end_offset: int = 0
+    """Exclusive: the offset that the next record gets."""
+    flushed_end_offset: int = 0
+    """Exclusive: everything below is on disk, never above ``log_end_offset``."""
+    high_watermark: int = -1
+    """Inclusive, -1 when none: the newest record that is known here to be committed, never above the log [D7]."""
+    epochs: EpochCache = field(default_factory=EpochCache)
+    horizon: Horizon = NEVER
+    """Below it records may be missing that a later one below it superseded: a log that is cut below it is worth nothing."""
+
+    @property
+    def newest_offset(self) -> int:
+        """Inclusive: the last record, ``log_start_offset - 1`` when the log is empty."""
+        return self.log_end_offset - 1
+
+    @property
+    def flushed_newest_offset(self) -> int:
+        """Inclusive: the last record that is on disk; what this replica acknowledges."""
+        return self.flushed_end_offset - 1
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds no record."""
+        return self.log_end_offset <= self.log_start_offset
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether nothing waits for a flush."""
+        return self.flushed_end_offset == self.log_end_offset
+
+    def opened(
+        self, start: int, end: int, high_watermark: int, epochs: tuple[tuple[int, int], ...], epoch_before_start: int = 0
+    ) -> None:
+        """Take over what recovery found. HW is kept inside the log, wherever its checkpoint came from [D7]."""
+        self.log_start_offset, self.log_end_offset, self.flushed_end_offset = start, end, end
+        self.high_watermark = max(min(high_watermark, end - 1), start - 1)
+        self.epochs = EpochCache(epochs, epoch_before_start)
+
+    def compacted(self, horizon: Horizon) -> None:
+        """Compaction, here or on the leader that was fetched from, has looked up to ``horizon``."""
+        self.horizon = horizon
+
+    def append(self, record_count: int, leader_epoch: int) -> int:
+        """A batch of the leader's own is appended; return its base offset."""
+        base_offset = self.log_end_offset
+        self.epochs.assign(leader_epoch, base_offset)
+        self.log_end_offset += record_count
+        return base_offset
+
+    def append_spans(self, spans: tuple[BatchSpan, ...]) -> None:
+        """Fetched batches are appended as they are; they have been checked to follow on [D15]."""
+        for span in spans:
+            check(span.base_offset == self.log_end_offset, "D15", span, "at", self.log_end_offset)
+            self.epochs.assign(span.leader_epoch, span.base_offset)
+            self.log_end_offset = span.last_offset + 1
+
+    def flushed(self, end_offset: int) -> None:
+        """A flush is done. It may report late, never backwards and never past the log's end."""
+        self.flushed_end_offset = max(self.flushed_end_offset, min(end_offset, self.log_end_offset))
+
+    def was_cut(self, end_offset: int) -> None:
+        """The cut is done. It may have gone deeper than asked for: a batch is atomic [D23]."""
+        check(end_offset <= self.log_end_offset, "D12", "asked for a cut to", self.log_end_offset, "got", end_offset)
+        if end_offset < self.log_end_offset:
+            self.cut(end_offset)
+
+    def cut(self, end_offset: int) -> None:
+        """Cut to ``end_offset``. HW goes down with the log, which only an unclean election can ask for [D7, D9, C11]."""
+        self.log_end_offset = end_offset
+        self.flushed_end_offset = min(self.flushed_end_offset, end_offset)
+        self.high_watermark = min(self.high_watermark, end_offset - 1)
+        self.epochs.cut(end_offset)
+        if self.is_empty:
+            self.horizon = NEVER
+
+    def start_afresh(self, start_offset: int, deletes_end: int = 0) -> None:
+        """Empty, beginning at ``start_offset``: all below it is gone on the leader too, and was committed [D26]. ``deletes_end``: of
+        the leader's horizon."""
+        self.log_start_offset = self.log_end_offset = self.flushed_end_offset = start_offset
+        self.high_watermark = start_offset - 1
+        self.epochs, self.horizon = EpochCache(), NEVER._replace(deletes_end=deletes_end)
+
+    def start_moved(self, log_start_offset: int) -> None:
+        """Retention moved the start; it only grows and never passes HW + 1 [D26]."""
+        check(log_start_offset >= self.log_start_offset, "D26", "log start falls to", log_start_offset)
+        check(log_start_offset <= self.high_watermark + 1, "D26", log_start_offset, "above HW", self.high_watermark)
+        self.log_start_offset = log_start_offset
+        self.epochs.drop_prefix(log_start_offset, self.log_end_offset)
+
+    def raise_high_watermark(self, offset: int) -> bool:
+        """Raise HW to ``offset`` if that is higher; whether it moved. It never falls here [D8]."""
+        if offset <= self.high_watermark:
+            return False
+        check(offset <= self.newest_offset, "D7", "HW", offset, "above newest", self.newest_offset)
+        self.high_watermark = offset
+        return True

@@ -1,0 +1,192 @@
+"""QuietFetches: what a node's followers of quiet partitions say to their leaders, together, in one message per pair of nodes.
+
+Goal: a thousand idle partitions cost two nodes a message and an answer each second, not a fetch and an answer each. Constraint:
+whoever hears nothing notices it as soon as by fetches of its own, and a leader counts nothing that a fetch would not have shown it.
+
+Algorithm: a follower whose last ``quiet_rounds`` fetches brought nothing, with everything committed, waits in QUIET at the fetch
+that was answered with nothing. Its node asks the leader's node, for all such fetches at once: do these still wait? The leader of each
+says yes if that fetch is the last one that it counted, of the process that is live now, and still reaches its log end: then it is as
+if the same fetch had come again, and ISR and lag follow from it as before. Whatever is not confirmed fetches by itself again, at once.
+Questions repeat, so that a lost or repeated one leaves nothing behind; and what comes first (more records, a wake-up, another
+LeaderEpoch) ends the wait as it ends every idle wait.
+
+A turn comes every idle wait, and shows whether the leader's node is there. What costs is each fetch in it, so a fetch is asked for as
+often as a quiet partition that is alone: within ``QUIET_WAIT`` of the lag time. Those of a question without an answer are asked for
+again in the next turn. After two turns in a row without all answers, all of that node fetch by themselves, and know when it was last
+heard; after "no responders" at once. A node that was silent is not asked again for a while: its version may know no such questions.
+
+Worked example: 1,000 partitions of three replicas on three nodes. Each node follows 333 of each other node. Each second two questions
+for 111 fetches each leave it, and two come: 4 messages a second with the answers, where fetches of their own and answers are 444.
+
+Pure: the shell ticks it, sends what ``due`` gives, and brings what came of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import field
+
+from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey
+
+MAX_PER_QUESTION = 512
+"""Fetches; some 40 KB with names of usual length, and a few milliseconds of the leader's loop."""
+MISSES = 2
+"""Turns in a row without all answers after which a leader's node is silent."""
+ASK_AGAIN_NS = 60 * NS_PER_S
+"""After a silent one."""
+QUIET_WAIT = 0.6
+"""Of the lag time: within which a quiet partition is asked for, alone or with others."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuietFetch:
+    """One partition's fetch that was answered with nothing and waits."""
+
+    key: PartitionKey
+    leader_epoch: int
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitQuestion:
+    """To the node ``leader``: do ``fetches`` (maybe none) still wait? ``number`` names it, and no other of this process."""
+
+    number: int
+    leader: str
+    fetches: tuple[QuietFetch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """These wait no more; their leader's node answered last at ``heard_ns``, monotonic."""
+
+    fetches: tuple[QuietFetch, ...]
+    heard_ns: int
+
+
+@dataclass(slots=True)
+class _Link:
+    """What waits at one leader's node."""
+
+    heard_ns: int
+    """When the last questions were sent that were all answered; at first: when there was something to ask."""
+    fetches: dict[PartitionKey, QuietFetch] = field(default_factory=dict)
+    pages: dict[int, tuple[tuple[QuietFetch, ...], ...]] = field(default_factory=dict)
+    """``fetches`` in parts of a question each, by whose turn it is; missing: they have changed."""
+    open: dict[int, WaitQuestion] = field(default_factory=dict)
+    """Of the last turn, not answered yet."""
+    asked_ns: int = 0
+    misses: int = 0
+
+
+class QuietFetches:
+    """Those of one node. Times are monotonic ns; whoever calls may be late, not early."""
+
+    def __init__(self, config: ReplicationConfig) -> None:
+        self.interval_ns = round(
+            min(config.max_idle_wait_s, config.max_lag_time_s / 4, config.max_leader_timeout_s / 2) * NS_PER_S
+        )
+        """Between two turns."""
+        self._shares = max(1, int(config.max_lag_time_s * QUIET_WAIT * NS_PER_S) // self.interval_ns)
+        """A fetch is asked for in one of so many turns."""
+        self._turn = 0
+        self._links: dict[str, _Link] = {}
+        self._leader_of: dict[PartitionKey, str] = {}
+        self._not_before_ns: dict[str, int] = {}
+        """Leaders' nodes that were silent -> until when they are not asked; one entry for each node of the cluster at most."""
+        self._next_number = 1
+        self._turned_ns = 0
+
+    def __len__(self) -> int:
+        return len(self._leader_of)
+
+    def add(self, fetch: QuietFetch, leader: str, now_ns: int) -> bool:
+        """Ask ``leader`` for it from now on; False: that node is not asked, and the partition has to fetch by itself."""
+        if now_ns < self._not_before_ns.get(leader, now_ns):
+            return False
+        self.remove(fetch.key)
+        link = self._links.get(leader)
+        if link is None:
+            link = self._links[leader] = _Link(now_ns)
+        link.fetches[fetch.key] = fetch
+        link.pages.pop(self._share(fetch), None)
+        self._leader_of[fetch.key] = leader
+        return True
+
+    def remove(self, key: PartitionKey) -> None:
+        """Its wait is over."""
+        leader = self._leader_of.pop(key, None)
+        if leader is None:
+            return
+        link = self._links[leader]
+        link.pages.pop(self._share(link.fetches.pop(key)), None)
+        if not link.fetches:
+            del self._links[leader]
+
+    def _share(self, fetch: QuietFetch) -> int:
+        """In which turn it is asked for: one that stays the same while it waits, whatever comes and goes beside it."""
+        return fetch.request_id % self._shares
+
+    def due(self, now_ns: int) -> tuple[list[WaitQuestion], list[Ended]]:
+        """A turn: what to ask now, and who has waited for answers in vain."""
+        late = bool(self._turned_ns) and now_ns - self._turned_ns > 2 * self.interval_ns
+        self._turned_ns = now_ns if self._leader_of else 0
+        self._turn = (self._turn + 1) % self._shares
+        questions, ended = [], []
+        for leader, link in list(self._links.items()):
+            if link.open and not late:  # else this process stood still, and the answers lie in its queues
+                link.misses += 1
+            if link.misses >= MISSES:
+                self._not_before_ns[leader] = now_ns + ASK_AGAIN_NS
+                ended.append(self._end(link, list(link.fetches.values())))
+                continue
+            pages = self._due_pages(link)
+            link.open, link.asked_ns = {}, now_ns
+            for page in pages:
+                question = WaitQuestion(self._next_number, leader, page)
+                self._next_number += 1
+                link.open[question.number] = question
+                questions.append(question)
+        return questions, ended
+
+    def _due_pages(self, link: _Link) -> list[tuple[QuietFetch, ...]]:
+        """Those of this turn, behind what was not answered; one without fetches where there are none, to see that the node is there."""
+        again = [page for question in link.open.values() if (page := _still(question.fetches, link.fetches))]
+        if self._turn not in link.pages:
+            link.pages[self._turn] = tuple(_pages([f for f in link.fetches.values() if self._share(f) == self._turn]))
+        return [*again, *(page for page in link.pages[self._turn] if page not in again)] or [()]
+
+    def answered(self, question: WaitQuestion, over: Collection[int]) -> Ended | None:
+        """The fetches at the indexes ``over`` wait no more, the others do; None: nothing follows from it."""
+        link = self._links.get(question.leader)
+        if link is None or link.open.pop(question.number, None) is None:
+            return None
+        if not link.open:
+            link.heard_ns, link.misses = link.asked_ns, 0
+        ended = [fetch for index, fetch in enumerate(question.fetches) if index in over]
+        return self._end(link, ended) if ended else None
+
+    def failed(self, question: WaitQuestion) -> Ended | None:
+        """Nobody listens for that node, or the question could not be sent: everybody asks for himself."""
+        link = self._links.get(question.leader)
+        if link is None or question.number not in link.open:
+            return None
+        return self._end(link, list(link.fetches.values()))
+
+    def _end(self, link: _Link, fetches: Iterable[QuietFetch]) -> Ended:
+        still = tuple(fetch for fetch in fetches if link.fetches.get(fetch.key) is fetch)
+        for fetch in still:
+            self.remove(fetch.key)
+        return Ended(still, link.heard_ns)
+
+
+def _still(asked: tuple[QuietFetch, ...], waiting: Mapping[PartitionKey, QuietFetch]) -> tuple[QuietFetch, ...]:
+    """Those of ``asked`` that wait; the same object if all do."""
+    still = tuple(fetch for fetch in asked if waiting.get(fetch.key) is fetch)
+    return asked if len(still) == len(asked) else still
+
+
+def _pages(every: list[QuietFetch]) -> Iterable[tuple[QuietFetch, ...]]:
+    return (tuple(every[start : start + MAX_PER_QUESTION]) for start in range(0, len(every), MAX_PER_QUESTION))

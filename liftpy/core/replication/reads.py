@@ -1,0 +1,524 @@
+"""Reads: what a replica answers to a ReadRequest, up to where, and who waits [R1, R4, R6, R7, R9]. Pure, for both shells.
+
+A committed read goes up to this replica's HW, an uncommitted one (leader only) to its log end. Who asks with ``boundsOnly`` wants the
+partition's latest: a node that the metadata names as leader says it only with a lease and a HW that has reached its epoch's start
+[D8]; any other node says what it has, and that it does not lead.
+
+A reader at the end may wait (long poll): it is answered by the next commit or when its time is over, whichever comes first. Waiting
+readers are bounded, at a partition by number and at a node in bytes; one too many is answered at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from liftpy.config import NS_PER_S
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey, shown
+from liftpy.core.base.instruments import Instruments
+from liftpy.core.log.corruption_reports import READERS
+from liftpy.core.log.file_ranges import measure, spans_of
+from liftpy.core.log.filtered_read import read_narrow, read_selected
+from liftpy.core.log.log import Log
+from liftpy.core.log.message_chunks import Portion, read_portion
+from liftpy.core.publish.state_transfer import PIECE_BYTES, StateGiver, StateQuestion
+from liftpy.core.replication.epoch_validation import EpochVerdict, Lineage
+from liftpy.core.replication.phases import RoleName
+from liftpy.core.replication.replica import Replica
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2 as pb
+from liftpy.core.wire.batch import parse_header
+from liftpy.core.wire.batch_filter import LEAVABLE
+from liftpy.core.wire.chunking import Held, room_bytes
+from liftpy.core.wire.decode_errors import REFUSED, refused
+from liftpy.core.wire.envelope import ChecksumError
+from liftpy.core.wire.filters import MAX_FILTER_BYTES, MAX_KEYS, MAX_SUBJECTS, Filter
+from liftpy.core.wire.routing_check import MisdirectedError, must_be_for
+from liftpy.errors import LiftError, OffsetOutOfRangeError, ProtocolError
+
+MAX_WAIT_MS = 30_000
+MAX_WAITING = 4096
+"""Readers in a long poll at one partition."""
+MAX_WAITING_BYTES = 32 << 20
+"""What those of a whole node are remembered by, with their reply subjects and what Python needs."""
+MAX_REQUEST_BYTES = 2048 + MAX_FILTER_BYTES + 4 * (MAX_SUBJECTS + MAX_KEYS)
+"""A ReadRequest names a stream and a uid; one of our own has 150, and what its filter has."""
+WAITING_COST_BYTES = 1500
+"""What a reader that waits costs beside the bytes of its request and its reply subject: measured."""
+TOO_LARGE = f"{REFUSED}read request, too large"
+NOT_WAITED = "readers answered without their wait"
+NOT_SERVED = "reads dropped, too many answers unsent"
+FILES_TOLD = "ranges told as files"
+_HEADER_ROOM_BYTES = 4096
+_DEFAULT_BYTES = 1024 * 1024
+_E = pb.ReadResponse
+
+Chunks = Sequence[bytes | memoryview]
+Asker = TypeVar("Asker")
+"""The way back to a reader: a reply subject, or what stands for one in a simulation."""
+_Told = TypeVar("_Told", contravariant=True)
+
+
+def filter_of(request: pb.ReadRequest) -> Filter:
+    """What the reader wants of the records. Raises ConfigError, InvalidNameError where that is no filter."""
+    return Filter(tuple(request.filterSubjects), tuple(request.filterKeys))
+
+
+def is_selective(request: pb.ReadRequest) -> bool:
+    """Whether it asks for anything but all that follows."""
+    return bool(request.backwards or request.filterSubjects or request.filterKeys)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFiles:
+    """What a node offers to readers on its host: ``host`` (``liftpy.client.closest_replica``) and the partition's ``folder``."""
+
+    host: str
+    folder: str
+
+
+class ReadSource(Protocol):
+    """What reads need to know of their replica."""
+
+    log: Log
+
+    @property
+    def compacted(self) -> bool:
+        """Whether offsets may be without a record."""
+
+    @property
+    def high_watermark(self) -> int:
+        """Inclusive: up to where committed reads may see."""
+
+    @property
+    def leader_epoch(self) -> int:
+        """In which the replica leads or follows."""
+
+    @property
+    def leader(self) -> str:
+        """The partition's leader as of the metadata, '' when there is none."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether the metadata names this replica as leader."""
+
+    @property
+    def may_serve(self) -> bool:
+        """Whether its log works and agrees with its leader's, and its HW is one of the current epoch [R7]."""
+
+    def may_answer_latest(self, now_ns: int) -> bool:
+        """Whether its HW may be told to who asks for the latest [D8]."""
+
+    def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
+        """Whether a reader's last record lies on this log [R6]."""
+
+
+class ReplicaSource:
+    """The ``ReadSource`` of a real replica. ``failed``: whether its log is given up; ``is_heard``: whether publishes reach it if it
+    leads, since who made a stream and hears of it here publishes next."""
+
+    def __init__(self, replica: Replica, log: Log, *, failed: Callable[[], bool], is_heard: Callable[[], bool]) -> None:
+        self.log = log
+        self._replica = replica
+        self._failed = failed
+        self._is_heard = is_heard
+
+    @property
+    def compacted(self) -> bool:
+        """Whether offsets may be without a record."""
+        return self.log.may_have_gaps
+
+    @property
+    def high_watermark(self) -> int:
+        """Inclusive."""
+        return self._replica.high_watermark
+
+    @property
+    def leader_epoch(self) -> int:
+        """As of the metadata."""
+        return self._replica.state.leader_epoch
+
+    @property
+    def leader(self) -> str:
+        """As of the metadata."""
+        return self._replica.state.leader
+
+    @property
+    def leads(self) -> bool:
+        """As of the metadata, whatever the replica is doing."""
+        return self.leader == self._replica.node_id
+
+    @property
+    def may_serve(self) -> bool:
+        """Whether it is in the ISR does not matter: services beside a node that has just come back are fed at once. A candidate serves
+        too, up to the HW that it has: its services replay from it before it can be the leader."""
+        agrees = self._replica.may_serve_committed() or self._replica.role is RoleName.CANDIDATE
+        return agrees and not self._failed()
+
+    def may_answer_latest(self, now_ns: int) -> bool:
+        """A node that does not lead says so in its answer, and the reader asks the leader."""
+        return not self.leads or (self._is_heard() and self._replica.may_answer_latest(now_ns))
+
+    def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
+        """See ``liftpy.core.replication.epoch_validation``."""
+        return self._replica.judge_reader(last_offset, last_epoch, now_ns)
+
+
+class ReadShell(Protocol[_Told]):
+    """What carries the answers: transport and time."""
+
+    @property
+    def max_payload(self) -> int:
+        """Bytes of one message at most, as of now."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more answer can be sent, as far as it is known now."""
+
+    def now_ns(self) -> int:
+        """Monotonic."""
+
+    def answer(self, asker: _Told, chunks: Chunks) -> None:
+        """Send one message that consists of ``chunks``."""
+
+    def request_failed(self, asker: _Told, error: Exception) -> None:
+        """The request of ``asker`` raised what nobody expected: note it, or raise it."""
+
+    def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back once, at ``at_ns`` or soon after; what is returned cancels it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _WaitingReader(Generic[Asker]):
+    asker: Asker
+    request: pb.ReadRequest
+    offset: int
+    """First offset that is wanted; answered when the end passes it."""
+    cancel: Callable[[], None]
+    cost_bytes: int
+
+
+@dataclass(slots=True)
+class ReadBudget:
+    """What all the readers that wait at one node cost together, in bytes."""
+
+    max_bytes: int = MAX_WAITING_BYTES
+    used_bytes: int = 0
+
+    def take(self, cost_bytes: int) -> bool:
+        """Whether there was room."""
+        if self.used_bytes + cost_bytes > self.max_bytes:
+            return False
+        self.used_bytes += cost_bytes
+        return True
+
+
+class Reads(Generic[Asker]):
+    """Reads of one partition at one replica. ``counters``: of the node, by reason."""
+
+    def __init__(
+        self,
+        key: PartitionKey,
+        node_id: str,
+        source: ReadSource,
+        shell: ReadShell[Asker],
+        counters: Counter[str],
+        budget: ReadBudget | None = None,
+        instruments: Instruments | None = None,
+        files: OwnFiles | None = None,
+    ) -> None:
+        """``budget`` and ``instruments``: shared by all partitions of a node. ``files``: None: they are not offered."""
+        self._files = files
+        self._times = (instruments or Instruments()).reads
+        self.record_count = 0
+        """Records that were sent to readers, again and again where they were."""
+        self.size_bytes = 0
+        """Of batches that were."""
+        self._budget = budget or ReadBudget()
+        self._key = key
+        self._node_id = node_id
+        self._source = source
+        self._shell = shell
+        self._counters = counters
+        self._waiting: dict[int, _WaitingReader[Asker]] = {}
+        self._next_id = 1
+        self.giver: StateGiver | None = None
+        """Of the state of producers and message ids; None: backups get none."""
+
+    @property
+    def waiting_count(self) -> int:
+        """Readers in a long poll."""
+        return len(self._waiting)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What they cost."""
+        return sum(waiting.cost_bytes for waiting in self._waiting.values())
+
+    def asked(self, frame: bytes | memoryview, asker: Asker) -> None:
+        """A frame that shall be a ReadRequest: answer it, now or later, exactly once. One that was changed on its way is not answered:
+        who waits for an answer to something else would take it for his."""
+        if len(frame) > MAX_REQUEST_BYTES:
+            self._counters[TOO_LARGE] += 1
+            return
+        try:
+            request = frames.decode(frame, pb.ReadRequest)
+            must_be_for(request, self._key.partition, stream=self._key.stream)
+        except ProtocolError as error:
+            self._counters[refused(error)] += 1
+            if not isinstance(error, ChecksumError | MisdirectedError):
+                self.reject(asker, str(error))
+            return
+        if request.HasField("badOffset"):
+            outcome = self._source.log.complaint(request.badOffset, READERS, self._shell.now_ns())
+            self._counters[outcome.value] += 1
+        self._answer(asker, request, may_wait=True)
+
+    def reject(self, asker: Asker, text: str) -> None:
+        """Answer a request of which nothing can be used."""
+        self._send(asker, pb.ReadRequest(), self._head(0, _E.BAD_REQUEST, text))
+
+    def advanced(self) -> None:
+        """HW or log end has moved, or readiness has changed: answer those who waited for it."""
+        if self._waiting:
+            ends = (self._end_offset(pb.ReadRequest.COMMITTED), self._end_offset(pb.ReadRequest.UNCOMMITTED))
+            for number, waiting in list(self._waiting.items()):
+                if waiting.offset < ends[waiting.request.isolation]:
+                    self._finish(number)
+
+    def close(self) -> None:
+        """Answer everybody who waits: not here any more."""
+        for number in list(self._waiting):
+            waiting = self._leave(number)
+            self._refuse(waiting.asker, waiting.request, _E.NO_SUCH_PARTITION, "this node gives the partition up")
+
+    # ---- who waits -----------------------------------------------------------------------------------------------------
+    def _may_wait(self, asker: Asker, request: pb.ReadRequest, offset: int) -> bool:
+        """Whether ``asker`` waits now: one too many is answered at once, and asks again when it likes."""
+        cost_bytes = WAITING_COST_BYTES + request.ByteSize() + (len(asker) if isinstance(asker, str) else 0)
+        if len(self._waiting) >= MAX_WAITING or not self._budget.take(cost_bytes):
+            self._counters[NOT_WAITED] += 1
+            return False
+        number = self._next_id
+        self._next_id += 1
+        wait_ns = min(request.waitMs, MAX_WAIT_MS) * 1_000_000
+        cancel = self._shell.call_at(self._shell.now_ns() + wait_ns, lambda: self._expired(number))
+        self._waiting[number] = _WaitingReader(asker, request, offset, cancel, cost_bytes)
+        return True
+
+    def _leave(self, number: int) -> _WaitingReader[Asker]:
+        waiting = self._waiting.pop(number)
+        waiting.cancel()
+        self._budget.used_bytes -= waiting.cost_bytes
+        return waiting
+
+    def _expired(self, number: int) -> None:
+        if number in self._waiting:
+            self._finish(number)
+
+    def _finish(self, number: int) -> None:
+        waiting = self._leave(number)
+        self._answer(waiting.asker, waiting.request, may_wait=False)
+
+    # ---- answers -------------------------------------------------------------------------------------------------------
+    def _answer(self, asker: Asker, request: pb.ReadRequest, *, may_wait: bool) -> None:
+        try:
+            refusal = self._why_not(request)
+            if refusal is not None:
+                self._refuse(asker, request, *refusal)
+            elif self._is_served_here(asker, request):
+                self._serve(asker, request, may_wait)
+        except OffsetOutOfRangeError as error:
+            self._refuse(asker, request, _E.OFFSET_OUT_OF_RANGE, str(error))
+        except LiftError as error:
+            self._counters["failed reads"] += 1
+            self._refuse(asker, request, _E.UNKNOWN, f"{error.code}: {error}")
+        except Exception as error:  # in a commit or a timer it would end the node: it concerns this request alone [A15]
+            self._shell.request_failed(asker, error)
+
+    def _why_not(self, request: pb.ReadRequest) -> tuple[int, str] | None:
+        source = self._source
+        if request.streamUid and request.streamUid != self._key.uid:
+            return _E.WRONG_STREAM, f"the stream of this name is {self._key.uid}, not {shown(request.streamUid)}"
+        try:
+            filter_of(request)
+        except LiftError as error:
+            return _E.BAD_REQUEST, str(error)
+        if request.isolation not in (pb.ReadRequest.COMMITTED, pb.ReadRequest.UNCOMMITTED):
+            return _E.BAD_REQUEST, f"isolation {request.isolation} is not known"
+        if request.isolation == pb.ReadRequest.UNCOMMITTED and not source.leads:
+            return _E.NOT_LEADER, "uncommitted records are read from the leader"
+        if not source.may_serve:
+            return _E.NOT_READY, "this replica is not in sync yet"
+        if request.boundsOnly and not source.may_answer_latest(self._shell.now_ns()):
+            return _E.NOT_READY, "the new leader's HW has not reached its epoch's start yet"
+        return None
+
+    def _is_served_here(self, asker: Asker, request: pb.ReadRequest) -> bool:
+        """Whether what was read before lies on this log [R6], and what is committed here reaches as far as the reader knows."""
+        source = self._source
+        if request.lastEpoch:
+            judgement = source.judge_reader(request.lastOffset, request.lastEpoch, self._shell.now_ns())
+            if judgement.lineage is not Lineage.SAME:
+                cut = judgement.lineage is Lineage.CUT
+                detail = f"(offset {request.lastOffset}, LeaderEpoch {request.lastEpoch}) is not on this log"
+                head = self._head(0, _E.CUT if cut else _E.NOT_READY, detail)
+                head.cutEndOffset = judgement.end_offset
+                self._counters["readers of lost records"] += cut
+                self._send(asker, request, head)
+                return False
+        if source.high_watermark < request.minHighWatermark:
+            self._refuse(asker, request, _E.NOT_READY, f"HW is {source.high_watermark}, below {request.minHighWatermark}")
+            return False
+        return True
+
+    def _serve(self, asker: Asker, request: pb.ReadRequest, may_wait: bool) -> None:
+        log = self._source.log
+        end_offset = self._end_offset(request.isolation)
+        offset = log.offset_for_timestamp(request.timestamp) if request.byTimestamp else request.offset
+        if request.byTimestamp:
+            offset = min(offset, end_offset)
+        if request.boundsOnly:
+            waits = may_wait and request.waitMs and offset >= end_offset and not request.HasField("rangeEnd")
+            if not (waits and not request.byTimestamp and self._may_wait(asker, request, offset)):
+                self._tell_bounds(asker, request, self._head(offset))
+        elif offset < log.log_start_offset or offset > end_offset:
+            bounds = f"{log.log_start_offset} to {end_offset}"
+            self._refuse(asker, request, _E.OFFSET_OUT_OF_RANGE, f"offset {offset} is outside {bounds}")
+        elif request.backwards or offset < end_offset:
+            self._serve_batches(asker, request, offset, end_offset)
+        elif not (may_wait and request.waitMs and self._may_wait(asker, request, offset)):
+            self._send(asker, request, self._head(offset))
+
+    def _tell_bounds(self, asker: Asker, request: pb.ReadRequest, head: pb.ReadResponse) -> None:
+        """What the partition holds, or a range of it: see ``liftpy.core.log.file_ranges``. Ranges must be kept and committed
+        as a whole."""
+        log, committed_end = self._source.log, self._source.high_watermark + 1
+        end = request.rangeEnd if request.HasField("rangeEnd") else committed_end
+        if request.HasField("rangeEnd"):
+            if not log.log_start_offset <= request.offset <= end <= committed_end:
+                bounds = f"{log.log_start_offset} to {committed_end}"
+                self._refuse(asker, request, _E.OFFSET_OUT_OF_RANGE, f"[{request.offset}, {end}) is not within {bounds}")
+                return
+            size = measure(log, request.offset, end, every_bytes=request.borderBytes, every_records=request.borderRecords)
+            head.rangeBytes, head.beforeEpoch = size.size_bytes, self._epoch_below(request.offset)
+            head.borders.extend(size.borders)
+            head.borderPositions.extend(size.positions)
+            if request.asksFiles and self._files is not None:
+                self._tell_files(request, self._files, head)
+        if request.asksState and self.giver is not None:
+            self._tell_state(request, self.giver, head)
+        head.endEpoch = self._epoch_below(end)
+        self._send(asker, request, head)
+
+    def _tell_state(self, request: pb.ReadRequest, giver: StateGiver, head: pb.ReadResponse) -> None:
+        """A piece of what is known of producers and message ids, also of those whose records are gone [A16]."""
+        room = max(1, min(self._shell.max_payload - _HEADER_ROOM_BYTES, PIECE_BYTES))
+        piece = giver.give(StateQuestion(request.stateEnd, request.statePosition), room)
+        head.stateLater, head.stateBytes = piece is None, 0
+        if piece is not None:
+            head.stateBytes, head.stateEnd = piece.total_bytes, piece.end_offset
+            head.statePosition, head.stateData = piece.position, piece.data
+
+    def _tell_files(self, request: pb.ReadRequest, files: OwnFiles, head: pb.ReadResponse) -> None:
+        self._counters[FILES_TOLD] += 1
+        head.host, head.folder = files.host, files.folder
+        for span in spans_of(self._source.log, request.offset, request.rangeEnd):
+            head.fileBases.append(span.base_offset)
+            head.fileBegins.append(span.begin)
+            head.fileEnds.append(span.end)
+
+    def _epoch_below(self, offset: int) -> int:
+        """LeaderEpoch of the record before ``offset``, which is not below the log start; 0: not known."""
+        log = self._source.log
+        return log.epochs.epoch_at(offset - 1) if offset > log.log_start_offset else log.epochs.before_start
+
+    def _serve_batches(self, asker: Asker, request: pb.ReadRequest, offset: int, end_offset: int) -> None:
+        if not self._shell.has_room:  # a flood of reads shall not cost a look into the log for each that can't be answered
+            self._counters[NOT_SERVED] += 1
+            return
+        began_ns = self._shell.now_ns()
+        wanted = request.maxBytes or _DEFAULT_BYTES
+        max_payload = self._shell.max_payload
+        room = room_bytes(max_payload, min(_HEADER_ROOM_BYTES, max_payload // 4), wanted)
+        held = Held(request.position, request.batchCrc)
+        read = self._read(request, offset, wanted, room, end_offset, held)
+        head, piece = self._head(read.next_offset), read.piece
+        head.lookedBytes = read.looked_bytes
+        if is_selective(request) and read.next_offset != offset:
+            head.lookedEpoch = self._source.log.epochs.epoch_at(read.next_offset - (not request.backwards))
+        if piece is not None and not request.HasField("position"):
+            text = f"the batch at offset {offset} has {piece.total_bytes} bytes, more than one message of this NATS server's: "
+            self._refuse(asker, request, _E.UNKNOWN, f"{text}upgrade the reader to a version that takes pieces")
+            return
+        if piece is not None:
+            head.pieceTotal, head.piecePosition, head.pieceCrc = piece.total_bytes, piece.position, piece.crc
+            self._counters["pieces of batches sent"] += 1
+        elif request.byTimestamp and read.chunks:
+            head.firstTimestamp = parse_header(read.chunks[0]).timestamp_ns
+        self._send(asker, request, head, read.chunks)
+        self.record_count += _records_in(read, offset, is_whole=not is_selective(request) and not self._source.compacted)
+        self.size_bytes += read.size_bytes
+        self._times.observe((self._shell.now_ns() - began_ns) / NS_PER_S)
+
+    def _read(self, request: pb.ReadRequest, offset: int, max_bytes: int, room: int, end_offset: int, held: Held) -> Portion:
+        log = self._source.log
+        if not is_selective(request):
+            if request.HasField("endOffset"):
+                end_offset = min(end_offset, request.endOffset)
+            left_out = request.leftOut & LEAVABLE
+            if left_out:
+                return read_narrow(log, left_out, offset, max_bytes, room, end_offset=end_offset, held=held)
+            return read_portion(log, offset, max_bytes, room, end_offset=end_offset, held=held)
+        wanted, backwards = filter_of(request), request.backwards
+        return read_selected(log, wanted, offset, max_bytes, room, end_offset=end_offset, backwards=backwards, held=held)
+
+    def _end_offset(self, isolation: int) -> int:
+        """Exclusive end of what a reader of ``isolation`` may see."""
+        if isolation == pb.ReadRequest.UNCOMMITTED:
+            return self._source.log.log_end_offset
+        return self._source.high_watermark + 1
+
+    def _head(self, next_offset: int, error: int = _E.OK, detail: str = "") -> pb.ReadResponse:
+        source = self._source
+        return pb.ReadResponse(
+            error=error,  # type: ignore[arg-type]
+            detail=detail,
+            streamUid=self._key.uid,
+            node=self._node_id,
+            leaderEpoch=source.leader_epoch,
+            highWatermark=source.high_watermark,
+            logStartOffset=source.log.log_start_offset,
+            nextOffset=next_offset,
+            compacted=source.compacted,
+            leader=source.leader,
+            compactedEnd=source.log.horizon.end_offset,
+            deletesEnd=source.log.horizon.deletes_end,
+        )
+
+    def _refuse(self, asker: Asker, request: pb.ReadRequest, error: int, detail: str) -> None:
+        self._send(asker, request, self._head(0, error, detail))
+
+    def _send(self, asker: Asker, request: pb.ReadRequest, head: pb.ReadResponse, batches: Chunks = ()) -> None:
+        """``request``: the one that is answered; if it names what it is for, so does the answer."""
+        if request.HasField("partition"):
+            head.stream, head.partition, head.requestId = self._key.stream, self._key.partition, request.requestId
+        head.selected = is_selective(request)
+        self._shell.answer(asker, (frames.read_response_header(head, batches), *batches))
+
+
+def _records_in(read: Portion, offset: int, *, is_whole: bool) -> int:
+    """How many records a reader is sent. ``is_whole``: all from ``offset`` on. What comes in pieces counts with the first of them."""
+    if read.piece is not None:
+        return 0 if read.piece.position else parse_header(read.chunks[0]).record_count
+    if is_whole:
+        return max(read.next_offset - offset, 0)
+    count = 0
+    for chunk in read.chunks:
+        position = 0
+        while position < len(chunk):
+            header = parse_header(chunk, position)
+            count, position = count + header.record_count, position + header.size_bytes
+    return count

@@ -1,0 +1,551 @@
+"""Replica: one partition on one node. One way in, ``step(event, now_ns)``, and a list of effects out.
+
+The only file that changes roles:
+
+    Waiting(NO_METADATA) --LogOpened, PartitionChanged--> by what the metadata says:
+
+        status           this node is                      role
+        ONLINE           the leader, registered as now     Leader      (a Candidate of the same epoch keeps its followers)
+        ONLINE           another replica                   Follower of the leader
+        CANDIDATE_FOUND  the candidate, registered as now  Candidate
+        CANDIDATE_FOUND  another replica                   Follower of the candidate, in the proposed epoch
+        ELECTION         a replica                         Waiting     (the ISR is frozen, nobody may acknowledge)
+        OFFLINE          a replica                         Waiting
+        any              no replica                        Waiting
+
+    any --StorageFailed--> Failed        any --StopRequested--> Stopped
+
+A change of (role, leader, LeaderEpoch) makes a new role object: nothing of an old leadership is left in it. States are taken in
+the order of their Epoch; an older one is ignored [C2]. "Registered as now": the metadata shows this process's incarnation;
+a state from before its registration names a leader that does not exist any more [C7].
+
+WaitingRole and its kin: replicas that hold their log and serve what is committed, but neither lead nor follow.
+
+Snapshot of a replica for status pages and tests: frozen values, read by nobody who decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from liftpy.config import ReplicationConfig
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.partition import PartitionState, PartitionStatus, Pause
+from liftpy.core.log.compaction_point import Horizon
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.candidate import CandidateRole
+from liftpy.core.replication.catchup_throttle import CatchupThrottle
+from liftpy.core.replication.effects import Effect, GiveUpLeadership, LeaveIsr, RejectPublishes, RejectReason
+from liftpy.core.replication.epoch_validation import EpochVerdict, judge
+from liftpy.core.replication.events import Deadline, PublishesReceived
+from liftpy.core.replication.follower import FollowerRole, report_leader
+from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.leader import LeaderRole
+from liftpy.core.replication.lease import Lease, Succession
+from liftpy.core.replication.log_offsets import LogOffsets
+from liftpy.core.replication.phases import Leading, RoleName, Waiting
+from liftpy.core.replication.role import Backoff, Effects, ReplicaContext, ReplicaRole, nanoseconds, who_has_heard
+
+
+class WaitingRole(ReplicaRole):
+    """There is no leader, or this node is no replica, or the metadata does not show this process yet.
+
+    In an election it tells its position once, if it may be the candidate, so that the best one can be chosen.
+    """
+
+    name = RoleName.WAITING
+
+    def __init__(self, shared: ReplicaContext) -> None:
+        super().__init__(shared, Waiting[shared.state.status.name] if shared.state.epoch else Waiting.NO_METADATA)
+
+    def enter(self, now_ns: int, out: Effects) -> None:
+        """Tell the position if there is an election."""
+        super().enter(now_ns, out)
+        state = self.shared.state
+        if (
+            state.status is PartitionStatus.ELECTION
+            and self.shared.node_id in (self.shared.held.isr | self.shared.held.may_lead)
+            and self.shared.node_id != state.leader
+        ):
+            out.append(report_leader(self.shared))
+
+
+class FailedRole(ReplicaRole):
+    """The log refused for good. Nothing is appended, acknowledged or served; another replica must take over [S4, S8].
+
+    At once: a leader gives the leadership up, a follower leaves the ISR, so that nobody finds out by a time-out. What it asks for
+    may be lost, so it asks again until the metadata shows it.
+    """
+
+    name = RoleName.FAILED
+
+    def __init__(self, shared: ReplicaContext, reason: str, speaks_until_lease_ends: bool) -> None:
+        super().__init__(shared, Waiting.STORAGE_FAILED)
+        self._reason = reason
+        self._speaks_until_lease_ends = speaks_until_lease_ends  # it led and has no space: publishers can be told
+
+    @property
+    def shown_phase(self) -> str:
+        """Why it failed, for people."""
+        return self._reason
+
+    def enter(self, now_ns: int, out: Effects) -> None:
+        """Make way."""
+        super().enter(now_ns, out)
+        self._make_way(now_ns, out)
+
+    def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
+        """It may have been made the leader meanwhile."""
+        if epoch_rose:
+            self._make_way(now_ns, out)
+
+    def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
+        """Ask again."""
+        self._make_way(now_ns, out)
+
+    def _make_way(self, now_ns: int, out: Effects) -> None:
+        state, node_id = self.shared.state, self.shared.node_id
+        if state.status is not PartitionStatus.ONLINE or node_id not in state.isr:
+            return
+        if state.leader == node_id:
+            out.append(GiveUpLeadership(leader_epoch=state.leader_epoch, reason=self._reason))
+        else:
+            out.append(LeaveIsr(reason=self._reason))
+        again_ns = now_ns + nanoseconds(self.shared.config.max_leader_timeout_s)
+        self.shared.deadlines.set(Deadline.ISR_CHANGE, again_ns, out)
+
+    def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
+        """Refuse for lack of space while the lease lasts, then be silent."""
+        state = self.shared.state
+        still_leads = (state.leader, state.leader_epoch) == (self.shared.node_id, self.leader_epoch)
+        if self._speaks_until_lease_ends and still_leads and self.shared.lease.is_current(now_ns):
+            out.append(RejectPublishes(token=event.token, reason=RejectReason.NO_SPACE))
+        else:
+            super().publishes_received(event, now_ns, out)
+
+
+class StoppedRole(ReplicaRole):
+    """The node stops; whatever still arrives is not acted on."""
+
+    name = RoleName.STOPPED
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerSnapshot:
+    """The leader's view of one follower."""
+
+    replica: str
+    position: int | None
+    """Inclusive: newest offset that it has flushed in this LeaderEpoch; None: unknown."""
+    lag_records: int | None
+    """Records of the leader's flushed log that it does not have; None: unknown."""
+    in_isr: bool
+    caught_up_age_s: float
+    """Seconds since it was last at the log end."""
+    flush_ms: float = 0.0
+    """What its last flush took, as it said; 0: unknown."""
+    has_slow_disk: bool = False
+    """Its flushes are far slower than the others': it stays out of the ISR as long as that is large enough without it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSnapshot:
+    """One replica at one moment."""
+
+    stream: str
+    partition: int
+    role: str
+    phase: str
+    leader: str
+    leader_epoch: int
+    epoch: int
+    replicas: tuple[str, ...]
+    isr: tuple[str, ...]
+    log_start_offset: int
+    log_end_offset: int
+    """Exclusive."""
+    flushed_end_offset: int
+    """Exclusive."""
+    high_watermark: int
+    """Inclusive, -1: none."""
+    lease_is_current: bool
+    followers: tuple[FollowerSnapshot, ...]
+    """Empty unless it leads."""
+    target: tuple[str, ...] = ()
+    """The replicas that are wanted; (): as they are."""
+    joining: str = ""
+    """The learner; '': there is none."""
+    copy_lag_records: int | None = None
+    """Of a learner: records that its leader has committed, and that it does not have; None: it is none, or does not know yet."""
+    has_slow_disk: bool = False
+    """It leads, and its own flushes are far slower than its followers'."""
+    paused: str = ""
+    """Until when, for people, as far as this replica knows; '': it takes publishes, if it leads."""
+
+
+class Replica:
+    """A pure state machine. ``seed``: of the jitter of its waits; give each replica another one. ``intake``: the node's sums, the same
+    for all of its replicas."""
+
+    def __init__(
+        self,
+        node_id: str,
+        incarnation: int,
+        config: ReplicationConfig,
+        seed: int = 0,
+        intake: NodeIntake | None = None,
+        request_id_base: int = 0,
+        copy_pace: CatchupThrottle | None = None,
+    ) -> None:
+        backoff = Backoff(nanoseconds(config.fetch_backoff_min_s), nanoseconds(config.fetch_backoff_max_s), seed)
+        lease_ns = nanoseconds(config.lease_s)
+        succession = Succession(node_id, lease_ns)
+        self._shared = ReplicaContext(node_id, incarnation, config, Lease(lease_ns), backoff, succession)
+        self._shared.request_id_base = request_id_base
+        self._shared.intake = intake or self._shared.intake
+        self._shared.copy_pace = copy_pace or self._shared.copy_pace
+        self._role: ReplicaRole = WaitingRole(self._shared)
+        self._persisted_epoch = 0  # the highest LeaderEpoch that PersistLeaderEpoch is known to have stored
+
+    # ---- views -----------------------------------------------------------------------------------------------------
+    @property
+    def node_id(self) -> str:
+        """Of the node that it is on."""
+        return self._shared.node_id
+
+    @property
+    def role(self) -> RoleName:
+        """What it is for its partition."""
+        return self._role.name
+
+    @property
+    def phase(self) -> str:
+        """The phase in the role, as in RoleChanged; a follower's is finer."""
+        return self._role.shown_phase
+
+    @property
+    def state(self) -> PartitionState:
+        """The partition as of the last PartitionChanged."""
+        return self._shared.state
+
+    @property
+    def min_isr(self) -> int:
+        """The effective one, as of the last PartitionChanged."""
+        return self._shared.held.min_isr
+
+    @property
+    def longest_lease_ns(self) -> int:
+        """That another node may hold, as of the last PartitionChanged; 0: what the settings say."""
+        return self._shared.held.longest_lease_ns
+
+    @property
+    def log(self) -> LogOffsets:
+        """What the core knows of its log; not to be changed."""
+        return self._shared.log
+
+    @property
+    def high_watermark(self) -> int:
+        """Inclusive, -1: none."""
+        return self._shared.log.high_watermark
+
+    @property
+    def epoch_start_offset(self) -> int:
+        """Of the epoch in which it leads, inclusive; 0: it does not lead."""
+        return self._role.epoch_start_offset if isinstance(self._role, LeaderRole) else 0
+
+    @property
+    def leader_epoch(self) -> int:
+        """In which the current role acts."""
+        return self._role.leader_epoch
+
+    def live_incarnation(self, node_id: str) -> int:
+        """The incarnation of a node that is registered and not fenced, as of the last PartitionChanged; 0: there is none."""
+        return self._shared.live.get(node_id, 0)
+
+    def may_refuse_publishers(self, now_ns: int) -> bool:
+        """Whether a negative ack may leave for a message that was not given to the core [A2, D22]."""
+        role = self._role
+        return isinstance(role, LeaderRole) and role.phase in (Leading.READY, Leading.NO_LEASE) and role.may_refuse(now_ns)
+
+    def may_refuse_for_now(self, now_ns: int) -> bool:
+        """The same for a reason of this node's own: with a standby the next leader may store what was refused."""
+        role = self._role
+        return self.may_refuse_publishers(now_ns) and isinstance(role, LeaderRole) and role.may_refuse_for_now(now_ns)
+
+    def takes_publishes(self) -> bool:
+        """Whether what arrives now is appended, whoever published it."""
+        return isinstance(self._role, LeaderRole) and self._role.takes_publishes
+
+    @property
+    def held_bytes(self) -> int:
+        """What a leader holds back."""
+        return self._role.intake.held_bytes if isinstance(self._role, LeaderRole) else 0
+
+    @property
+    def uncommitted_bytes(self) -> int:
+        """What a leader has appended in its epoch that is not committed, as it is stored."""
+        return self._role.intake.uncommitted_bytes if isinstance(self._role, LeaderRole) else 0
+
+    def serves(self, leader_epoch: int, now_ns: int) -> bool:
+        """What an accused leader says when it is asked: it leads in that epoch, with a lease, and can be fetched from."""
+        role = self._role
+        return isinstance(role, LeaderRole) and role.leader_epoch == leader_epoch and role.serves(now_ns)
+
+    def may_serve_committed(self) -> bool:
+        """Whether reads up to HW may be answered [R7]: it leads, or is no learner and its log agrees with its leader's."""
+        role = self._role
+        if isinstance(role, FollowerRole):
+            return role.agrees and not self._shared.copy_epoch
+        return isinstance(role, LeaderRole)
+
+    def may_answer_latest(self, now_ns: int) -> bool:
+        """Whether HW is the partition's latest: it leads, with a lease, and HW has reached the epoch's start [D8, R4]."""
+        role, shared = self._role, self._shared
+        if not isinstance(role, LeaderRole) or not shared.lease.is_current(now_ns):
+            return False
+        return role.phase is Leading.READY and shared.log.high_watermark + 1 >= role.epoch_start_offset
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether it may lead next, and keeps what it hears on the data subject for that: in the ISR, with somebody else. Not while the
+        partition is paused, until its leader has said that it takes publishes again."""
+        could = not isinstance(self._role, FailedRole | StoppedRole) and self._shared.node_id in self._shared.held.isr
+        return could and self._shared.held.has_standby and self._shared.state.pause is Pause.NOT_PAUSED
+
+    def who_hears_for_it(self) -> str:
+        """Who of those that stand by is handed the leadership when publishes have gone past this leader; '': nobody, or it does not
+        lead."""
+        role, shared = self._role, self._shared
+        if not isinstance(role, LeaderRole) or not shared.held.has_standby:
+            return ""
+        asked_ns = {replica: progress.last_asked_ns for replica, progress in role.desk.followers.items()}
+        return who_has_heard(shared.node_id, shared.held.isr, shared.live, asked_ns)
+
+    def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
+        """Whether a reader's last record, (offset, LeaderEpoch), lies on this log [R6]."""
+        is_latest = self.may_answer_latest(now_ns)
+        return judge(self._shared.log, last_offset=last_offset, last_epoch=last_epoch, is_latest=is_latest)
+
+    def snapshot(self, now_ns: int) -> ReplicaSnapshot:
+        """For status."""
+        shared, state = self._shared, self._shared.state
+        log = shared.log
+        return ReplicaSnapshot(
+            stream=shared.held.key.stream,
+            partition=shared.held.key.partition,
+            role=(RoleName.LEARNER if isinstance(self._role, FollowerRole) and shared.copy_epoch else self._role.name).value,
+            phase=self._role.shown_phase,
+            leader=state.leader,
+            leader_epoch=state.leader_epoch,
+            epoch=state.epoch,
+            replicas=state.replicas,
+            isr=state.isr,
+            log_start_offset=log.log_start_offset,
+            log_end_offset=log.log_end_offset,
+            flushed_end_offset=log.flushed_end_offset,
+            high_watermark=log.high_watermark,
+            lease_is_current=shared.lease.is_current(now_ns),
+            followers=self._followers(now_ns),
+            target=state.target,
+            joining=state.joining,
+            paused=state.pause.words,
+            copy_lag_records=self._role.copy_lag_records if isinstance(self._role, FollowerRole) else None,
+            has_slow_disk=isinstance(self._role, LeaderRole) and self._role.flushes.is_slow(shared.node_id, now_ns),
+        )
+
+    def worst_lag(self, now_ns: int) -> tuple[int, int, int]:
+        """Of the followers that this replica leads: (records that the last one lacks, ns since it lacked none, how many replicas have a
+        slow disk, its own included); what is not known counts as nothing."""
+        records, since_ns, slow_until_ns = self.lag()
+        return records, max(0, now_ns - since_ns) if records else 0, sum(until_ns > now_ns for until_ns in slow_until_ns)
+
+    def lag(self) -> tuple[int, int, Sequence[int]]:
+        """Of the same: (records, since when, until when each replica that was found slow has a slow disk); monotonic ns. It stays as it
+        is until the next event, whatever the time."""
+        role = self._role
+        if not isinstance(role, LeaderRole):
+            return 0, 0, ()
+        newest, least, since_ns = self._shared.log.flushed_newest_offset, None, 0
+        for progress in role.desk.followers.values():
+            position = progress.position
+            if position is not None and position < newest:
+                if least is None:
+                    least, since_ns = position, progress.caught_up_ns
+                else:
+                    least, since_ns = min(least, position), min(since_ns, progress.caught_up_ns)
+        return 0 if least is None else newest - least, since_ns, role.flushes.slow_until_ns()
+
+    def _followers(self, now_ns: int) -> tuple[FollowerSnapshot, ...]:
+        role, log = self._role, self._shared.log
+        if not isinstance(role, LeaderRole):
+            return ()
+        return tuple(
+            FollowerSnapshot(
+                replica,
+                progress.position,
+                None if progress.position is None else max(0, log.flushed_newest_offset - progress.position),
+                replica in self._shared.state.isr,
+                (now_ns - progress.caught_up_ns) / 1e9,
+                role.flushes.last_ns(replica) / 1e6,
+                role.flushes.is_slow(replica, now_ns),
+            )
+            for replica, progress in role.desk.followers.items()
+        )
+
+    # ---- the one way in --------------------------------------------------------------------------------------------
+    def step(self, event: ev.Event, now_ns: int) -> list[Effect]:
+        """Take one event at ``now_ns`` (monotonic); return what to do, in order. See ``effects`` for the contract."""
+        out: list[Effect] = []
+        role = self._role
+        match event:
+            case ev.FetchReceived():
+                role.fetch_received(event, now_ns, out)
+            case ev.FetchAnswered():
+                role.fetch_answered(event, now_ns, out)
+            case ev.LogFlushed():
+                self._shared.log.flushed(event.end_offset)
+                self._shared.flush_ns = event.took_ns
+                role.log_flushed(now_ns, out)
+            case ev.PublishesReceived():
+                role.publishes_received(event, now_ns, out)
+            case ev.DuplicateReceived():
+                role.duplicate_received(event.last_offset, now_ns, out)
+            case ev.WokenUp():
+                role.woken_up(now_ns, out)
+            case ev.MetadataHeard():
+                self._shared.lease.heard(event.sent_ns, event.lease_ns)
+                role.metadata_heard(now_ns, out)
+            case ev.DataPathChanged():
+                self._data_path_changed(event, now_ns, out)
+            case ev.DeadlineReached():
+                late_ns = self._shared.deadlines.reached(event.kind, now_ns, out)
+                if late_ns is not None:
+                    role.deadline_reached(event.kind, late_ns, now_ns, out)
+            case ev.QuietFetchReceived():
+                role.quiet_fetch_received(event, now_ns, out)
+            case ev.QuietEnded():
+                role.quiet_ended(event, now_ns, out)
+            case ev.FetchPieceArrived():
+                role.fetch_piece_arrived(event, now_ns, out)
+            case ev.FetchRefused():
+                role.fetch_refused(event, now_ns, out)
+            case ev.RequestFailed():
+                role.request_failed(event, now_ns, out)
+            case ev.EpochQueryReceived():
+                role.epoch_query_received(event, now_ns, out)
+            case ev.EpochQueryAnswered():
+                role.epoch_query_answered(event, now_ns, out)
+            case ev.ReplicaAbsent():
+                role.replica_absent(event, now_ns, out)
+            case ev.NoticeReceived():
+                role.notice_received(event, now_ns, out)
+            case ev.IsrChangeAnswered():
+                role.isr_change_answered(event, now_ns, out)
+            case ev.LogCut():
+                self._log_cut(event, now_ns, out)
+            case ev.ReplayProgressed() | ev.ReplayFinished():
+                role.replay_progressed(event.end_offset, isinstance(event, ev.ReplayFinished), now_ns, out)
+            case ev.LeaderEpochPersisted():
+                self._persisted_epoch = max(self._persisted_epoch, event.leader_epoch)
+                role.epoch_persisted(event.leader_epoch, now_ns, out)
+            case ev.LogStartMoved():
+                self._log_start_moved(event)
+            case ev.PartitionChanged():
+                self._partition_changed(event, now_ns, out)
+            case ev.LogOpened():
+                self._log_opened(event, now_ns)
+            case ev.LogCompacted():
+                self._shared.log.compacted(Horizon(event.end_offset, event.leader_epoch, event.deletes_end))
+            case ev.StorageFailed():
+                self._storage_failed(event, now_ns, out)
+            case ev.StopRequested():
+                self._become(StoppedRole(self._shared, Waiting.STOPPED), now_ns, out)
+            case _:
+                assert_never(event)
+        return out
+
+    def _log_opened(self, event: ev.LogOpened, now_ns: int) -> None:
+        self._shared.log.opened(
+            event.log_start_offset, event.log_end_offset, event.high_watermark, event.epochs, event.epoch_before_start
+        )
+        # Above every id of an earlier replica object of this process.
+        self._shared.next_request_id = self._shared.request_id_base + max(now_ns, 1)
+        self._persisted_epoch = event.persisted_epoch
+
+    def _data_path_changed(self, event: ev.DataPathChanged, now_ns: int, out: Effects) -> None:
+        shared = self._shared
+        if event.is_up:
+            shared.data_path_down_ns = None
+            self._role.data_path_restored(now_ns, out)
+        elif shared.data_path_down_ns is None:
+            shared.data_path_down_ns = now_ns
+            self._role.data_path_lost(now_ns, out)
+
+    def _log_cut(self, event: ev.LogCut, now_ns: int, out: Effects) -> None:
+        self._shared.log.was_cut(event.end_offset)
+        self._role.log_cut(now_ns, out)
+
+    def _log_start_moved(self, event: ev.LogStartMoved) -> None:
+        if event.log_start_offset > self._shared.log.log_start_offset:
+            self._shared.log.start_moved(event.log_start_offset)
+
+    def _storage_failed(self, event: ev.StorageFailed, now_ns: int, out: Effects) -> None:
+        role = self._role
+        may_refuse = event.no_space and isinstance(role, LeaderRole) and role.may_refuse_for_now(now_ns)
+        failed = FailedRole(self._shared, event.reason, speaks_until_lease_ends=may_refuse)
+        if event.token:
+            failed.publishes_received(
+                ev.PublishesReceived(token=event.token, record_count=0, size_bytes=0, received_wall_ns=0), now_ns, out
+            )
+        self._become(failed, now_ns, out)
+
+    # ---- roles -----------------------------------------------------------------------------------------------------
+    def _partition_changed(self, event: ev.PartitionChanged, now_ns: int, out: Effects) -> None:
+        shared, state = self._shared, event.held.state
+        if isinstance(self._role, StoppedRole) or state.epoch < shared.state.epoch:
+            return
+        if state.leader_epoch < self._persisted_epoch:
+            return  # this node is a candidate of a later epoch, the image has not caught up with that
+        epoch_rose = state.epoch > shared.state.epoch
+        old, shared.held, shared.live = shared.state, event.held, dict(event.incarnations)
+        shared.succession.partition_changed(state, shared.live, now_ns, event.held.longest_lease_ns)
+        role = self._role_for(state, now_ns)
+        if isinstance(self._role, FailedRole):
+            self._role.partition_changed(epoch_rose, now_ns, out)
+            return
+        if role is None:
+            self._role.partition_changed(epoch_rose, now_ns, out)
+        else:
+            role_is_new = not isinstance(role, WaitingRole) or not isinstance(self._role, WaitingRole)
+            if role_is_new or (old.status, old.leader_epoch) != (state.status, state.leader_epoch) or not old.epoch:
+                self._become(role, now_ns, out)
+
+    def _role_for(self, state: PartitionState, now_ns: int) -> ReplicaRole | None:
+        """The role that the metadata asks for; None: the one that it has."""
+        shared, role = self._shared, self._role
+        leader = {PartitionStatus.ONLINE: state.leader, PartitionStatus.CANDIDATE_FOUND: state.candidate}.get(state.status, "")
+        if not leader or shared.node_id not in state.holders:
+            return WaitingRole(shared)
+        same_epoch = role.leader_epoch == state.leader_epoch
+        if leader != shared.node_id:
+            follows = isinstance(role, FollowerRole) and same_epoch and role.leader == leader
+            return None if follows else FollowerRole(shared, leader, now_ns)
+        if state.status is PartitionStatus.ONLINE and isinstance(role, LeaderRole) and same_epoch:
+            return None
+        if state.status is PartitionStatus.CANDIDATE_FOUND and isinstance(role, CandidateRole) and same_epoch:
+            return None
+        if shared.live.get(shared.node_id) != shared.incarnation:
+            return WaitingRole(shared)
+        if state.status is PartitionStatus.CANDIDATE_FOUND:
+            return CandidateRole(shared, now_ns)
+        promoted = isinstance(role, CandidateRole) and same_epoch and role.phase is Leading.INIT
+        return LeaderRole(shared, now_ns, role.desk if promoted and isinstance(role, CandidateRole) else None)
+
+    def _become(self, role: ReplicaRole, now_ns: int, out: Effects) -> None:
+        if isinstance(role, LeaderRole) and role.was_candidate:
+            self._shared.deadlines.cancel_all(out)  # it goes on serving the followers that it has
+        else:
+            self._role.leave(out)
+        self._role = role
+        role.enter(now_ns, out)

@@ -1,0 +1,342 @@
+"""ReplicaRole: what every role of a replica shares, and what a role does with an event that is not for it.
+
+A role is an object with one method per event. The base class is the answer of a replica that does not act: publishes are
+dropped in silence (another node may have appended them, so a refusal could be false [A2]), requests are refused, answers to
+requests of an earlier role are not used [D16].
+
+Deadlines of one replica: which are set, so that one that fires late, early or after it was cancelled is told apart.
+
+Back-off with jitter from a seed: the same seed gives the same waits, two replicas give different ones.
+
+Goal: failed requests retry soon, then less and less often, and a thousand followers of a dead node do not retry together.
+Algorithm: the n-th failure in a row waits ``minimum * 2**n``, at most ``maximum``, times a factor in [0.5, 1) from splitmix64.
+
+A leader whose connection to NATS is lost, and soon back, has not heard what was published meanwhile; who stands by has. Pure.
+
+Goal: such a publish is stored and answered, as in any fail-over. Constraint: order per connection stays [A4]: once the leader has
+appended what came later, what went past it can't be appended any more. Algorithm: from the moment that its connection is lost it takes
+nothing more, and when the connection is back it hands over to a member of the ISR, as in a planned transfer: the successor sorts
+what it has heard. Where all have lost the same there is nothing to hand over for: one NATS server alone that has started anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+
+from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.partition import HeldPartition, PartitionState, PartitionStatus
+from liftpy.core.replication.catchup_throttle import CatchupThrottle
+from liftpy.core.replication.effects import (
+    DropFetched,
+    DropPublishes,
+    Effect,
+    RaiseHighWatermark,
+    RoleChanged,
+    SendFetchRefusal,
+    SetDeadline,
+)
+from liftpy.core.replication.events import (
+    Deadline,
+    EpochQueryAnswered,
+    EpochQueryReceived,
+    FetchAnswered,
+    FetchPieceArrived,
+    FetchReceived,
+    FetchRefused,
+    IsrChangeAnswered,
+    NoticeReceived,
+    PublishesReceived,
+    QuietEnded,
+    QuietFetchReceived,
+    RefusalReason,
+    ReplicaAbsent,
+    RequestFailed,
+)
+from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.lease import Lease, Succession
+from liftpy.core.replication.log_offsets import LogOffsets
+from liftpy.core.replication.phases import Phase, RoleName
+
+
+class Deadlines:
+    """At most one deadline per kind; ``at_ns`` is monotonic."""
+
+    __slots__ = ("_at_ns",)
+
+    def __init__(self) -> None:
+        self._at_ns: dict[Deadline, int] = {}
+
+    def set(self, kind: Deadline, at_ns: int, out: list[Effect]) -> None:
+        """Ask for ``kind`` at ``at_ns``, replacing an earlier one."""
+        if self._at_ns.get(kind) != at_ns:
+            self._at_ns[kind] = at_ns
+            out.append(SetDeadline(kind=kind, at_ns=at_ns))
+
+    def set_earlier(self, kind: Deadline, at_ns: int, out: list[Effect]) -> None:
+        """Ask for ``kind`` at ``at_ns``, unless it is set for an earlier time already."""
+        if at_ns < self._at_ns.get(kind, at_ns + 1):
+            self.set(kind, at_ns, out)
+
+    def cancel(self, kind: Deadline, out: list[Effect]) -> None:
+        """No longer wanted."""
+        if self._at_ns.pop(kind, None) is not None:
+            out.append(SetDeadline(kind=kind, at_ns=None))
+
+    def cancel_all(self, out: list[Effect]) -> None:
+        """The role ends."""
+        for kind in list(self._at_ns):
+            self.cancel(kind, out)
+
+    def is_set(self, kind: Deadline) -> bool:
+        """Whether ``kind`` is waited for."""
+        return kind in self._at_ns
+
+    def reached(self, kind: Deadline, now_ns: int, out: list[Effect]) -> int | None:
+        """How late ``kind`` is, in ns, and it is no longer set; None when it is not due (it is asked for again if set)."""
+        at_ns = self._at_ns.get(kind)
+        if at_ns is None:
+            return None
+        if now_ns < at_ns:
+            out.append(SetDeadline(kind=kind, at_ns=at_ns))
+            return None
+        del self._at_ns[kind]
+        return now_ns - at_ns
+
+
+_MASK = (1 << 64) - 1
+
+
+def splitmix64(state: int) -> tuple[int, int]:
+    """(next state, a well mixed 64-bit number) of Steele, Lea and Flood's generator."""
+    state = (state + 0x9E3779B97F4A7C15) & _MASK
+    mixed = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+    return state, mixed ^ (mixed >> 31)
+
+
+class Backoff:
+    """Waits after failures in a row; times in ns."""
+
+    __slots__ = ("_failures", "_maximum_ns", "_minimum_ns", "_state")
+
+    def __init__(self, minimum_ns: int, maximum_ns: int, seed: int) -> None:
+        self._minimum_ns = minimum_ns
+        self._maximum_ns = maximum_ns
+        self._state = seed & _MASK
+        self._failures = 0  # in a row
+
+    def next_ns(self) -> int:
+        """The wait after one more failure."""
+        base = min(self._minimum_ns << min(self._failures, 30), self._maximum_ns)
+        self._failures += 1
+        return self.jittered_ns(base)
+
+    def jittered_ns(self, base_ns: int) -> int:
+        """``base_ns`` times a factor in [0.5, 1)."""
+        self._state, number = splitmix64(self._state)
+        return base_ns // 2 + base_ns * (number >> 32) // (1 << 33)
+
+    def succeeded(self) -> None:
+        """The next failure is the first again."""
+        self._failures = 0
+
+
+Effects = list[Effect]
+
+NOTHING_HELD = HeldPartition(
+    key=PartitionKey("", "", 0),
+    config=StreamConfig(),
+    state=PartitionState(partition=0, replicas=(), isr=(), leader="", leader_epoch=0, epoch=0, status=PartitionStatus.OFFLINE),
+)
+
+
+def nanoseconds(seconds: float) -> int:
+    """A setting in seconds as ns."""
+    return round(seconds * NS_PER_S)
+
+
+@dataclass(slots=True)
+class ReplicaContext:
+    """What outlives a role: the replica's identity, log, lease and what the metadata says."""
+
+    node_id: str
+    incarnation: int
+    config: ReplicationConfig
+    lease: Lease
+    backoff: Backoff
+    succession: Succession
+    log: LogOffsets = field(default_factory=LogOffsets)
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    live: dict[str, int] = field(default_factory=dict)
+    """Node id -> incarnation of the registered nodes that are not fenced, as of the last PartitionChanged."""
+    intake: NodeIntake = field(default_factory=NodeIntake)
+    """Sums over all partitions of the node."""
+    copy_pace: CatchupThrottle = field(default_factory=CatchupThrottle)
+    """Of all learners of the node."""
+    flush_ns: int = 0
+    """What the last flush of the log took, 0: it is not known."""
+    data_path_down_ns: int | None = None
+    """Monotonic: since when the data path is down; None: it is up."""
+    held: HeldPartition = NOTHING_HELD
+    """The partition as of the last PartitionChanged; epoch 0: none yet."""
+    next_request_id: int = 1
+    """Grows over roles, and over replica objects of one process, so that a leader can tell an overtaken request; and at least with the
+    clock, so that it can tell one that this process has not sent."""
+    request_id_base: int = 0
+    """Ids are this much above the clock; the same for all replica objects of a process, and nothing that can be guessed."""
+
+    @property
+    def state(self) -> PartitionState:
+        """The partition as of the last PartitionChanged."""
+        return self.held.state
+
+    @property
+    def copy_epoch(self) -> int:
+        """The copy that this node makes as the partition's learner; 0: it is none."""
+        return self.state.copy_of(self.node_id)
+
+    def raise_high_watermark(self, offset: int, out: Effects) -> None:
+        """Raise HW to ``offset`` (inclusive), if it is higher, and tell the log."""
+        if self.log.raise_high_watermark(offset):
+            out.append(RaiseHighWatermark(high_watermark=offset))
+
+
+class ReplicaRole:
+    """A replica that does not act, and the base of those that do. ``phase`` is shown in status and logs."""
+
+    name: RoleName
+
+    def __init__(self, shared: ReplicaContext, phase: Phase) -> None:
+        self.shared = shared
+        self.log = shared.log
+        self.phase: Phase = phase
+        self.leader_epoch = shared.state.leader_epoch
+        """The LeaderEpoch in which this role acts; another one needs another role object."""
+
+    @property
+    def shown_phase(self) -> str:
+        """The phase, as status and logs show it."""
+        return self.phase.value
+
+    def to_phase(self, phase: Phase, out: Effects) -> None:
+        """Go on to ``phase``, and show it."""
+        if phase != self.phase:
+            self.phase = phase
+            out.append(RoleChanged(role=self.name, phase=phase.value, leader_epoch=self.leader_epoch))
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+    def enter(self, now_ns: int, out: Effects) -> None:
+        """The role begins."""
+        out.append(RoleChanged(role=self.name, phase=self.shown_phase, leader_epoch=self.leader_epoch))
+
+    def leave(self, out: Effects) -> None:
+        """The role ends; nothing of it may act afterwards."""
+        self.shared.deadlines.cancel_all(out)
+
+    def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
+        """The metadata changed, but not this role."""
+
+    def metadata_heard(self, now_ns: int, out: Effects) -> None:
+        """The lease was extended."""
+
+    def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
+        """A deadline that this role set has come, ``late_ns`` after its time."""
+
+    # ---- the log ---------------------------------------------------------------------------------------------------
+    def log_flushed(self, now_ns: int, out: Effects) -> None:
+        """More of the own log is on disk."""
+
+    def log_cut(self, now_ns: int, out: Effects) -> None:
+        """The cut that this role asked for is done."""
+
+    def epoch_persisted(self, leader_epoch: int, now_ns: int, out: Effects) -> None:
+        """The proposed LeaderEpoch is on disk."""
+
+    def replay_progressed(self, end_offset: int, finished: bool, now_ns: int, out: Effects) -> None:
+        """Derived state covers the log up to ``end_offset``."""
+
+    # ---- requests of others ----------------------------------------------------------------------------------------
+    def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
+        """Messages on the data subject."""
+        out.append(DropPublishes(token=event.token))
+
+    def duplicate_received(self, last_offset: int, now_ns: int, out: Effects) -> None:
+        """Publishers wait for the answer to a record that is in the log."""
+
+    def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
+        """A follower fetches."""
+        self.refuse(event.token, RefusalReason.NOT_LEADER, out)
+
+    def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
+        """A follower reconciles."""
+        self.refuse(event.token, RefusalReason.NOT_LEADER, out)
+
+    def refuse(self, token: int, reason: RefusalReason, out: Effects) -> None:
+        """Answer a request with a refusal."""
+        out.append(
+            SendFetchRefusal(
+                token=token,
+                reason=reason,
+                leader_epoch=self.leader_epoch,
+                log_start_offset=self.log.log_start_offset,
+                deletes_end=self.log.horizon.deletes_end,
+            )
+        )
+
+    # ---- answers and notices ---------------------------------------------------------------------------------------
+    def fetch_answered(self, event: FetchAnswered, now_ns: int, out: Effects) -> None:
+        """An answer to a fetch."""
+        if event.spans:
+            out.append(DropFetched(token=event.token, why="not following"))
+
+    def fetch_piece_arrived(self, event: FetchPieceArrived, now_ns: int, out: Effects) -> None:
+        """An answer to a fetch held part of a batch."""
+
+    def fetch_refused(self, event: FetchRefused, now_ns: int, out: Effects) -> None:
+        """A refusal of a fetch or of an epoch query."""
+
+    def request_failed(self, event: RequestFailed, now_ns: int, out: Effects) -> None:
+        """No answer to a fetch or an epoch query."""
+
+    def epoch_query_answered(self, event: EpochQueryAnswered, now_ns: int, out: Effects) -> None:
+        """An answer to an epoch query."""
+
+    def data_path_restored(self, now_ns: int, out: Effects) -> None:
+        """The connection is back; what was asked, and answers to it, may be lost."""
+
+    def data_path_lost(self, now_ns: int, out: Effects) -> None:
+        """The connection is down: nobody can be asked or answered."""
+
+    def woken_up(self, now_ns: int, out: Effects) -> None:
+        """The leader says that there is more."""
+
+    def notice_received(self, event: NoticeReceived, now_ns: int, out: Effects) -> None:
+        """The leader tells its HW."""
+
+    def replica_absent(self, event: ReplicaAbsent, now_ns: int, out: Effects) -> None:
+        """Nobody listens for a replica."""
+
+    def quiet_fetch_received(self, event: QuietFetchReceived, now_ns: int, out: Effects) -> None:
+        """A follower asks whether its last fetch still waits; no answer is a no."""
+
+    def quiet_ended(self, event: QuietEnded, now_ns: int, out: Effects) -> None:
+        """The fetch that waited among others waits no more."""
+
+    def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None:
+        """The metadata group answered."""
+
+
+def who_has_heard(node_id: str, isr: frozenset[str], live: Mapping[str, int], asked_ns: Mapping[str, int]) -> str:
+    """Toward whom the leader ``node_id`` hands over: the live member of the ISR that has asked it last; '': there is nobody.
+    ``live``: incarnation of each live node; ``asked_ns``: when each follower has asked for anything last, monotonic."""
+    able = [replica for replica in sorted(asked_ns) if replica in isr and replica in live and replica != node_id]
+    return max(able, key=lambda replica: asked_ns[replica], default="")
+
+
+def all_have_lost_it(known_servers: int, before: str, after: str) -> bool:
+    """Whether a connection that is back says that nobody else heard on: it knows one server alone, and that is another process of it
+    (``before`` and ``after``: the server's id)."""
+    return known_servers == 1 and before != after

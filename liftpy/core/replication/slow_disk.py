@@ -1,0 +1,168 @@
+"""SlowFlushes: whose disk is far slower than the others', as the leader of one LeaderEpoch knows it. Pure.
+
+Goal: one slow disk of several must not set the pace of every publish for ever. Constraint: it is judged by what it did over a time, and
+beside the others; one slow flush does not count, nor a time when all are slow. Availability goes before speed: nobody leaves an ISR
+that would be smaller than ``min.isr`` or have one member only (``lag.wanted_isr``), and a slow leader stays where the fast ones could
+not commit without it (``successor``).
+
+Algorithm. A follower says with each fetch how long the flush took that made its position durable, as its disk needed it, no waiting
+for a thread or the loop: load is no slow disk. The leader's own are measured alike. A flush is slow from ``slow_flush_s`` on, if it
+also took ``slow_flush_factor`` times as long as the usual one (median of the last few) of the fastest other replica. Time spent in
+slow flushes adds up, each counts for half of ``slow_flush_time_s`` at most, so that two are needed; the time since goes off with
+each that is not slow. Who has come to ``slow_flush_time_s`` is slow for ``slow_flush_out_s`` from its last slow flush on, and for
+twice as long each time that it comes to that again soon, up to 16 times: so it does not go and come in a loop. Who is outside the ISR
+is slow by one slow flush: it was, when it left an earlier leader's.
+
+Worked example with the defaults (0.2 s, 8 times, 5 s, 20 s): the others need 4 ms. A follower needs 1.5 s: after four flushes, 6 s, it
+leaves. The disk is well again: 20 s later it is back. The next time it stays out for 40 s. With 6 s a flush, two are enough: 12 s.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
+from statistics import median_low
+
+from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.replication.follower_progress import FollowerProgress
+
+_RECENT = 5
+_KNOWN_FROM = 3
+"""Flushes; before that nobody is compared with it."""
+_LONGEST = 16
+"""Times ``slow_flush_out_s``."""
+
+
+@dataclass(slots=True)
+class _Record:
+    """Of one replica; times in ns, those that end in ``at`` or ``until`` monotonic."""
+
+    recent: deque[int] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    slow_ns: int = 0
+    """Spent in slow flushes, less the time since."""
+    last_at_ns: int = 0
+    slow_until_ns: int = 0
+    judged: int = 0
+    """How often in a row it was found slow."""
+
+
+class SlowFlushes:
+    """What the flushes of a partition's replicas took."""
+
+    def __init__(self, config: ReplicationConfig) -> None:
+        self._factor = config.slow_flush_factor
+        self._least_ns = round(config.slow_flush_s * NS_PER_S)
+        self._time_ns = round(config.slow_flush_time_s * NS_PER_S)
+        self._out_ns = round(config.slow_flush_out_s * NS_PER_S)
+        self._records: dict[str, _Record] = {}
+
+    def flushed(self, replica: str, took_ns: int, now_ns: int, *, in_isr: bool = True) -> None:
+        """A flush of ``replica`` took so long."""
+        record = self._records.get(replica)
+        if record is None:
+            record = self._records[replica] = _Record()
+        record.recent.append(took_ns)
+        since_ns, record.last_at_ns = now_ns - record.last_at_ns, now_ns
+        if took_ns < self._least_ns or not self._is_slow(replica, took_ns, now_ns):
+            record.slow_ns = max(record.slow_ns - since_ns, 0)
+            return
+        record.slow_ns += min(took_ns, self._time_ns // 2)
+        if record.slow_ns >= self._time_ns or record.slow_until_ns > now_ns or not in_isr:
+            self._judge(record, now_ns)
+
+    def waits(self, replica: str, age_ns: int, now_ns: int) -> None:
+        """A flush of ``replica`` is not done after so long: it need not end to be slow."""
+        record = self._records.get(replica)
+        if record is not None and age_ns >= self._time_ns and self._is_slow(replica, age_ns, now_ns):
+            self._judge(record, now_ns)
+
+    def _judge(self, record: _Record, now_ns: int) -> None:
+        if record.slow_until_ns <= now_ns:
+            long_ago = now_ns - record.slow_until_ns > _LONGEST * self._out_ns
+            record.judged = 1 if long_ago else record.judged + 1
+        record.slow_ns = 0
+        record.slow_until_ns = now_ns + self._out_ns * min(1 << (record.judged - 1), _LONGEST)
+
+    def _is_slow(self, replica: str, took_ns: int, now_ns: int) -> bool:
+        """Beside the fastest of the others; nobody is known to be faster: no."""
+        limit_ns = self._limit_ns(replica, now_ns)
+        return limit_ns is not None and took_ns >= limit_ns
+
+    def _limit_ns(self, replica: str, now_ns: int) -> int | None:
+        others = [self.usual_ns(other) for other in self._records if other != replica and not self.is_slow(other, now_ns)]
+        known = [usual_ns for usual_ns in others if usual_ns is not None]
+        if not known or not self._factor:
+            return None
+        return max(self._least_ns, round(self._factor * min(known)))
+
+    def usual_ns(self, replica: str) -> int | None:
+        """Median of its last flushes; None: there were too few."""
+        record = self._records.get(replica)
+        return median_low(record.recent) if record is not None and len(record.recent) >= _KNOWN_FROM else None
+
+    def last_ns(self, replica: str) -> int:
+        """What its last flush took, 0: there was none."""
+        record = self._records.get(replica)
+        return record.recent[-1] if record is not None else 0
+
+    def is_slow(self, replica: str, now_ns: int) -> bool:
+        """Whether it is found slow, until some time from now."""
+        record = self._records.get(replica)
+        return record is not None and record.slow_until_ns > now_ns
+
+    def slow_until_ns(self) -> Sequence[int]:
+        """Until when each of those is slow, or was, that have ever been found slow."""
+        return [record.slow_until_ns for record in self._records.values() if record.slow_until_ns]
+
+    def slow(self, now_ns: int) -> frozenset[str]:
+        """All that are."""
+        return frozenset(replica for replica, record in self._records.items() if record.slow_until_ns > now_ns)
+
+    def fast(self, replicas: Iterable[str], now_ns: int) -> list[str]:
+        """Those that are known to be fast: nobody else is far faster."""
+        found = []
+        for replica in replicas:
+            usual_ns, limit_ns = self.usual_ns(replica), self._limit_ns(replica, now_ns)
+            if usual_ns is None or self.is_slow(replica, now_ns):
+                continue
+            if usual_ns < self._least_ns or limit_ns is None or usual_ns < limit_ns:
+                found.append(replica)
+        return found
+
+    def keep(self, replicas: Iterable[str]) -> None:
+        """Forget all but ``replicas``: they are no replicas any more."""
+        kept = frozenset(replicas)
+        for replica in [replica for replica in self._records if replica not in kept]:
+            del self._records[replica]
+
+
+def to_keep_out(leader: str, isr: frozenset[str], slow: frozenset[str]) -> frozenset[str]:
+    """Of the slow ones, those without whom the others would commit faster. Under a leader that is slow itself nobody leaves: HW would
+    wait for it all the same."""
+    return slow - isr if leader in slow else slow
+
+
+def successor(
+    fast: Iterable[str],
+    followers: Mapping[str, FollowerProgress],
+    live: Mapping[str, int],
+    *,
+    needed: int,
+    now_ns: int,
+    max_lag_ns: int,
+) -> str:
+    """To whom a slow leader hands over, '' if to nobody: of the ``fast`` members of its ISR the one that has most; not where they are
+    fewer than ``needed`` to commit without it, for then HW would go on waiting for it."""
+    able = [
+        replica
+        for replica in fast
+        if replica in live
+        and (progress := followers.get(replica)) is not None
+        and progress.position is not None
+        and now_ns - progress.caught_up_ns <= max_lag_ns
+    ]
+    if len(able) < needed:
+        return ""
+    return min(able, key=lambda replica: (-(followers[replica].position or 0), replica))

@@ -1,0 +1,1 @@
+"""Replicated services: the state machine, its outbox, snapshots, replies and sessions. Pure."""

@@ -1,0 +1,205 @@
+"""Records that a service can't apply, and the decision to pass over one. Pure.
+
+Goal: one record that the service's code raises on stops neither its outputs nor its nodes for ever, and all nodes do the same about
+it. Constraint: that it failed here is no reason to pass over it (memory may be short, code may differ): others may have applied it.
+
+Algorithm: WHAT IS PASSED OVER IS SAID BY A RECORD OF THE LOG, a decision. It names the unit that failed: ``on_record`` at an offset,
+or one timer that fired there. It counts when it lies after the unit, and was appended in the LeaderEpoch in which it was made (0: by
+an operator, any). A service that meets what it can't apply undoes it (``ServiceMachine``: nothing was emitted; ``Feeder``: the state is
+made anew up to there) and reads on for a decision, without applying. There is one: it passes over the unit. There is none:
+
+    on_error   beside the leader                         beside another replica
+    stop       the service ends                          the same
+    skip       tried once more; then it is decided       tried again, ever more seldom, until there is a decision
+
+A service that has applied the unit and meets a decision about it goes back to a snapshot below it. Nobody is LEADER in an epoch before
+all records of earlier epochs are in the state, so no output of the unit has left by then.
+
+Worked example: record 17 can't be applied on any node. The service beside the leader of epoch 5 tries it twice, gives it to the
+dead-letter stream, and appends ``bank/17/5/``, at 40. All nodes wait at 17, read up to 40, and go on with 18. Replays do the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import Enum
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import check_name
+from liftpy.core.publish.jetstream_headers import asked_for
+from liftpy.core.services.service import ServiceFailedError
+from liftpy.core.wire.batch import Record
+from liftpy.core.wire.headers import (
+    DEAD_LETTER_ERROR,
+    DEAD_LETTER_SERVICE,
+    DEAD_LETTER_SOURCE,
+    SERVICE_SKIP,
+    SERVICE_VERSION,
+    Pairs,
+)
+from liftpy.errors import LiftError
+
+MAX_ERROR_BYTES = 500
+MAX_SKIPS = 256
+FIRST_WAIT_S = 1.0
+"""Before what failed twice is tried again beside a replica that does not lead; twice as long each time."""
+LONGEST_WAIT_S = 60.0
+DECIDED_WAIT_S = 10.0
+"""How long a decision that was appended is looked for before it is made again."""
+
+
+class OnError(Enum):
+    """What a service does about a record that its code raises on; ``Service.on_error``."""
+
+    STOP = "stop"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Unit:
+    """What can fail: ``on_record`` at ``offset``, or the timer of that name that fires before it."""
+
+    offset: int
+    timer: str = ""
+
+    def __str__(self) -> str:
+        return f"offset {self.offset}" + (f", timer {self.timer!r}" if self.timer else "")
+
+
+class PoisonError(ServiceFailedError):
+    """The service's code raised on ``unit``, while ``record`` was applied. Blame: the service. The machine is not gone on with."""
+
+    def __init__(self, unit: Unit, record: Record, text: str) -> None:
+        super().__init__(f"{text}: the record at offset {unit.offset} can't be applied")
+        self.unit = unit
+        self.record = record
+
+
+class DecisionMissedError(LiftError):
+    """The state holds what the log says is to be passed over: go back below ``unit``."""
+
+    code = "DECISION_MISSED"
+
+    def __init__(self, unit: Unit) -> None:
+        super().__init__(f"{unit} was applied, and is passed over by a later record")
+        self.unit = unit
+
+
+@dataclass(frozen=True, slots=True)
+class SkipDecision:
+    """Of one service: pass over ``unit``. ``leader_epoch``: in which the service beside the leader decided it; 0: an operator did."""
+
+    service: str
+    unit: Unit
+    leader_epoch: int = 0
+
+    def headers(self) -> Pairs:
+        """What makes a record a decision."""
+        return ((SERVICE_SKIP, f"{self.service}/{self.unit.offset}/{self.leader_epoch}/{self.unit.timer}".encode()),)
+
+
+def is_decision(record: Record) -> bool:
+    """Whether the record is for the framework: no service's ``on_record`` sees it."""
+    return any(name in (SERVICE_SKIP, SERVICE_VERSION) for name, _ in record.headers)
+
+
+def decided(record: Record, service: str) -> Unit | None:
+    """What ``record`` says is passed over by ``service``; None: nothing, or it does not count."""
+    for name, value in record.headers:
+        if name != SERVICE_SKIP:
+            continue
+        try:
+            whose, offset, epoch, timer = value.decode().split("/", 3)
+            check_name(whose, "service")
+            unit, leader_epoch = Unit(int(offset), timer), int(epoch)
+        except (ValueError, LiftError):
+            return None
+        counts = 0 <= unit.offset < record.offset and leader_epoch in (0, record.leader_epoch)
+        return unit if whose == service and counts else None
+    return None
+
+
+class Skips:
+    """What was decided to be passed over, the newest ``MAX_SKIPS`` by offset: also what was passed over already, since a decision may
+    be in the log twice. Part of a snapshot."""
+
+    def __init__(self, units: Iterable[Unit] = ()) -> None:
+        self._units = set(units)
+        self._offsets = {unit.offset for unit in self._units}
+
+    def __contains__(self, unit: Unit) -> bool:
+        return unit.offset in self._offsets and unit in self._units
+
+    def __iter__(self) -> Iterator[Unit]:
+        return iter(sorted(self._units))
+
+    def __len__(self) -> int:
+        return len(self._units)
+
+    def add(self, unit: Unit) -> None:
+        """It was decided."""
+        self._units.add(unit)
+        if len(self._units) > MAX_SKIPS:
+            self._units.remove(min(self._units))
+        self._offsets = {unit.offset for unit in self._units}
+
+
+class Next(Enum):
+    """What is done about a unit that failed and is not decided, once all that is committed was looked through."""
+
+    TRY = "try"
+    DECIDE = "decide"
+    WAIT = "wait"
+    STOP = "stop"
+
+
+@dataclass(slots=True)
+class Failing:
+    """One unit that keeps failing. ``scanned``: offset of the next record to be looked at for a decision. ``again_s``: when it is tried
+    again, monotonic."""
+
+    error: PoisonError
+    tries: int = 1
+    scanned: int = 0
+    again_s: float = 0.0
+    decided_s: float | None = None
+    """When a decision was appended here, monotonic."""
+    scan_end: int | None = None
+    """Exclusive: the scan for a decision that is under way ends here, at the HW that was known when it began. Records that come later
+    wait for the next scan. None: no scan is under way."""
+    undone: bool = False
+    """Whether the state was not made anew since it failed."""
+    stored: bool = False
+    """Whether there is a snapshot right below it, so that no try replays more than one record."""
+
+    @property
+    def unit(self) -> Unit:
+        """What fails."""
+        return self.error.unit
+
+    def failed(self, error: PoisonError, now_s: float) -> None:
+        """It has failed again."""
+        self.error = error
+        self.tries += 1
+        self.again_s = now_s + min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(self.tries - 2, 10))
+
+    def next(self, on_error: OnError, *, leads: bool, now_s: float) -> Next:
+        """``leads``: this service is beside the partition's leader."""
+        if on_error is OnError.STOP:
+            return Next.STOP
+        if self.tries < 2:
+            return Next.TRY
+        if self.decided_s is not None and now_s < self.decided_s + DECIDED_WAIT_S:
+            return Next.WAIT
+        if leads:
+            return Next.DECIDE
+        return Next.TRY if now_s >= self.again_s else Next.WAIT
+
+
+def dead_letter_headers(service: str, source: str, error: str, record: Record) -> Pairs:
+    """The record's own headers, without what is ours, and where it comes from. ``source``: stream/uid/partition. What they asked of the
+    stream that the record was published to is not asked of this one: under its message id two records would be one."""
+    own = tuple((name, value) for name, value in record.headers if name[:5].lower() != "lift-" and not asked_for(name))
+    told = error.encode(errors="replace")[:MAX_ERROR_BYTES]
+    ours = ((DEAD_LETTER_SERVICE, service.encode()), (DEAD_LETTER_SOURCE, f"{source}/{record.offset}".encode()))
+    return (*own, *ours, (DEAD_LETTER_ERROR, told))

@@ -1,0 +1,560 @@
+"""ServiceMachine: drives one Service over the records of its partition, in log order. No I/O, no clock: pure and deterministic.
+
+It holds what has to be the same on every node: position, log time, timers, the numbering of outputs, and at which positions a
+snapshot is taken: at every multiple of ``snapshot_every``, after all records below it and before anything that the record at or
+past it brings about. A snapshot is a function of the log alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import field
+from functools import partial
+from inspect import isawaitable
+from typing import Any
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.publish.jetstream_headers import first_refused
+from liftpy.core.services.bad_records import DecisionMissedError, OnError, PoisonError, Skips, Unit, decided, is_decision
+from liftpy.core.services.effects import MAX_NAME_BYTES, MAX_PENDING, MAX_PENDING_BYTES, Effect, Pending, effect_of, is_tick
+from liftpy.core.services.log_timers import LogTimers
+from liftpy.core.services.outbox import EXPECTED_HEADER, MAX_OUTPUT_BYTES, Outbox, Output
+from liftpy.core.services.replies import PASSED_OVER, Answer, AnswerTable, Reply, ReplyDesk, decode_answers, message_id_of
+from liftpy.core.services.rules import check_class
+from liftpy.core.services.service import DivergedError, Headers, Role, Service, ServiceFailedError
+from liftpy.core.services.snapshot import Identity, Section, Snapshot
+from liftpy.core.services.versions import FIRST, check_code, decided_version, encoded, follows, from_section
+from liftpy.core.wire.batch import Record
+from liftpy.core.wire.headers import OUTPUT_TO, Pairs, is_reserved
+from liftpy.errors import ConfigError, LiftError, StorageError
+
+MAX_FIRES_PER_RECORD = 100_000
+"""Of timers that were set by timers that fired before the same record."""
+MAX_OUTPUTS_PER_CALLBACK = 1000
+_NO_STOP = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class _RequestedEffect:
+    """An effect or an offer, before its callback has returned."""
+
+    name: str
+    payload: bytes
+    key: bytes | None
+    is_offer: bool
+
+
+@dataclass(slots=True)
+class _Source:
+    """The record that is being applied. ``index``: how many outputs it has had, those of timers that fired before it included.
+    ``emitted``: those of the callback that runs; none of them counts before it has returned."""
+
+    offset: int = -1
+    index: int = 0
+    emitted: list[Output] = field(default_factory=list)
+    reply: bytes | None = None
+    asked: list[_RequestedEffect] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Applied:
+    """What ``apply`` did. ``snapshots``: to be stored, in order. ``count``: records applied."""
+
+    count: int = 0
+    snapshots: list[Snapshot] = field(default_factory=list)
+
+
+class ServiceMachine:
+    """Make it with a new Service, ``start`` it once, then ``apply`` records. ``outbox`` None: the service may not emit."""
+
+    def __init__(
+        self,
+        service: Service,
+        identity: Identity,
+        *,
+        snapshot_every: int,
+        outbox: Outbox | None = None,
+        parameters_digest: bytes = b"",
+    ) -> None:
+        self.identity = identity
+        self.outbox = outbox
+        self._parameters_digest = parameters_digest
+        self.replies = ReplyDesk()
+        """What it has replied; whoever drives it may put another one here, before the first record."""
+        self._answers = AnswerTable()
+        self.routes: Collection[str] | None = None
+        """To which ``emit`` may send; None: any. Whoever drives it says so before the first record."""
+        self.effects = Pending(f"{identity.uid}/{identity.partition}/{identity.service}")
+        """Those without a result."""
+        self.position = 0
+        """Offset of the next record: all below it are in the state."""
+        self.last_epoch = 0
+        """LeaderEpoch of the last record applied, 0: none."""
+        self.now_ns = 0
+        """Log time: the greatest stamp seen; never falls."""
+        self._stamp_ns = 0
+        """Of the record that was applied last."""
+        self.role = Role.FOLLOWER
+        self.leader_epoch = 0
+        """In which the role was given."""
+        check_class(type(service))
+        self.on_error = OnError(service.on_error)
+        self._service = service
+        self._snapshot_every = snapshot_every
+        self._snapshot_position = 0
+        """The last multiple of ``snapshot_every`` that was passed."""
+        self._timers = LogTimers()
+        self._source: _Source | None = None
+        """Set while the state may change; None: emit and timers are refused."""
+        self._skips = Skips()
+        self.version = service.version
+        """Of the code."""
+        self.active_version = FIRST
+        """By which records are applied."""
+        self.failed = False
+        """Whether a callback raised: the state may be half of one."""
+        self.at_home: Callable[[], bool] = _yes
+        """Whether what calls is the thread in which records are applied; whoever drives it with others beside it puts a look here."""
+        self.on_work: Callable[[], None] | None = None
+        """Called when records were applied and effects or timers wait: whoever acts on them puts it here."""
+        service.surroundings = self
+
+    # ---- life ------------------------------------------------------------------------------------------------------------
+    @property
+    def starts_in_thread(self) -> bool:
+        """Whether ``start`` may be called in another thread, with all other calls behind it."""
+        return self._service.starts_in_thread
+
+    def start(self, snapshot: Snapshot | None) -> None:
+        """Begin with a snapshot's state or with none, as FOLLOWER."""
+        if snapshot is not None:
+            if snapshot.section(Section.PARAMETERS) != self._parameters_digest:
+                raise ConfigError(
+                    f"{self.identity}: the snapshot at {snapshot.position} was made with other parameters, and so were the outputs. "
+                    "Start the service with those; with others it is another service: give it a name of its own (--name)"
+                )
+            self.active_version = from_section(snapshot.section(Section.VERSION))
+            check_code(self.version, self.active_version, snapshot.position)
+            self.position = self._snapshot_position = snapshot.position
+            self.last_epoch, self.now_ns = snapshot.last_epoch, snapshot.now_ns
+            for at_ns, name in snapshot.timers:
+                self._timers.set(name, at_ns)
+            self._skips = Skips(snapshot.skips)
+            self._answers = decode_answers(snapshot.section(Section.ANSWERS))
+            self.effects.load(snapshot.section(Section.EFFECTS))
+        if self.outbox is not None:
+            self.outbox.restart(*((snapshot.output_count, snapshot.output_digest) if snapshot is not None else (0,)))
+        with _blamed("on_start"):
+            self._service.on_start(None if snapshot is None else snapshot.whole().state)
+
+    def change_role(self, role: Role, leader_epoch: int) -> bool:
+        """Take a role; return whether it is another one (or the same in another LeaderEpoch), which the service is told."""
+        if (role, leader_epoch) == (self.role, self.leader_epoch):
+            return False
+        self.role, self.leader_epoch = role, leader_epoch
+        with _blamed("on_role_change"):
+            self._service.on_role_change(role, leader_epoch)
+        return True
+
+    @property
+    def ahead_ns(self) -> int:
+        """How far log time is ahead of the newest record's stamp: a leader's clock was that much ahead, and timers that were set since
+        wait that much longer. 0: it is not."""
+        return max(0, self.now_ns - self._stamp_ns) if self._stamp_ns else 0
+
+    @property
+    def waits_for_outputs(self) -> bool:
+        """Whether a LEADER's outputs have to be written before more are produced. (A follower drops its oldest instead.)"""
+        return self.outbox is not None and self.role is Role.LEADER and self.outbox.full
+
+    # ---- records ---------------------------------------------------------------------------------------------------------
+    def apply(self, records: Iterable[Record], stop_position: int | None = None) -> Applied:
+        """Apply records in order, those below ``position`` skipped, none at or past ``stop_position`` (exclusive, None: no end).
+
+        Ends early while ``waits_for_outputs``.
+        Raises PoisonError when the service's code raises, DecisionMissedError when a record says that what is in the state was to be
+        passed over; then the machine must not be used any more.
+        """
+        done = Applied()
+        stop = _NO_STOP if stop_position is None else stop_position
+        may_wait = self.outbox is not None and self.role is Role.LEADER
+        boundary = self.boundary
+        source = self._source = _Source()
+        can_do = self.active_version >= self.version - 1
+        try:
+            for record in records:
+                offset = record.offset
+                if offset < self.position:
+                    continue
+                if offset >= stop or (may_wait and self.waits_for_outputs):
+                    break
+                if offset >= boundary:
+                    boundary = self._snapshot_through(offset, done)
+                source.offset, source.index = offset, 0
+                if not can_do:
+                    can_do = self._may_begin(record)
+                self._apply(record)
+                done.count += 1
+                self._stamp_ns = record.timestamp_ns
+                if offset + 1 >= boundary:
+                    boundary = self._snapshot_through(offset + 1, done)
+        finally:
+            self._source = None
+        if self.on_work is not None and (len(self.effects) or self.next_timer_ns is not None):
+            self.on_work()
+        return done
+
+    def skip_to(self, position: int) -> list[Snapshot]:
+        """There are no records below ``position`` any more (compaction); return the snapshots that this brings about."""
+        done = Applied()
+        if position > self.position:
+            self.position = position
+            self._snapshot_through(position, done)
+        return done.snapshots
+
+    def skip(self, unit: Unit) -> None:
+        """It was decided to pass over ``unit``, which is not applied yet, by a record further on."""
+        self._skips.add(unit)
+
+    def _apply(self, record: Record) -> None:
+        """Most records come with no headers, no timer due and nothing to be passed over: those meet one call, the service's own."""
+        now_ns = max(self.now_ns, record.timestamp_ns)
+        passed_over, number = self._look_into(record) if record.headers else (False, None)
+        if self._timers.due_ns <= now_ns:
+            self._fire(now_ns, record)
+        self.now_ns = now_ns
+        if self._skips and not passed_over:
+            passed_over = Unit(record.offset) in self._skips
+            if passed_over:
+                self._answer(record, b"the service could not apply this record", PASSED_OVER)
+        if number is not None:
+            self._end(number, record, passed_over=passed_over)
+        elif not passed_over:
+            self._call(None, record, self._service.on_record, record)
+        elif record.headers:
+            self._upgrade(record)
+        self.position = record.offset + 1
+        self.last_epoch = record.leader_epoch
+        if self.outbox is not None:
+            if self.outbox.diverged:
+                raise DivergedError(f"{self.identity}: {self.outbox.diverged}")
+            if self.role is Role.FOLLOWER:
+                self.outbox.trim()
+
+    def _look_into(self, record: Record) -> tuple[bool, int | None]:
+        """Of a record with headers: whether no callback sees it, and the number of the effect that it ends."""
+        number = effect_of(record, self.identity.service)
+        if number is not None:
+            return self.effects.get(number) is None, number  # it has its result, or is another service's
+        return self._is_decided_by(record) or is_tick(record) or self._is_repeated(record), None
+
+    def _end(self, number: int, record: Record, *, passed_over: bool) -> None:
+        effect = self.effects.get(number)
+        if effect is not None and not passed_over:
+            callback = self._service.on_record if effect.is_offer else partial(self._result, effect)
+            self._call(None, record, callback, record)
+        self.effects.end(number)
+
+    def _result(self, effect: Effect, record: Record) -> None:
+        self._service.on_effect_result(effect, record.value or b"")
+
+    def _may_begin(self, record: Record) -> bool:
+        """Whether the first record says that the log begins with a version that the code can do; raises VersionError."""
+        version = decided_version(record, self.identity.service) if record.offset == 0 else None
+        check_code(self.version, version or self.active_version, record.offset)
+        return True
+
+    def _upgrade(self, record: Record) -> None:
+        """Another version may be active from ``record`` on; raises VersionError when the code can't do it."""
+        version = decided_version(record, self.identity.service)
+        if version is None or not follows(version, self.active_version, record.offset) or Unit(record.offset) in self._skips:
+            return
+        check_code(self.version, version, record.offset)
+        self.active_version = version
+        self._call(None, record, self._service.on_version, version)
+
+    def _is_decided_by(self, record: Record) -> bool:
+        """Whether it is a decision, which no ``on_record`` sees. Raises DecisionMissedError for one about what is in the state."""
+        if not is_decision(record):
+            return False
+        unit = decided(record, self.identity.service)
+        if unit is not None and unit not in self._skips:
+            raise DecisionMissedError(unit)
+        return True
+
+    def _is_repeated(self, record: Record) -> bool:
+        """Whether it is a command that was answered before: it is answered the same, and nothing else comes of it."""
+        name = message_id_of(record) if self._answers else ""
+        known = self._answers.get(name) if name else None
+        if known is None:
+            return False
+        self._answer(record, known.value)
+        return True
+
+    def _answer(self, record: Record, value: bytes, error: str = "") -> None:
+        output_count = self.outbox.output_count if self.outbox is not None else 0
+        self.replies.add(
+            Reply(
+                offset=record.offset,
+                to=record.reply,
+                value=value,
+                error=error,
+                output_count=output_count,
+                at_ns=max(self.now_ns, record.timestamp_ns),
+                leader_epoch=record.leader_epoch,
+            )
+        )
+
+    def _fire(self, now_ns: int, record: Record) -> None:
+        limit = len(self._timers) + MAX_FIRES_PER_RECORD  # those that have expired are no fault of the record
+        while (due := self._timers.pop_due(now_ns)) is not None:
+            at_ns, name = due
+            unit = Unit(record.offset, name)
+            limit -= 1
+            if limit < 0:
+                self.failed = True
+                text = f"more than {MAX_FIRES_PER_RECORD} timers that were set meanwhile fire: does {name!r} set itself again?"
+                raise PoisonError(unit, record, text)
+            self.now_ns = max(self.now_ns, at_ns)
+            if unit not in self._skips:
+                self._call(name, record, self._service.on_timer, name)
+
+    def _call(self, timer: str | None, record: Record, callback: Callable[[Any], object], argument: object) -> None:
+        """One callback, ``on_record`` or that of ``timer``: what it has emitted counts once it has returned."""
+        source = self._source
+        assert source is not None
+        try:
+            returned = callback(argument)
+            if returned is not None and isawaitable(returned):
+                getattr(returned, "close", bool)()
+                raise ServiceFailedError("it returned something to be awaited, and nobody does")
+        except Exception as error:
+            self.failed = True
+            unit = Unit(record.offset, timer or "")
+            what = f"on_timer {unit.timer!r}" if unit.timer else "on_record"
+            blame = "" if isinstance(error, ServiceFailedError) else f"{getattr(error, 'code', type(error).__name__)}: "
+            raise PoisonError(unit, record, f"{what} at offset {unit.offset}: {blame}{error}") from error
+        if source.emitted:
+            assert self.outbox is not None
+            for output in source.emitted:
+                self.outbox.add(output)
+            source.emitted.clear()
+        if source.asked:
+            output_count = self.outbox.output_count if self.outbox is not None else 0
+            for asked in source.asked:
+                self.effects.add(asked.name, asked.payload, asked.key, is_offer=asked.is_offer, output_count=output_count)
+            source.asked.clear()
+        if source.reply is not None:
+            value, source.reply = source.reply, None
+            self._answer(record, value)
+            if name := message_id_of(record):
+                self._answers.add(Answer(record.offset, name, value))
+
+    # ---- snapshots -------------------------------------------------------------------------------------------------------
+    def _snapshot_through(self, position: int, done: Applied) -> int:
+        """Take the snapshot of the last boundary at or below ``position``, if it was not; return the next boundary."""
+        boundary = position // self._snapshot_every * self._snapshot_every
+        if boundary > self._snapshot_position:
+            self._snapshot_position = boundary
+            source, self._source = self._source, None
+            done.snapshots.append(self.snapshot(boundary))
+            self._source = source
+        return boundary + self._snapshot_every
+
+    @property
+    def boundary(self) -> int:
+        """Where the next snapshot is taken."""
+        return (self._snapshot_position // self._snapshot_every + 1) * self._snapshot_every
+
+    def snapshot(self, position: int | None = None) -> Snapshot:
+        """The state as it is now, as of ``position`` (None: the machine's own; between the two there are no records).
+
+        Its bytes may be still to be made, in any thread (``Snapshot.whole``).
+        """
+        if self.failed:
+            raise ServiceFailedError(f"{self.identity} has failed at {self.position}: its state is no state")
+        with _blamed("take_snapshot"):
+            state = self._service.take_snapshot()
+        make: Callable[[], bytes] | None = None
+        if not isinstance(state, bytes):
+            make, state = _made_later(state), b""
+        kind = type(self._service)
+        if next(one for one in kind.__mro__ if "check_snapshot" in vars(one)) is not Service:
+            make, state = _checked(kind, make if make is not None else partial(_same, state)), b""
+        return Snapshot(
+            identity=self.identity,
+            position=self.position if position is None else position,
+            last_epoch=self.last_epoch,
+            now_ns=self.now_ns,
+            output_count=self.outbox.output_count if self.outbox is not None else 0,
+            timers=self._timers.entries(),
+            state=state,
+            output_digest=self.outbox.digest if self.outbox is not None else b"",
+            skips=tuple(unit for unit in self._skips if unit.offset < self.position),
+            sections=tuple((kind, content) for kind, content in self._sections() if content),
+            make=make,
+        )
+
+    def _sections(self) -> Iterator[tuple[Section, bytes]]:
+        yield Section.PARAMETERS, self._parameters_digest
+        yield Section.EFFECTS, self.effects.encode()
+        yield Section.ANSWERS, self._answers.encode()
+        yield Section.VERSION, encoded(self.active_version)
+
+    # ---- queries ---------------------------------------------------------------------------------------------------------
+    @property
+    def takes_queries(self) -> bool:
+        """Whether the service has an ``on_query`` of its own."""
+        return type(self._service).on_query is not Service.on_query
+
+    def query(self, body: bytes) -> bytes:
+        """The service's answer about its state at ``position``. Raises ServiceFailedError for what it raises, and where the state is
+        half of one (``failed``)."""
+        if self.failed:
+            raise ServiceFailedError(f"{self.identity} has failed at {self.position}: its state is no state")
+        with _blamed("on_query"):
+            answer = self._service.on_query(body)
+        if not isinstance(answer, bytes):
+            raise ServiceFailedError(f"on_query returned {type(answer).__name__}, not bytes")
+        return answer
+
+    # ---- what the service calls ------------------------------------------------------------------------------------------
+    def emit(self, value: bytes, key: bytes | None, headers: Headers, to: str = "") -> None:
+        """One more output of the record that is being applied."""
+        source = self._changing("emit")
+        if to and self.routes is not None and to not in self.routes:
+            raise ServiceFailedError(f"there is no route {to!r}: start the service with --route {to}=STREAM, on all nodes")
+        if self._service.emits is False:
+            raise ServiceFailedError("the class says emits = False")
+        if self.outbox is None:
+            raise ServiceFailedError("emit needs an output stream: name one where the service is run")
+        count = len(source.emitted)
+        output = Output(self.outbox.output_count + count, source.offset, source.index, value, key, (*headers, *_told(to)))
+        if not isinstance(value, bytes) or output.size_bytes > MAX_OUTPUT_BYTES or count >= MAX_OUTPUTS_PER_CALLBACK:
+            raise ServiceFailedError(
+                f"an output is bytes, at most {MAX_OUTPUT_BYTES}, and at most {MAX_OUTPUTS_PER_CALLBACK} come from one record or timer"
+            )
+        names = [name for name, _ in headers]
+        if len(set(names)) != len(names) or EXPECTED_HEADER in names or any(map(is_reserved, names)):
+            raise ServiceFailedError(
+                f"an output's header names are unique and not empty; Lift-* and {EXPECTED_HEADER} are reserved"
+            )
+        if asks := first_refused(names):
+            raise ServiceFailedError(f"an output can't ask {asks!r} of its stream: leave out what a record asked of its own")
+        source.index += 1
+        source.emitted.append(output)
+
+    def reply(self, record: Record, value: bytes) -> None:
+        """Answer whoever sent the record that is being applied."""
+        source = self._changing("reply")
+        if record.offset != source.offset or source.reply is not None:
+            raise ServiceFailedError("reply answers the record that on_record was called with, once, and before it returns")
+        if not isinstance(value, bytes) or len(value) > MAX_OUTPUT_BYTES:
+            raise ServiceFailedError(f"a reply is bytes, at most {MAX_OUTPUT_BYTES}")
+        source.reply = value
+
+    def effect(self, name: str, payload: bytes) -> None:
+        """Have something done in the world outside."""
+        if type(self._service).on_effect is Service.on_effect:
+            raise ServiceFailedError("effect needs on_effect: define it in the class")
+        if not isinstance(name, str) or not 0 < len(name.encode()) <= MAX_NAME_BYTES:
+            raise ServiceFailedError(f"an effect's name has 1 to {MAX_NAME_BYTES} bytes")
+        self._ask("effect", _RequestedEffect(name, payload, None, is_offer=False))
+
+    def offer(self, value: bytes, key: bytes | None) -> None:
+        """Have one more record in the input."""
+        self._ask("offer", _RequestedEffect("", value, key, is_offer=True))
+
+    def _ask(self, what: str, asked: _RequestedEffect) -> None:
+        source = self._changing(what)
+        if not self.effects.has_room(len(source.asked) + 1, sum(len(other.payload) for other in (asked, *source.asked))):
+            raise ServiceFailedError(
+                f"no more than {MAX_PENDING} effects and offers may wait for their result, {MAX_PENDING_BYTES} bytes"
+            )
+        if not isinstance(asked.payload, bytes) or len(asked.payload) + len(asked.key or b"") > MAX_OUTPUT_BYTES:
+            raise ServiceFailedError(f"an {what} is bytes, at most {MAX_OUTPUT_BYTES}")
+        source.asked.append(asked)
+
+    def run_effect(self, effect: Effect) -> object:
+        """What the service's ``on_effect`` gives: bytes, None, or a coroutine of them. In a thread: it does not touch the state."""
+        return self._service.on_effect(effect)
+
+    @property
+    def next_timer_ns(self) -> int | None:
+        """Log time of the next timer; None: there is none."""
+        return self._timers.due_ns if len(self._timers) else None
+
+    def set_timer(self, name: str, at_ns: int) -> None:
+        """Call ``on_timer(name)`` at log time ``at_ns``."""
+        self._changing("set_timer")
+        try:
+            self._timers.set(name, at_ns)
+        except ValueError as error:
+            raise ServiceFailedError(str(error)) from None
+
+    def cancel_timer(self, name: str) -> None:
+        """Don't."""
+        self._changing("cancel_timer")
+        self._timers.cancel(name)
+
+    def _changing(self, what: str) -> _Source:
+        if self._source is None or not self.at_home():
+            raise ServiceFailedError(
+                f"{what} is for on_record and on_timer: anywhere else it would not be the same on every node"
+            )
+        return self._source
+
+
+def _made_later(make: object) -> Callable[[], bytes]:
+    if not callable(make):
+        raise ServiceFailedError(f"take_snapshot returned {type(make).__name__}, not bytes, nor what makes them")
+
+    def made() -> bytes:
+        with _blamed("what take_snapshot returned"):
+            state = make()
+        if not isinstance(state, bytes):
+            raise ServiceFailedError(f"what take_snapshot returned made {type(state).__name__}, not bytes")
+        return state
+
+    return made
+
+
+def _same(state: bytes) -> bytes:
+    return state
+
+
+def _checked(kind: type[Service], make: Callable[[], bytes]) -> Callable[[], bytes]:
+    """``make``, whose bytes the service's own ``check_snapshot`` has read back [S16]."""
+
+    def made() -> bytes:
+        state = make()
+        try:
+            kind.check_snapshot(state)
+        except Exception as error:
+            raise StorageError(f"the state that take_snapshot made can't be read back: {error!r}") from error
+        return state
+
+    return made
+
+
+def _yes() -> bool:
+    return True
+
+
+def _told(to: str) -> Pairs:
+    return ((OUTPUT_TO, to.encode()),) if to else ()
+
+
+class _blamed:
+    """Turns whatever the service raises into ServiceFailedError, saying where."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, ServiceFailedError):
+            blame = error.code if isinstance(error, LiftError) else type(error).__name__
+            raise ServiceFailedError(f"{self._where}: {blame}: {error}") from error

@@ -1,0 +1,337 @@
+"""The outbox of a service: every output once in the output stream, over any change of leader. Pure.
+
+Goal: what a LEADER emitted before it died is not emitted again by its successor, and nothing in between is left out.
+
+Constraint: any number of processes may believe to be LEADER for a moment, and a message of a dead one may arrive late.
+
+Algorithm: the outputs of a deterministic service are a numbered sequence, a function of the log alone. OUTPUT n IS WRITTEN AT OFFSET n
+of the output partition, which belongs to this service alone, by an append that says the offset it expects. The partition's leader
+appends it there or refuses it. So it does not matter who sends output n, how often, or how late: it can only land at its own place,
+once. No fencing of old LEADERs and no window of message ids is needed. A new LEADER reads where the output stream ends (``learned``),
+and goes on from there; followers read along, drop what is written, and compare it with their own (DivergedError).
+
+Outputs that are not written yet are kept here, bounded. A LEADER whose outbox is full stops applying records (``full``); a follower
+drops the oldest, and as LEADER gets them again by a replay from a snapshot below them (``must_rewind``).
+
+Each output carries the digest of all outputs up to itself (``Lift-Output-Digest``), and so does a snapshot. Two services that agree
+on one digest agree on everything that they have ever emitted: contents, keys, headers, numbers. So one read of the record before a
+snapshot's outputs proves the snapshot (``proof_at``, ``prove``), and a follower compares everything although it keeps, of outputs that
+were read before it has produced them, a few digests only. ``compared_end``: below it, all outputs are proven equal.
+
+Nothing is sent and no replay is begun for outputs before the end of the output stream is known (``known``): until then every output
+looks as if nobody had written it.
+
+Worked example: the LEADER has produced outputs 0..9, its appends 0..6 are committed, 7 is in flight; it dies. Its successor reads
+that the output stream ends at 7 and sends 7, expecting offset 7. If the dead one's 7 has arrived meanwhile, it is refused, reads
+again, sees its own 7 there, and sends 8.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections import deque
+from dataclasses import field
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.services.service import DivergedError
+from liftpy.core.wire.batch import Record
+from liftpy.core.wire.headers import OUTPUT_DIGEST, OUTPUT_ID, OUTPUT_NUMBER, OUTPUT_SERVICE, Pairs
+from liftpy.errors import LiftError
+
+MAX_OUTPUT_BYTES = 256 * 1024
+DIGEST_SIZE_BYTES = 16
+MAX_SAMPLES = 256
+"""Digests kept of outputs that were written and are not produced here yet; more than these are thinned out."""
+_OVERHEAD_BYTES = 128
+EXPECTED_HEADER = "Nats-Expected-Last-Sequence"
+"""Output 0 of earlier versions bears it: an envelope could not say that it expects offset 0."""
+_OURS = frozenset({OUTPUT_ID, OUTPUT_NUMBER, OUTPUT_DIGEST, OUTPUT_SERVICE, EXPECTED_HEADER})
+_SIZES = struct.Struct("<IIII")
+
+
+class OutputConflictError(LiftError):
+    """The output partition holds what this service did not write: it must belong to the service alone. Blame: the operator."""
+
+    code = "OUTPUT_CONFLICT"
+
+
+class DisprovenError(DivergedError):
+    """The snapshot that the state began from is not one of the outputs that were written: an earlier one may be. Blame: the service."""
+
+
+@dataclass(slots=True)
+class Output:
+    """One output. ``number``: its place in the sequence, and its offset in the output stream.
+
+    ``offset`` and ``index``: the record that it came from, and which of that record's outputs it is (timers that fired before
+    the record count first). ``digest``: of all outputs up to this one, inclusive; the outbox sets it.
+    """
+
+    number: int
+    offset: int
+    index: int
+    value: bytes
+    key: bytes | None
+    headers: Pairs
+    digest: bytes = field(default=b"", compare=False)
+
+    @property
+    def size_bytes(self) -> int:
+        """About what it takes in memory and on the wire."""
+        return len(self.value) + len(self.key or b"") + sum(len(n) + len(v) for n, v in self.headers) + _OVERHEAD_BYTES
+
+
+class Outbox:
+    """The outputs of one service from ``first_kept`` (inclusive) to ``output_count`` (exclusive)."""
+
+    def __init__(self, source: str, *, service: str = "", max_records: int = 65_536, max_bytes: int = 32 * 1024 * 1024) -> None:
+        self.source = source
+        """Stream uid and partition, as they stand in the id of every output."""
+        self.service = service
+        """The service's name, '' for one that has none: an output stream belongs to one service."""
+        self._max_records = max_records
+        self._max_bytes = max_bytes
+        self._kept: deque[Output] = deque()
+        self._kept_bytes = 0
+        self.output_count = 0
+        """Outputs that the state has produced so far; the number of the next one."""
+        self.digest = b""
+        """Of all outputs below ``output_count``; b"" when there are none."""
+        self.emitted_end = 0
+        """Outputs below it are committed in the output stream; may be above ``output_count`` where this node lags."""
+        self.known = False
+        """Whether ``emitted_end`` comes from the output stream, and the state was not disproven there."""
+        self.compared_end = 0
+        """Outputs below it are the ones that were written, all of them."""
+        self._began_at = 0
+        """``output_count`` when the state last began: outputs below it were produced before, perhaps by another process."""
+        self._began_digest = b""
+        self._proven = True
+        """Whether the digest that the state began with was compared, or there was nothing to compare."""
+        self.diverged = ""
+        """What was produced here and is not what was written; '' as long as there is no such thing."""
+        self._samples: dict[int, bytes] = {}
+        """Number -> digest of outputs that were written and are not produced here yet, ascending."""
+        self._last_read: tuple[int, bytes] = (-1, b"")
+        """Number and digest of the newest written output that is known."""
+
+    @property
+    def first_kept(self) -> int:
+        """Number of the oldest output that is kept; ``output_count`` when none is."""
+        return self._kept[0].number if self._kept else self.output_count
+
+    @property
+    def waiting_count(self) -> int:
+        """How many outputs are kept."""
+        return len(self._kept)
+
+    @property
+    def full(self) -> bool:
+        """Whether a LEADER must not produce more before some are written."""
+        return len(self._kept) >= self._max_records or self._kept_bytes >= self._max_bytes
+
+    @property
+    def must_rewind(self) -> bool:
+        """Whether outputs that nobody has written were dropped, or are in the state only: they have to be produced again from an
+        earlier snapshot."""
+        return self.known and self.emitted_end < self.first_kept
+
+    # ---- the state -------------------------------------------------------------------------------------------------------
+    def restart(self, output_count: int, digest: bytes = b"") -> None:
+        """The state begins anew after ``output_count`` outputs, whose digest is ``digest``."""
+        self._kept.clear()
+        self._kept_bytes = 0
+        self.output_count = self._began_at = output_count
+        self.digest = self._began_digest = digest
+        self._proven = not digest
+        self.compared_end = min(self.compared_end, output_count)
+        number, theirs = self._last_read
+        self._samples = {number: theirs} if number >= output_count and theirs else {}
+        self.diverged = ""
+
+    def compare_again(self) -> None:
+        """The log was cut: what was written since the state's beginning may be of records that are gone. Read it again."""
+        self._samples.clear()
+        self._last_read = (-1, b"")
+        self.emitted_end = min(self.emitted_end, self.output_count)
+        self.known = False
+
+    def add(self, output: Output) -> None:
+        """Keep the next output, unless it is written already."""
+        number = output.number
+        output.digest = self.digest = extended(self.digest, self.id_of(output), output.key, output.value, output.headers)
+        self.output_count = number + 1
+        theirs = self._samples.pop(number, None)
+        if theirs is not None:
+            self._compared(number, equal=output.digest == theirs)
+        if number >= self.emitted_end:
+            self._kept.append(output)
+            self._kept_bytes += output.size_bytes
+
+    def _compared(self, number: int, *, equal: bool) -> None:
+        if equal:
+            self.compared_end = max(self.compared_end, number + 1)
+            self._proven = True
+        else:
+            self.diverged = self.diverged or _differs(number)
+
+    def trim(self) -> None:
+        """FOLLOWER: drop the oldest down to the bounds."""
+        while len(self._kept) > 1 and (len(self._kept) > self._max_records or self._kept_bytes > self._max_bytes):
+            self._drop_first()
+
+    def _drop_first(self) -> None:
+        self._kept_bytes -= self._kept.popleft().size_bytes
+
+    # ---- the output stream -----------------------------------------------------------------------------------------------
+    def take(self, first_number: int, count: int) -> list[Output]:
+        """Up to ``count`` kept outputs from ``first_number`` on; none of a state that has diverged."""
+        if self.diverged:
+            return []
+        skipped = first_number - self.first_kept
+        if skipped < 0:
+            return []
+        end = min(len(self._kept), skipped + count)
+        return [self._kept[index] for index in range(skipped, end)]
+
+    def written(self, end: int) -> None:
+        """Outputs below ``end`` (exclusive) are committed in the output stream."""
+        self.emitted_end = max(self.emitted_end, end)
+        while self._kept and self._kept[0].number < self.emitted_end:
+            self._drop_first()
+
+    def wrote(self, output: Output) -> None:
+        """This node's own append of ``output`` was acknowledged at its offset."""
+        self._last_read = (output.number, output.digest)
+        if self.known:
+            self.compared_end = max(self.compared_end, output.number + 1)
+        self.written(output.number + 1)
+
+    def lost(self, end: int) -> None:
+        """The output stream ends at ``end``, below ``emitted_end``: what was written above was cut, by an unclean election of it. It
+        is written again (``must_rewind`` where it is kept no more)."""
+        self.emitted_end = end
+        self.compared_end = min(self.compared_end, end)
+        self._samples = {number: digest for number, digest in self._samples.items() if number < end}
+        if self._last_read[0] >= end:
+            self._last_read = (-1, b"")
+
+    def starts_at(self, log_start_offset: int, end_offset: int) -> None:
+        """The output stream begins at ``log_start_offset``: what is below was written; also what the state began with, up to
+        ``end_offset``."""
+        self.written(max(log_start_offset, min(end_offset, self._began_at)))
+
+    def proof_at(self, log_start_offset: int, end_offset: int) -> int | None:
+        """Offset of the one written output that proves the outputs that the state began with; None: there is none to be read.
+
+        Where retention has dropped it, the first output after it proves as much, once the state has produced it.
+        """
+        proof = self._began_at - 1
+        return proof if not self._proven and log_start_offset <= proof < end_offset else None
+
+    def prove(self, record: Record) -> None:
+        """``record`` is at ``proof_at``. Raises DisprovenError when the state began with other outputs than those written."""
+        theirs = self._digest_in(record, self._began_at - 1)
+        if theirs and theirs != self._began_digest:
+            raise DisprovenError(
+                f"the outputs up to {self._began_at} are not the ones that were written: the state that was restored has diverged"
+            )
+        self._proven = True
+        if theirs:
+            self.compared_end = max(self.compared_end, self._began_at)
+
+    def learned(self, record: Record) -> None:
+        """A committed record of the output stream, the next after ``emitted_end``: check it, and count it as written.
+
+        Outputs between the two were written, and purged since. Nobody can write them again: an append at their offsets is refused.
+
+        Raises OutputConflictError when it is no output of this service, DivergedError when it is not the one of this node.
+        """
+        number = max(self.emitted_end, record.offset)
+        theirs = self._digest_in(record, number)
+        self.written(number)
+        said, key, value = _id_in(record), record.key, record.value or b""
+        headers = tuple((name, content) for name, content in record.headers if name not in _OURS)
+        before, digest_before = self._last_read
+        chained = theirs and (number == 0 or (before == number - 1 and digest_before))
+        if chained and extended(digest_before if number else b"", said, key, value, headers) != theirs:
+            raise DivergedError(f"output {number} was written by a service that had emitted other outputs before it")
+        if self._kept and self._kept[0].number == number:
+            own = self._kept[0]
+            same = (self.id_of(own), own.key, own.value, sorted(own.headers)) == (said, key, value, sorted(headers))
+            if not same or (theirs and own.digest != theirs):
+                raise DivergedError(_differs(number))
+            if theirs or self.compared_end == number:
+                self._compared(number, equal=True)
+        elif theirs and number >= self.output_count:
+            self._sample(number, theirs)
+        elif theirs and number == self._began_at - 1:
+            self.prove(record)
+        self._last_read = (number, theirs)
+        self.written(number + 1)
+
+    def _sample(self, number: int, digest: bytes) -> None:
+        """The newest always; of the others every second when there are too many."""
+        self._samples[number] = digest
+        if len(self._samples) > MAX_SAMPLES:
+            for other in list(self._samples)[:-1:2]:
+                del self._samples[other]
+
+    def _digest_in(self, record: Record, number: int) -> bytes:
+        """The digest that the record carries, b"" for one of a version that wrote none; OutputConflictError for what is not ours."""
+        headers = dict(record.headers)
+        said = _id_in(record)
+        whose = headers.get(OUTPUT_SERVICE, b"").decode(errors="replace")
+        if whose and self.service and whose != self.service:
+            raise OutputConflictError(
+                f"offset {record.offset} of the output stream was written by the service {whose}, this one is {self.service}: "
+                "each service needs an output stream of its own"
+            )
+        if record.offset != number or headers.get(OUTPUT_NUMBER) != b"%d" % number or not said.startswith(f"{self.source}/"):
+            raise OutputConflictError(
+                f"offset {record.offset} of the output stream holds {said or 'a foreign record'}, not output {number} of "
+                f"{self.source}: the output stream must belong to this service alone, and be empty when it begins"
+            )
+        try:
+            digest = bytes.fromhex(headers.get(OUTPUT_DIGEST, b"").decode("ascii"))
+        except ValueError:
+            digest = b"?"
+        if digest and len(digest) != DIGEST_SIZE_BYTES:
+            raise OutputConflictError(f"offset {record.offset} of the output stream has a digest that can't be read")
+        return digest
+
+    def id_of(self, output: Output) -> str:
+        """The output's deterministic id: stream uid/partition/offset/index."""
+        return f"{self.source}/{output.offset}/{output.index}"
+
+    def headers_of(self, output: Output) -> list[tuple[str, bytes]]:
+        """What the output's record carries: its own headers and ours, by name."""
+        ours = [
+            (OUTPUT_ID, self.id_of(output).encode()),
+            (OUTPUT_NUMBER, b"%d" % output.number),
+            (OUTPUT_DIGEST, output.digest.hex().encode()),
+        ]
+        if self.service:
+            ours.append((OUTPUT_SERVICE, self.service.encode()))
+        return sorted((*output.headers, *ours))
+
+
+def extended(digest: bytes, output_id: str, key: bytes | None, value: bytes, headers: Pairs) -> bytes:
+    """The digest of the outputs before and of one more: BLAKE2b, 16 bytes, over unambiguous bytes."""
+    named = output_id.encode()
+    told = b"".join(b"%b\0%d\0%b" % (name.encode(), len(content), content) for name, content in sorted(headers))
+    sizes = _SIZES.pack(len(named), 0 if key is None else len(key) + 1, len(told), len(value))
+    parts = b"".join((digest.ljust(DIGEST_SIZE_BYTES, b"\0"), sizes, named, key or b"", told, value))
+    return hashlib.blake2b(parts, digest_size=DIGEST_SIZE_BYTES).digest()
+
+
+def _id_in(record: Record) -> str:
+    return dict(record.headers).get(OUTPUT_ID, b"").decode(errors="replace")
+
+
+def _differs(number: int) -> str:
+    return (
+        f"output {number}, or one before it, differs from what was written: the service is not deterministic, or the log was cut "
+        "below a record whose outputs were written (unclean election)"
+    )

@@ -1,0 +1,108 @@
+"""Queries of a service's state: which wait, for what, and which may be answered. Pure.
+
+A query changes nothing, and is answered by any node's service. It is linearizable: the answer holds everything that was committed when
+the query arrived. For that the partition's leader is asked, under its lease, how far the log is committed AFTER the query came; the
+query waits until the state has come that far (Raft's ReadIndex). One such question serves all queries that were there before it left.
+Who names a position instead is answered as soon as the state has reached it.
+
+Goal: a wrong answer never, a late one is an error. Bounds: queries and their bytes, and how long each waits.
+"""
+
+from __future__ import annotations
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.errors import LiftError
+
+AT_LEAST_HEADER = "Lift-At-Least"
+"""Of a query: the state has to hold every record below this offset; without it, every record that was committed before."""
+POSITION_HEADER = "Lift-Position"
+"""Of an answer: the state held every record below this offset, and none from it on."""
+PARTITIONS_HEADER = "Lift-Partitions"
+"""Of an answer: how many partitions the stream has that the service reads. Each has an instance of its own, with its own state."""
+NODE_HEADER = "Lift-Node"
+ERROR_HEADER = "Lift-Error"
+"""Of an answer that is none: the code; the payload says the rest."""
+
+
+class QueryFailedError(LiftError):
+    """``on_query`` raised, or the service takes no queries. Blame: the query or the service; the state is as it was."""
+
+    code = "QUERY_FAILED"
+    partitions = 0
+    """Of the stream that the service reads; 0: it did not say."""
+
+
+MAX_QUERIES = 1024
+MAX_WAITING_BYTES = 8 * 1024 * 1024
+PATIENCE_S = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class Query:
+    """One that waits. ``position``: the state must hold every record below it; None: not known yet."""
+
+    body: bytes
+    reply: str
+    arrived_s: float
+    position: int | None = None
+
+
+class QueryDesk:
+    """The queries of one service process."""
+
+    def __init__(
+        self, max_queries: int = MAX_QUERIES, max_bytes: int = MAX_WAITING_BYTES, patience_s: float = PATIENCE_S
+    ) -> None:
+        self._max_queries = max_queries
+        self._max_bytes = max_bytes
+        self._patience_s = patience_s
+        self._waiting: dict[Query, None] = {}
+        """In the order of their arrival."""
+        self._waiting_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def take(self, query: Query) -> bool:
+        """Have it wait; False: there are too many."""
+        if len(self._waiting) >= self._max_queries or self._waiting_bytes + len(query.body) > self._max_bytes:
+            return False
+        self._waiting[query] = None
+        self._waiting_bytes += len(query.body)
+        return True
+
+    def without_position(self) -> list[Query]:
+        """Those for which the leader has to be asked. Its answer to a question that leaves later than this is right for them."""
+        return [query for query in self._waiting if query.position is None]
+
+    def placed(self, queries: list[Query], position: int) -> None:
+        """The leader's answer for ``queries``: every record below ``position`` is committed."""
+        for query in queries:
+            query.position = position
+
+    def ready(self, position: int) -> list[Query]:
+        """Those that a state with every record below ``position`` can answer; they wait no more."""
+        return self._gone([query for query in self._waiting if query.position is not None and query.position <= position])
+
+    def expired(self, now_s: float) -> list[Query]:
+        """Those that have waited too long; they wait no more."""
+        return self._gone([query for query in self._waiting if now_s - query.arrived_s >= self._patience_s])
+
+    def drop(self, queries: list[Query]) -> list[Query]:
+        """Those of ``queries`` that still waited; they wait no more."""
+        return self._gone([query for query in queries if query in self._waiting])
+
+    def _gone(self, queries: list[Query]) -> list[Query]:
+        for query in queries:
+            del self._waiting[query]
+            self._waiting_bytes -= len(query.body)
+        return queries
+
+
+def position_in(header: str | None) -> int | None:
+    """What ``AT_LEAST_HEADER`` says; None: nothing. Raises QueryFailedError for anything but an offset."""
+    if header is None:
+        return None
+    if not (header.isascii() and header.isdigit() and len(header) <= 19):
+        raise QueryFailedError(f"{AT_LEAST_HEADER} is an offset, not {header[:40]!r}")
+    return int(header)

@@ -1,0 +1,192 @@
+"""Replies: what a service answers to who sent a command, and what a repeated command is answered. Pure.
+
+Goal: who sends a command is told what became of it, by the service itself, once that can't change any more; a command that is sent
+again, because no answer came, has no second effect and gets the same answer. Constraint: the one who answers may die before, between
+and after; nobody knows which answers have arrived.
+
+Algorithm: a reply is a function of the log, as outputs are, but it is not kept for ever: every node's service makes it and keeps
+the newest few (``ReplyDesk``). It leaves from the LEADER only, when the record is committed and all outputs up to its own are written.
+A new LEADER sends all that it has kept: an answer that comes twice goes to an inbox that nobody listens to any more. What it does not
+keep any longer, the command itself brings back: sent again under its message id (``Nats-Msg-Id``) it meets ``AnswerTable``, a bounded
+table of (message id -> answer) that is part of the state and of every snapshot. ``on_record`` does not see it then.
+
+The table holds only commands that were replied to, and forgets the oldest beyond its bounds: who repeats a command later than that has
+it carried out again.
+
+Worked example: record 17 is the command c1; the LEADER dies before it answers. The client sends c1 again: record 30. The new LEADER
+has answered 17 from its desk when it was promoted, and answers 30 from the table: the same bytes, one effect.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.wire.batch import Record
+from liftpy.errors import CorruptionError
+
+MESSAGE_ID = "Nats-Msg-Id"
+MAX_ID_BYTES = 256
+"""Of a message id; a longer one counts as none."""
+MAX_ANSWERS = 10_000
+MAX_ANSWERS_BYTES = 4 * 1024 * 1024
+"""Of the table: it is in every snapshot."""
+MAX_REPLIES = 4096
+MAX_REPLIES_BYTES = 8 * 1024 * 1024
+PASSED_OVER = "PASSED_OVER"
+_MAX_AGE_NS = 60 * 1_000_000_000
+"""Log time after which nobody waits for a reply any more."""
+_OVERHEAD_BYTES = 64
+_ENTRY = struct.Struct("<QHI")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer. ``to``: the requester's inbox, None where it named none. ``offset``: of the record; ``error``: a code where it is
+    no answer of the service. ``output_count``: outputs that have to be written before it leaves."""
+
+    offset: int
+    to: str | None
+    value: bytes
+    error: str = ""
+    output_count: int = 0
+    at_ns: int = 0
+    leader_epoch: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """About what it takes in memory."""
+        return len(self.value) + len(self.to or "") + _OVERHEAD_BYTES
+
+
+class ReplyDesk:
+    """Replies that did not leave yet, or not from here: the newest, within bounds."""
+
+    def __init__(self, max_replies: int = MAX_REPLIES, max_bytes: int = MAX_REPLIES_BYTES) -> None:
+        self._max_replies = max_replies
+        self._max_bytes = max_bytes
+        self._kept: deque[Reply] = deque()
+        self._kept_bytes = 0
+        self._sent = (0, -1)
+        """LeaderEpoch and offset of the last record whose reply has left from here: a log that was cut goes on in a higher epoch."""
+        self.on_kept: Callable[[], None] | None = None
+        """Called with each reply that is kept, in the thread that adds it: the event loop's."""
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def restart(self) -> None:
+        """The state begins anew: what is made again is kept again, but what has left."""
+        self._kept.clear()
+        self._kept_bytes = 0
+
+    def add(self, reply: Reply) -> None:
+        """Keep it, where somebody waits for it; the oldest go beyond the bounds."""
+        if reply.to is None or (reply.leader_epoch, reply.offset) <= self._sent:
+            return
+        self._kept.append(reply)
+        self._kept_bytes += reply.size_bytes
+        if self.on_kept is not None:
+            self.on_kept()
+        oldest_ns = reply.at_ns - _MAX_AGE_NS
+        while len(self._kept) > 1 and (
+            len(self._kept) > self._max_replies or self._kept_bytes > self._max_bytes or self._kept[0].at_ns < oldest_ns
+        ):
+            self._drop_first()
+
+    def next(self, emitted_end: int | None) -> Reply | None:
+        """The oldest that may leave, where outputs below ``emitted_end`` are written (None: there are none)."""
+        if not self._kept or (emitted_end is not None and self._kept[0].output_count > emitted_end):
+            return None
+        return self._kept[0]
+
+    def sent(self, reply: Reply) -> None:
+        """It has left."""
+        self._sent = max(self._sent, (reply.leader_epoch, reply.offset))
+        if self._kept and self._kept[0] is reply:
+            self._drop_first()
+
+    def _drop_first(self) -> None:
+        self._kept_bytes -= self._kept.popleft().size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the command of one message id was answered, by the record at ``offset``."""
+
+    offset: int
+    message_id: str
+    value: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in a snapshot."""
+        return _ENTRY.size + len(self.message_id.encode()) + len(self.value)
+
+
+class AnswerTable:
+    """Message id -> answer, the newest within bounds. Part of a service's state: a function of the log alone."""
+
+    def __init__(
+        self, answers: Iterable[Answer] = (), max_answers: int = MAX_ANSWERS, max_bytes: int = MAX_ANSWERS_BYTES
+    ) -> None:
+        self._by_id: dict[str, Answer] = {}
+        self._size_bytes = 0
+        self._max_answers = max_answers
+        self._max_bytes = max_bytes
+        for answer in answers:
+            self.add(answer)
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def get(self, message_id: str) -> Answer | None:
+        """Of a command that was replied to."""
+        return self._by_id.get(message_id)
+
+    def add(self, answer: Answer) -> None:
+        """The command's first answer."""
+        self._by_id[answer.message_id] = answer
+        self._size_bytes += answer.size_bytes
+        while len(self._by_id) > self._max_answers or self._size_bytes > self._max_bytes:
+            self._size_bytes -= self._by_id.pop(next(iter(self._by_id))).size_bytes
+
+    def encode(self) -> bytes:
+        """For a snapshot, the oldest first: (u64 offset, u16 size of the id, u32 size of the value, id, value) each."""
+        parts: list[bytes] = []
+        for answer in self._by_id.values():
+            name = answer.message_id.encode()
+            parts += (_ENTRY.pack(answer.offset, len(name), len(answer.value)), name, answer.value)
+        return b"".join(parts)
+
+
+def decode_answers(data: bytes) -> AnswerTable:
+    """What ``AnswerTable.encode`` wrote; raise CorruptionError for anything else."""
+    found: list[Answer] = []
+    place = 0
+    try:
+        while place < len(data):
+            offset, id_size, value_size = _ENTRY.unpack_from(data, place)
+            place += _ENTRY.size
+            name, value = data[place : place + id_size], data[place + id_size : place + id_size + value_size]
+            place += id_size + value_size
+            found.append(Answer(offset, name.decode(), value))
+    except (struct.error, UnicodeDecodeError):
+        raise CorruptionError("the snapshot's answers can't be read") from None
+    answers = AnswerTable(found)
+    if place != len(data) or answers.encode() != data:
+        raise CorruptionError("the snapshot's answers do not add up")
+    return answers
+
+
+def message_id_of(record: Record) -> str:
+    """Of a command; "" for none."""
+    for name, value in record.headers:
+        if name == MESSAGE_ID and len(value) <= MAX_ID_BYTES:
+            try:
+                return value.decode()
+            except UnicodeDecodeError:
+                return ""
+    return ""

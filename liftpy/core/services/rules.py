@@ -1,0 +1,146 @@
+"""What can be said of a service's class before its first record: async callbacks, outputs without a stream, wrong parameters. Pure.
+
+A rule that is broken later is found by one node, at one record, perhaps months after the start. So whatever can be seen in the class
+is refused when it is loaded, with what to do.
+
+Whether a service emits: ``emits`` of the class says it; where it says nothing (None), a class whose own code names ``emit`` does. That
+is a guess from names, and errs towards asking: who calls another object's ``emit`` says ``emits = False``. What it misses (``emit``
+found by ``getattr``, or called by a function outside the class) fails at the first output, as before.
+
+Parameters: what ``__init__`` takes, the same on all nodes, for the service's whole life. They are part of what the state is made from,
+so their digest stands in every snapshot (``Section.PARAMETERS``), and nodes compare it as the digest of a snapshot at position 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Iterator, Mapping
+from types import CodeType
+from typing import Any
+
+from liftpy.core.services.bad_records import OnError
+from liftpy.core.services.service import Service
+from liftpy.core.services.versions import MAX_VERSION
+from liftpy.errors import ConfigError
+
+CALLBACKS = (
+    "on_start",
+    "on_record",
+    "on_timer",
+    "on_role_change",
+    "on_query",
+    "on_effect_result",
+    "on_version",
+    "take_snapshot",
+)
+"""All are called, none is awaited. (``on_effect`` may be.)"""
+DIGEST_SIZE_BYTES = 16
+NO_PARAMETERS = bytes(DIGEST_SIZE_BYTES)
+"""What nodes compare where there are none."""
+MAX_PARAMETERS_BYTES = 64 * 1024
+
+
+def check_class(service: type[Service]) -> None:
+    """Raise ConfigError for a class that can't run."""
+    for name in CALLBACKS:
+        if is_asynchronous(getattr(service, name)):
+            raise ConfigError(
+                f"{service.__name__}.{name} is asynchronous: nobody would await it, so it would never run. A state machine waits "
+                "for nobody: make it a plain function"
+            )
+    if service.on_error not in [policy.value for policy in OnError]:
+        raise ConfigError(f"{service.__name__}.on_error = {service.on_error!r} is neither 'stop' nor 'skip'")
+    if type(service.version) is not int or not 1 <= service.version < MAX_VERSION:
+        raise ConfigError(f"{service.__name__}.version = {service.version!r} is not a whole number from 1 on")
+    if service.emits not in (None, True, False):
+        raise ConfigError(f"{service.__name__}.emits = {service.emits!r} is neither True, False nor None")
+
+
+def is_asynchronous(callback: object) -> bool:
+    """Whether what it returns would have to be awaited, or iterated over."""
+    return any(
+        asks(callback) for asks in (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    )
+
+
+def check_outputs(service: type[Service], output_stream: str) -> None:
+    """Raise ConfigError where it emits and there is no stream for it."""
+    if output_stream or service.emits is False:
+        return
+    if service.emits or names_emit(service):
+        why = "says emits = True" if service.emits else "calls emit"
+        raise ConfigError(
+            f"{service.__name__} {why}, and there is no stream for its outputs: name one (--output STREAM), of its own and with as "
+            f"many partitions; if {service.__name__} emits nothing, write emits = False in the class"
+        )
+
+
+def names_emit(service: type[Service]) -> bool:
+    """Whether code of the class names ``emit``; what it inherits counts, and what it overrides where it calls ``super``."""
+    own = [base for base in service.__mro__ if base not in Service.__mro__]
+    names = {name for base in own for name in vars(base)}
+    return any("emit" in code.co_names for name in names for code in _codes(own, name))
+
+
+def _codes(bases: list[type], name: str) -> Iterator[CodeType]:
+    for base in bases:
+        if name not in vars(base):
+            continue
+        value = vars(base)[name]
+        found = inspect.unwrap(value) if callable(value) else value
+        found = found.fget if isinstance(found, property) else getattr(found, "__func__", found)
+        code = getattr(found, "__code__", None)
+        if not isinstance(code, CodeType):
+            return
+        yield from _with_nested(code)
+        if "__class__" not in code.co_freevars:  # it does not call super()
+            return
+
+
+def _with_nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _with_nested(constant)
+
+
+# ---- parameters ----------------------------------------------------------------------------------------------------------
+def check_parameters(service: type[Service], given: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless ``__init__`` takes ``given`` as keywords, and needs nothing else."""
+    signature = inspect.signature(service)
+    try:
+        signature.bind(**given)
+    except TypeError as error:
+        takes = ", ".join(map(str, signature.parameters.values())) or "nothing"
+        raise ConfigError(f"{service.__name__}({takes}): {error} (--set NAME=VALUE, --settings FILE.json)") from None
+
+
+def parameters_digest(service: type[Service], given: Mapping[str, Any]) -> bytes:
+    """Of what differs from the defaults; b"" for nothing. Raises ConfigError for what is not JSON, or too much."""
+    known = inspect.signature(service).parameters
+    told = {name: value for name, value in given.items() if name not in known or known[name].default != value}
+    if not told:
+        return b""
+    try:
+        text = json.dumps(told, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{service.__name__}'s parameters are not JSON: {error}") from None
+    if len(text) > MAX_PARAMETERS_BYTES:
+        raise ConfigError(f"{service.__name__}'s parameters are {len(text)} bytes, {MAX_PARAMETERS_BYTES} at most")
+    return hashlib.blake2b(text, digest_size=DIGEST_SIZE_BYTES).digest()
+
+
+def parameter_in(service: type[Service], text: str) -> tuple[str, Any]:
+    """Name and value that ``NAME=VALUE`` gives: JSON where the value can be read as such, and where ``__init__`` wants no str."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise ConfigError(f"--set {text[:80]!r} is not NAME=VALUE")
+    parameter = inspect.signature(service).parameters.get(name)
+    if parameter is not None and parameter.annotation in (str, "str"):
+        return name, value
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value

@@ -1,0 +1,594 @@
+"""The services registered beside one replica, as its sidecar keeps them: who plays which role, and who a promotion waits for. Pure.
+
+Goal: a service is LEADER only beside the partition's leader, after the promotion, and after it has replayed the log up to what
+was committed when it began; a promotion waits for the services beside the candidate. Constraint: a service that hangs must
+not keep the partition from having a leader.
+
+An order (JoinLog) is repeated as the answer to every heartbeat until another one takes its place, so that a lost frame costs one
+heartbeat. What a service is ordered:
+
+    this replica               its order
+    follows                    FOLLOWER, fed up to HW
+    is the candidate           FOLLOWER, fed up to ``stop`` = HW + 1 as of now; the promotion waits until all have acknowledged it
+    leads, not yet replayed    FOLLOWER, the same (a service that registers with a leader)
+    leads, replayed            LEADER, fed up to HW; never before it has all records of earlier epochs (a decision of an earlier
+                               LEADER may be among them [poison])
+
+``stop`` is never past HW: what is above it may be cut yet, and a service can't take a record back. A service that hangs fails one
+promotion, by the candidate's own time-out, so that a node is tried whose service is well; one that goes on, but slowly, holds a
+promotion up for ``patience_ns`` at most, then the log is served without it. Both are excused from the next promotions until they have
+caught up once. One that stands at a record that it can't apply is not waited for.
+
+Services fail at most one promotion of a partition, whatever names they give themselves [L12]. A promotion waits only for services that
+have caught up with the log since they registered. When a promotion has failed, no later one fails for services: it waits for half of
+``patience_ns``, then the log is served without those that are late. This holds on a node until a promotion there had all its services
+in time, and on every node while the partition's election has passed over a candidate.
+
+An instance stays registered while it is heard, whoever else says to be this service: a hello proves nothing. Once it has been silent
+for half a session, the next that asks takes its place. It does not end then, but asks in turn.
+
+A compacted stream takes no services: what compaction has removed is missing in one node's replay and was there in another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+
+from liftpy.config import NS_PER_S
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey, check_name
+from liftpy.core.services.health import Wellbeing
+from liftpy.core.services.state_comparison import MAX_POSITIONS, Difference
+from liftpy.core.wire._pb import service_pb2 as pb
+from liftpy.errors import InvalidNameError
+
+MAX_SERVICES = 16
+STOPPED, FAILED, DIVERGED, SILENT = "stopped", "failed", "diverged", "silent"
+"""How a service has ended: on request, by an error, since its state differs from others', or without a goodbye."""
+_ENDINGS = {pb.ServiceHello.FAILED: FAILED, pb.ServiceHello.DIVERGED: DIVERGED}
+_IN_WORDS = {
+    STOPPED: "it was stopped",
+    FAILED: "it failed",
+    DIVERGED: "its state differs from those beside other nodes",
+    SILENT: "nothing is heard from it",
+}
+NO_STOP = -1
+_MAX_PROBLEM = 500
+_NOTHING_YET = {"sinceOutputMs": -1, "sinceSnapshotMs": -1}
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """The replica as of now. ``high_watermark`` inclusive, ``log_end_offset`` exclusive; ``leads``: and may say so, and all records of
+    earlier epochs are committed."""
+
+    leads: bool
+    candidate: bool
+    leader_epoch: int
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+    epoch_start_offset: int = 0
+    """Of the epoch in which it leads."""
+    turn: int = 0
+    """Place of this node among the replicas that don't lead, from 1 on; 0: it leads."""
+    is_retry: bool = False
+    """The election has passed over another candidate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send ``message`` to a service's inbox."""
+
+    inbox: str
+    message: pb.JoinLog | pb.ServiceRefusal
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The services that a promotion waits for have all replayed up to ``position`` (exclusive); ``finished``: far enough."""
+
+    position: int
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A service has ended, and nobody has stopped it. ``ending``: failed, diverged or silent; ``reason``: in words."""
+
+    service: str
+    ending: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.service} {self.ending}: {self.reason}"
+
+
+Effect = Tell | Replayed | Ended
+
+
+@dataclass(slots=True)
+class _Order:
+    role: pb.ServiceRole
+    stop_position: int
+    leader_epoch: int
+    kind: str
+    """follow, replay (promotion), catch-up (beside a leader) or lead."""
+    ack_id: int
+    acknowledged: bool = False
+
+
+@dataclass(slots=True)
+class _ServiceSession:
+    service: str
+    instance: int
+    inbox: str
+    expires_ns: int
+    position: int = 0
+    output_count: int = 0
+    emitted_end: int = 0
+    problem: str = ""
+    order: _Order | None = None
+    replayed_epoch: int = 0
+    """LeaderEpoch in which it has replayed up to the stop that it was given."""
+    has_caught_up: bool = False
+    """Since a service of this name registered first: a promotion waits for it."""
+    excused: bool = False
+    """It let a promotion time out, and has not caught up since."""
+    failing: bool = False
+    """It stands at a record that it can't apply."""
+    snapshot_position: int = 0
+    """Of its newest snapshot that a replay can begin from; 0: of none."""
+    snapshots_wanted: int = 0
+    life: int = 0
+    digests: dict[int, bytes] = field(default_factory=dict)
+    """Position -> digest of its newest snapshots, as last told."""
+    version: int = 0
+    active_version: int = 0
+    lowest_version: int = 0
+    """What the code beside all replicas can do; 0: not known of all."""
+    fetching: bool = False
+    """It looks for a snapshot of another node's service."""
+    agreed: tuple[pb.AgreedSnapshot, ...] = ()
+    """What those are, as far as the other nodes' sidecars agree."""
+    fetched_bytes: int = 0
+    given_bytes: int = 0
+    figures: pb.ServiceFigures = field(default_factory=lambda: pb.ServiceFigures(**_NOTHING_YET))
+    differs: str = ""
+    """How its state differs from those beside other nodes."""
+
+
+@dataclass(slots=True)
+class _Gone:
+    """A service that was here. ``failed_at``: the record that it failed at; -1: none. ``snapshot_position``: its newest snapshot's.
+    ``ending``: stopped, failed, diverged or silent."""
+
+    failed_at: int
+    snapshot_position: int
+    position: int = 0
+    has_caught_up: bool = False
+    since_ns: int = 0
+    ending: str = STOPPED
+    problem: str = ""
+
+    @property
+    def reason(self) -> str:
+        """In words, never ''."""
+        return self.problem or _IN_WORDS[self.ending]
+
+
+@dataclass(slots=True)
+class _Gate:
+    """A promotion that waits. ``names``: services that were registered when it began."""
+
+    leader_epoch: int
+    stop_position: int
+    names: frozenset[str]
+    ends_ns: int
+    """When those that go on, but slowly, are excused."""
+    began: dict[str, int]
+    """Position of each when it began."""
+    may_fail: bool
+    """Whether a service that hangs fails it."""
+    position: int = field(default=-1)
+    """The slowest one's, as last told."""
+
+
+class ServiceSessions:
+    """All services beside one replica. ``now_ns`` is monotonic; ``first_ack_id``: above those of earlier processes of the node."""
+
+    def __init__(
+        self,
+        key: PartitionKey,
+        node: str,
+        *,
+        first_ack_id: int,
+        session_ns: int,
+        lease_ms: int,
+        patience_ns: int,
+        compacted: bool = False,
+        shown_ns: int = 24 * 3600 * NS_PER_S,
+    ) -> None:
+        """``shown_ns``: for how long ``ended`` names a service."""
+        self._stream, self._uid, self._partition, self._node = key.stream, key.uid, key.partition, node
+        self._next_ack_id = first_ack_id
+        self._session_ns = session_ns
+        self._lease_ms = lease_ms
+        self._patience_ns = patience_ns
+        self._compacted = compacted
+        self._shown_ns = shown_ns
+        self._sessions: dict[str, _ServiceSession] = {}
+        self._gone: dict[str, _Gone] = {}
+        """Services that were registered and are not."""
+        self._gate: _Gate | None = None
+        self._failed_one = False
+        """Whether services let the last promotion here that waited for some fail."""
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __contains__(self, service: str) -> bool:
+        return service in self._sessions
+
+    # ---- what services say -------------------------------------------------------------------------------------------------
+    def hello(self, hello: pb.ServiceHello, inbox: str, view: ReplicaView, now_ns: int) -> list[Effect]:
+        """A registration or a heartbeat; ``inbox`` has been checked."""
+        refusal = self._why_not(hello, now_ns)
+        if refusal is not None:
+            return [] if hello.leaving else [Tell(inbox, self._refusal(hello, *refusal))]
+        if hello.leaving:
+            return self._left(hello, now_ns)
+        session = self._sessions.get(hello.service)
+        if session is None or session.instance != hello.instance:
+            gone = self._gone.pop(hello.service, None)
+            excused = session is not None and session.excused
+            known = session if session is not None else gone
+            session = self._sessions[hello.service] = _ServiceSession(hello.service, hello.instance, inbox, 0, excused=excused)
+            session.has_caught_up = known is not None and known.has_caught_up
+        session.inbox, session.expires_ns = inbox, now_ns + self._session_ns
+        session.output_count, session.emitted_end = hello.outputCount, hello.emittedEnd
+        session.problem = hello.problem[:_MAX_PROBLEM]
+        session.life = hello.life
+        session.figures = hello.figures if hello.HasField("figures") else pb.ServiceFigures(**_NOTHING_YET)
+        session.digests = {told.position: told.digest for told in hello.snapshots[:MAX_POSITIONS]}
+        session.failing, session.snapshot_position = hello.failing, max(0, hello.snapshotPosition)
+        session.version, session.active_version = hello.version, hello.activeVersion
+        session.fetching, session.fetched_bytes, session.given_bytes = hello.fetching, hello.fetchedBytes, hello.givenBytes
+        if session.failing and self._gate is not None:
+            self._gate.names -= {session.service}
+        self._moved(session, hello.position, view)
+        self._give_order(session, view)
+        return [self._join_log(session, view), *self._gate_moved()]
+
+    def ack(self, ack: pb.ServiceAck, view: ReplicaView) -> list[Effect]:
+        """A service has connected, or has reached its stop."""
+        session = self._sessions.get(ack.service)
+        order = session.order if session is not None else None
+        if session is None or order is None or session.instance != ack.instance or ack.ackId != order.ack_id:
+            return []
+        order.acknowledged = True
+        self._moved(session, ack.position, view)
+        if order.stop_position != NO_STOP and ack.position >= order.stop_position:
+            session.replayed_epoch = order.leader_epoch
+            session.excused = False
+        told: list[Effect] = [self._join_log(session, view)] if self._give_order(session, view) else []
+        return [*told, *self._gate_moved()]
+
+    def _why_not(self, hello: pb.ServiceHello, now_ns: int) -> tuple[pb.ServiceRefusal.Reason, str] | None:
+        try:
+            check_name(hello.service, "service")
+        except InvalidNameError as error:
+            return pb.ServiceRefusal.MALFORMED, str(error)
+        if hello.streamUid and hello.streamUid != self._uid:
+            return pb.ServiceRefusal.WRONG_STREAM, f"the stream of this name is {self._uid}, not {hello.streamUid}"
+        if self._compacted:
+            return pb.ServiceRefusal.COMPACTED, (
+                f"{self._stream} is compacted: a replay from its start would not meet the records that others have met. "
+                "Services read streams with retention only"
+            )
+        session = self._sessions.get(hello.service)
+        if session is None and len(self._sessions) >= MAX_SERVICES:
+            return pb.ServiceRefusal.TOO_MANY, f"{MAX_SERVICES} services are registered for this partition already"
+        if session is None or session.instance == hello.instance:
+            return None
+        if not hello.first:
+            return pb.ServiceRefusal.REPLACED, "another instance of this service has registered with this node"
+        if now_ns < session.expires_ns - self._session_ns // 2:
+            return pb.ServiceRefusal.TAKEN, "another instance of this service runs beside this node: it is waited for"
+        return None
+
+    def _left(self, hello: pb.ServiceHello, now_ns: int) -> list[Effect]:
+        session = self._sessions.get(hello.service)
+        if session is None or session.instance != hello.instance:
+            return []
+        session.failing, session.position = hello.failing, max(session.position, hello.position)
+        session.problem = hello.problem[:_MAX_PROBLEM]
+        ended = self._forget(session, now_ns, _ENDINGS.get(hello.ending, STOPPED))
+        if self._gate is not None:
+            self._gate.names -= {hello.service}
+        return [*ended, *self._gate_moved()]
+
+    def _moved(self, session: _ServiceSession, position: int, view: ReplicaView) -> None:
+        session.position = position
+        if position > view.high_watermark:
+            session.excused, session.has_caught_up = False, True
+
+    def expire(self, now_ns: int) -> list[Ended]:
+        """Forget the services whose heartbeats have ceased. A promotion that waits for one goes on waiting, and fails."""
+        late = [session for session in self._sessions.values() if now_ns >= session.expires_ns]
+        return [ended for session in late for ended in self._forget(session, now_ns, SILENT)]
+
+    def _forget(self, session: _ServiceSession, now_ns: int, ending: str) -> list[Ended]:
+        del self._sessions[session.service]
+        gone = self._gone[session.service] = _Gone(
+            failed_at=session.position if session.failing else -1,
+            snapshot_position=session.snapshot_position,
+            position=session.position,
+            has_caught_up=session.has_caught_up,
+            since_ns=now_ns,
+            ending=ending,
+            problem=session.differs or session.problem,
+        )
+        if len(self._gone) > MAX_SERVICES:
+            del self._gone[next(iter(self._gone))]
+        return [] if ending == STOPPED else [Ended(session.service, ending, gone.reason)]
+
+    @property
+    def expires_ns(self) -> int:
+        """When the first of them is forgotten, unless it is heard; there is one."""
+        return min(session.expires_ns for session in self._sessions.values())
+
+    def condition(self, service: str) -> tuple[object, ...]:
+        """What others are to hear of soon, where it changes."""
+        session = self._sessions.get(service)
+        if session is None:
+            return ()
+        return session.instance, session.failing, session.life, session.version, session.digests
+
+    def held_from(self) -> int | None:
+        """The log is needed from here on (inclusive), for a replay of the slowest service, also of one that is gone; None: of none."""
+        here = [session.snapshot_position for session in self._sessions.values()]
+        return min((*here, *(gone.snapshot_position for gone in self._gone.values())), default=None)
+
+    def snapshot_wanted(self, service: str, view: ReplicaView) -> list[Effect]:
+        """A snapshot of its state shall be taken."""
+        session = self._sessions.get(service)
+        if session is None or session.order is None:
+            return []
+        session.snapshots_wanted += 1
+        return [self._join_log(session, view)]
+
+    def digests(self) -> dict[str, tuple[int, dict[int, bytes]]]:
+        """Of every service that is registered here: its life, and position -> digest of its newest snapshots."""
+        return {name: (session.life, session.digests) for name, session in self._sessions.items()}
+
+    def agree(self, service: str, snapshots: Mapping[int, tuple[bytes, int]]) -> None:
+        """Other nodes have stored these: position -> (digest, nodes); told to a service that looks for one."""
+        if service in self._sessions:
+            told = (pb.AgreedSnapshot(position=at, digest=digest, nodes=nodes) for at, (digest, nodes) in snapshots.items())
+            self._sessions[service].agreed = tuple(told)
+
+    def versions(self) -> dict[str, int]:
+        """Of the code of every service that is registered here."""
+        return {name: session.version for name, session in self._sessions.items()}
+
+    def can_do(self, service: str, version: int) -> None:
+        """The code beside all replicas can do ``version``; 0: not known of all."""
+        if service in self._sessions:
+            self._sessions[service].lowest_version = version
+
+    def differs(self, service: str, difference: Difference | None) -> list[Effect]:
+        """Its state is compared with those beside other nodes; None: it does not differ."""
+        session = self._sessions.get(service)
+        if session is None:
+            return []
+        session.differs = "" if difference is None else str(difference)
+        if difference is None or not difference.diverged:
+            return []
+        hello = pb.ServiceHello(service=service, stream=self._stream, partition=self._partition, instance=session.instance)
+        refusal = self._refusal(hello, pb.ServiceRefusal.DIVERGED, session.differs)
+        refusal.position = difference.position
+        return [Tell(session.inbox, refusal)]
+
+    def wellbeing(self) -> dict[str, Wellbeing]:
+        """How every service is that is or was registered here."""
+        found = {name: Wellbeing(gone.failed_at, False) for name, gone in self._gone.items()}
+        return found | {name: Wellbeing(s.position, not s.failing) for name, s in self._sessions.items()}
+
+    # ---- what the replica does ---------------------------------------------------------------------------------------------
+    def replay(self, view: ReplicaView, now_ns: int) -> list[Effect]:
+        """A candidate begins its replay: its services replay too. Answered by Replayed, at once when there are none to wait for."""
+        stop_position = view.high_watermark + 1
+        names = frozenset(name for name, s in self._sessions.items() if s.has_caught_up and not (s.excused or s.failing))
+        began = {name: self._sessions[name].position for name in names}
+        may_fail = not (self._failed_one or view.is_retry)
+        patience_ns = self._patience_ns if may_fail else self._patience_ns // 2  # before the candidate's own time-out
+        self._gate = _Gate(view.leader_epoch, stop_position, names, now_ns + patience_ns, began, may_fail)
+        return [*self._new_orders(view), *self._gate_moved()]
+
+    @property
+    def waits_until_ns(self) -> int | None:
+        """Call ``lose_patience`` then; None: no promotion waits."""
+        return self._gate.ends_ns if self._gate is not None else None
+
+    def lose_patience(self, now_ns: int) -> list[Effect]:
+        """The promotion goes on without services that are slow.
+
+        One that hangs (nothing applied since) or is gone fails it, once: on another node it may be well.
+        """
+        gate = self._gate
+        if gate is None or now_ns < gate.ends_ns:
+            return []
+        late = [name for name in gate.names if not self._replayed(name, gate)]
+        hangs = [name for name in late if name not in self._sessions or self._sessions[name].position <= gate.began[name]]
+        if hangs and gate.may_fail:
+            return []
+        for name in late:
+            if name in self._sessions:
+                self._sessions[name].excused = True
+        self._gate = None
+        return [Replayed(gate.stop_position, True)]
+
+    def _replayed(self, name: str, gate: _Gate) -> bool:
+        session = self._sessions.get(name)
+        return session is not None and session.replayed_epoch == gate.leader_epoch
+
+    def role_changed(self, view: ReplicaView) -> list[Effect]:
+        """The replica has another role or phase."""
+        gate = self._gate
+        if gate is not None and not (view.candidate and view.leader_epoch == gate.leader_epoch):
+            self._gate, self._failed_one = None, True
+            for name in gate.names & self._sessions.keys():
+                session = self._sessions[name]
+                session.excused = session.replayed_epoch != gate.leader_epoch
+        return self._new_orders(view)
+
+    def _new_orders(self, view: ReplicaView) -> list[Effect]:
+        return [self._join_log(session, view) for session in self._sessions.values() if self._give_order(session, view)]
+
+    def _give_order(self, session: _ServiceSession, view: ReplicaView) -> bool:
+        """Give the session the order that it shall have now; whether it is a new one."""
+        replayed = session.replayed_epoch == view.leader_epoch and session.position >= view.epoch_start_offset
+        gate = self._gate
+        role, stop_position, kind = pb.SERVICE_FOLLOWER, NO_STOP, "follow"
+        if view.leads and replayed:
+            role, kind = pb.SERVICE_LEADER, "lead"
+        elif view.leads:
+            stop_position, kind = view.high_watermark + 1, "catch-up"
+        elif gate is not None and gate.leader_epoch == view.leader_epoch:
+            stop_position, kind = gate.stop_position, "replay"
+        order = session.order
+        if order is not None and (order.kind, order.leader_epoch) == (kind, view.leader_epoch):
+            return False
+        session.order = _Order(role, stop_position, view.leader_epoch, kind, self._next_ack_id)
+        self._next_ack_id += 1
+        return True
+
+    def _gate_moved(self) -> list[Effect]:
+        gate = self._gate
+        if gate is None:
+            return []
+        if all(self._replayed(name, gate) for name in gate.names):
+            self._gate, self._failed_one = None, self._failed_one and not gate.names
+            return [Replayed(gate.stop_position, True)]
+        sessions = [self._sessions.get(name) for name in gate.names]
+        position = min((session.position if session is not None else -1) for session in sessions)
+        if position <= gate.position:
+            return []
+        gate.position = position
+        return [Replayed(min(position, gate.stop_position), False)]
+
+    # ---- messages and status -----------------------------------------------------------------------------------------------
+    def _join_log(self, session: _ServiceSession, view: ReplicaView) -> Tell:
+        order = session.order
+        assert order is not None
+        return Tell(
+            session.inbox,
+            pb.JoinLog(
+                service=session.service,
+                stream=self._stream,
+                partition=self._partition,
+                streamUid=self._uid,
+                instance=session.instance,
+                ackId=order.ack_id,
+                role=order.role,
+                leaderEpoch=order.leader_epoch,
+                startOffset=view.log_start_offset,
+                stopPosition=order.stop_position,
+                highWatermark=view.high_watermark,
+                logEndOffset=view.log_end_offset if view.leads and session.position > view.log_end_offset else -1,
+                leaseMs=self._lease_ms,
+                node=self._node,
+                leads=view.leads,
+                snapshotRequest=session.snapshots_wanted,
+                turn=view.turn,
+                lowestVersion=session.lowest_version,
+                agreed=session.agreed if session.fetching else (),
+            ),
+        )
+
+    def _refusal(self, hello: pb.ServiceHello, reason: pb.ServiceRefusal.Reason, detail: str) -> pb.ServiceRefusal:
+        return pb.ServiceRefusal(
+            reason=reason,
+            detail=detail,
+            node=self._node,
+            service=hello.service,
+            stream=hello.stream,
+            partition=hello.partition,
+            instance=hello.instance,
+        )
+
+    def report(self, high_watermark: int) -> list[dict[str, object]]:
+        """For status: ``position`` and ``lag`` in records, ``output_backlog`` in outputs, ``since_*_s`` None where there was no such
+        thing, and what a promotion waits for."""
+        waiting = self._gate.names if self._gate is not None else frozenset()
+        return [
+            {
+                "service": session.service,
+                "role": "LEADER" if session.order is not None and session.order.kind == "lead" else "FOLLOWER",
+                "order": session.order.kind if session.order is not None else "",
+                "acknowledged": session.order is not None and session.order.acknowledged,
+                "position": session.position,
+                "lag": max(0, high_watermark + 1 - session.position),
+                "output_count": session.output_count,
+                "emitted_end": session.emitted_end,
+                "output_backlog": max(0, session.output_count - session.emitted_end),
+                **_shown(session.figures),
+                "promotion_waits": session.service in waiting,
+                "excused": session.excused,
+                "failing": session.failing,
+                "snapshot": session.snapshot_position,
+                "version": session.version,
+                "active_version": session.active_version,
+                "fetched_bytes": session.fetched_bytes,
+                "given_bytes": session.given_bytes,
+                "problem": session.differs or session.problem,
+            }
+            for session in self._sessions.values()
+        ]
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there is one, or was."""
+        return bool(self._sessions or self._gone)
+
+    def ended(self, now_ns: int) -> list[Ended]:
+        """The services that have ended within ``shown_ns``, that nobody has stopped, and that have not come back; newest first."""
+        return [
+            Ended(name, gone.ending, gone.reason)
+            for name, gone in reversed(self._gone.items())
+            if gone.ending != STOPPED and now_ns - gone.since_ns < self._shown_ns
+        ]
+
+    def gone(self, high_watermark: int, now_ns: int) -> list[dict[str, object]]:
+        """For status: those that were registered here since the node began, the last ``MAX_SERVICES``; the longest gone first."""
+        return [
+            {
+                "service": name,
+                "role": "GONE",
+                "position": gone.position,
+                "lag": max(0, high_watermark + 1 - gone.position),
+                "failing": gone.failed_at >= 0,
+                "snapshot": gone.snapshot_position,
+                "gone_s": round(max(0, now_ns - gone.since_ns) / NS_PER_S, 1),
+                "ending": gone.ending,
+                "problem": gone.reason,
+            }
+            for name, gone in self._gone.items()
+        ]
+
+
+def _shown(figures: pb.ServiceFigures) -> dict[str, object]:
+    def seconds(milliseconds: int) -> float | None:
+        return None if milliseconds < 0 else round(milliseconds / 1000, 3)
+
+    return {
+        "since_output_s": seconds(figures.sinceOutputMs),
+        "queries_waiting": figures.queriesWaiting,
+        "queries_answered": figures.queriesAnswered,
+        "queries_refused": figures.queriesRefused,
+        "snapshots_stored": figures.snapshotsStored,
+        "since_snapshot_s": seconds(figures.sinceSnapshotMs),
+        "snapshot_bytes": figures.snapshotBytes,
+    }

@@ -1,0 +1,121 @@
+"""Versions of a service's code: which one the records are applied by, the same on all nodes. Pure.
+
+Goal: new code is rolled out node by node, and no two nodes ever apply a record differently. Constraint: nodes get it at other times.
+
+Algorithm: code of version N (``Service.version``) can also do what N - 1 did. WHICH ONE IS ACTIVE IS SAID BY A RECORD OF THE LOG: from
+it on, N. A log begins with version 1, or with what a decision at offset 0 says. The service beside the leader appends "from here on: N"
+once the processes beside all replicas have told that their code can do N. It counts when it names the version after the active one, and
+was appended in the LeaderEpoch in which it was made. Code that is too old, or too new by more than one, is refused before it applies
+anything; the active version stands in each snapshot.
+
+Worked example: all run 1; n1 and n2 are started again with 2 and go on by 1; once n3 has 2, the leader's service appends ``bank/2/5``,
+at 40: record 39 is applied by 1 and record 41 by 2, everywhere, also in replays. n4 comes with 1, meets 40, and is refused.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import field
+
+from liftpy.config import NS_PER_S
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import check_name
+from liftpy.core.wire.batch import Record
+from liftpy.core.wire.headers import SERVICE_VERSION, Pairs
+from liftpy.errors import ConfigError, LiftError
+
+FIRST = 1
+"""The version at the beginning of a log."""
+MAX_VERSION = 1 << 31
+_BELIEVED_S = 4.0
+_MAX_TOLD = 256
+_ACTIVE = struct.Struct("<I")
+
+
+class VersionError(ConfigError):
+    """The code of the service is too old, or too new, for where its log is. Blame: the operator, who starts another version of it."""
+
+    code = "SERVICE_VERSION"
+
+
+@dataclass(frozen=True, slots=True)
+class VersionDecision:
+    """From its record on, ``version`` is active. ``leader_epoch``: in which the service beside the leader decided it."""
+
+    service: str
+    version: int
+    leader_epoch: int
+
+    def headers(self) -> Pairs:
+        """What makes a record such a decision."""
+        return ((SERVICE_VERSION, f"{self.service}/{self.version}/{self.leader_epoch}".encode()),)
+
+
+def decided_version(record: Record, service: str) -> int | None:
+    """The version that ``record`` says ``service`` has from here on; None: it says nothing that counts."""
+    for name, value in record.headers:
+        if name != SERVICE_VERSION:
+            continue
+        try:
+            whose, version, epoch = value.decode().split("/")
+            check_name(whose, "service")
+            number, leader_epoch = int(version), int(epoch)
+        except (ValueError, LiftError):
+            return None
+        counts = whose == service and leader_epoch == record.leader_epoch and FIRST <= number < MAX_VERSION
+        return number if counts else None
+    return None
+
+
+def follows(version: int, active: int, offset: int) -> bool:
+    """Whether a decision at ``offset`` makes ``version`` the active one."""
+    return version > active and (version == active + 1 or offset == 0)
+
+
+def check_code(code: int, active: int, position: int) -> None:
+    """Raise VersionError unless code of version ``code`` can go on at ``position``, where ``active`` is."""
+    if code < active:
+        raise VersionError(
+            f"from below {position} on the log is of version {active} of the service, this is {code}: start {active}"
+        )
+    if code > active + 1:
+        raise VersionError(
+            f"at {position} the log is of version {active} of the service, and code of version {code} can do {code - 1} and {code} "
+            f"only: start {active + 1} on all nodes first"
+        )
+
+
+def encoded(active: int) -> bytes:
+    """A snapshot's section; none for the first version."""
+    return _ACTIVE.pack(active) if active > FIRST else b""
+
+
+def from_section(content: bytes) -> int:
+    """What ``encoded`` was given. Raises VersionError."""
+    if not content:
+        return FIRST
+    active = int(_ACTIVE.unpack(content)[0]) if len(content) == _ACTIVE.size else 0
+    if active <= FIRST:
+        raise VersionError(f"the snapshot's version can't be read: {content[:16].hex()}")
+    return active
+
+
+@dataclass(slots=True)
+class CodeVersions:
+    """What the processes of services beside all replicas can do, as one sidecar hears it. Monotonic ns."""
+
+    _told: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    """(Service, node) -> (version, when)."""
+
+    def told(self, service: str, node: str, version: int, now_ns: int) -> None:
+        """The code beside ``node`` can do ``version``."""
+        if len(self._told) >= _MAX_TOLD and (service, node) not in self._told:
+            self._told = {who: told for who, told in self._told.items() if now_ns - told[1] <= _BELIEVED_S * NS_PER_S}
+        if len(self._told) < _MAX_TOLD or (service, node) in self._told:
+            self._told[service, node] = (version, now_ns)
+
+    def lowest(self, service: str, nodes: Iterable[str], now_ns: int) -> int:
+        """What the code beside all of ``nodes`` can do; 0: it is not known of one of them."""
+        found = [self._told.get((service, node), (0, 0)) for node in nodes]
+        return min((version if now_ns - at_ns <= _BELIEVED_S * NS_PER_S else 0 for version, at_ns in found), default=0)

@@ -1,0 +1,562 @@
+"""The record batch: the unit of work everywhere. One layout on disk, between nodes, to readers and into Arrow.
+
+All integers are little endian. A header of 64 bytes, then the body. Source: the log format's "Record batch"::
+
+     0 u32 CRC-32C of bytes 4..size   4 u16 magic        6 u8 version        7 u8 attributes (bits 0-2 codec, 3 control)
+     8 u32 size in bytes, all        12 u32 records     16 i64 base offset  24 u64 LeaderEpoch
+    32 i64 timestamp ns              40 u64 producer id 48 u32 base sequence 52 u16 producer epoch
+    54 u16 columns                   56 u32 body size before compression     60 u32 offset delta of the last record
+
+The body's columns, in the order of ``Columns``, each from an 8-byte boundary on; ``batch_columns`` lays them out. Compression
+is of the whole body. A batch is atomic: it is there with a right CRC, or it is not there.
+
+Compression of a batch's body. What decompresses is bounded by what the batch's header says, before a byte of it is made: the bytes
+are somebody else's, and 8 KB can stand for gigabytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import repeat
+from typing import NamedTuple
+
+import crc32c
+import lz4.block
+import numpy as np
+import zstandard
+
+from liftpy.config import Codec
+from liftpy.core.base.ids import NO_OFFSET
+from liftpy.core.wire.batch_columns import Columns, ColumnSet, Headers, decode_columns, encode_columns
+from liftpy.core.wire.chunking import HEADER_SIZE_BYTES as HEADER_SIZE_BYTES
+from liftpy.core.wire.chunking import MAX_BATCH_BYTES as MAX_BATCH_BYTES
+from liftpy.errors import CorruptionError, DamagedBatchError, UnknownFormatError
+
+_LZ4_RATIO = 255
+"""Bytes that one byte of an LZ4 block decompresses to, at most."""
+_LZ4_SLACK_BYTES = 64
+_WINDOW_BYTES = 1 << 27
+"""Window of a zstd frame: the largest that its usual levels write."""
+
+
+def compress(body: bytes, codec: Codec) -> bytes:
+    """``body`` by LZ4 or zstd."""
+    if codec is Codec.LZ4:
+        return bytes(lz4.block.compress(body, store_size=False))
+    return zstandard.ZstdCompressor(level=3).compress(body)
+
+
+def decompress(stored: memoryview, codec: Codec, size_bytes: int) -> bytes:
+    """The ``size_bytes`` that ``stored`` stands for. Raises CorruptionError if it stands for more or fewer, or for nothing."""
+    try:
+        if codec is Codec.LZ4:
+            if size_bytes > len(stored) * _LZ4_RATIO + _LZ4_SLACK_BYTES:
+                raise CorruptionError(f"{len(stored)} bytes by LZ4 can't be {size_bytes}")
+            body = bytes(lz4.block.decompress(stored, uncompressed_size=size_bytes))
+        else:
+            body = _zstd(stored, size_bytes)
+    except (lz4.block.LZ4BlockError, zstandard.ZstdError, ValueError, MemoryError) as error:
+        raise CorruptionError(f"they do not decompress: {error}") from None
+    if len(body) != size_bytes:
+        raise CorruptionError(f"they decompress to {len(body)} bytes or more, its header says {size_bytes}")
+    return body
+
+
+def _zstd(stored: memoryview, size_bytes: int) -> bytes:
+    """Of a frame that names its size all, if it is that size; of one that does not, ``size_bytes`` and one more at most."""
+    named = zstandard.frame_content_size(stored)
+    reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
+    if named < 0:
+        with reader.stream_reader(stored) as stream:
+            return stream.read(size_bytes + 1)
+    if named != size_bytes:
+        raise CorruptionError(f"their frame says {named} bytes, the batch's header {size_bytes}")
+    return reader.decompress(stored, max_output_size=size_bytes)
+
+
+MAGIC = 0x424C
+"""The bytes ``LB``."""
+VERSION = 1
+SIGNATURE = b"LB\x01"
+"""Magic and version as they lie at ``SIGNATURE_POSITION`` of every batch: what a search for batches looks for."""
+SIGNATURE_POSITION = 4
+
+_HEADER = struct.Struct("<IHBBIIqQqQIHHII")
+_CRC = struct.Struct("<I")
+_CODEC_MASK = 0b111
+_CONTROL = 0b1000
+_CODECS = (Codec.NONE, Codec.LZ4, Codec.ZSTD)
+_ALL_COLUMNS = Columns.ALL.value
+_DELTAS = Columns.DELTAS.value
+_MAX_I64 = (1 << 63) - 1
+"""Offsets and epochs are held as i64 everywhere but in the header."""
+
+
+class BatchHeader(NamedTuple):
+    """The 64 bytes. ``base_offset`` and ``last_offset`` are inclusive; ``next_offset`` is the offset after the batch."""
+
+    crc: int
+    codec: Codec
+    control: bool
+    size_bytes: int
+    record_count: int
+    base_offset: int
+    leader_epoch: int
+    timestamp_ns: int
+    producer_id: int
+    base_sequence: int
+    producer_epoch: int
+    column_bits: int
+    """Which columns are present: a ``Columns`` as a number."""
+    body_size_bytes: int
+    last_offset_delta: int
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last record, inclusive."""
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after the last record."""
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def is_compacted(self) -> bool:
+        """Whether compaction has dropped records of it: it holds fewer than it has offsets."""
+        return self.record_count <= self.last_offset_delta or self.is_remains
+
+    @property
+    def is_remains(self) -> bool:
+        """Whether it is what compaction left of a producer's last batch: its stamps and its note, and no record of an application."""
+        return self.control and self.producer_id != 0
+
+
+class Record(NamedTuple):
+    """One record, for a user's callback. ``value`` None: a tombstone. ``headers``: names may repeat, in their order."""
+
+    offset: int
+    timestamp_ns: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes], ...]
+    subject: str
+    reply: str | None
+    leader_epoch: int
+
+    def header(self, name: str, default: bytes | None = None) -> bytes | None:
+        """The value of the first header of that name (its case counts), or ``default``."""
+        return next((value for held, value in self.headers if held == name), default)
+
+    def header_values(self, name: str) -> list[bytes]:
+        """The values of all headers of that name, in their order."""
+        return [value for held, value in self.headers if held == name]
+
+
+_Made = type("_Made", (tuple,), {"__slots__": (), "__new__": tuple.__new__})
+_RECORD_OF: Callable[[tuple[object, ...]], Record] = type(
+    "Record",
+    (_Made, Record),
+    {
+        "__slots__": (),
+        "__module__": Record.__module__,
+        "__doc__": Record.__doc__,
+        "__reduce__": lambda record: (Record, tuple(record)),
+    },
+)
+"""A Record whose class is called as ``tuple`` is, with one tuple: a reader makes millions a second, and ``tuple.__new__`` called for a
+named tuple takes half as much again. Copied or pickled it becomes a plain Record."""
+
+
+class BatchTooLargeError(ValueError):
+    """The batch would have ``size_bytes``, more than MAX_BATCH_BYTES: send fewer records at once, or smaller ones."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__(f"a batch holds at most {MAX_BATCH_BYTES} bytes, not {size_bytes}: send fewer records at once")
+        self.size_bytes = size_bytes
+
+
+class RecordBatch:
+    """A view of one batch in a buffer: nothing is copied before a column is asked for, and none when it is uncompressed."""
+
+    __slots__ = ("__dict__", "header", "on_damage", "view")
+    arrived_ns = 0
+    """When a reader who is traced got it, ns since 1970; 0: nobody has said."""
+
+    def __init__(self, header: BatchHeader, view: memoryview) -> None:
+        self.header = header
+        self.view = view
+        """The whole batch, header included."""
+        self.on_damage: Callable[[CorruptionError], None] | None = None
+        """Told of columns that can't be had: they are made long after the batch was taken."""
+
+    @property
+    def base_offset(self) -> int:
+        """Offset of the first record (before compaction; the first one kept may be later)."""
+        return self.header.base_offset
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last record, inclusive."""
+        return self.header.last_offset
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after the last record."""
+        return self.header.next_offset
+
+    @property
+    def record_count(self) -> int:
+        """How many records the batch holds; 0 in a filler, which compaction leaves where it dropped whole batches."""
+        return self.header.record_count
+
+    @property
+    def leader_epoch(self) -> int:
+        """LeaderEpoch of the leader that sequenced the batch."""
+        return self.header.leader_epoch
+
+    @property
+    def timestamp_ns(self) -> int:
+        """The leader's wall clock when it sequenced the batch; that of other nodes while its own is in doubt and they agree."""
+        return self.header.timestamp_ns
+
+    @cached_property
+    def columns(self) -> ColumnSet:
+        """The columns, decompressed if need be; CorruptionError when they don't fit their header."""
+        try:
+            return self._decoded()
+        except CorruptionError as error:
+            if self.on_damage is not None:
+                self.on_damage(error)
+            raise
+
+    def _decoded(self) -> ColumnSet:
+        columns = decode_columns(self.body(), self.header.record_count, Columns(self.header.column_bits))
+        if columns.deltas is not None and int(columns.deltas[-1]) > self.header.last_offset_delta:
+            raise CorruptionError(f"the batch at offset {self.base_offset} holds a record past its last offset")
+        return columns
+
+    def body(self) -> memoryview:
+        """The body before compression; CorruptionError when it is not what the header says."""
+        stored = self.view[HEADER_SIZE_BYTES:]
+        if self.header.codec is Codec.NONE:
+            return stored
+        try:
+            return memoryview(decompress(stored, self.header.codec, self.header.body_size_bytes))
+        except CorruptionError as error:
+            raise CorruptionError(f"the {len(stored)} bytes of the batch at offset {self.base_offset}: {error}") from None
+
+    def offsets(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """int64[record_count]: the offset of every record."""
+        deltas = self.columns.deltas
+        if deltas is None:
+            return np.arange(self.base_offset, self.base_offset + self.record_count, dtype=np.int64)
+        return self.base_offset + deltas.astype(np.int64)
+
+    def timestamps_ns(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """int64[record_count]: the timestamp of every record."""
+        own = self.columns.timestamps_ns
+        return np.full(self.record_count, self.timestamp_ns, dtype=np.int64) if own is None else own
+
+    def values(self) -> list[bytes | None]:
+        """The values as Python objects; for Arrow use ``liftpy.core.log.arrow``."""
+        return self.columns.values.to_list()
+
+    def keys(self) -> list[bytes | None]:
+        """The keys as Python objects, all None where there is no key column."""
+        return self.columns.keys.to_list() if self.columns.keys is not None else [None] * self.record_count
+
+    def replies(self) -> list[str | None]:
+        """The reply subjects that the publishers gave, None where there was none."""
+        replies = self.columns.replies
+        if replies is None:
+            return [None] * self.record_count
+        return [None if r is None else r.decode("utf-8", "surrogateescape") for r in replies.to_list()]
+
+    def records(self) -> Iterator[Record]:
+        """The records one by one, for users' callbacks only: everything else works on columns."""
+        columns = self.columns
+        values = self.values()
+        rows = zip(
+            self.offsets().tolist(),
+            repeat(self.timestamp_ns) if columns.timestamps_ns is None else columns.timestamps_ns.tolist(),
+            repeat(None) if columns.keys is None else columns.keys.to_list(),
+            values,
+            repeat(()) if columns.headers is None else columns.headers.to_list(),
+            repeat("") if columns.subjects is None else columns.subjects.each(),
+            repeat(None) if columns.replies is None else self.replies(),
+            repeat(self.leader_epoch),
+            strict=False,  # of the endless ones; the others were checked against the count
+        )
+        return map(_RECORD_OF, rows)
+
+
+class Body(NamedTuple):
+    """The records of a batch, laid out and compressed: all that its size depends on. ``seal`` adds the leader's stamps."""
+
+    pieces: tuple[bytes, ...]
+    codec: Codec
+    columns: Columns
+    record_count: int
+    body_size_bytes: int
+    """Before compression."""
+    last_offset_delta: int
+    size_bytes: int
+    """Of the sealed batch, header included."""
+
+
+def encode_body(
+    values: Sequence[bytes | None],
+    *,
+    keys: Sequence[bytes | None] | None = None,
+    headers: Sequence[Headers | None] | None = None,
+    subjects: Sequence[str] | None = None,
+    replies: Sequence[str | None] | None = None,
+    timestamps_ns: Sequence[int] | None = None,
+    offset_deltas: Sequence[int] | None = None,
+    codec: Codec = Codec.NONE,
+    note: bytes = b"",
+) -> Body:
+    """The body of a batch of ``len(values)`` >= 1 records; optional columns have as many entries.
+
+    A column in which every entry is None is left out. Raises ValueError for no records or columns of other lengths,
+    BatchTooLargeError for a batch of more than MAX_BATCH_BYTES, before or after compression.
+    """
+    present, pieces = encode_columns(values, keys, headers, subjects, replies, timestamps_ns, offset_deltas, note)
+    last_delta = offset_deltas[-1] if offset_deltas is not None else len(values) - 1
+    return sized_body(pieces, present, len(values), codec, last_delta)
+
+
+def sized_body(pieces: list[bytes], present: Columns, count: int, codec: Codec, last_delta: int | None = None) -> Body:
+    """A body of columns that are laid out, ``pieces``, for ``count`` records; compressed. Raises BatchTooLargeError."""
+    body_size_bytes = sum(map(len, pieces))
+    if body_size_bytes > MAX_BATCH_BYTES - HEADER_SIZE_BYTES:
+        raise BatchTooLargeError(HEADER_SIZE_BYTES + body_size_bytes)
+    if codec is not Codec.NONE:
+        pieces = [compress(b"".join(pieces), codec)]
+    size_bytes = HEADER_SIZE_BYTES + sum(map(len, pieces))
+    if size_bytes > MAX_BATCH_BYTES:  # what does not compress gets a little larger
+        raise BatchTooLargeError(size_bytes)
+    last_delta = count - 1 if last_delta is None else last_delta
+    return Body(tuple(pieces), codec, present, count, body_size_bytes, last_delta, size_bytes)
+
+
+def seal(
+    body: Body,
+    *,
+    base_offset: int = 0,
+    leader_epoch: int = 0,
+    timestamp_ns: int = 0,
+    producer_id: int = 0,
+    producer_epoch: int = 0,
+    base_sequence: int = 0,
+    control: bool = False,
+) -> bytes:
+    """The batch of ``body.size_bytes`` under a leader's stamps."""
+    head = _HEADER.pack(
+        0,
+        MAGIC,
+        VERSION,
+        body.codec.value | (_CONTROL if control else 0),
+        body.size_bytes,
+        body.record_count,
+        base_offset,
+        leader_epoch,
+        timestamp_ns,
+        producer_id,
+        base_sequence,
+        producer_epoch,
+        body.columns.value,
+        body.body_size_bytes,
+        body.last_offset_delta,
+    )[4:]
+    crc = crc32c.crc32c(head)
+    for piece in body.pieces:  # a handful: joining them once, at the end, saves a copy of the body
+        crc = crc32c.crc32c(piece, crc)
+    return b"".join((_CRC.pack(crc), head, *body.pieces))
+
+
+def build_batch(
+    values: Sequence[bytes | None],
+    *,
+    base_offset: int = 0,
+    leader_epoch: int = 0,
+    timestamp_ns: int = 0,
+    keys: Sequence[bytes | None] | None = None,
+    headers: Sequence[Headers | None] | None = None,
+    subjects: Sequence[str] | None = None,
+    replies: Sequence[str | None] | None = None,
+    timestamps_ns: Sequence[int] | None = None,
+    offset_deltas: Sequence[int] | None = None,
+    codec: Codec = Codec.NONE,
+    producer_id: int = 0,
+    producer_epoch: int = 0,
+    base_sequence: int = 0,
+    control: bool = False,
+    note: bytes = b"",
+) -> bytes:
+    """One sealed batch: ``encode_body``, then ``seal``; raises as the first."""
+    body = encode_body(
+        values,
+        keys=keys,
+        headers=headers,
+        subjects=subjects,
+        replies=replies,
+        timestamps_ns=timestamps_ns,
+        offset_deltas=offset_deltas,
+        codec=codec,
+        note=note,
+    )
+    return seal(
+        body,
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
+        timestamp_ns=timestamp_ns,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        control=control,
+    )
+
+
+def build_filler(base_offset: int, next_offset: int, leader_epoch: int, timestamp_ns: int) -> bytes:
+    """A batch without records over the offsets from ``base_offset`` (inclusive) to ``next_offset`` (exclusive).
+
+    It stands where compaction dropped whole batches, so that batches follow on each other without a gap [D15].
+    """
+    fields = (HEADER_SIZE_BYTES, 0, base_offset, leader_epoch, timestamp_ns, 0, 0, 0, 0, 0, next_offset - base_offset - 1)
+    head = _HEADER.pack(0, MAGIC, VERSION, 0, *fields)[4:]
+    return _CRC.pack(crc32c.crc32c(head)) + head
+
+
+def build_remains(batch: RecordBatch) -> bytes:
+    """A control batch over the same offsets, with the same stamps and the same note: what compaction leaves of a producer's last batch
+    when it drops all records, so that whoever reads the log knows how far that producer is [A4].
+
+    Its one record is null: a batch that has a column has a record, and every reader passes over those of control batches.
+    """
+    header = batch.header
+    delta, note = header.last_offset_delta, batch.columns.note
+    body = encode_body([None], offset_deltas=[delta] if delta else None, note=b"" if note is None else bytes(note))
+    return seal(
+        body,
+        base_offset=header.base_offset,
+        leader_epoch=header.leader_epoch,
+        timestamp_ns=header.timestamp_ns,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        control=True,
+    )
+
+
+def reach(batch: bytes | memoryview, next_offset: int) -> bytes:
+    """The same batch, covering the offsets up to ``next_offset`` (exclusive): compaction dropped its last records."""
+    stretched = bytearray(batch)
+    base_offset = struct.unpack_from("<q", stretched, 16)[0]
+    struct.pack_into("<I", stretched, 60, next_offset - base_offset - 1)
+    _CRC.pack_into(stretched, 0, crc32c.crc32c(memoryview(stretched)[4:]))
+    return bytes(stretched)
+
+
+def in_epoch(batch: bytes, producer_epoch: int) -> bytes:
+    """The same batch, in another epoch of its producer."""
+    stamped = bytearray(batch)
+    struct.pack_into("<H", stamped, 52, producer_epoch)
+    _CRC.pack_into(stamped, 0, crc32c.crc32c(memoryview(stamped)[4:]))
+    return bytes(stamped)
+
+
+def parse_header(buffer: memoryview, position: int = 0) -> BatchHeader:
+    """The header at ``position``, without its CRC checked.
+
+    Raises UnknownFormatError for another version [S11], CorruptionError for anything that is not a whole batch.
+    """
+    if len(buffer) - position < HEADER_SIZE_BYTES:
+        raise CorruptionError(f"{len(buffer) - position} bytes at {position} are shorter than a batch header")
+    fields = _HEADER.unpack_from(buffer, position)
+    crc, magic, version, attributes, size_bytes, count, base, epoch, timestamp, producer, sequence, producer_epoch = fields[:12]
+    if magic != MAGIC:
+        raise CorruptionError(f"no batch at {position}: magic {magic:#06x}")
+    if version != VERSION:
+        raise UnknownFormatError(f"the batch at {position} has format version {version}, this version reads {VERSION}")
+    columns, body_size_bytes, last_delta = fields[12:]
+    if attributes & _CODEC_MASK >= len(_CODECS) or columns & ~_ALL_COLUMNS or attributes & ~(_CODEC_MASK | _CONTROL):
+        raise UnknownFormatError(f"the batch at {position} uses a codec or column that this version does not know")
+    in_bounds = HEADER_SIZE_BYTES < size_bytes <= MAX_BATCH_BYTES and body_size_bytes <= MAX_BATCH_BYTES
+    filler = size_bytes == HEADER_SIZE_BYTES and count == body_size_bytes == columns == 0
+    dense = count == last_delta + 1 or (columns & _DELTAS and count <= last_delta + 1)
+    numbers = base >= 0 and base + last_delta < _MAX_I64 and epoch <= _MAX_I64
+    if not (numbers and ((in_bounds and count > 0 and dense) or filler)):
+        raise CorruptionError(
+            f"the batch at {position} has an impossible header: {size_bytes} bytes, {count} records at {base}"
+        )
+    return BatchHeader(
+        crc,
+        _CODECS[attributes & _CODEC_MASK],
+        bool(attributes & _CONTROL),
+        size_bytes,
+        count,
+        base,
+        epoch,
+        timestamp,
+        producer,
+        sequence,
+        producer_epoch,
+        columns,
+        body_size_bytes,
+        last_delta,
+    )
+
+
+def claimed_size_bytes(buffer: memoryview, position: int = 0) -> int:
+    """The size that the header at ``position`` claims, unchecked: only for reading so many bytes before ``parse_batch`` judges them.
+
+    Raises CorruptionError when there is no whole header.
+    """
+    if len(buffer) - position < HEADER_SIZE_BYTES:
+        raise CorruptionError(f"{len(buffer) - position} bytes at {position} are shorter than a batch header")
+    return int(_HEADER.unpack_from(buffer, position)[4])
+
+
+def parse_batch(buffer: bytes | memoryview, position: int = 0, *, verify: bool = True) -> RecordBatch:
+    """The batch at ``position``; ``verify`` checks its CRC.
+
+    Raises UnknownFormatError for another version, CorruptionError for anything else that is not a whole, right batch.
+    """
+    view = memoryview(buffer)
+    try:
+        header = parse_header(view, position)
+    except UnknownFormatError:
+        _refuse_if_damaged(view, position)
+        raise
+    end = position + header.size_bytes
+    if end > len(view):
+        raise CorruptionError(f"the batch at {position} says {header.size_bytes} bytes, {len(view) - position} are there")
+    if verify and crc32c.crc32c(view[position + 4 : end]) != header.crc:
+        raise CorruptionError(f"the CRC-32C of the batch at {position} (offset {header.base_offset}) does not match")
+    return RecordBatch(header, view[position:end])
+
+
+def split_batches(buffer: bytes | memoryview, *, verify: bool = True) -> list[RecordBatch]:
+    """The batches that lie back to back in ``buffer``, to its end; raises as ``parse_batch``, with the offset as DamagedBatchError."""
+    view = memoryview(buffer)
+    batches: list[RecordBatch] = []
+    position = 0
+    try:
+        while position < len(view):
+            batch = parse_batch(view, position, verify=verify)
+            batches.append(batch)
+            position += batch.header.size_bytes
+    except CorruptionError as error:
+        raise DamagedBatchError(str(error), batches[-1].next_offset if batches else NO_OFFSET) from None
+    return batches
+
+
+def _refuse_if_damaged(view: memoryview, position: int) -> None:
+    """CorruptionError when a batch of a seemingly unknown version has a wrong CRC: then it is a flipped bit."""
+    crc, _, _, _, size_bytes = _HEADER.unpack_from(view, position)[:5]
+    if crc32c.crc32c(view[position + 4 : position + size_bytes]) != crc:
+        raise CorruptionError(f"the batch at {position} is damaged in its version, codec or columns")

@@ -1,0 +1,90 @@
+"""Pieces: a record batch that one NATS message can't carry travels in several, each of them asked for. Pure, for nodes and clients.
+
+A request says how many bytes of the batch the asker holds, and the CRC-32C that the batch's header bears. The answer is a piece from
+there on, if the answering log has that very batch at the wanted offset, else one from its beginning: the asker starts over. So it
+does not matter which replica answers, in which epoch, late or twice: a piece is taken only where it continues what is held (same
+CRC, same size, next position), the rest is left out. And what is put together goes the way of every batch that comes from
+elsewhere: its CRC-32C is checked over all of it, and offset, epoch and order after that.
+
+Bound: one batch per Assembly, MAX_BATCH_BYTES at most, allocated as it comes in.
+
+How large a record batch is: for who only moves pieces of one, and needs nothing of what is in it.
+"""
+
+from __future__ import annotations
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.errors import ProtocolError
+
+HEADER_SIZE_BYTES = 64
+MAX_BATCH_BYTES = 64 * 1024 * 1024
+"""Bound of a batch and of its body before compression; anything larger is refused unread."""
+
+
+PIECE_BYTES = 1024 * 1024
+"""Bytes of a piece at most, whatever the NATS server would take: other traffic must not wait for longer than that."""
+SMALLEST_PIECE_BYTES = HEADER_SIZE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How much of a batch somebody holds: ``position`` bytes (0: nothing) of the one whose header bears ``crc``."""
+
+    position: int = 0
+    crc: int = 0
+
+
+NOTHING = Held()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """``data``: the bytes from ``position`` on of a batch of ``total_bytes`` whose header bears ``crc``."""
+
+    crc: int
+    total_bytes: int
+    position: int
+    data: memoryview
+
+    def __post_init__(self) -> None:
+        end = self.position + len(self.data)
+        if not (self.data and self.position < end <= self.total_bytes <= MAX_BATCH_BYTES and 0 <= self.crc < 1 << 32):
+            raise ProtocolError(f"no piece of a batch: bytes {self.position} to {end} of {self.total_bytes}")
+
+
+def room_bytes(max_payload: int, overhead_bytes: int, max_bytes: int) -> int:
+    """Bytes of batches in one message: ``max_bytes`` as the asker and the settings allow it, but PIECE_BYTES where the server takes
+    them, so that a small bound of answers does not cut batches that fit a message."""
+    return max(min(max_payload - overhead_bytes, max(max_bytes, PIECE_BYTES)), SMALLEST_PIECE_BYTES)
+
+
+class Assembly:
+    """Puts the pieces of one batch together."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+        self._crc = self._total_bytes = 0
+
+    @property
+    def held(self) -> Held:
+        """What to name in the next request."""
+        return Held(len(self._held), self._crc)
+
+    def take(self, piece: Piece) -> memoryview | None:
+        """The whole batch if this was what it lacked. A piece that does not continue what is held changes nothing, but a first one:
+        the answerer does not have the batch that is held."""
+        if piece.position == 0:
+            self._held, self._crc, self._total_bytes = bytearray(), piece.crc, piece.total_bytes
+        if (piece.crc, piece.total_bytes, piece.position) != (self._crc, self._total_bytes, len(self._held)):
+            return None
+        self._held += piece.data
+        if len(self._held) < self._total_bytes:
+            return None
+        whole = memoryview(self._held)
+        self.forget()
+        return whole
+
+    def forget(self) -> None:
+        """Start over."""
+        self._held = bytearray()
+        self._crc = self._total_bytes = 0

@@ -1,0 +1,274 @@
+"""The envelope: the header before every payload on a ``<ns>`` subject, and before an enveloped publish.
+
+Layout, big endian: magic ``B9 0E 43 B4`` (4) | version 0 (1) | header length 8, or 12 with a CRC (1) | flags, bit 0:
+CRC-32C present, bit 1: an address of 16 bytes stands before the payload, under the CRC (1) | message type (1) |
+[CRC-32C of what follows the header (4)] | [address] | payload. An address is sent only to who asked for it (``addressee.py``).
+Source: the published Liftbridge envelope; vectors in ``tests/vectors/wire.json``.
+
+Ordinary envelopes: of a value without key and headers, with or without a message id, for one partition and ack policy. Pure.
+
+What a client sends by the thousand differs in its value, its id and its CRC alone. So both sides put it together from, and take it
+apart by, parts that stay the same: the very bytes that protobuf makes of a ``Message``. Whatever has another form is for protobuf.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from enum import IntEnum
+
+import crc32c
+
+from liftpy.config import AckPolicy
+from liftpy.core.wire._pb import client_pb2
+from liftpy.errors import ConfigError, ProtocolError
+
+MAGIC = b"\xb9\x0e\x43\xb4"
+VERSION = 0
+HEADER_SIZE_BYTES = 8
+CRC_HEADER_SIZE_BYTES = 12
+ADDRESS_SIZE_BYTES = 16
+_FLAG_CRC, _FLAG_ADDRESS = 1, 2
+_HEADER = struct.Struct(">4sBBBB")
+_CRC = struct.Struct(">I")
+
+Buffer = bytes | bytearray | memoryview
+
+
+class MessageType(IntEnum):
+    """What an envelope holds. 0-14 are the published protocol's, the others ours."""
+
+    PUBLISH = 0
+    ACK = 1
+    REPLICATION_REQUEST = 2
+    REPLICATION_RESPONSE = 3
+    LEADER_EPOCH_OFFSET_REQUEST = 6
+    LEADER_EPOCH_OFFSET_RESPONSE = 7
+    PROPAGATED_REQUEST = 8
+    PROPAGATED_RESPONSE = 9
+    SERVER_INFO_REQUEST = 10
+    SERVER_INFO_RESPONSE = 11
+    PARTITION_STATUS_REQUEST = 12
+    PARTITION_STATUS_RESPONSE = 13
+    PARTITION_NOTIFICATION = 14
+    REPLICATION_REFUSAL = 15
+    LEADER_NOTICE = 16
+    READ_REQUEST = 17
+    READ_RESPONSE = 18
+    CONTROL_REQUEST = 19
+    CONTROL_RESPONSE = 20
+    FEED_ENTRY = 21
+    FEED_SNAPSHOT_REQUEST = 22
+    FEED_SNAPSHOT_RESPONSE = 23
+    STATUS_REQUEST = 24
+    STATUS_RESPONSE = 25
+    BATCH_PUBLISH = 26
+    STEP_ASIDE = 27
+    LEADER_QUESTION = 28
+    LEADER_TESTIMONY = 29
+    REPLICATION_PIECE = 30
+    RAFT_FRAME = 31
+    SERVICE_HELLO = 32
+    JOIN_LOG = 33
+    SERVICE_ACK = 34
+    SERVICE_REFUSAL = 35
+    QUIET_FETCHES = 36
+    QUIET_FETCHES_ANSWER = 37
+    SERVICE_REPORT = 38
+    SNAPSHOT_REQUEST = 39
+    PEER_SNAPSHOT_REQUEST = 44
+    PEER_SNAPSHOT_ANSWER = 45
+    STATE_REQUEST = 46
+    STATE_RESPONSE = 47
+
+
+class EnvelopeError(ProtocolError):
+    """The frame is not an envelope of the expected type; the text says why. Blame: the sender."""
+
+    code = "ENVELOPE"
+
+    def __init__(self, text: str, reason: str = "envelope") -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class ChecksumError(EnvelopeError):
+    """An envelope whose CRC-32C is not that of what follows: it was changed on its way, so nothing in it is to be believed, not even
+    who is waiting for an answer to it."""
+
+    code = "CHECKSUM"
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, "checksum")
+
+
+def sealed_payload(frame: bytes | memoryview, expected: MessageType) -> memoryview:
+    """As ``decode``, of an envelope that has to have a CRC."""
+    payload = decode(frame, expected)[1]
+    if frame[6] & _FLAG_ADDRESS:
+        raise EnvelopeError("an address where none belongs")
+    if len(frame) - len(payload) != CRC_HEADER_SIZE_BYTES or not frame[6] & _FLAG_CRC:
+        raise EnvelopeError("an envelope without a CRC-32C where one has to be")
+    return payload
+
+
+def is_of(frame: bytes | memoryview, message_type: MessageType) -> bool:
+    """Whether ``frame`` says that it is of that type; it may still be none."""
+    return len(frame) >= HEADER_SIZE_BYTES and frame[7] == message_type
+
+
+def header(message_type: MessageType) -> bytes:
+    """The 8 header bytes of an envelope without a CRC, for payloads that are sent in pieces."""
+    return _HEADER.pack(MAGIC, VERSION, HEADER_SIZE_BYTES, 0, message_type)
+
+
+def checked_header(message_type: MessageType, head: bytes, chunks: Iterable[Buffer] = (), address: bytes = b"") -> bytes:
+    """The 12 header bytes of an envelope with a CRC around ``head`` and the ``chunks`` behind it, and ``head``. ``address``: what it is
+    an answer to, 16 bytes, or none."""
+    flags = _FLAG_CRC
+    if address:
+        flags, head = _FLAG_CRC | _FLAG_ADDRESS, address + head
+    crc = crc32c.crc32c(head)
+    for chunk in chunks:
+        crc = crc32c.crc32c(chunk, crc)
+    return _HEADER.pack(MAGIC, VERSION, CRC_HEADER_SIZE_BYTES, flags, message_type) + _CRC.pack(crc) + head
+
+
+def encode(message_type: MessageType, payload: bytes, *, crc: bool = False) -> bytes:
+    """An envelope around ``payload``; ``crc`` adds the CRC-32C. TCP has sums of its own; what relays and broken tools
+    make of a frame is found by this one only."""
+    return checked_header(message_type, payload) if crc else header(message_type) + payload
+
+
+def decode(frame: bytes | memoryview, expected: MessageType | None = None) -> tuple[MessageType, memoryview]:
+    """Type and payload (a view into ``frame``) of an envelope; raise EnvelopeError for anything that is not one.
+
+    ``expected``: the only type that is accepted, None for any.
+    """
+    message_type, _, payload = decode_addressed(frame, expected)
+    return message_type, payload
+
+
+def decode_addressed(frame: bytes | memoryview, expected: MessageType | None = None) -> tuple[MessageType, bytes, memoryview]:
+    """Type, address (b"" where there is none) and payload; as ``decode``."""
+    view = memoryview(frame)
+    if len(view) < HEADER_SIZE_BYTES:
+        raise EnvelopeError(f"{len(view)} bytes are shorter than an envelope header", "no envelope")
+    magic, version, header_size_bytes, flags, number = _HEADER.unpack_from(view)
+    if magic != MAGIC:
+        raise EnvelopeError("the magic number is missing", "no envelope")
+    if version != VERSION:
+        raise EnvelopeError(f"version {version} is unknown, this side speaks {VERSION}", "version")
+    if not HEADER_SIZE_BYTES <= header_size_bytes <= len(view):
+        raise EnvelopeError(f"header length {header_size_bytes} is outside 8..{len(view)}")
+    payload = view[header_size_bytes:]
+    if flags & _FLAG_CRC:
+        if header_size_bytes != CRC_HEADER_SIZE_BYTES:
+            raise EnvelopeError(f"the CRC flag needs a header of {CRC_HEADER_SIZE_BYTES} bytes, not {header_size_bytes}")
+        if _CRC.unpack_from(view, HEADER_SIZE_BYTES)[0] != crc32c.crc32c(payload):
+            raise ChecksumError("the CRC-32C does not match the payload")
+    address = b""
+    if flags & _FLAG_ADDRESS:
+        if not flags & _FLAG_CRC or len(payload) < ADDRESS_SIZE_BYTES:
+            raise EnvelopeError(f"an address needs a CRC-32C and {ADDRESS_SIZE_BYTES} bytes")
+        address, payload = bytes(payload[:ADDRESS_SIZE_BYTES]), payload[ADDRESS_SIZE_BYTES:]
+    try:
+        message_type = MessageType(number)
+    except ValueError:
+        raise EnvelopeError(f"message type {number} is unknown", "message type") from None
+    if expected is not None and message_type is not expected:
+        raise EnvelopeError(f"message type {message_type.name} where {expected.name} was expected", "message type")
+    return message_type, address, payload
+
+
+POLICIES = {AckPolicy.LEADER: client_pb2.LEADER, AckPolicy.ALL: client_pb2.ALL, AckPolicy.NONE: client_pb2.NONE}
+LONGEST_ID_BYTES = 100
+"""Of an id in an ordinary envelope: its sizes have one byte each."""
+_VALUE = b"\x1a"
+"""The tag of ``Message.value``."""
+_SHORT = [bytes([size]) for size in range(128)]
+_MARKS = [b"\x4a%c\x0a\x0bNats-Msg-Id\x12%c" % (size + 15, size) for size in range(LONGEST_ID_BYTES + 1)]
+"""What stands before a message id of that size, as the one header of a ``Message``."""
+_MARK_BYTES = len(_MARKS[0])
+_HEAD = encode(MessageType.PUBLISH, b"", crc=True)[:HEADER_SIZE_BYTES]
+_LONGEST_VARINT = 5
+_crc = crc32c.crc32c
+
+
+class Ordinary:
+    """Of one stream, uid, partition and ack policy; ``runs``: whether its sender counts its messages
+    (``liftpy/core/wire/ack_ranges.py``)."""
+
+    def __init__(self, stream: str, partition: int, uid: str, ack: AckPolicy, *, runs: bool = False) -> None:
+        self.made_for = uid, ack
+        """For another uid or policy another one is made."""
+        self.runs = runs
+        if ack not in POLICIES:
+            raise ConfigError(f"ack is an AckPolicy, not {ack!r}")
+        value, name = b"\0\1\2", "\3"
+        parts = client_pb2.Message(
+            offset=-1, value=value, stream=stream, streamUid=uid, partition=partition, ackPolicy=POLICIES[ack], runs=runs
+        )
+        marked = client_pb2.Message()
+        marked.CopyFrom(parts)
+        marked.headers.add(name=name)
+        whole, with_header = parts.SerializeToString(), marked.SerializeToString()
+        at, header = whole.index(_VALUE + b"\3" + value), b"\x4a\3\x0a\1\3"
+        self._before, self._between = whole[:at] + _VALUE, with_header[at + 2 + len(value) : with_header.index(header)]
+        self._after = with_header[with_header.index(header) + len(header) :]
+        self._plain_after = self._between + self._after
+
+    def envelope(self, value: bytes, msg_id: bytes) -> bytes:
+        """``value``: some bytes. ``msg_id``: at most LONGEST_ID_BYTES, b"": none."""
+        size = len(value)
+        if msg_id:
+            body = b"%b%b%b%b%b%b%b" % (
+                self._before, _SHORT[size] if size < 128 else _varint(size), value, self._between, _MARKS[len(msg_id)], msg_id,
+                self._after,
+            )  # fmt: skip
+        else:
+            body = b"%b%b%b%b" % (self._before, _SHORT[size] if size < 128 else _varint(size), value, self._plain_after)
+        return b"%b%b%b" % (_HEAD, _crc(body).to_bytes(4), body)
+
+    def opened(self, payload: bytes) -> tuple[bytes, bytes] | None:
+        """(value, message id or b"") of an envelope of this form; None: it has another one, or its CRC is wrong."""
+        before, after, at = self._before, self._after, CRC_HEADER_SIZE_BYTES
+        if not (payload.startswith(_HEAD) and payload.startswith(before, at) and payload.endswith(after)):
+            return None
+        at += len(before)
+        end = len(payload) - len(after)
+        if at >= end:
+            return None
+        size = payload[at]
+        at += 1
+        if size >= 128:
+            size, at = _read_varint(payload, at - 1)
+        value_at, at = at, at + size
+        if not payload.startswith(self._between, at):
+            return None
+        value, at, msg_id = payload[value_at:at], at + len(self._between), b""
+        if at != end:
+            id_at = at + _MARK_BYTES
+            if not 0 < end - id_at <= LONGEST_ID_BYTES or not payload.startswith(_MARKS[end - id_at], at):
+                return None
+            msg_id = payload[id_at:end]
+        return (value, msg_id) if payload[8:12] == _crc(payload[12:]).to_bytes(4) else None
+
+
+def _varint(size: int) -> bytes:
+    digits = bytearray()
+    while size >= 128:
+        digits.append(size & 127 | 128)
+        size >>= 7
+    digits.append(size)
+    return bytes(digits)
+
+
+def _read_varint(payload: bytes, at: int) -> tuple[int, int]:
+    """A size, and where it ends; one that no payload has, where it is none."""
+    size = 0
+    for place, digit in enumerate(payload[at : at + _LONGEST_VARINT]):
+        size |= (digit & 127) << 7 * place
+        if digit < 128:
+            return size, at + place + 1
+    return len(payload), at

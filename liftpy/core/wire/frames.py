@@ -1,0 +1,197 @@
+"""Replication frames <-> values. The only module that knows that requests are protobuf and responses are binary.
+
+Every ``decode_*`` takes a whole NATS payload and raises ProtocolError (EnvelopeError included) for bytes that are not the
+expected frame; nothing else escapes. Values are the generated protobuf messages, except ReplicationResponse, whose payload
+is 8 bytes LeaderEpoch, 8 bytes HW (big endian, two's complement) and then record batches.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.wire import envelope
+from liftpy.core.wire._pb import client_pb2, cluster_pb2, replication_pb2, service_pb2
+from liftpy.core.wire.chunking import Piece
+from liftpy.core.wire.envelope import MessageType
+from liftpy.errors import ProtocolError
+
+_RESPONSE = struct.Struct(">Qq")
+_LENGTH = struct.Struct(">I")
+_PIECE = struct.Struct(">QqIII")
+PIECE_OVERHEAD_BYTES = envelope.CRC_HEADER_SIZE_BYTES + envelope.ADDRESS_SIZE_BYTES + _PIECE.size
+RESPONSE_HEADER_SIZE_BYTES = _RESPONSE.size
+
+_TYPES: dict[type[Message], MessageType] = {
+    client_pb2.Message: MessageType.PUBLISH,
+    client_pb2.BatchPublish: MessageType.BATCH_PUBLISH,
+    client_pb2.Ack: MessageType.ACK,
+    client_pb2.ReadRequest: MessageType.READ_REQUEST,
+    replication_pb2.ReplicationRequest: MessageType.REPLICATION_REQUEST,
+    replication_pb2.ReplicationRefusal: MessageType.REPLICATION_REFUSAL,
+    replication_pb2.LeaderEpochOffsetRequest: MessageType.LEADER_EPOCH_OFFSET_REQUEST,
+    replication_pb2.LeaderEpochOffsetResponse: MessageType.LEADER_EPOCH_OFFSET_RESPONSE,
+    replication_pb2.StateRequest: MessageType.STATE_REQUEST,
+    replication_pb2.StateResponse: MessageType.STATE_RESPONSE,
+    replication_pb2.PartitionNotification: MessageType.PARTITION_NOTIFICATION,
+    replication_pb2.LeaderNotice: MessageType.LEADER_NOTICE,
+    replication_pb2.QuietFetches: MessageType.QUIET_FETCHES,
+    replication_pb2.QuietFetchesAnswer: MessageType.QUIET_FETCHES_ANSWER,
+    replication_pb2.StepAside: MessageType.STEP_ASIDE,
+    replication_pb2.LeaderQuestion: MessageType.LEADER_QUESTION,
+    replication_pb2.LeaderTestimony: MessageType.LEADER_TESTIMONY,
+    cluster_pb2.ControlRequest: MessageType.CONTROL_REQUEST,
+    cluster_pb2.ControlResponse: MessageType.CONTROL_RESPONSE,
+    cluster_pb2.FeedEntry: MessageType.FEED_ENTRY,
+    cluster_pb2.FeedSnapshotRequest: MessageType.FEED_SNAPSHOT_REQUEST,
+    cluster_pb2.FeedSnapshotResponse: MessageType.FEED_SNAPSHOT_RESPONSE,
+    service_pb2.ServiceHello: MessageType.SERVICE_HELLO,
+    service_pb2.JoinLog: MessageType.JOIN_LOG,
+    service_pb2.ServiceAck: MessageType.SERVICE_ACK,
+    service_pb2.ServiceRefusal: MessageType.SERVICE_REFUSAL,
+    service_pb2.ServiceReport: MessageType.SERVICE_REPORT,
+    service_pb2.SnapshotRequest: MessageType.SNAPSHOT_REQUEST,
+    service_pb2.PeerSnapshotRequest: MessageType.PEER_SNAPSHOT_REQUEST,
+    service_pb2.PeerSnapshotAnswer: MessageType.PEER_SNAPSHOT_ANSWER,
+}
+
+M = TypeVar("M", bound=Message)
+Chunks = Sequence[envelope.Buffer]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationPiece:
+    """A leader's answer to a fetch whose next batch does not fit into one message: 8 bytes LeaderEpoch, 8 bytes HW, then 4 bytes each
+    of the batch's CRC-32C, its size and the position of the bytes that follow (big endian)."""
+
+    leader_epoch: int
+    high_watermark: int
+    piece: Piece
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationResponse:
+    """A leader's answer to a fetch. ``batches``: record batches back to back, empty when the follower is caught up."""
+
+    leader_epoch: int
+    high_watermark: int
+    batches: memoryview
+
+
+def encode(message: Message) -> bytes:
+    """The envelope of a protobuf frame; its message type follows from the class."""
+    return envelope.encode(_TYPES[type(message)], message.SerializeToString())
+
+
+def sealed(message: Message) -> bytes:
+    """The same with a CRC-32C: what nodes and clients send."""
+    return envelope.encode(_TYPES[type(message)], message.SerializeToString(), crc=True)
+
+
+def decode(frame: bytes | memoryview, expected: type[M]) -> M:
+    """The protobuf frame of class ``expected`` in ``frame``, else ProtocolError."""
+    _, payload = envelope.decode(frame, _TYPES[expected])
+    return parse(payload, expected)
+
+
+def parse(payload: bytes | memoryview, expected: type[M]) -> M:
+    """A protobuf message from bytes that have no envelope, else ProtocolError."""
+    try:
+        return expected.FromString(bytes(payload))
+    except (DecodeError, ValueError) as error:
+        raise ProtocolError(f"not a {expected.__name__}: {error}") from None
+
+
+def replication_response_header(
+    leader_epoch: int, high_watermark: int, chunks: Chunks | None = None, address: bytes = b""
+) -> bytes:
+    """Envelope and 16-byte header of a ReplicationResponse; the batches follow. Made when it is sent, not before.
+
+    With ``chunks``, which are what follows, the envelope has a CRC-32C, and the ``address`` of the fetch if it asked for one.
+    """
+    return _head(MessageType.REPLICATION_RESPONSE, _RESPONSE.pack(leader_epoch, high_watermark), chunks, address)
+
+
+def _head(message_type: MessageType, head: bytes, chunks: Chunks | None, address: bytes = b"") -> bytes:
+    if chunks is None:
+        return envelope.header(message_type) + head
+    return envelope.checked_header(message_type, head, chunks, address)
+
+
+def decode_replication_response(frame: bytes | memoryview) -> ReplicationResponse:
+    """Parse a ReplicationResponse; the 16 bytes are always there. The batches are not looked into."""
+    _, payload = envelope.decode(frame, MessageType.REPLICATION_RESPONSE)
+    return parse_replication_response(payload)
+
+
+def parse_replication_response(payload: memoryview) -> ReplicationResponse:
+    """As ``decode_replication_response``, for a payload whose envelope has been read."""
+    if len(payload) < RESPONSE_HEADER_SIZE_BYTES:
+        raise ProtocolError(f"a ReplicationResponse has at least 16 bytes after its envelope, not {len(payload)}")
+    leader_epoch, high_watermark = _RESPONSE.unpack_from(payload)
+    return ReplicationResponse(leader_epoch, high_watermark, payload[RESPONSE_HEADER_SIZE_BYTES:])
+
+
+def replication_piece_header(leader_epoch: int, high_watermark: int, piece: Piece, address: bytes = b"") -> bytes:
+    """Envelope and header of a ReplicationPiece, at most PIECE_OVERHEAD_BYTES, with a CRC-32C; the piece's data follows."""
+    head = _PIECE.pack(leader_epoch, high_watermark, piece.crc, piece.total_bytes, piece.position)
+    return envelope.checked_header(MessageType.REPLICATION_PIECE, head, (piece.data,), address)
+
+
+def is_piece(frame: bytes | memoryview) -> bool:
+    """Whether an answer to a fetch is a ReplicationPiece."""
+    return envelope.decode(frame)[0] is MessageType.REPLICATION_PIECE
+
+
+def decode_replication_piece(frame: bytes | memoryview) -> ReplicationPiece:
+    """Parse a ReplicationPiece, else ProtocolError."""
+    return parse_replication_piece(envelope.decode(frame, MessageType.REPLICATION_PIECE)[1])
+
+
+def parse_replication_piece(payload: memoryview) -> ReplicationPiece:
+    """A ReplicationPiece whose envelope has been read, else ProtocolError."""
+    if len(payload) < _PIECE.size:
+        raise ProtocolError(f"a ReplicationPiece has at least {_PIECE.size} bytes after its envelope, not {len(payload)}")
+    leader_epoch, high_watermark, crc, total_bytes, position = _PIECE.unpack_from(payload)
+    return ReplicationPiece(leader_epoch, high_watermark, Piece(crc, total_bytes, position, payload[_PIECE.size :]))
+
+
+def piece_in(head: client_pb2.ReadResponse, body: memoryview) -> Piece | None:
+    """The piece of a batch that a ReadResponse holds; None: it holds whole batches. Raises ProtocolError."""
+    return Piece(head.pieceCrc, head.pieceTotal, head.piecePosition, body) if head.pieceTotal else None
+
+
+def read_response_header(head: client_pb2.ReadResponse, chunks: Chunks | None = None) -> bytes:
+    """Envelope, length and header of a ReadResponse; the batches follow. With ``chunks``, which are what follows, it has a CRC-32C."""
+    body = head.SerializeToString()
+    return _head(MessageType.READ_RESPONSE, _LENGTH.pack(len(body)) + body, chunks)
+
+
+def batch_publish(head: client_pb2.BatchPublish, batch: bytes) -> bytes:
+    """A BatchPublish around one record batch."""
+    body = head.SerializeToString()
+    return b"".join((envelope.header(MessageType.BATCH_PUBLISH), _LENGTH.pack(len(body)), body, batch))
+
+
+def decode_batch_publish(frame: bytes | memoryview) -> tuple[client_pb2.BatchPublish, memoryview]:
+    """Header and what should be one record batch (a view into ``frame``) of a BatchPublish, else ProtocolError."""
+    return _headed(frame, MessageType.BATCH_PUBLISH, client_pb2.BatchPublish)
+
+
+def decode_read_response(frame: bytes | memoryview) -> tuple[client_pb2.ReadResponse, memoryview]:
+    """Header and batches (back to back, a view into ``frame``) of a ReadResponse, else ProtocolError."""
+    return _headed(frame, MessageType.READ_RESPONSE, client_pb2.ReadResponse)
+
+
+def _headed(frame: bytes | memoryview, kind: MessageType, expected: type[M]) -> tuple[M, memoryview]:
+    _, payload = envelope.decode(frame, kind)
+    if len(payload) < _LENGTH.size:
+        raise ProtocolError(f"a {expected.__name__} has at least 4 bytes after its envelope")
+    end = _LENGTH.size + _LENGTH.unpack_from(payload)[0]
+    if end > len(payload):
+        raise ProtocolError(f"the header of a {expected.__name__} is longer than the frame")
+    return parse(payload[_LENGTH.size : end], expected), payload[end:]

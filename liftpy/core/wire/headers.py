@@ -1,0 +1,106 @@
+"""Headers of a record: ordered pairs, whose names may repeat, and the names that are ours.
+
+``Lift-*`` (in any case) means something to this project. A plain publisher says with it what the envelope has fields for; inside
+an envelope such a name is refused, because somewhere on its way it would be taken for what it says.
+
+The header block of a NATS message, as nats-server passes it on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from liftpy.errors import ConfigError
+
+Pairs = tuple[tuple[str, bytes], ...]
+HeadersLike = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
+"""What an application may give: a mapping, or pairs in an order of its own. Text is sent as UTF-8."""
+
+KEY = "Lift-Key"
+ACK = "Lift-Ack"
+TOMBSTONE = "Lift-Tombstone"
+REPLY_TO = "Lift-Reply-To"
+"""Of a plain publish: the inbox to which a replicated service that reads the record sends its reply."""
+OUTPUT_ID = "Lift-Output"
+OUTPUT_NUMBER = "Lift-Output-Number"
+OUTPUT_DIGEST = "Lift-Output-Digest"
+OUTPUT_SERVICE = "Lift-Output-Service"
+OUTPUT_TO = "Lift-Output-To"
+SERVICE_SKIP = "Lift-Service-Skip"
+SERVICE_EFFECT = "Lift-Service-Effect"
+SERVICE_TICK = "Lift-Service-Tick"
+SERVICE_VERSION = "Lift-Service-Version"
+DEAD_LETTER_SERVICE = "Lift-Dead-Letter-Service"
+DEAD_LETTER_SOURCE = "Lift-Dead-Letter-Source"
+DEAD_LETTER_ERROR = "Lift-Dead-Letter-Error"
+_RESERVED = "lift-"
+_OF_SERVICES = frozenset(
+    {
+        OUTPUT_ID,
+        OUTPUT_NUMBER,
+        OUTPUT_DIGEST,
+        OUTPUT_SERVICE,
+        OUTPUT_TO,
+        SERVICE_SKIP,
+        SERVICE_EFFECT,
+        SERVICE_TICK,
+        SERVICE_VERSION,
+        DEAD_LETTER_SERVICE,
+        DEAD_LETTER_SOURCE,
+        DEAD_LETTER_ERROR,
+    }
+)
+
+
+def is_reserved(name: str) -> bool:
+    """Whether no application may give a header this name: it is empty, or ours."""
+    return not name or name[: len(_RESERVED)].lower() == _RESERVED
+
+
+def may_be_enveloped(name: str) -> bool:
+    """Whether an envelope may carry it: what an application may name, and what replicated services write."""
+    return not is_reserved(name) or name in _OF_SERVICES
+
+
+def pairs_of(headers: HeadersLike | None) -> Pairs:
+    """The pairs that an application means; raise ConfigError for anything else, and for reserved names."""
+    if not headers:
+        return ()
+    given = headers.items() if isinstance(headers, Mapping) else headers
+    try:
+        found = tuple((name, value.encode() if isinstance(value, str) else bytes(_as_bytes(value))) for name, value in given)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"headers are a mapping or pairs of a name (str) and a value (str or bytes): {error}") from error
+    for name, _ in found:
+        if not isinstance(name, str) or is_reserved(name):
+            raise ConfigError(f"a header may not be named {name!r}: names are not empty, and Lift-* is reserved")
+    return found
+
+
+def _as_bytes(value: object) -> bytes | bytearray | memoryview:
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError(f"{value!r} is neither str nor bytes")
+    return value
+
+
+Headers = list[tuple[str, bytes]]
+"""Names and values, in order; names may repeat."""
+
+_STATUS_LINE = b"NATS/1.0"
+_TEXT = ("utf-8", "surrogateescape")
+
+
+def parse_headers(block: bytes) -> Headers:
+    """Names and values of a NATS header block, in order, repeated names kept; a malformed line is left out.
+    Blanks before a value are none of it, those behind it are, as nats-server has it."""
+    found: Headers = []
+    for line in block.split(b"\r\n")[1:]:
+        name, colon, value = line.partition(b":")
+        if colon and name:
+            found.append((name.decode(*_TEXT), value.lstrip(b" \t")))
+    return found
+
+
+def is_status(block: bytes, payload: bytes) -> bool:
+    """Whether a message is the NATS server's own word (503: no responders) and not a publisher's."""
+    return not payload and block[len(_STATUS_LINE) : len(_STATUS_LINE) + 1] == b" "

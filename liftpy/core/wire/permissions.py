@@ -1,0 +1,203 @@
+"""Who publishes and subscribes where: the one table of subjects, and the NATS rights of each role that follow from it. Pure.
+
+Goal: nobody has to find out by trying what a user must be allowed, and nobody is allowed more. Constraint: every subject that the code
+builds has a row (a test compares them with ``Subjects`` and looks for subjects that are built elsewhere).
+
+Algorithm: a role's rights are the rows where it stands. A node has everything below the namespace in one pattern. NATS's wildcards are
+whole tokens, so a pattern such as ``<ns>.*.*.read`` is also ``<ns>.control.admin.read``: no node and no principal has one of the words
+with which the subjects of partitions end, and controllers refuse those (``liftpy.core.metadata.controller.admission``).
+
+Worked example: a reader of ``orders`` may publish on ``liftpy.info``, ``liftpy.orders.*.read`` and ``liftpy.orders.*.read.*``, and
+subscribe to ``_INBOX.>``.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.wire.subjects import EVENTS_STREAM, GROUPS_INBOX, JETSTREAM_INBOX, SERVER_CONNECTIONS, data_subject
+
+RESPONSES_MAX = 1_000
+"""Answers to one request, where a user's own inbox is below no prefix that nodes may publish to."""
+RESPONSES_EXPIRE_S = 30
+QUERY_RESPONSES_MAX = 1
+QUERY_RESPONSES_EXPIRE_S = 5
+"""A service answers each query once, and within its patience."""
+_MAX_LISTED_PARTITIONS = 64
+
+
+class AccessRole(Enum):
+    """What a NATS user is for."""
+
+    PUBLISHER = "publisher"
+    READER = "reader"
+    NODE = "node"
+    OPERATOR = "operator"
+    STATUS = "status"
+    SERVICE = "service"
+    MEMBER = "member"
+
+
+@dataclass(frozen=True, slots=True)
+class PermissionRow:
+    """One row. ``built_by``: the function of ``liftpy.core.wire.subjects`` that builds the subject, '' for what applications
+    choose, what
+    nats-server answers, and partitions of the row above.
+    ``pattern``: with {ns}, {stream}, {principal}, {queried}, {data}, {inbox} and {jetstream} to be filled in."""
+
+    built_by: str
+    pattern: str
+    publish: frozenset[AccessRole]
+    subscribe: frozenset[AccessRole]
+
+
+def _use(
+    built_by: str, pattern: str, publish: tuple[AccessRole, ...], subscribe: tuple[AccessRole, ...] = (AccessRole.NODE,)
+) -> PermissionRow:
+    return PermissionRow(built_by, pattern, frozenset(publish), frozenset(subscribe))
+
+
+_ASKERS = (AccessRole.READER, AccessRole.OPERATOR)
+_READERS = (AccessRole.READER, AccessRole.SERVICE, AccessRole.MEMBER)
+_COMMANDERS = (AccessRole.MEMBER, AccessRole.NODE)
+_APPLICATIONS = tuple(role for role in AccessRole if role is not AccessRole.NODE)
+USES = (
+    _use("replicate", "{ns}.{stream}.*.replicate", (AccessRole.NODE,)),
+    _use("offset", "{ns}.{stream}.*.offset", (AccessRole.NODE,)),
+    _use("read", "{ns}.{stream}.*.read", _READERS),
+    _use("read_from", "{ns}.{stream}.*.read.*", _READERS),
+    _use("notify", "{ns}.notify.*", (AccessRole.NODE,)),
+    _use("info", "{ns}.info", (*_READERS, AccessRole.OPERATOR, AccessRole.STATUS)),
+    _use("control_admin", "{ns}.control.admin{principal}", (AccessRole.OPERATOR,)),
+    _use("control_node", "{ns}.control.node.*", (AccessRole.NODE,)),
+    _use("control_level", "{ns}.control.level.*", (AccessRole.OPERATOR,)),
+    _use("control_settings", "{ns}.control.settings.*", (AccessRole.OPERATOR,)),
+    _use("control_events", "{ns}.control.events.*", (AccessRole.OPERATOR,)),
+    _use("events", "{ns}.events.*", (AccessRole.NODE,), (AccessRole.OPERATOR,)),
+    _use("raft", "{ns}.raft.*.*", (AccessRole.NODE,)),
+    _use("feed", "{ns}.feed", (AccessRole.NODE,)),
+    _use("feed_snapshot", "{ns}.feed.snapshot", (AccessRole.NODE,)),
+    _use("inbox", "{ns}.inbox.*.>", (AccessRole.NODE,)),
+    _use("status", "{ns}.status.*", (AccessRole.OPERATOR, AccessRole.STATUS, AccessRole.SERVICE, AccessRole.NODE)),
+    _use("service", "{ns}.service.*", ()),
+    _use("service_session", "{ns}.service.*.session.{stream}.{queried}", (AccessRole.SERVICE,)),
+    _use("service_query", "{ns}.service.{queried}.query", _ASKERS, (AccessRole.SERVICE,)),
+    _use("", "{ns}.service.{queried}.query.*", _ASKERS, (AccessRole.SERVICE,)),
+    _use("service_snapshot", "{ns}.service.{queried}.snapshot.*", (AccessRole.SERVICE,), (AccessRole.SERVICE,)),
+    _use("data_subject", "{data}", (AccessRole.PUBLISHER, AccessRole.SERVICE, AccessRole.MEMBER)),
+    _use("groups", "{ns}-groups", _COMMANDERS),
+    _use("", "{ns}-groups.*", _COMMANDERS),
+    _use("events_stream", "{ns}-events", (AccessRole.NODE,)),
+    _use("", f"{GROUPS_INBOX}.>", (AccessRole.NODE,)),
+    _use("", SERVER_CONNECTIONS, (AccessRole.NODE,), ()),
+    _use("", "{inbox}.>", (AccessRole.NODE,), _APPLICATIONS),
+    _use("", "$JS.{jetstream}.API.>", (AccessRole.READER,)),
+    _use("", "{jetstream_inbox}.>", (AccessRole.NODE,)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a user's rights are about. ``streams``: empty means all; ``data_subjects``: what publishers publish on and streams are
+    attached to, wildcards included; ``inbox_prefix``: without a dot at the end."""
+
+    namespace: str = "liftpy"
+    streams: tuple[str, ...] = ()
+    data_subjects: tuple[str, ...] = ()
+    inbox_prefix: str = "_INBOX"
+    principal: str = ""
+    services: tuple[str, ...] = ()
+    """Replicated services that a reader or an operator may query, ``*``: all; a service's own user: those that it is. Empty: none, and
+    all."""
+    replies: tuple[str, ...] = ()
+    """Inbox prefixes, without a dot at the end, of those whose commands a service's own user answers; of members, which nodes do."""
+    jetstream: str = ""
+    """Domain under which nodes answer JetStream's read API, of all streams; '': they do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """Subjects, wildcards included. ``responses``: (at most so many, within so many seconds) to who asked; None: not needed."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+    responses: tuple[int, int] | None = None
+
+
+def rights_of(role: AccessRole, scope: Scope) -> Rights:
+    """What NATS has to allow a user of that role, and nothing else."""
+    queried = scope.services or (("*",) if role in (AccessRole.SERVICE, AccessRole.NODE) else ())
+    publish = _subjects(scope, queried, [use for use in USES if role in use.publish])
+    subscribe = _subjects(scope, queried, [use for use in USES if role in use.subscribe])
+    if role is AccessRole.SERVICE:
+        publish = (*publish, *(f"{prefix}.>" for prefix in scope.replies))
+        return Rights(publish, subscribe, (QUERY_RESPONSES_MAX, QUERY_RESPONSES_EXPIRE_S))
+    if role is AccessRole.OPERATOR:  # the rows of readers, for that stream alone
+        events = f"{scope.namespace}.{EVENTS_STREAM}.*.read"
+        return Rights((*publish, events, f"{events}.*"), subscribe)
+    if role is not AccessRole.NODE:
+        return Rights(publish, subscribe)
+    everything = f"{scope.namespace}.>"
+    own = f"{scope.namespace}."
+    return Rights(
+        (everything, *(s for s in publish if not s.startswith(own)), *(f"{prefix}.>" for prefix in scope.replies)),
+        (everything, *(subject for subject in subscribe if not subject.startswith(own))),
+        (RESPONSES_MAX, RESPONSES_EXPIRE_S),
+    )
+
+
+def _subjects(scope: Scope, queried: tuple[str, ...], uses: list[PermissionRow]) -> tuple[str, ...]:
+    fills = {
+        "ns": (scope.namespace,),
+        "stream": scope.streams or ("*",),
+        "principal": (f".{scope.principal}" if scope.principal else "",),
+        "queried": queried,
+        "data": scope.data_subjects,
+        "inbox": (scope.inbox_prefix,),
+        "jetstream": (scope.jetstream,) if scope.jetstream else (),
+        "jetstream_inbox": (JETSTREAM_INBOX,) if scope.jetstream else (),
+    }
+    found: dict[str, None] = {}
+    for use in uses:
+        patterns = [use.pattern]
+        for name, values in fills.items():
+            place = "{" + name + "}"
+            patterns = [p.replace(place, value) for p in patterns for value in (values if place in p else ("",))]
+        found |= dict.fromkeys(patterns)
+    return tuple(found)
+
+
+def partition_subjects(subject: str, partitions: int) -> tuple[str, ...]:
+    """What a publisher of a stream publishes on, one subject for each partition; with a wildcard where there are very many."""
+    if partitions > _MAX_LISTED_PARTITIONS:
+        return subject, f"{subject}.*"
+    return tuple(data_subject(subject, number) for number in range(partitions))
+
+
+def as_nats_conf(rights: Rights) -> str:
+    """The ``permissions`` of a user in a nats-server configuration."""
+    lines = ["permissions: {", _allow("publish", rights.publish), _allow("subscribe", rights.subscribe)]
+    if rights.responses is not None:
+        lines.append(f'  allow_responses: {{ max: {rights.responses[0]}, expires: "{rights.responses[1]}s" }}')
+    return "\n".join([*lines, "}"])
+
+
+def _allow(what: str, subjects: tuple[str, ...]) -> str:
+    quoted = ", ".join(f'"{subject}"' for subject in subjects)
+    return f"  {what}: {{ allow: [{quoted}] }}"
+
+
+def as_nsc(rights: Rights, user: str) -> str:
+    """The command of ``nsc`` that gives them to a user, for a shell."""
+    words = [f"nsc edit user --name {user}"]
+    words += [f"--allow-pub {_nsc_item(subject)}" for subject in rights.publish]
+    words += [f"--allow-sub {_nsc_item(subject)}" for subject in rights.subscribe]
+    if rights.responses is not None:
+        words.append(f"--allow-pub-response={rights.responses[0]} --response-ttl {rights.responses[1]}s")
+    return " \\\n  ".join(words)
+
+
+def _nsc_item(subject: str) -> str:
+    """One subject as a flag's value. ``nsc`` takes lists, as lines of CSV: of ``a,b.>`` unquoted it would allow ``b.>``."""
+    return f"'\"{subject}\"'" if "," in subject else f"'{subject}'"

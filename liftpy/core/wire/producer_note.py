@@ -1,0 +1,123 @@
+"""What a batch says of its producer besides numbers: its name, the position of what it was made from, how it chooses partitions. Pure.
+
+A column of one entry, behind all others, which the leader writes: it is stored, replicated, and outlives compaction with the batch.
+Little endian::
+
+    u16 size of the name, u16 size of the uid, u8 1 where there is a position, u8 method, 2 zeros, u32 partition, i64 offset,
+    u64 generation, the name, the uid (UTF-8)
+
+A producer without a source has no partition to name: ``partition`` is the number of partitions that it chooses among, ``method`` how.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple, Self
+
+from liftpy.core.wire._pb import client_pb2
+from liftpy.errors import CorruptionError
+
+MAX_NAME_BYTES = 255
+MAX_UID_BYTES = 128
+PLAN_SHIFT = 54
+MAX_PLAN = 511
+_FORMAT = struct.Struct("<HHBB2xIqQ")
+
+
+class PartitioningMethod(IntEnum):
+    """How a producer chooses the partition of a record; as in ``Partitioning.Method`` of the wire."""
+
+    UNKNOWN = 0
+    """Not said, or the producer's processes have chosen in several ways."""
+    RANDOM = 1
+    KEY = 2
+    """By the key; a record without one as ``RANDOM``."""
+    NUMBER = 3
+    """By the number of the record."""
+    KEY_OR_NUMBER = 4
+    """By the key; a record without one by its number among those."""
+    FUNCTION = 5
+    """By a function of the application."""
+
+
+BY_KEY = {PartitioningMethod.KEY, PartitioningMethod.KEY_OR_NUMBER}
+"""They choose the same partition for a record with a key."""
+
+
+class Partitioning(NamedTuple):
+    """Among how many partitions a producer chooses, and how; a ``method`` that is not known here stays a number."""
+
+    partitions: int
+    method: int
+
+    def message(self) -> client_pb2.Partitioning:
+        """As it travels beside a batch."""
+        message = client_pb2.Partitioning(partitions=self.partitions)
+        message.method = self.method  # type: ignore[assignment]  # proto3 enums are open
+        return message
+
+
+UNKNOWN_PARTITIONING = Partitioning(0, PartitioningMethod.UNKNOWN)
+
+
+class SourcePosition(NamedTuple):
+    """The last record of another stream that something was made from. ``offset``: inclusive. ``generation``: of the group whose member
+    reads it; 0: there is none."""
+
+    stream_uid: str
+    partition: int
+    offset: int
+    generation: int = 0
+
+    @property
+    def source(self) -> tuple[str, int]:
+        """(stream uid, partition): within it positions can be compared."""
+        return self.stream_uid, self.partition
+
+    @property
+    def plan(self) -> int:
+        """In a round of a producer (``liftpy.client.write_epoch``): the number of the plan by which its records are shared out among
+        producers, up to MAX_PLAN; 0: not said. No stream is so long that an offset of it has these bits."""
+        return self.offset >> PLAN_SHIFT
+
+    def message(self) -> client_pb2.SourcePosition:
+        """As it travels beside a batch."""
+        return client_pb2.SourcePosition(
+            streamUid=self.stream_uid, partition=self.partition, offset=self.offset, generation=self.generation
+        )
+
+
+class ProducerNote(NamedTuple):
+    """``name``: '': it is not said, as in most batches. ``position``: None where the producer only numbers its records.
+    ``partitioning``: None where it is not said, and always beside a position."""
+
+    name: str = ""
+    position: SourcePosition | None = None
+    partitioning: Partitioning | None = None
+
+    def encode(self) -> bytes:
+        """The entry."""
+        partitions, method = self.partitioning or UNKNOWN_PARTITIONING
+        name, position = self.name.encode(), self.position or SourcePosition("", partitions, 0)
+        uid = position.stream_uid.encode()
+        head = _FORMAT.pack(
+            len(name), len(uid), self.position is not None, method, position.partition, position.offset, position.generation
+        )
+        return head + name + uid
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview) -> Self:
+        """The reverse; raises CorruptionError."""
+        data = bytes(data)
+        try:
+            name_size, uid_size, has_position, method, partition, offset, generation = _FORMAT.unpack_from(data)
+            at = _FORMAT.size
+            name, uid = data[at : at + name_size].decode(), data[at + name_size :].decode()
+        except (struct.error, UnicodeDecodeError) as error:
+            raise CorruptionError(f"a producer's note: {error}") from None
+        if len(data) != at + name_size + uid_size or has_position > 1 or offset < 0:
+            raise CorruptionError(f"{len(data)} bytes are not a producer's note")
+        if has_position:
+            return cls(name, SourcePosition(uid, partition, offset, generation))
+        return cls(name, None, Partitioning(partition, method) if partition else None)

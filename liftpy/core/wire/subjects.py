@@ -1,0 +1,186 @@
+"""Every NATS subject that this project uses is built here, from names that ``liftpy.ids`` has checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import check_name
+from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES
+from liftpy.errors import InvalidNameError
+
+
+@dataclass(frozen=True, slots=True)
+class Subjects:
+    """The subjects of one cluster. ``namespace``: one token, the cluster's own."""
+
+    namespace: str = "liftpy"
+    inbox_prefixes: tuple[str, ...] = DEFAULT_INBOX_PREFIXES
+    """Under which applications are answered, as in ``liftpy.core.wire.inboxes``. No stream may listen there."""
+    principal: str = ""
+    """Under which name this user asks for changes, where NATS's rights tie it to one."""
+
+    def __post_init__(self) -> None:
+        check_name(self.namespace, "namespace")
+        if self.principal:
+            check_speaker(self.principal, "principal")
+
+    def replicate(self, stream: str, partition: int) -> str:
+        """Followers fetch here; the partition's leader listens."""
+        return f"{self.namespace}.{stream}.{partition}.replicate"
+
+    def offset(self, stream: str, partition: int) -> str:
+        """Followers reconcile here; the partition's leader listens."""
+        return f"{self.namespace}.{stream}.{partition}.offset"
+
+    def read(self, stream: str, partition: int) -> str:
+        """Reads; every ISR member listens in the queue group of the same name."""
+        return f"{self.namespace}.{stream}.{partition}.read"
+
+    def read_from(self, stream: str, partition: int, node_id: str) -> str:
+        """Reads from one named node."""
+        return f"{self.namespace}.{stream}.{partition}.read.{node_id}"
+
+    def notify(self, node_id: str) -> str:
+        """Wakes the idle followers of a node; also the leaders' notices."""
+        return f"{self.namespace}.notify.{node_id}"
+
+    def info(self) -> str:
+        """What only reads the metadata; every controller listens, the metadata leader answers."""
+        return f"{self.namespace}.info"
+
+    def control_admin(self) -> str:
+        """What operators ask for; every controller listens, the metadata leader answers."""
+        return f"{self.namespace}.control.admin" + (f".{self.principal}" if self.principal else "")
+
+    def control_admin_all(self) -> tuple[str, str]:
+        """What controllers listen to for operators."""
+        return f"{self.namespace}.control.admin", f"{self.namespace}.control.admin.*"
+
+    def control_node(self, node_id: str) -> str:
+        """What a node asks for; the id in the subject is the one in the request, so that NATS rights can hold it."""
+        return f"{self.namespace}.control.node.{node_id}"
+
+    def control_level(self, node_id: str) -> str:
+        """Operators have a node log more, or less, for a time."""
+        return f"{self.namespace}.control.level.{node_id}"
+
+    def control_settings(self, node_id: str) -> str:
+        """Where operators have a node read its settings again."""
+        return f"{self.namespace}.control.settings.{node_id}"
+
+    def control_events(self, node_id: str) -> str:
+        """Operators ask a controller what happened in the cluster."""
+        return f"{self.namespace}.control.events.{node_id}"
+
+    def events(self, kind: str) -> str:
+        """What happens, told by the metadata leader to whoever listens."""
+        return f"{self.namespace}.events.{kind}"
+
+    def inbox(self, node_id: str) -> str:
+        """Under which a node is answered, without the last dot: by other nodes and by controllers."""
+        return f"{self.namespace}.inbox.{node_id}"
+
+    def inboxes(self) -> str:
+        """Under which all nodes are answered; ends with a dot. Applications are never answered there."""
+        return f"{self.namespace}.inbox."
+
+    def raft(self, to: str, sender: str) -> str:
+        """A frame of the metadata group; the sender is in the subject so that NATS rights can hold it."""
+        return f"{self.namespace}.raft.{to}.{sender}"
+
+    def raft_inbox(self, node_id: str) -> str:
+        """What a member of the metadata group subscribes to."""
+        return f"{self.namespace}.raft.{node_id}.*"
+
+    def feed(self) -> str:
+        """Applied records, published by the metadata leader for nodes that are not controllers."""
+        return f"{self.namespace}.feed"
+
+    def feed_snapshot(self) -> str:
+        """Requests for chunks of the image."""
+        return f"{self.namespace}.feed.snapshot"
+
+    def status(self, node_id: str) -> str:
+        """A node's own view of its partitions (`liftpy status`)."""
+        return f"{self.namespace}.status.{node_id}"
+
+    def groups(self) -> str:
+        """Data subject of the stream of groups: members of consumer groups and workers of queues send their commands here. Outside of
+        the namespace, since streams are; partition N listens on ``<this>.N`` (``data_subject``)."""
+        return f"{self.namespace}-groups"
+
+    def events_stream(self) -> str:
+        """Data subject of the stream of events, where it is kept: the metadata leader alone publishes there."""
+        return f"{self.namespace}-events"
+
+    def service(self, node_id: str) -> str:
+        """Replicated services of versions before ``service_session`` register, report and acknowledge here."""
+        return f"{self.namespace}.service.{node_id}"
+
+    def service_session(self, node_id: str, stream: str, service: str) -> str:
+        """A replicated service beside a node registers, reports and acknowledges here: permissions bind its stream and its name."""
+        return f"{self.namespace}.service.{node_id}.session.{stream}.{service}"
+
+    def service_query(self, service: str) -> str:
+        """Queries of the state of a service over partition 0; over partition N they go to ``<this>.N`` (``data_subject``)."""
+        return f"{self.namespace}.service.{service}.query"
+
+    def service_snapshot(self, service: str, node_id: str) -> str:
+        """The service's processes beside a node give their snapshots to those beside other nodes here."""
+        return f"{self.namespace}.service.{service}.snapshot.{node_id}"
+
+
+SERVER_CONNECTIONS = "$SYS.REQ.ACCOUNT.PING.CONNZ"
+"""Where nats-server answers what it holds for the connections of the own account."""
+JETSTREAM_INBOX = "_INBOX_liftpy-jetstream"
+"""Inbox prefix, without the dot, under which nodes that answer JetStream's read API are answered what they read."""
+GROUPS_INBOX = "_INBOX_liftpy-groups"
+"""Inbox prefix, without the dot, under which the coordinators of groups in the nodes are answered."""
+GROUPS_STREAM = "_groups"
+"""The internal stream of what members of groups say."""
+GROUPS_SERVICE = "groups"
+"""Name of what reads it and answers: the coordinator, a replicated service."""
+EVENTS_STREAM = "_liftpy-events"
+"""The internal stream of what happened in the cluster, and who asked for what."""
+RESERVED_NAMES = frozenset({"control", "feed", "inbox", "info", "notify", "raft", "service", "status"})
+"""Tokens that follow the namespace in the protocol's own subjects: a stream of that name would listen on them."""
+PARTITION_WORDS = frozenset({"replicate", "offset", "read"})
+"""With which the subjects of partitions end. No node and no principal is called so: who may publish on ``<ns>.*.*.read`` would
+speak for it on ``<ns>.control.node.read``."""
+
+
+def check_speaker(name: str, what: str) -> str:
+    """Return ``name`` if a node or a principal may be called so, else raise InvalidNameError naming ``what``."""
+    if name in PARTITION_WORDS:
+        raise InvalidNameError(f"{what} {name!r} is a word of the protocol's own subjects: choose another")
+    return check_name(name, what)
+
+
+def jetstream_api(domain: str, rest: str) -> str:
+    """Where a client of JetStream in the domain ``domain`` asks."""
+    return f"$JS.{domain}.API.{rest}"
+
+
+def is_protocol_shaped(subject: str) -> bool:
+    """Whether the protocol of a cluster in some namespace uses subjects like ``subject`` (no wildcards)."""
+    tokens = subject.split(".")
+    return len(tokens) > 1 and (tokens[1] in RESERVED_NAMES or (len(tokens) in (4, 5) and tokens[3] in PARTITION_WORDS))
+
+
+def has_wildcards(subject: str) -> bool:
+    """Whether ``subject`` stands for several: a token of it is ``*`` or ``>``."""
+    return not {"*", ">"}.isdisjoint(subject.split("."))
+
+
+def matcher(subject: str) -> Callable[[str], bool]:
+    """Whether a subject without wildcards is one that ``subject`` stands for."""
+    tokens = [{"*": "[^.]+", ">": ".+"}.get(token) or re.escape(token) for token in subject.split(".")]
+    matches = re.compile("[.]".join(tokens), re.DOTALL).fullmatch
+    return lambda literal: matches(literal) is not None
+
+
+def data_subject(stream_subject: str, partition: int) -> str:
+    """The subject that applications publish on: partition 0 is the stream's own, partition N is ``<subject>.N``."""
+    return stream_subject if partition == 0 else f"{stream_subject}.{partition}"

@@ -1,0 +1,187 @@
+"""A line: one plain TCP connection to a NATS server for requests with large answers, read by a thread of its own.
+
+An answer of a megabyte comes to an event loop in dozens of pieces, each with a turn of the loop and copies of its own: that was three
+quarters of what a reader of such answers cost. Here the payload is received into one buffer of its size by one call, during which
+other threads run.
+
+A line makes nothing safer: it knows no retries, no other servers, no rights. Who does not get an answer from it in time, or none that
+can be used, asks again by a ``Transport``, which does. It is opened by nats-py (servers, credentials, handshake), whose socket is then
+taken over; with TLS or WebSockets there is none.
+
+Bounds: an answer has at most what the NATS server takes for a message; how many are on their way is up to who asks.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import logging
+import socket
+import struct
+import threading
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from liftpy.errors import LiftError, UnavailableError
+from liftpy.nats.connection import taken_over
+from liftpy.nats.parser import LONGEST_LINE_BYTES, message_fields, size_of
+from liftpy.nats.transport import open_connection
+
+_READ_BYTES = 4096
+"""Read for a line of the protocol: what of a payload comes along is copied once more."""
+_SEND_S = 5
+_SID = b"1"
+_MAX_DIGITS = 18
+_logger = logging.getLogger("liftpy.client")
+Answer = concurrent.futures.Future[memoryview]
+
+
+class LineClosedError(UnavailableError):
+    """The line has ended; what was asked may or may not have been answered. Ask another way."""
+
+    code = "LINE_CLOSED"
+
+
+class BlockingConnection:
+    """Made by ``open_line``. Its methods may be called from any thread."""
+
+    def __init__(self, taken: socket.socket, inbox: str, max_payload_bytes: int) -> None:
+        self.max_payload_bytes = max_payload_bytes
+        self.closed = False
+        self._socket = taken
+        self._inbox = inbox.encode()
+        self._numbers = count()
+        self._asked: dict[int, Answer] = {}
+        self._lock = threading.Lock()
+        """Of ``_asked`` and of writing."""
+        self._rest = b""
+        """Received and not looked at yet; only the thread touches it."""
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
+        taken.sendall(b"SUB %b.* %b\r\n" % (self._inbox, _SID))
+        threading.Thread(target=self._run, name="liftpy-line", daemon=True).start()
+
+    @property
+    def waiting_count(self) -> int:
+        """Requests without an answer."""
+        return len(self._asked)
+
+    def ask(self, subject: str, payload: bytes) -> Answer:
+        """Send a request. The future fails with LineClosedError where the line has ended, or ends, and UnavailableError where nobody
+        listens; who waits no longer gives it to ``forget``."""
+        answer: Answer = concurrent.futures.Future()
+        with self._lock:
+            if self.closed:
+                answer.set_exception(LineClosedError("the line is closed"))
+                return answer
+            number = next(self._numbers)
+            self._asked[number] = answer
+            head = b"PUB %b %b.%d %d\r\n" % (subject.encode(), self._inbox, number, len(payload))
+            try:
+                self._socket.sendall(head + payload + b"\r\n")
+            except OSError as error:
+                self._end(error)
+        return answer
+
+    def forget(self, answers: list[Answer]) -> None:
+        """Nobody waits for these: their memory is given back when they come, and at once where they have."""
+        with self._lock:
+            gone = {id(answer) for answer in answers}
+            self._asked = {number: answer for number, answer in self._asked.items() if id(answer) not in gone}
+
+    def close(self) -> None:
+        """What is asked fails. Returns at once."""
+        with self._lock:
+            self._end(None)
+
+    def _end(self, error: Exception | None) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes it
+        asked, self._asked = self._asked, {}
+        for answer in asked.values():
+            answer.set_exception(LineClosedError(f"the line ended: {error}"))
+
+    # ---- the thread ----------------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        try:
+            while not self.closed:
+                self._take(self._next_line())
+        except Exception as error:  # whatever a server sends: the line ends, and who asked asks another way
+            if not self.closed:
+                _logger.info("a line to NATS has ended: %s", error)
+            with self._lock:
+                self._end(error)
+        finally:
+            self._socket.close()
+
+    def _next_line(self) -> bytes:
+        while (eol := self._rest.find(b"\r\n")) < 0:
+            if len(self._rest) > LONGEST_LINE_BYTES:
+                raise UnavailableError(f"nats: a line of more than {LONGEST_LINE_BYTES} bytes")
+            more = self._socket.recv(_READ_BYTES)
+            if not more:
+                raise UnavailableError("the server has closed the connection")
+            self._rest += more
+        line, self._rest = self._rest[:eol], self._rest[eol + 2 :]
+        return line
+
+    def _take(self, line: bytes) -> None:
+        fields = line.split(b" ")
+        if fields[0] in (b"MSG", b"HMSG"):
+            self._message(fields)
+        elif fields[0] == b"PING":
+            with self._lock:
+                self._socket.sendall(b"PONG\r\n")
+        elif fields[0].startswith(b"-ERR"):
+            raise UnavailableError(f"the server says {line[:200]!r}")
+
+    def _message(self, fields: list[bytes]) -> None:
+        parts, size_bytes = message_fields(fields), size_of(fields[-1])
+        if parts is None or not 0 <= size_bytes <= self.max_payload_bytes + LONGEST_LINE_BYTES:
+            raise UnavailableError(f"nats: {b' '.join(fields)[:80]!r} is no line of the protocol")
+        subject, sid, _, header_bytes = parts
+        content = self._payload(size_bytes)
+        inbox, _, digits = subject.rpartition(b".")
+        if sid != _SID or inbox != self._inbox or not digits.isdigit() or len(digits) > _MAX_DIGITS:
+            return  # nothing that was asked for: as in ``StrictParser``, what is under a foreign subject is nobody's
+        with self._lock:
+            answer = self._asked.pop(int(digits), None)
+        if answer is None:
+            return
+        if header_bytes == size_bytes:
+            answer.set_exception(UnavailableError("nobody listens"))  # the server's word; an answer has a payload
+        else:
+            answer.set_result(content[header_bytes:])
+
+    def _payload(self, size_bytes: int) -> memoryview:
+        """The next ``size_bytes``, and the line's end behind them, which is left out."""
+        view: memoryview = np.empty(size_bytes + 2, dtype=np.uint8).data  # not filled with zeros first
+        had = min(len(self._rest), len(view))
+        view[:had] = self._rest[:had]
+        self._rest = self._rest[had:]
+        while had < len(view):
+            got = self._socket.recv_into(view[had:], len(view) - had, socket.MSG_WAITALL)
+            if not got:
+                raise UnavailableError("the server has closed the connection")
+            had += got
+        return view[:size_bytes]
+
+
+async def open_line(servers: str, **options: Any) -> BlockingConnection | None:
+    """A line, or None where the servers are reached in a way that has none. ``options`` and errors as of ``open_connection``."""
+    connection = await open_connection(servers, allow_reconnect=False, **options)
+    inbox, max_payload_bytes = connection.new_inbox(), int(connection.max_payload)
+    taken = await taken_over(connection)
+    with contextlib.suppress(Exception):  # it has lost its socket
+        await connection.close()
+    if taken is None:
+        return None
+    try:
+        return BlockingConnection(taken, inbox, max_payload_bytes)
+    except (OSError, LiftError):
+        taken.close()
+        return None

@@ -1,0 +1,190 @@
+"""Receiver: what a socket gives goes to the parser at once, in the callback that brings it.
+
+asyncio's streams, which nats-py reads by, keep the bytes, wake a task, and give it a copy: a turn of the event loop and two
+copies for each wake-up, a third of what a reader of large answers cost. A Receiver takes the stream protocol's place under the same
+transport, once the handshake is done. It hands what comes to ``take``, and keeps for the reading task what ``take`` leaves (a command
+that somebody awaits) and what comes while that task is busy: at most ``bound_bytes`` and what one read of the socket brings; then the
+socket is left alone until the task has caught up.
+
+Everything else of the protocol (the end of the connection, the bound for writing) goes on to the stream protocol, by which
+nats-py writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Any, cast
+
+from nats.errors import UnexpectedEOF
+
+from liftpy.nats.parser import READ_BYTES, StrictConnection
+
+_LEFT_BYTES = 2 * READ_BYTES
+"""Received while the reading task is busy; beyond it the socket is left alone."""
+Take = Callable[[bytes], bytes | None]
+"""What is left for the reading task; None: nothing, b"": no bytes, but something to do."""
+
+
+class Receiver(asyncio.Protocol):
+    """Make it with ``receive``; ``stop`` at the end of the connection."""
+
+    def __init__(self, transport: asyncio.Transport, take: Take, bound_bytes: int) -> None:
+        self.transport = transport
+        self._stream = cast(asyncio.Protocol, transport.get_protocol())
+        self._take = take
+        self._bound_bytes = bound_bytes
+        self._left: deque[bytes] = deque()
+        """For the reading task, in order."""
+        self._left_bytes = 0
+        self._paused = False
+        self._reader: asyncio.Future[None] | None = None
+        """The reading task waits for this; None: it is busy, and what comes waits for it."""
+        self._ended: Exception | None = None
+        """Why nothing more will come."""
+        self._stopped = False
+        transport.set_protocol(self)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the connection goes on and nothing that it brought waits for the reading task."""
+        return not self._left and self._ended is None and not self._stopped
+
+    def data_received(self, data: bytes) -> None:
+        """From the socket."""
+        if self._stopped or self._ended is not None:
+            return
+        left: bytes | None = data
+        if self._reader is not None:
+            try:
+                left = self._take(data)
+            except Exception as error:  # the reading task tells of it, and reconnects
+                self._end(error)
+                return
+        if left is not None:
+            self._keep(left)
+
+    def _keep(self, left: bytes) -> None:
+        self._left.append(left)
+        self._left_bytes += len(left)
+        if self._left_bytes > self._bound_bytes and not self._paused:
+            self._paused = True
+            self.transport.pause_reading()
+        self._wake()
+
+    def _wake(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():
+            reader.set_result(None)
+
+    def _end(self, error: Exception) -> None:
+        if self._ended is None:
+            self._ended = error
+            self._wake()
+
+    def eof_received(self) -> bool | None:
+        """The server sends no more."""
+        self._end(UnexpectedEOF())
+        stays_open = self._stream.eof_received()
+        return (
+            stays_open if self.transport.get_extra_info("ssl_object") is None else None
+        )  # TLS ends as a whole, or asyncio warns
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The transport is closed."""
+        self._end(error or UnexpectedEOF())
+        self._stream.connection_lost(error)
+
+    def pause_writing(self) -> None:
+        """As the stream protocol."""
+        self._stream.pause_writing()
+
+    def resume_writing(self) -> None:
+        """As the stream protocol."""
+        self._stream.resume_writing()
+
+    async def read(self) -> bytes:
+        """What is left for the reading task; until it comes back for more, everything is. Raises why the connection has ended, behind
+        the last byte."""
+        while not self._left:
+            if self._ended is not None:
+                raise self._ended
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        data = self._left[0] if len(self._left) == 1 else b"".join(self._left)
+        self._left.clear()
+        self._left_bytes = 0
+        if self._paused:
+            self._paused = False
+            if not self.transport.is_closing():
+                self.transport.resume_reading()
+        return data
+
+    def stop(self) -> None:
+        """Nobody reads any more: what still comes belongs to a connection that is given up."""
+        self._stopped = True
+        self._left.clear()
+
+
+async def receive(connection: Any, take: Take, bound_bytes: int) -> Receiver | None:
+    """A Receiver under the transport of nats-py's ``connection``, behind what its stream has read; None where it has no such transport
+    (a WebSocket)."""
+    streams = connection._transport
+    writer, reader = getattr(streams, "_io_writer", None), getattr(streams, "_io_reader", None)
+    if writer is None or reader is None:
+        return None
+    receiver = Receiver(writer.transport, take, bound_bytes)
+    if reader.at_eof():
+        receiver._end(UnexpectedEOF())
+    elif reader.exception() is not None:
+        receiver._end(reader.exception())
+    else:
+        reader.feed_eof()  # so that the next line does not wait
+        if early := await reader.read():
+            receiver._keep(early)
+    return receiver
+
+
+class ClientConnection(StrictConnection):
+    """A client's: what comes is put together where it arrives, and the reading task is woken for whole messages."""
+
+    _receiver: Receiver | None = None
+    """Of the connection that there is; None: before the handshake is done, and where nats-py alone reads."""
+
+    async def _read_loop(self) -> None:
+        """As the strict one's, for what ``_take`` leaves."""
+        self._receiver = receiver = await receive(self, self._take, _LEFT_BYTES)
+        try:
+            await super()._read_loop()
+        finally:
+            if receiver is not None:
+                receiver.stop()
+            if self._receiver is receiver:
+                self._receiver = None
+
+    async def _read(self) -> bytes:
+        return await (self._receiver.read() if self._receiver is not None else super()._read())
+
+    def _take(self, data: bytes) -> bytes | None:
+        """What has just arrived; return what is left for the reading task (``Take``)."""
+        if self.is_closed or self.is_reconnecting:
+            return None  # it belongs to a connection that is given up
+        self._pings_outstanding = 0
+        parser: Any = self._ps
+        return None if parser.feed(data) else b""
+
+
+async def taken_over(connection: Any) -> socket.socket | None:
+    """The blocking socket of a connection that was just made and has nothing to say; nats-py's part of it ends. None, and the
+    connection is as it was, where there is no such socket (TLS, a WebSocket), or half a message has come."""
+    writer = getattr(connection._transport, "_io_writer", None)
+    if writer is None or writer.get_extra_info("ssl_object") is not None or connection._ps._held_bytes:
+        return None
+    writer.transport.pause_reading()
+    taken = socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno()))
+    writer.transport.abort()  # it closes its own descriptor and nothing else
+    taken.setblocking(True)
+    return taken

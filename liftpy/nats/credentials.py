@@ -1,0 +1,146 @@
+"""How an application proves who it is to NATS: passed through to nats-py, never interpreted here, never logged."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import ssl
+from dataclasses import field
+from typing import Any
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.wire.inboxes import check_inbox_prefixes
+from liftpy.core.wire.subjects import check_speaker
+from liftpy.errors import ConfigError
+
+_MAX_FILE_BYTES = 1024 * 1024
+_JWT = re.compile(rb"-----BEGIN NATS USER JWT-----\s+(\S+)\s+-{3,}END NATS USER JWT-{3,}")
+_SEED = re.compile(rb"-----BEGIN USER NKEY SEED-----\s+(\S+)\s+-{3,}END USER NKEY SEED-{3,}")
+
+
+_FILES = ("creds_file", "nkey_seed_file", "tls_ca_file", "tls_cert_file", "tls_key_file")
+PROOFS = ("user", "password", "token", *_FILES)
+"""The fields by which a server is shown who we are, and we see who it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """NATS credentials; everything is optional and empty means not used. Files are named by their path."""
+
+    creds_file: str = ""
+    """A JWT with its nkey seed, as ``nsc`` writes it."""
+    nkey_seed_file: str = ""
+    """A bare nkey seed."""
+    user: str = ""
+    """With ``password``."""
+    password: str = field(default="", repr=False)
+    """With ``user``."""
+    token: str = field(default="", repr=False)
+    """Instead of a user."""
+    tls_ca_file: str = ""
+    """Whom to trust (PEM)."""
+    tls_cert_file: str = ""
+    """With ``tls_key_file``: who we are (PEM)."""
+    tls_key_file: str = ""
+    """Key of ``tls_cert_file`` (PEM)."""
+    inbox_prefix: str = ""
+    """Under which this user may be answered, as ``_INBOX_alice``; without: ``_INBOX``. Not for nodes."""
+    principal: str = ""
+    """The name under which it asks for changes of streams, where NATS's rights tie it to one
+    (``<namespace>.control.admin.<principal>``)."""
+
+    def __post_init__(self) -> None:
+        ways = [bool(self.creds_file), bool(self.nkey_seed_file), bool(self.user), bool(self.token)]
+        if sum(ways) > 1:
+            raise ConfigError("give one of creds_file, nkey_seed_file, user with password, token; not several")
+        if bool(self.user) != bool(self.password):
+            raise ConfigError("user and password belong together; give both or neither")
+        if bool(self.tls_cert_file) != bool(self.tls_key_file):
+            raise ConfigError("tls_cert_file and tls_key_file belong together; give both or neither")
+        if self.inbox_prefix:
+            check_inbox_prefixes((f"{self.inbox_prefix}.",))
+        if self.principal:
+            check_speaker(self.principal, "principal")
+
+    def proofs(self) -> dict[str, bytes]:
+        """Of each of ``PROOFS`` a digest of its value, of a file also of what is in it: another one, and a server is told something
+        else. A file that can't be read has that for its content."""
+        return {name: _proof(name, getattr(self, name)) for name in PROOFS}
+
+    def nats_options(self) -> dict[str, Any]:
+        """Keyword arguments for ``nats.connect``; raise ConfigError if a file can't be used, and say why."""
+        if self.creds_file:
+            _check_creds(self.creds_file)
+        if self.nkey_seed_file:
+            _check_seed(self.nkey_seed_file, _read(self.nkey_seed_file, "nkey_seed_file"))
+        options: dict[str, Any] = {
+            "user_credentials": self.creds_file,
+            "nkeys_seed": self.nkey_seed_file,
+            "user": self.user,
+            "password": self.password,
+            "token": self.token,
+        }
+        options = {name: value for name, value in options.items() if value}
+        if self.inbox_prefix:
+            options["inbox_prefix"] = self.inbox_prefix.encode()
+        if self.tls_ca_file or self.tls_cert_file:
+            options["tls"] = self._tls_context()
+        return options
+
+    def _tls_context(self) -> ssl.SSLContext:
+        try:
+            context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=self.tls_ca_file or None)
+        except (OSError, ssl.SSLError, ValueError) as error:
+            raise ConfigError(f"TLS: tls_ca_file {self.tls_ca_file} can't be used: {error}") from None
+        try:
+            if self.tls_cert_file:
+                context.load_cert_chain(self.tls_cert_file, self.tls_key_file, password=_no_password)
+        except (OSError, ssl.SSLError, ValueError) as error:
+            files = f"TLS: tls_cert_file {self.tls_cert_file} with tls_key_file {self.tls_key_file}"
+            raise ConfigError(f"{files} can't be used: {error}") from None
+        return context
+
+
+def _no_password() -> str:
+    """OpenSSL would ask at the terminal."""
+    raise ValueError("the key is encrypted; give one that is not")
+
+
+def _read(path: str, name: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(_MAX_FILE_BYTES)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{name} {path} can't be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _proof(name: str, value: str) -> bytes:
+    digest = hashlib.blake2b(value.encode(), digest_size=16)
+    if value and name in _FILES:
+        try:
+            digest.update(_read(value, name))
+        except ConfigError as error:
+            digest.update(str(error).encode())
+    return digest.digest()
+
+
+def _check_creds(path: str) -> None:
+    text = _read(path, "creds_file")
+    jwt, seed = _JWT.search(text), _SEED.search(text)
+    if jwt is None or seed is None:
+        missing = "JWT" if jwt is None else "nkey seed"
+        raise ConfigError(f"creds_file {path} holds no user {missing}: give the file that nsc writes (nsc generate creds)")
+    _check_seed(path, seed[1], "creds_file")
+
+
+def _check_seed(path: str, seed: bytes, name: str = "nkey_seed_file") -> None:
+    import nkeys  # with a library of cryptography below it: a client without a seed does not wait for that
+
+    try:
+        pair = nkeys.from_seed(bytearray(seed.strip()))
+        is_user = pair.public_key.startswith(b"U")
+        pair.wipe()
+    except Exception:  # nkeys and binascii have several; none of their texts may show what was read
+        raise ConfigError(f"{name} {path} holds no nkey seed: one line that begins with SU") from None
+    if not is_user:
+        raise ConfigError(f"{name} {path} holds the seed of no user: one line that begins with SU")

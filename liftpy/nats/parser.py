@@ -1,0 +1,498 @@
+"""A strict parser of what a NATS server sends, in the place of nats-py's: no publisher's bytes are taken for anything else [A12].
+
+A nats-server writes ``MSG <subject> <sid> [reply] <size>`` and ``HMSG <subject> <sid> [reply] <header size> <size>`` with one
+space between the fields, and passes every other byte of a subject or reply on as it came: ``shop.a\\x0b7`` is one token. nats-py
+takes any white space for the end of a field, so that a publisher could shift the fields and choose the subscription; and a
+subject or header block that it can't decode ends its reading for good. Here one space separates, the number of fields and the
+digits of the sizes must fit, and the subject must be one that the subscription asked for. What does not fit is counted and left
+out; only where the end of the frame is unknown is it a ProtocolError, after which nats-py reconnects.
+
+A PONG that comes after whoever asked has given up is counted and nothing else, and every message or command shows that the server
+is there: where much waits to be read, a PONG comes late, and the connection is well.
+
+With ``sidecar/transport/connection.py`` the only place that names private parts of nats-py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nats.aio.client import Client
+from nats.aio.transport import Transport
+from nats.errors import Error, FlushTimeoutError, ProtocolError, UnexpectedEOF
+from nats.protocol.parser import AWAITING_MSG_PAYLOAD, Parser
+
+from liftpy.errors import ConfigError
+from liftpy.nats.urls import wants_tls
+
+logger = logging.getLogger("liftpy.bus")
+
+LONGEST_LINE_BYTES = 64 * 1024
+READ_BYTES = 1024 * 1024
+"""Taken from a socket at a time."""
+LARGEST_MESSAGE_BYTES = 256 * 1024 * 1024
+"""Headers and payload; a server's ``max_payload`` is 64 MiB at most."""
+SIZE_DIGITS = 9
+"""As many as nats-server reads."""
+_REMEMBERED_SUBJECTS = 1024
+"""Of a wildcard subscription, so that the next message under the same subject costs one look-up."""
+_REMEMBERED_BYTES = 256
+"""Longer subjects are compared every time."""
+
+_PLAIN = re.compile(rb"MSG ([^ \r\n]+) (\d{1,9}) (?:([^ \r\n]+) )?(\d{1,9})\r\n").match
+"""The line of a message without headers, as a nats-server writes it: acks come by the thousand. All others are looked at in parts."""
+_SUBJECT = re.compile(r"[^\x00-\x20\x7f]+").fullmatch
+"""One that can't be taken for more than one field, or line, of the protocol."""
+_DENIAL = re.compile(
+    rb"-ERR '?permissions violation for (publish|subscription) (?:to|with reply of) \"([^\"]*)\"", re.IGNORECASE
+)
+Denied = Callable[[bool, str], None]
+"""(whether it was a publish and no subscription, its subject; or the reply that it asked for)."""
+
+_CONNECTED = Client.CONNECTED
+_CLOSED_S = 0.5
+"""So long a connection that is closed waits for its socket to be."""
+_WILDCARDS = {b"*": rb"[^.]+", b">": rb"[^.]+(?:\.[^.]+)*"}
+
+Fields = tuple[bytes, bytes, bytes, int]
+"""(subject, sid, reply or b"", size of the header block in bytes)."""
+
+
+class Pattern:
+    """The subject of a subscription, wildcards included. ``known``: subjects that it matches, as far as remembered."""
+
+    def __init__(self, pattern: str) -> None:
+        tokens = pattern.encode().split(b".")
+        if _WILDCARDS.keys().isdisjoint(tokens):
+            self._matched_by = None  # and nothing to compile: a node has thousands of subscriptions
+            self.known = {pattern.encode()}
+        else:
+            parts = [_WILDCARDS.get(token, re.escape(token)) for token in tokens]
+            self._matched_by = re.compile(rb"\.".join(parts)).fullmatch
+            self.known = set()
+
+    def matches(self, subject: bytes) -> bool:
+        """Whether the subscription is sent messages under ``subject``."""
+        if self._matched_by is None:
+            return subject in self.known
+        if self._matched_by(subject) is None:
+            return False
+        if len(subject) <= _REMEMBERED_BYTES:
+            if len(self.known) >= _REMEMBERED_SUBJECTS:
+                self.known.clear()
+            self.known.add(subject)
+        return True
+
+
+def size_of(digits: bytes) -> int:
+    """A size as a nats-server writes it, in bytes; -1 for anything else."""
+    if not digits.isdigit() or len(digits) > SIZE_DIGITS:
+        return -1
+    size_bytes = int(digits)
+    return size_bytes if size_bytes <= LARGEST_MESSAGE_BYTES else -1
+
+
+def message_fields(fields: list[bytes]) -> Fields | None:
+    """What the parts between single spaces of a MSG or HMSG line say; None if that is not such a line."""
+    sizes = {b"MSG": 1, b"HMSG": 2}.get(fields[0], 0)
+    if not sizes or len(fields) not in (3 + sizes, 4 + sizes) or b"" in fields:
+        return None
+    total = size_of(fields[-1])
+    header = size_of(fields[-2]) if sizes == 2 else 0
+    if total < 0 or not 0 <= header <= total:
+        return None
+    return fields[1], fields[2], fields[3] if len(fields) == 4 + sizes else b"", header
+
+
+class StrictParser(Parser):
+    """Takes the place of ``nats.protocol.parser.Parser`` in a connection; messages go to nats-py's subscriptions.
+
+    ``errors`` counts what was left out, by kind. ``check_subjects``: False on a connection that is not ours alone, because
+    JetStream delivers under subjects that nobody subscribed to.
+    """
+
+    takes_plain = True
+    """Messages without headers go the short way to nats-py; not where somebody looks at each first."""
+
+    def __init__(self, connection: Any, errors: Counter[str] | None = None, *, check_subjects: bool = True) -> None:
+        self._rest = Parser(connection)
+        """For everything that is no message."""
+        self.errors: Counter[str] = Counter() if errors is None else errors
+        self._connection = connection
+        self._check_subjects = check_subjects
+        self._chunks: list[bytes] = []
+        self._held_bytes = 0
+        self._needed_bytes = 0
+        """Of an incomplete message, so that its pieces are joined once and not at every read; 0 when it isn't known."""
+        self._resets = 0
+        self._patterns: dict[bytes, Pattern] = {}
+        self.denials: list[Denied] = []
+        """Called when the server says that something is not allowed; nats-py's own text has lost the subject's case."""
+
+    def reset(self) -> None:
+        """Forget what was half received; a new connection starts."""
+        self._resets += 1
+        self._chunks = []
+        self._held_bytes = self._needed_bytes = 0
+        self._rest.reset()
+
+    def expect(self, sid: int, subject: str) -> None:
+        """Messages for the subscription ``sid`` must carry a subject that ``subject`` matches."""
+        self._patterns[b"%d" % sid] = Pattern(subject)
+
+    def forget(self, sid: int) -> None:
+        """The subscription is no more."""
+        self._patterns.pop(b"%d" % sid, None)
+
+    def feed(self, data: bytes) -> bool:
+        """Dispatch what can be dispatched without waiting; False: ``parse`` has to go on, with what comes next, before more is fed."""
+        self._chunks.append(data)
+        self._held_bytes += len(data)
+        if self._held_bytes < self._needed_bytes:
+            return True
+        buffer = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._needed_bytes = 0
+        position = self._messages(buffer, 0)
+        if position >= len(buffer):
+            self._chunks, self._held_bytes = [], 0
+            return True
+        rest = buffer[position:] if position else buffer
+        self._chunks, self._held_bytes = [rest], len(rest)
+        return bool(self._needed_bytes) or (len(rest) <= LONGEST_LINE_BYTES and b"\r\n" not in rest)
+
+    async def parse(self, data: bytes = b"") -> None:
+        """Dispatch every complete message and command in what has come so far; raise only nats-py's errors and OSError."""
+        if data:  # else what ``feed`` has put together would be copied
+            self._chunks.append(bytes(data))
+            self._held_bytes += len(data)
+        if self._held_bytes < self._needed_bytes:
+            return
+        buffer = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks = []
+        self._held_bytes = self._needed_bytes = 0
+        position, resets = 0, self._resets
+        while position < len(buffer):
+            position = self._messages(buffer, position)
+            plain = _PLAIN(buffer, position) if self.takes_plain else None
+            end = plain.end() + int(plain[4]) + 2 if plain is not None else len(buffer) + 1
+            if plain is not None and end <= len(buffer) and not self._needed_bytes:
+                await self._deliver(plain[1], plain[2], plain[3] or b"", buffer[plain.end() : end - 2])
+            else:
+                end = await self._other(buffer, position)
+            if self._resets != resets:
+                return  # what is left belongs to a connection that is gone
+            if end == position:
+                break
+            position = end
+        rest = buffer[position:] if position else buffer
+        if rest:
+            self._chunks = [rest]
+            self._held_bytes = len(rest)
+
+    def _messages(self, buffer: bytes, position: int) -> int:
+        """A faster way for messages, from ``position`` on; return the position of the first thing that it left."""
+        return position
+
+    async def _other(self, buffer: bytes, position: int) -> int:
+        """Handle one complete message or command; return where it ends, or ``position`` when it is not complete."""
+        if self._needed_bytes or position >= len(buffer):
+            return position
+        eol = buffer.find(b"\r\n", position)
+        if eol < 0:
+            if len(buffer) - position > LONGEST_LINE_BYTES:
+                raise ProtocolError(f"nats: a line of more than {LONGEST_LINE_BYTES} bytes")
+            return position
+        start = eol + 2
+        if buffer[position] not in b"HM":
+            await self._command(buffer[position:start])
+            return start
+        line = buffer[position:eol].split(b" ")
+        total = size_of(line[-1])
+        if total < 0 or line[0] not in (b"MSG", b"HMSG"):
+            raise ProtocolError(f"nats: {buffer[position : min(eol, position + 80)]!r} is no line of the protocol")
+        end = start + total + 2
+        if end > len(buffer):
+            self._needed_bytes = end - position
+            return position
+        await self._message(line, buffer[start : end - 2])
+        return end
+
+    def _is_late_pong(self, line: bytes) -> bool:
+        """Whether it is the PONG of somebody who has given up waiting: nats-py fails at that one, and would end the connection."""
+        pongs = getattr(self._connection, "_pongs", None)
+        if line != b"PONG\r\n" or not pongs or not pongs[0].done():
+            return False
+        pongs.pop(0)
+        self._connection._pongs_received += 1
+        self._connection._pings_outstanding = 0
+        self.errors["late PONGs"] += 1
+        return True
+
+    async def _command(self, line: bytes) -> None:
+        if self._is_late_pong(line):
+            return
+        if line.startswith(b"-ERR") and (denial := _DENIAL.match(line)):
+            for callback in list(self.denials):
+                callback(denial[1].lower() == b"publish", denial[2].decode(errors="replace"))
+        try:
+            await self._rest.parse(line)
+        except (OSError, Error):
+            raise
+        except Exception as error:  # INFO that is no JSON, -ERR without a text
+            raise ProtocolError(f"nats: {line[:80]!r} can't be read: {error!r}") from error
+
+    async def _message(self, line: list[bytes], content: bytes) -> None:
+        """One that is for nats-py, or does not fit; ``content``: header block and payload."""
+        fields = message_fields(line)
+        if fields is None or size_of(fields[1]) < 0:
+            self.errors["malformed message lines"] += 1
+            return
+        subject, sid, reply, header = fields
+        await self._deliver(subject, sid, reply, content[header:], content[:header])
+
+    async def _deliver(self, subject: bytes, sid: bytes, reply: bytes, payload: bytes, headers: bytes = b"") -> None:
+        number = int(sid)
+        subscription = self._connection._subs.get(number)
+        if subscription is None:
+            return  # it was on its way when we left
+        if self._check_subjects and not self._belongs(sid, subscription.subject, subject):
+            self.errors["messages under a foreign subject"] += 1
+            return
+        try:
+            await self._connection._process_msg(number, subject, reply, payload, headers)
+        except Exception:  # not UTF-8, or a malformed header block: it concerns this message alone
+            self.errors["messages that can't be decoded"] += 1
+
+    def _belongs(self, sid: bytes, wanted: str, subject: bytes) -> bool:
+        pattern = self._patterns.get(sid)
+        if pattern is None:
+            for gone in [known for known in self._patterns if int(known) not in self._connection._subs]:
+                del self._patterns[gone]
+            pattern = self._patterns[sid] = Pattern(wanted)
+        return subject in pattern.known or pattern.matches(subject)
+
+
+class StrictConnection(Client):
+    """nats-py's client behind the strict parser. ``errors``: kind -> count of what was not taken. ``on_reconnected``: called then."""
+
+    read_bytes = READ_BYTES
+
+    def __init__(self, errors: Counter[str] | None = None) -> None:
+        super().__init__()
+        self.on_reconnected: list[Callable[[], None]] = []
+        self.errors: Counter[str] = Counter() if errors is None else errors
+        self._ps = StrictParser(self, self.errors)
+        self._wants_tls = self._urls_want_tls = False
+        self._made: Any = None
+        """The stream of the connection whose handshake is done, until it is given up."""
+        self._looked_at: tuple[str | None, bytes] = None, b""
+        """The subject of the last message that ``hand_over`` took, as text and as bytes."""
+
+    def go_over(self, carrier: Transport) -> None:
+        """Before ``connect``: ``carrier`` takes the place of TCP, now and at each reconnect."""
+        self._transport = carrier
+
+    async def connect(self, servers: Any = "nats://127.0.0.1:4222", **options: Any) -> None:  # type: ignore[override]
+        """As nats-py's; with a ``tls://`` URL or any TLS setting, a server that does not encrypt is refused."""
+        urls = [servers] if isinstance(servers, str) else list(servers)
+        self._urls_want_tls = wants_tls(urls)
+        self._wants_tls = bool(options.get("tls")) or self._urls_want_tls
+        await super().connect(servers=servers, **options)
+
+    async def renew(self, options: Mapping[str, Any]) -> None:
+        """Go on with other credentials (``Credentials.nats_options``): connects anew, at once if it is connected. What is asked and not
+        answered by then ends as with any lost connection; subscriptions come along."""
+        self._user_credentials, self._nkeys_seed = options.get("user_credentials"), options.get("nkeys_seed")
+        self._user_jwt_cb = self._signature_cb = self._public_nkey = None
+        if self._user_credentials is not None or self._nkeys_seed is not None:
+            self._setup_nkeys_connect()
+        for name in ("user", "password", "token"):
+            self.options[name] = options.get(name)
+        self.options.pop("tls", None)
+        if "tls" in options:
+            self.options["tls"] = options["tls"]
+        self._wants_tls = "tls" in options or self._urls_want_tls
+        if self.is_connected:
+            await self._process_op_err(Error("nats: other credentials are used from now on"))
+
+    def hand_over(self, subject: str, reply: str, payload: bytes, room_bytes: int) -> bool:
+        """Take a message as ``publish`` does, at half its price; False: not taken, ``publish`` is to do it, or to say why not.
+
+        ``reply``: an inbox of this connection. ``room_bytes``: nothing is taken where more waits to be written.
+        """
+        queue, flusher, size_bytes = self._flush_queue, self._flusher_task, len(payload)
+        if queue is None or flusher is None or flusher.done() or self._status != _CONNECTED:
+            return False
+        if size_bytes > self._max_payload or self._pending_data_size > room_bytes:
+            return False
+        if subject != self._looked_at[0]:
+            if not _SUBJECT(subject):
+                return False
+            self._looked_at = subject, subject.encode()
+        line = b"PUB %b %b %d\r\n%b\r\n" % (self._looked_at[1], reply.encode(), size_bytes, payload)
+        self._pending.append(line)
+        self._pending_data_size += len(line)
+        stats = self.stats
+        stats["out_msgs"] += 1
+        stats["out_bytes"] += size_bytes
+        if queue.empty():
+            queue.put_nowait(asyncio.get_running_loop().create_future())
+        return True
+
+    async def _process_connect_init(self) -> None:
+        """nats-py hands its messages to ``writelines``, which in some versions of asyncio (CVE-2024-12254) never says that it holds
+        enough: they then pile up there without a bound. And a server whose first words it can't read ends its reconnecting for good: to
+        us that is a server that can't be had yet."""
+        self._leave_made()
+        transport: Any = self._transport
+        transport.writelines = lambda messages: transport.write(b"".join(messages))
+        try:
+            await super()._process_connect_init()
+        except (OSError, TimeoutError, Error):
+            raise
+        except Exception as error:
+            raise ProtocolError(f"nats: the server's first words can't be read: {error!r}") from error
+        self._made = getattr(transport, "_io_writer", None)
+
+    def _leave_made(self) -> None:
+        """nats-py connects anew when it can't write what follows a handshake, and does not give that connection up: it would be read on
+        beside the next one."""
+        made, self._made = self._made, None
+        if made is None:
+            return
+        self._ps.reset()
+        for task in (self._reading_task, self._ping_interval_task, self._flusher_task):
+            if task is not None:
+                task.cancel()
+        made.transport.abort()
+
+    async def _process_op_err(self, e: Exception) -> None:
+        """As nats-py's."""
+        if not (self.is_closed or self.is_reconnecting):
+            self._made = None  # it is given up in good order
+        await super()._process_op_err(e)
+
+    async def flush(self, timeout: int = 10) -> None:
+        """As nats-py's. While it connects anew a PONG that is late is waited for, behind whatever comes first: nats-py would take a
+        second connection beside the first. A server that says nothing at all is found out by its pings."""
+        while True:
+            try:
+                return await super().flush(timeout)
+            except FlushTimeoutError:
+                if asyncio.current_task() is not self._reconnection_task:
+                    raise
+
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        """nats-py waits to be told that the socket is closed, which asyncio never says after a TLS handshake that has failed."""
+        transport: Any = self._transport
+        if transport is not None:
+            closed = transport.wait_closed
+
+            async def closed_or_given_up() -> None:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(closed(), _CLOSED_S)
+
+            transport.wait_closed = closed_or_given_up
+        await super()._close(status, do_cbs)
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        """The first thing that a server says, before it is told any secret: nats-py would go on in the clear."""
+        if initial_connection and self._wants_tls and not info.get("tls_required") and self._is_in_the_clear():
+            if not info.get("tls_available"):
+                raise Error("nats: the server offers no TLS, and TLS is wanted here: refused")
+            info["tls_required"] = True  # nats-py would go on unencrypted; we do not
+        await super()._process_info(info, initial_connection=initial_connection)
+
+    def _is_in_the_clear(self) -> bool:
+        server = self._current_server
+        return not self.options.get("tls_handshake_first") and (server is None or server.uri.scheme != "wss")
+
+    async def _read_loop(self) -> None:
+        """As nats-py's, with larger reads, and nothing that a server sends ends it for good: it reconnects."""
+        while not (self.is_closed or self.is_reconnecting or self._transport is None):
+            try:
+                data = await self._read()
+                self._pings_outstanding = 0  # a PONG may lie behind much else; whoever sends is there
+                await self._taken(data)
+            except asyncio.CancelledError:
+                return
+            except (OSError, Error) as error:
+                await self._process_op_err(error)
+                return
+            except Exception as error:  # whatever a server sends must not end the reading for good
+                logger.exception("the NATS stream can't be read; reconnecting")
+                await self._process_op_err(error)
+                return
+
+    async def _read(self) -> bytes:
+        """What the socket gives; raises why it gives no more."""
+        assert self._transport is not None
+        if self._transport.at_eof():
+            raise UnexpectedEOF
+        return await self._transport.read(self.read_bytes)
+
+    async def _taken(self, data: bytes) -> None:
+        """What was read from the socket."""
+        await self._ps.parse(data)
+
+    async def _process_err(self, err_msg: str) -> None:
+        """nats-py closes for good on most errors that a server sends; a connection that worked comes back by itself."""
+        if not self.is_connected:
+            await super()._process_err(err_msg)
+            return
+        text = err_msg.strip("'\" ")
+        self.errors[f"server: {text.split(' for ')[0]}"] += 1
+        logger.warning("NATS server: %s", text)
+        error = Error(f"nats: {text}")
+        if "permissions violation" not in text.lower():
+            await self._process_op_err(error)
+        elif self._error_cb is not None:
+            await self._error_cb(error)
+
+
+def make_strict(connection: Client) -> Counter[str]:
+    """Put the strict parser into a connection of somebody else, with what it has half received; return its counters."""
+    before = getattr(connection, "_ps", None)
+    if isinstance(before, StrictParser):
+        return before.errors
+    if not isinstance(before, Parser) or not hasattr(connection, "_process_msg"):
+        raise ConfigError("this version of nats-py keeps its parser elsewhere: install nats-py>=2.12,<3")
+    parser = StrictParser(connection, check_subjects=False)
+    half = bytes(before.buf)
+    if before.state == AWAITING_MSG_PAYLOAD:
+        half = _line_again(before) + half
+    before.reset()
+    parser._chunks, parser._held_bytes = ([half] if half else []), len(half)
+    connection._ps = parser
+    return parser.errors
+
+
+def watch_denials(connection: Client, callback: Denied) -> Callable[[], None]:
+    """Call ``callback`` when the server refuses a publish or subscription of ``connection``; return what takes that back."""
+    parser = getattr(connection, "_ps", None)
+    if not isinstance(parser, StrictParser):
+        return lambda: None
+    parser.denials.append(callback)
+    return lambda: parser.denials.remove(callback)
+
+
+def cut_off(connection: Client) -> None:
+    """Give up what waits to be written: nats-py's ``close`` waits for as long as a blocked socket takes."""
+    stream = getattr(getattr(connection, "_transport", None), "_io_writer", None)
+    if stream is not None:
+        stream.transport.abort()
+
+
+def _line_again(parser: Any) -> bytes:
+    """The line of the message whose payload nats-py's parser waits for."""
+    said = parser.msg_arg
+    line = [b"HMSG" if parser.header_needed else b"MSG", said["subject"], b"%d" % said["sid"]]
+    line += [said["reply"]] if said["reply"] else []
+    line += [b"%d" % parser.header_needed] if parser.header_needed else []
+    return b" ".join([*line, b"%d" % parser.needed]) + b"\r\n"

@@ -1,0 +1,106 @@
+"""RequestGuard: the one place where the exception of a request handler ends [A15].
+
+A request is made of bytes that somebody else chose. What they make a handler raise concerns this request alone. The guard rejects the
+request where its kind has a rejection, counts it, and logs it. The node goes on. A background task of the node's own is different:
+``sidecar.runtime.tasks`` stops the node when one fails.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from liftpy.core.wire.decode_errors import REFUSED
+
+logger = logging.getLogger("liftpy.requests")
+
+_LOG_EVERY_S = 1.0
+_SHOWN_CHARACTERS = 200
+
+Handler = Callable[[bytes, bytes, bytes, bytes], None]
+"""(subject, reply, payload, header block), as the connections of a node call it."""
+Reject = Callable[[bytes, Exception], Awaitable[Any] | object]
+"""(reply subject, what the handler raised): sends a rejection, and returns what is to be awaited for it, if anything."""
+
+
+class RequestGuard:
+    """Guards the handlers of one kind of request.
+
+    Args:
+        kind: What is asked for, in few words: for the log, the counter and the metric.
+        counters: Where a failed request is counted (``refused: failed request, KIND``).
+        reject: Sends the rejection. None: this kind has none, and the asker asks again after its timeout.
+    """
+
+    def __init__(self, kind: str, counters: Counter[str], reject: Reject | None = None) -> None:
+        self.kind = kind
+        self._counters = counters
+        self._reject = reject
+        self._log_at = 0.0
+
+    def handler(self, handler: Handler) -> Handler:
+        """Return ``handler``, guarded, for ``BusConnection.listen``."""
+
+        def received(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+            try:
+                handler(subject, reply, payload, headers)
+            except Exception as error:
+                self.failed(reply, error)
+
+        return received
+
+    def callback(self, handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Coroutine[Any, Any, None]]:
+        """Return ``handler``, guarded, as the callback of a subscription of nats-py."""
+
+        async def received(message: Any) -> None:
+            await self.run(handler(message), str(message.reply or "").encode("utf-8", "surrogateescape"))
+
+        return received
+
+    def run(self, work: Awaitable[object], reply: bytes) -> Coroutine[Any, Any, None]:
+        """Await ``work``, which answers the request with this reply subject. A task that ends before it has begun closes ``work``."""
+        running = self._run(work, reply)
+        if isinstance(work, Coroutine):
+            weakref.finalize(running, work.close).atexit = False
+        return running
+
+    async def _run(self, work: Awaitable[object], reply: bytes) -> None:
+        try:
+            await work
+        except Exception as error:
+            rejecting = self.failed(reply, error)
+            if isinstance(rejecting, Awaitable):
+                try:
+                    await rejecting
+                except Exception as worse:
+                    self._note(worse)
+
+    def call(self, work: Callable[[], None], reply: bytes = b"") -> None:
+        """Call ``work``, a later step of the request with this reply subject."""
+        try:
+            work()
+        except Exception as error:
+            self.failed(reply, error)
+
+    def failed(self, reply: bytes, error: Exception) -> object:
+        """Count, log and reject a request whose handler raised ``error``. Return what is to be awaited for that, if anything."""
+        self._note(error)
+        if self._reject is None or not reply:
+            return None
+        try:
+            return self._reject(reply, error)
+        except Exception as worse:
+            self._note(worse)
+            return None
+
+    def _note(self, error: Exception) -> None:
+        self._counters[f"{REFUSED}failed request, {self.kind}"] += 1
+        now = time.monotonic()
+        if now >= self._log_at:  # an asker that causes it once can do so a million times
+            self._log_at = now + _LOG_EVERY_S
+            shown = repr(error)[:_SHOWN_CHARACTERS]
+            logger.error("request failed kind=%s error=%s: rejected, the node goes on", self.kind, shown, exc_info=error)

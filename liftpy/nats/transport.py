@@ -1,0 +1,442 @@
+"""The edge to nats-py: one connection, requests with a bound in time, and nats-py's errors turned into ours.
+
+Nothing behind this module sees an exception of nats-py. What a caller must tell apart is whether the other side can have
+acted: NoRespondersError says that it can't, RequestTimeoutError that it may have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import nats
+import nats.errors
+from nats.aio.client import Client as NatsConnection
+from nats.aio.transport import Transport as CarriedBy
+
+from liftpy.errors import ClientClosedError, ConfigError, NotAllowedError, OutcomeUnknownError, ProtocolError, UnavailableError
+from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.connection import ClientConnection
+from liftpy.nats.credentials import Credentials
+from liftpy.nats.parser import Denied, StrictConnection, cut_off, watch_denials
+from liftpy.nats.request_reply import Answers, nobody_there
+from liftpy.nats.urls import check_urls, shown
+
+_T = TypeVar("_T")
+DEFAULT_URL = "nats://127.0.0.1:4222"
+REQUEST_TIMEOUT_S = 2.0
+_CLOSE_S = 2.0
+ROOM_BYTES = 1024 * 1024
+"""Of what waits to be written; nats-py itself makes a publisher wait beyond 2 MiB, and longer than anybody asked for."""
+_LARGE_BYTES = ROOM_BYTES // 2
+
+
+class NoRespondersError(UnavailableError):
+    """The NATS server found no subscriber: the request reached nobody and nothing was done. Retry."""
+
+    code = "NOBODY_LISTENS"
+
+
+class RequestTimeoutError(OutcomeUnknownError):
+    """The request was sent, the answer did not come in time. Reads may be repeated; changes only under the same operation id."""
+
+    code = "NO_ANSWER"
+
+
+async def open_connection(
+    servers: str | Sequence[str] = DEFAULT_URL,
+    *,
+    credentials: Credentials | None = None,
+    name: str = "liftpy-client",
+    timeout_s: float = 5.0,
+    carrier: CarriedBy | None = None,
+    **nats_options: Any,
+) -> ClientConnection:
+    """A connected nats-py client that reconnects for ever; raise UnavailableError when no server answers in ``timeout_s``.
+
+    ``servers``: one URL or several, also comma separated. ``carrier``: goes in the place of TCP, as in ``liftpy.testing.memory``.
+    ``nats_options`` go to ``nats.connect`` and win over the defaults.
+    """
+    urls = [u.strip() for u in (servers.split(",") if isinstance(servers, str) else servers)]
+    check_urls(urls, bare=True)
+    options: dict[str, Any] = {
+        "name": name,
+        "connect_timeout": timeout_s,
+        "allow_reconnect": True,
+        "max_reconnect_attempts": -1,
+        "reconnect_time_wait": 0.2,
+        "ping_interval": 5,
+        **(credentials or Credentials()).nats_options(),
+        **nats_options,
+    }
+    connection = ClientConnection()
+    if carrier is not None:
+        connection.go_over(carrier)
+    seen = _ErrorsSeen()
+    also: Callable[[], Awaitable[None]] | None = options.pop("reconnected_cb", None)
+
+    async def reconnected() -> None:
+        for callback in list(connection.on_reconnected):
+            callback()
+        if also is not None:
+            await also()
+
+    options["reconnected_cb"] = reconnected
+    try:
+        await _not_swallowed(_first_connect(connection, urls, {"error_cb": seen.note, **options}, timeout_s))
+    except (OSError, nats.errors.Error, TimeoutError) as error:
+        await _close(connection)
+        if seen.not_accepted or isinstance(error, nats.errors.AuthorizationError):
+            raise NotAllowedError(f"the NATS server at {shown(urls)} does not accept these credentials") from None
+        raise UnavailableError(f"no NATS server lets us in at {shown(urls)}: {seen.last or error}") from error
+    except asyncio.CancelledError:
+        await _close(connection)  # half connected, it would stay so
+        raise
+    except ValueError as error:
+        raise ConfigError(f"{shown(urls)} can't be connected to as it is: {error}") from error
+    return connection
+
+
+async def _not_swallowed(work: Awaitable[_T]) -> _T:
+    """What ``work`` gives; a cancellation that nats-py, or ``wait_for`` within it, has swallowed meanwhile is raised after all."""
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    result = await work
+    if task.cancelling() > before:
+        raise asyncio.CancelledError
+    return result
+
+
+class _ErrorsSeen:
+    """nats-py's error callback: keeps the newest text instead of printing a traceback; requests report errors themselves."""
+
+    def __init__(self) -> None:
+        self.last = ""
+        self.not_accepted = False
+        """A server said so; what came of a second try may be a connection that it cut."""
+
+    async def note(self, error: Exception) -> None:
+        self.last = str(error) or type(error).__name__
+        self.not_accepted = self.not_accepted or "authorization violation" in self.last.lower()
+
+
+async def _first_connect(connection: NatsConnection, urls: list[str], options: dict[str, Any], timeout_s: float) -> None:
+    """The first connection gets two tries per server; endless attempts are for a connection that has worked once."""
+    attempts = options.pop("max_reconnect_attempts")
+    await asyncio.wait_for(connection.connect(servers=urls, max_reconnect_attempts=1, **options), timeout_s * 2)
+    connection.options["max_reconnect_attempts"] = attempts
+
+
+class Transport:
+    """Requests over one connection. ``connection`` stays the caller's if it was given by the caller.
+
+    At most ``ROOM_BYTES`` and one message wait to be written; who finds more waits for room, within its time-out: what could not be
+    written then was certainly not sent.
+    """
+
+    def __init__(self, connection: NatsConnection) -> None:
+        self.connection = connection
+        self._ours = connection if isinstance(connection, StrictConnection) else None
+        self._loop = asyncio.get_running_loop()
+        self.counters: Counter[str] = Counter()
+        """What came and could not be used, by kind."""
+        self.closed = False
+        self._answers = Answers()
+        self._opening: asyncio.Task[None] | None = None
+        self._on_close: set[Callable[[], None]] = set()
+        self._on_denial: set[Denied] = set()
+        self._unwatch = watch_denials(connection, self._denied)
+        self.reconnected: asyncio.Future[None] = self._loop.create_future()
+        """Done when the connection has been renewed; then there is another one. Only of a connection of our own making."""
+        if isinstance(connection, StrictConnection):
+            connection.on_reconnected.append(self._renewed)
+
+    @property
+    def parse_errors(self) -> Counter[str]:
+        """What our parser left out of what the connection received, by kind."""
+        found = getattr(getattr(self.connection, "_ps", None), "errors", None)
+        return found if isinstance(found, Counter) else Counter()
+
+    def must_be_usable(self) -> None:
+        """Raise ClientClosedError after ``close``, ConfigError in another event loop, or thread, than the one that made it."""
+        if self.closed or asyncio.get_running_loop() is not self._loop:
+            self.must_be_at_home()
+            raise ClientClosedError("the client is closed")
+
+    def must_be_at_home(self) -> None:
+        """Raise ConfigError in another event loop, or thread, than the one that made it."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise ConfigError(
+                "a client belongs to the event loop that made it: connect anew in this one, or hand the call over "
+                "(asyncio.run_coroutine_threadsafe)"
+            )
+
+    def tell_of_close(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call ``callback`` when the transport is closed; return what takes that back."""
+        self._on_close.add(callback)
+        return lambda: self._on_close.discard(callback)
+
+    def tell_of_denials(self, callback: Denied) -> Callable[[], None]:
+        """Call ``callback`` when NATS refuses a publish or a subscription; return what ends that."""
+        self._on_denial.add(callback)
+        return lambda: self._on_denial.discard(callback)
+
+    def _denied(self, is_publish: bool, subject: str) -> None:
+        self._answers.refused(is_publish, subject)
+        for callback in list(self._on_denial):
+            callback(is_publish, subject)
+
+    def _renewed(self) -> None:
+        self.reconnected.set_result(None)
+        self.reconnected = self._loop.create_future()
+
+    @property
+    def server(self) -> str:
+        """Host and port of the NATS server, for people."""
+        url = getattr(self.connection, "connected_url", None)
+        return "this NATS server" if url is None else f"nats://{url.hostname}:{url.port}"
+
+    @property
+    def max_payload_bytes(self) -> int:
+        """Largest message that the NATS server takes, in bytes."""
+        return int(self.connection.max_payload)
+
+    @property
+    def waiting_count(self) -> int:
+        """Requests that are not answered yet."""
+        return self._answers.waiting_count
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a message can be handed over without waiting: little is still to be written, or the connection is being renewed."""
+        return self.connection.pending_data_size <= ROOM_BYTES or not self.connection.is_connected
+
+    async def room(self, give_up_at: float) -> None:
+        """Wait for room until ``give_up_at`` (loop time in s), then raise UnavailableError."""
+        pause_s = 0.0
+        while not self.has_room:
+            if self._loop.time() >= give_up_at:
+                raise UnavailableError("the NATS server takes nothing from this connection: nothing was sent")
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2 + 0.0005, 0.02)
+            self.must_be_usable()
+
+    async def request(
+        self, subject: str, payload: bytes, timeout_s: float = REQUEST_TIMEOUT_S, headers: dict[str, str] | None = None
+    ) -> bytes:
+        """The answer's bytes; raises as ``exchange``."""
+        return bytes((await self.exchange(subject, payload, timeout_s, headers)).data)
+
+    async def exchange(self, subject: str, payload: bytes, timeout_s: float, headers: dict[str, str] | None = None) -> Any:
+        """The answer, a nats-py message; raise NoRespondersError (not delivered), RequestTimeoutError (unknown whether),
+        ClientClosedError,
+        NotAllowedError, UnavailableError (not sent), all within ``timeout_s``, whatever the connection does."""
+        self.must_be_usable()
+        give_up_at = self._loop.time() + timeout_s
+        if not self._answers.is_open:
+            try:
+                await self._open_inbox(timeout_s)
+            except TimeoutError:
+                raise UnavailableError(f"no inbox for answers within {timeout_s:g} s: nothing was sent") from None
+        number, reply, coming = self._answers.expect(subject)
+        try:
+            await self.publish(subject, payload, reply, headers, give_up_at=give_up_at)
+            async with asyncio.timeout_at(give_up_at):
+                answer = await coming
+        except TimeoutError:
+            self.must_be_usable()
+            raise RequestTimeoutError(f"no answer on {subject} within {timeout_s:g} s") from None
+        finally:
+            self._answers.forget(number)
+        if nobody_there(answer):
+            raise NoRespondersError(f"nobody listens on {subject}")
+        return answer
+
+    @contextlib.asynccontextmanager
+    async def expecting(self, subject: str, timeout_s: float) -> AsyncIterator[tuple[str, asyncio.Future[Any]]]:
+        """An inbox for one answer to what is published on ``subject``, and that answer to be; raises UnavailableError after
+        ``timeout_s``. The future fails as ``exchange`` does where rights are missing or the client is closed."""
+        self.must_be_usable()
+        if not self._answers.is_open:
+            try:
+                await self._open_inbox(timeout_s)
+            except TimeoutError:
+                raise UnavailableError(f"no inbox for answers within {timeout_s:g} s: nothing was sent") from None
+        number, reply, coming = self._answers.expect(subject)
+        try:
+            yield reply, coming
+        finally:
+            self._answers.forget(number)
+
+    async def _open_inbox(self, timeout_s: float) -> None:
+        """The first of those who ask at once does it for all, and goes on if it is cancelled."""
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.create_task(self._open(timeout_s), name="inbox of a client")
+            self._opening.add_done_callback(lambda done: done.cancelled() or done.exception())
+        opening = self._opening
+        async with asyncio.timeout(timeout_s):
+            await asyncio.wait({opening})
+        if opening.cancelled():  # by the close; nobody has cancelled who waits here
+            raise ClientClosedError("the client was closed before anything was sent")
+        opening.result()
+
+    async def _open(self, timeout_s: float) -> None:
+        await self._answers.leave()
+        inbox = self.connection.new_inbox()
+        self._answers.begin(inbox, await self.listen(f"{inbox}.*", self._answers.arrived, timeout_s))
+
+    async def listen(self, subject: str, callback: Callable[[Any], Awaitable[None]], timeout_s: float) -> Any:
+        """Subscribe; return nats-py's subscription when the server knows of it, or when it is told at the next reconnect.
+
+        Raises NotAllowedError, UnavailableError, ClientClosedError.
+        """
+        self.must_be_usable()
+        denied: list[str] = []
+        subscription: Any = None
+        unwatch = self.tell_of_denials(lambda is_publish, where: None if is_publish else denied.append(where))
+        try:
+            await self.room(self._loop.time() + timeout_s)
+            subscription = await _not_swallowed(self.connection.subscribe(subject, cb=callback))
+            if self.connection.is_connected:
+                with contextlib.suppress(UnavailableError):
+                    await self.settle(timeout_s)
+        except (nats.errors.Error, OSError) as error:
+            self.must_be_usable()
+            raise UnavailableError(f"the NATS connection fails on {subject}: {str(error) or type(error).__name__}") from error
+        except asyncio.CancelledError:
+            await _unsubscribe(subscription)
+            raise
+        finally:
+            unwatch()
+        if subject in denied or self.closed:
+            await _unsubscribe(subscription)
+            self.must_be_usable()
+            raise NotAllowedError(f"NATS does not let this user listen on {subject}, where answers would come")
+        return subscription
+
+    async def publish(
+        self,
+        subject: str,
+        payload: bytes,
+        reply: str = "",
+        headers: dict[str, str] | None = None,
+        *,
+        give_up_at: float | None = None,
+    ) -> None:
+        """Send without waiting for anything but room, until ``give_up_at`` (loop time in s; default: after REQUEST_TIMEOUT_S).
+
+        Raises ProtocolError (too large), ClientClosedError, UnavailableError: in each case nothing was sent.
+        """
+        self.must_be_usable()
+        if give_up_at is None:
+            give_up_at = self._loop.time() + REQUEST_TIMEOUT_S
+        if not self.has_room:
+            await self.room(give_up_at)
+        await self.write(subject, payload, reply, headers, give_up_at)
+
+    def hand_over(self, subject: str, payload: bytes, reply: str) -> bool:
+        """``write`` where there is room and it can be done without waiting; else False: ``write`` is to do it, or to say why not."""
+        ours = self._ours
+        return ours is not None and len(payload) < _LARGE_BYTES and ours.hand_over(subject, reply, payload, ROOM_BYTES)
+
+    async def write(self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None, give_up_at: float) -> None:
+        """Hand a message over, without looking for room; errors as of ``publish``. Once handed over it stays so."""
+        if headers is None and self.hand_over(subject, payload, reply):
+            return
+        try:
+            if len(payload) < _LARGE_BYTES:
+                await self.connection.publish(subject, payload, reply=reply, headers=headers)
+            else:
+                await self._write_large(subject, payload, reply, headers, give_up_at)
+        except nats.errors.MaxPayloadError:
+            raise ProtocolError(f"{len(payload)} bytes are more than this NATS server takes") from None
+        except (nats.errors.Error, OSError, ValueError) as error:
+            self.must_be_usable()
+            raise UnavailableError(f"the NATS connection fails on {subject}: {str(error) or type(error).__name__}") from error
+
+    async def _write_large(
+        self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None, give_up_at: float
+    ) -> None:
+        """nats-py may wait until it is written, and swallows a cancellation while it does."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(give_up_at):
+                await _not_swallowed(self.connection.publish(subject, payload, reply=reply, headers=headers))
+
+    async def settle(self, timeout_s: float = 5.0) -> None:
+        """Return when the server has processed everything sent before, subscriptions included; UnavailableError if it can't.
+
+        Twice, because nats-py's ``flush`` writes its PING ahead of what is still buffered: the PONG of the first one only
+        shows that the buffer has been written, that of the second one comes after it.
+        """
+        try:
+            for _ in range(2):
+                await _not_swallowed(self.connection.flush(timeout=timeout_s))  # type: ignore[arg-type]
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            raise UnavailableError(f"the NATS connection fails: {str(error) or type(error).__name__}") from error
+
+    def end(self) -> None:
+        """Nothing goes through here any more, and who waits is told. The connection stays open: it may be the caller's."""
+        self.must_be_at_home()
+        self.closed = True
+        self._unwatch()
+        self._unwatch = _nothing
+        if isinstance(self.connection, StrictConnection) and self._renewed in self.connection.on_reconnected:
+            self.connection.on_reconnected.remove(self._renewed)
+        self._answers.end(ClientClosedError("the client was closed before the answer came"))
+        callbacks, self._on_close = self._on_close, set()
+        for callback in callbacks:
+            callback()
+
+    async def leave(self) -> None:
+        """``end``, and leave nothing behind on the connection, which goes on."""
+        self.end()
+        await end_tasks([self._opening])
+        await self._answers.leave()
+
+    async def close(self) -> None:
+        """``end``, then flush and close the connection; what can't be written within ``_CLOSE_S`` is given up."""
+        self.end()
+        try:
+            await end_tasks([self._opening])
+            async with asyncio.timeout(_CLOSE_S):
+                await _not_swallowed(self.connection.flush(timeout=_CLOSE_S))  # type: ignore[arg-type]
+        except Exception:  # not connected, or blocked: there is nobody to wait for
+            cut_off(self.connection)
+        finally:
+            await _close(self.connection)
+
+
+async def _close(connection: NatsConnection) -> None:
+    """Close it within 2 x ``_CLOSE_S``, also if this is cancelled: then it goes on by itself."""
+    closing = asyncio.create_task(_close_bounded(connection), name="closing of a connection")
+    _closings.add(closing)
+    closing.add_done_callback(_closings.discard)
+    await asyncio.shield(closing)
+
+
+_closings: set[asyncio.Task[None]] = set()
+
+
+async def _close_bounded(connection: NatsConnection) -> None:
+    """nats-py waits for as long as a blocked socket takes."""
+    closing = asyncio.create_task(connection.close(), name="nats-py's close")
+    closing.add_done_callback(lambda done: done.cancelled() or done.exception())
+    await asyncio.wait([closing], timeout=_CLOSE_S)
+    if not closing.done():
+        cut_off(connection)
+        await asyncio.wait([closing], timeout=_CLOSE_S)
+        await end_tasks([closing])
+
+
+def _nothing() -> None:
+    pass
+
+
+async def _unsubscribe(subscription: Any) -> None:
+    if subscription is not None:
+        with contextlib.suppress(Exception):
+            await subscription.unsubscribe()

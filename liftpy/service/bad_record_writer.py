@@ -1,0 +1,100 @@
+"""Writes what ``liftpy.core.services.bad_records`` decides: the record to the dead-letter stream, then the decision to the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from liftpy.client import Client
+from liftpy.core.services.bad_records import SkipDecision, dead_letter_headers
+from liftpy.core.services.outbox import EXPECTED_HEADER
+from liftpy.core.services.snapshot import Identity
+from liftpy.core.services.versions import VersionDecision
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import Record
+from liftpy.core.wire.subjects import data_subject
+from liftpy.errors import ConfigError, UnavailableError
+
+logger = logging.getLogger("liftpy.service")
+
+_FILLED_IN = "service"
+"""What stands for a wildcard, where a stream listens on more subjects than one."""
+
+
+class RecordWriter:
+    """Appends what the framework says to a stream. ``timeout_s``: for each ack."""
+
+    def __init__(self, client: Client, timeout_s: float = 3.0) -> None:
+        self._client = client
+        self._timeout_s = timeout_s
+
+    async def append(
+        self,
+        name: str,
+        partition: int,
+        value: bytes,
+        key: bytes | None,
+        headers: Sequence[tuple[str, bytes]],
+        uid: str = "",
+        *,
+        first: bool = False,
+    ) -> int:
+        """Append one record to a partition; return its offset. Raises ConfigError, UnavailableError where it is not acknowledged.
+
+        ``first``: as the first record of the partition, or not at all.
+        """
+        stream = await self._client.stream(name)
+        if uid and stream.uid != uid:
+            raise ConfigError(f"the stream {name} was deleted and made again")
+        if not stream.answers:
+            raise ConfigError(f"{name} has the ack policy none and answers nobody")
+        partition = partition if partition < len(stream.partitions) else 0
+        subject = ".".join(_FILLED_IN if token in ("*", ">") else token for token in stream.subject.split("."))
+        message = client_pb2.Message(
+            offset=-1,
+            value=value,
+            key=key or b"",
+            keyed=key is not None,
+            stream=name,
+            streamUid=stream.uid,
+            partition=partition,
+            headers=[client_pb2.Header(name=header, value=content) for header, content in headers],
+            ackPolicy=client_pb2.ALL,
+        )
+        answer = await self._client.transport.request(
+            data_subject(subject, partition), frames.encode(message), self._timeout_s, {EXPECTED_HEADER: "0"} if first else None
+        )
+        ack = frames.decode(answer, client_pb2.Ack)
+        if (ack.stream, ack.partition) != (name, partition) or ack.ackError != client_pb2.Ack.OK:
+            raise UnavailableError(f"{name}/{partition} did not take it: {ack.detail or ack.ackError}")
+        return ack.offset
+
+
+class DecisionWriter(RecordWriter):
+    """Appends decisions about one service. ``dead_letter_stream``: '' for none."""
+
+    def __init__(self, client: Client, dead_letter_stream: str, timeout_s: float = 3.0) -> None:
+        super().__init__(client, timeout_s)
+        self._dead_letters = dead_letter_stream
+
+    async def pass_over(self, identity: Identity, decision: SkipDecision, record: Record, error: str) -> int:
+        """Give ``record`` to the dead-letter stream, then append the decision; return the decision's offset.
+
+        The record may be there twice when this is repeated; it is never passed over without being there. Raises UnavailableError when
+        either is not acknowledged.
+        """
+        source = f"{identity.stream}/{identity.uid}/{identity.partition}"
+        if self._dead_letters:
+            headers = dead_letter_headers(identity.service, source, error, record)
+            await self.append(self._dead_letters, identity.partition, record.value or b"", record.key, headers)
+        offset = await self.append(identity.stream, identity.partition, error.encode(), None, decision.headers(), identity.uid)
+        logger.warning("%s: %s is passed over, by the record at %d: %s", identity, decision.unit, offset, error)
+        return offset
+
+    async def upgrade(self, identity: Identity, decision: VersionDecision, *, first: bool) -> int:
+        """Append the decision; ``first``: as the first record of the log, or not at all. Return its offset. Raises UnavailableError."""
+        headers = decision.headers()
+        offset = await self.append(identity.stream, identity.partition, b"", None, headers, identity.uid, first=first)
+        logger.warning("%s: version %d from the record at %d on", identity, decision.version, offset)
+        return offset

@@ -1,0 +1,207 @@
+"""Runs a LEADER's effects and appends their results; appends offers and ticks. The shell around ``liftpy.core.services.effects``.
+
+Handlers run in threads of their own, an ``async`` one in an event loop of its own: nothing that they do holds up heartbeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from liftpy.config import NS_PER_S
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.services.effects import Effect, result_headers, tick_headers
+from liftpy.core.services.machine import ServiceMachine
+from liftpy.core.services.outbox import MAX_OUTPUT_BYTES
+from liftpy.core.services.service import ServiceFailedError
+from liftpy.errors import LiftError
+from liftpy.service.bad_record_writer import RecordWriter
+from liftpy.service.settings import ServiceSettings
+
+logger = logging.getLogger("liftpy.service")
+
+_LOOK_S = 0.01
+_SOON_S = 0.05
+"""How exactly a timer is met, and how often outputs are looked for that an effect waits for."""
+_IDLE_LOOK_S = 30.0
+"""When nothing wakes it."""
+_APPLIED_WITHIN_S = 10.0
+"""A result that was appended and is in the state no sooner is appended again."""
+_FIRST_WAIT_S = 1.0
+_LONGEST_WAIT_S = 60.0
+
+
+@dataclass(slots=True)
+class _Try:
+    task: asyncio.Task[None] | None = None
+    again_s: float = 0.0
+    failures: int = 0
+
+
+class EffectRunner:
+    """``machine``: the state that runs; ``leads``: whether this service may act; ``emitted_end``: as of ``Replier``."""
+
+    def __init__(
+        self,
+        writer: RecordWriter,
+        settings: ServiceSettings,
+        machine: Callable[[], ServiceMachine | None],
+        leads: Callable[[], bool],
+        emitted_end: Callable[[], int | None],
+    ) -> None:
+        self._writer = writer
+        self._settings = settings
+        self._machine = machine
+        self._leads = leads
+        self._emitted_end = emitted_end
+        self._tries: dict[int, _Try] = {}
+        self._threads = 0
+        self._ticked_s = 0.0
+        self._woken = asyncio.Event()
+        self._rests_until_s = math.inf
+        self.problem = ""
+        """Why an effect has no result; shown in status."""
+
+    def wake(self) -> None:
+        """There may be something to do: records were applied, or this service leads now. A timer that was set meanwhile, and is due no
+        sooner than it looks anyway, does not wake it."""
+        machine = self._machine()
+        if machine is not None and self._leads():
+            rests_until_s = time.monotonic() + self._rest_s(machine)
+            if len(machine.effects) or rests_until_s < self._rests_until_s:
+                self._woken.set()
+
+    async def run(self) -> None:
+        """Act while this service leads, for ever."""
+        try:
+            while True:
+                self._woken.clear()
+                machine = self._machine()
+                if machine is not None and self._leads() and not machine.failed:
+                    self._begin(machine)
+                    await self._tick(machine)
+                    await asyncio.sleep(_LOOK_S)  # no more often, whoever wakes it
+                    if self._tries:
+                        continue
+                else:
+                    self._give_up()
+                rest_s = self._rest_s(machine)
+                self._rests_until_s = time.monotonic() + rest_s
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._woken.wait(), rest_s)
+        finally:
+            self._give_up()
+
+    def _rest_s(self, machine: ServiceMachine | None) -> float:
+        """How long there is nothing to do, as far as can be seen."""
+        if machine is None or not self._leads():
+            return _IDLE_LOOK_S
+        if len(machine.effects):
+            return _SOON_S
+        if not self._settings.tick_s or machine.next_timer_ns is None:
+            return _IDLE_LOOK_S
+        due_s = (machine.next_timer_ns - time.time_ns()) / NS_PER_S
+        allowed_s = self._ticked_s + self._settings.tick_s - time.monotonic()
+        return min(max(due_s, allowed_s, _SOON_S), _IDLE_LOOK_S)
+
+    def _give_up(self) -> None:
+        for one in self._tries.values():
+            if one.task is not None:
+                one.task.cancel()
+        self._tries.clear()
+        self.problem = ""
+
+    def _begin(self, machine: ServiceMachine) -> None:
+        now_s, emitted_end = time.monotonic(), self._emitted_end()
+        for number in [n for n in self._tries if machine.effects.get(n) is None]:
+            one = self._tries.pop(number)
+            if one.task is not None:
+                one.task.cancel()  # a result came from elsewhere
+        if not self._tries:
+            self.problem = ""
+        for effect in machine.effects:
+            running = sum(one.task is not None for one in self._tries.values())
+            if max(running, self._threads) >= self._settings.effects_at_once:
+                return
+            if emitted_end is not None and effect.output_count > emitted_end:
+                return
+            one = self._tries.setdefault(effect.number, _Try())
+            if one.task is None and now_s >= one.again_s:
+                one.task = asyncio.create_task(self._act(machine, effect, one))
+
+    async def _act(self, machine: ServiceMachine, effect: Effect, one: _Try) -> None:
+        try:
+            value = effect.payload if effect.is_offer else await self._handled(machine, effect)
+            headers = result_headers(machine.identity.service, effect.number)
+            await self._writer.append(
+                machine.identity.stream, machine.identity.partition, value, effect.key, headers, machine.identity.uid
+            )
+            one.again_s = time.monotonic() + _APPLIED_WITHIN_S
+        except Exception as error:  # whatever the handler raises
+            one.failures += 1
+            one.again_s = time.monotonic() + min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2 ** min(one.failures - 1, 10))
+            what = "offer" if effect.is_offer else f"effect {effect.name!r}"
+            blame = error.code if isinstance(error, LiftError) else type(error).__name__
+            self.problem = f"{what} {effect.id}, try {one.failures}: {blame}: {error}"[:500]
+            if one.failures in (1, 10, 100, 1000):
+                logger.warning("%s: %s", machine.identity, self.problem)
+        finally:
+            one.task = None
+
+    async def _handled(self, machine: ServiceMachine, effect: Effect) -> bytes:
+        """What the handler returns; raises what it raises, TimeoutError after ``effect_timeout_s``."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Any] = loop.create_future()
+        self._threads += 1
+
+        def tell(result: Any, error: Exception | None) -> None:
+            self._threads -= 1
+            if not done.done():
+                done.set_result(result) if error is None else done.set_exception(error)
+
+        def work() -> None:
+            result, error = None, None
+            try:
+                result = machine.run_effect(effect)
+                if inspect.iscoroutine(result):
+                    result = asyncio.run(_awaited(result))
+            except Exception as raised:
+                error = raised
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(tell, result, error)
+
+        threading.Thread(target=work, daemon=True, name=f"effect {effect.number}").start()
+        async with asyncio.timeout(self._settings.effect_timeout_s):
+            result = await done
+        if result is not None and not isinstance(result, bytes):
+            raise ServiceFailedError(f"on_effect returned {type(result).__name__}, neither bytes nor None")
+        if result is not None and len(result) > MAX_OUTPUT_BYTES:
+            raise ServiceFailedError(f"on_effect returned {len(result)} bytes, {MAX_OUTPUT_BYTES} at most")
+        return result or b""
+
+    async def _tick(self, machine: ServiceMachine) -> None:
+        """While nothing arrives log time stands still; a record that says nothing lets timers fire that are due by the clock."""
+        tick_s, now_s = self._settings.tick_s, time.monotonic()
+        if not tick_s or now_s - self._ticked_s < tick_s or machine.next_timer_ns is None:
+            return
+        if machine.next_timer_ns > time.time_ns():
+            return
+        self._ticked_s = now_s
+        identity = machine.identity
+        try:
+            await self._writer.append(
+                identity.stream, identity.partition, b"", None, tick_headers(identity.service), identity.uid
+            )
+        except LiftError as error:
+            self.problem = f"tick: {error.code}: {error}"
+
+
+async def _awaited(work: Coroutine[Any, Any, Any]) -> Any:
+    return await work

@@ -1,0 +1,311 @@
+"""Writes a LEADER's outputs to the output stream, each at its own offset; lets followers read along. See ``outbox.py``.
+
+In record batches, several in flight, each with the offset that its first output expects. The first refusal or missing ack stops the
+window: then the end of the output stream is learned anew, by a read, before anything else is sent.
+
+Appending records that a service has emitted: one BatchPublish at an expected offset, one ack that is looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from liftpy.client import Client
+from liftpy.core.services.outbox import DisprovenError, Outbox, Output, OutputConflictError
+from liftpy.core.services.service import DivergedError
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import Record, build_batch
+from liftpy.core.wire.headers import Pairs
+from liftpy.core.wire.subjects import data_subject
+from liftpy.errors import ConfigError, LiftError, NotFoundError, OffsetOutOfRangeError, UnavailableError
+from liftpy.nats.transport import Transport
+from liftpy.service.settings import ServiceSettings
+
+Row = tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]] | Pairs]
+"""(value, key, headers)"""
+
+
+class NotWrittenError(UnavailableError):
+    """An output was not acknowledged, or refused because it was not its turn: look at the stream and go on from there."""
+
+    code = "NOT_WRITTEN"
+
+
+class Destination(NamedTuple):
+    """Of the partition that is written to. ``subject``: its data subject."""
+
+    stream: str
+    uid: str
+    partition: int
+    subject: str
+
+
+def frame_of(to: Destination, expected_offset: int, rows: Sequence[Row]) -> bytes:
+    """The message that appends ``rows`` at ``expected_offset``, or nothing."""
+    head = client_pb2.BatchPublish(
+        stream=to.stream,
+        streamUid=to.uid,
+        partition=to.partition,
+        expectedOffset=expected_offset,
+        ackPolicy=client_pb2.ALL,
+    )
+    values, keys, headers = zip(*rows, strict=True)
+    return frames.batch_publish(head, build_batch(values, keys=keys, headers=headers))
+
+
+def fitting(to: Destination, expected_offset: int, rows: Sequence[Row], max_payload: int) -> tuple[bytes, int]:
+    """The message of as many of ``rows``, from the first on, as fit into ``max_payload`` by halves; and how many. At least one."""
+    count = len(rows)
+    frame = frame_of(to, expected_offset, rows)
+    while len(frame) > max_payload and count > 1:
+        count //= 2
+        frame = frame_of(to, expected_offset, rows[:count])
+    return frame, count
+
+
+async def append(
+    transport: Transport, to: Destination, frame: bytes, expected_offset: int, count: int, timeout_s: float
+) -> None:
+    """Send ``frame``; raise NotWrittenError unless its ``count`` records are acknowledged at ``expected_offset``."""
+    which = f"output at offset {expected_offset} of {to.stream}/{to.partition}"
+    ack = frames.decode(await transport.request(to.subject, frame, timeout_s), client_pb2.Ack)
+    named = (ack.stream, ack.partition) == (to.stream, to.partition)
+    if not named or ack.streamUid not in ("", to.uid):  # somebody else answers there: it says nothing [A9]
+        raise NotWrittenError(f"{which} was answered by {ack.stream!r}/{ack.partition} (uid {ack.streamUid})")
+    if ack.ackError != client_pb2.Ack.OK:
+        reason = client_pb2.Ack.Error.Name(ack.ackError) if ack.ackError in client_pb2.Ack.Error.values() else ack.ackError
+        raise NotWrittenError(f"{which} was refused: {reason} {ack.detail}".rstrip())
+    if (ack.offset, ack.recordCount) != (expected_offset, count):
+        raise OutputConflictError(
+            f"{which} and {count - 1} more were written as {ack.recordCount} records from {ack.offset} on"
+        )
+
+
+logger = logging.getLogger("liftpy.service")
+
+_AGAIN_S = 0.05
+"""The first wait after an output that was not written; twice as long each time, up to ``emit_poll_s``."""
+_BATCH_RECORDS = 1024
+_LOST_AFTER_S = 3.0
+"""An output stream that ends below what was acknowledged for so long was cut; a leader that has just begun says less for a moment."""
+
+
+def _nothing() -> None:
+    pass
+
+
+class StreamReplacedError(NotFoundError):
+    """The output stream was deleted and created again. Blame: the operator. A new process writes its outputs from the first one on."""
+
+
+class _Batch(NamedTuple):
+    """Outputs that travel and are stored together; ``last`` is inclusive."""
+
+    first: Output
+    last: Output
+    frame: bytes
+
+    @property
+    def record_count(self) -> int:
+        return self.last.number - self.first.number + 1
+
+
+class Emitter:
+    """The output side of one service. ``leads`` tells whether outputs may leave now; ``fatal`` takes what ends the service,
+    ``disproven`` what only ends the state (an earlier snapshot may be right). ``known`` is called once the end of the output stream
+    is known."""
+
+    def __init__(
+        self,
+        client: Client,
+        transport: Transport,
+        settings: ServiceSettings,
+        outbox: Outbox,
+        leads: Callable[[], bool],
+        fatal: Callable[[LiftError], None],
+        disproven: Callable[[], None],
+        known: Callable[[], None],
+    ) -> None:
+        self._client = client
+        self._transport = transport
+        self._stream = settings.output_stream
+        self._partition = settings.partition
+        self._settings = settings
+        self._outbox = outbox
+        self._leads = leads
+        self._fatal = fatal
+        self._disproven = disproven
+        self._known = known
+        self._address = Destination(self._stream, "", self._partition, "")
+        """Without a subject until the stream was found."""
+        self._wake = asyncio.Event()
+        self._must_look = True
+        """Whether the end of the output stream has to be learned before anything is sent."""
+        self._shorter_since_s: float | None = None
+        """Since when the output stream has ended below what is known to be written."""
+        self._wait_s = _AGAIN_S
+        self.problem = ""
+        """Why outputs don't leave; shown in status."""
+        self.advanced = asyncio.Event()
+        """Set whenever outputs were written."""
+        self.on_advance: Callable[[], None] = _nothing
+        """Called then."""
+
+    def wake(self) -> None:
+        """There is something to send, or the role is another one."""
+        self._wake.set()
+
+    def look_again(self) -> None:
+        """The role is another one: what is known of the output stream may be old."""
+        self._must_look = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Send, read along, for ever."""
+        while True:
+            self._wake.clear()
+            try:
+                await self._turn()
+                self.problem = ""
+            except DisprovenError as error:
+                self._must_look, self.problem = True, f"outputs: {error.code}: {error}"
+                self._disproven()
+            except (DivergedError, ConfigError, StreamReplacedError) as error:
+                self._fatal(error)
+                return
+            except LiftError as error:
+                again = isinstance(error, NotWrittenError)
+                problem = f"outputs: {error.code}: {error}"
+                if problem != self.problem and not again:
+                    logger.warning("to %s/%d: %s", self._stream, self._partition, problem)
+                self._must_look, self.problem = True, problem
+                await asyncio.sleep(min(self._wait_s, self._settings.emit_poll_s) if again else self._settings.emit_poll_s)
+                self._wait_s *= 2
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.emit_poll_s):  # not wait_for, which may swallow a cancellation
+                    await self._wake.wait()
+
+    async def _turn(self) -> None:
+        if not self._address.subject:
+            await self._open()
+        if self._must_look or not self._leads():
+            await self._learn()
+        if self._leads() and not self._outbox.must_rewind:
+            await self._send()
+
+    async def _open(self) -> None:
+        stream = await self._client.stream(self._stream)
+        if self._partition >= len(stream.partitions):
+            raise ConfigError(
+                f"{self._stream} has {len(stream.partitions)} partitions, {self._partition} is needed for outputs"
+            )
+        subject = data_subject(stream.subject, self._partition)
+        if any(token in ("*", ">") for token in subject.split(".")):
+            raise ConfigError(f"{self._stream} listens on {subject}: outputs need a subject without wildcards")
+        if not stream.answers:
+            raise ConfigError(f"{self._stream} has the ack policy none and answers nobody: outputs need acknowledgements")
+        if stream.config.compaction:
+            raise ConfigError(
+                f"{self._stream} is compacted: output n would not stay at offset n; outputs need a stream that is not"
+            )
+        self._address = Destination(self._stream, stream.uid, self._partition, subject)
+
+    # ---- reading along -----------------------------------------------------------------------------------------------------
+    async def _learn(self) -> None:
+        """Take in what the output stream holds now, and check it."""
+        outbox = self._outbox
+        bounds = await self._client.bounds(self._stream, self._partition)
+        if bounds.uid != self._address.uid:
+            raise StreamReplacedError(
+                f"the output stream {self._stream} was deleted and created again: restart the service, it writes all outputs again"
+            )
+        end = bounds.end_offset
+        self._look_for_a_cut(end)
+        proof = outbox.proof_at(bounds.log_start_offset, end)
+        if proof is not None:
+            await self._read(proof, proof + 1, outbox.prove)
+        outbox.starts_at(bounds.log_start_offset, end)
+        if outbox.emitted_end < end:
+            await self._read(outbox.emitted_end, end, outbox.learned)
+            outbox.written(end)  # the last ones were purged, perhaps
+            self._advance()
+        self._must_look = self._shorter_since_s is not None
+        if not outbox.known:
+            outbox.known = True
+            self._known()
+
+    def _look_for_a_cut(self, end: int) -> None:
+        now_s = time.monotonic()
+        if end >= self._outbox.emitted_end:
+            self._shorter_since_s = None
+        elif self._shorter_since_s is None:
+            self._shorter_since_s = now_s
+        elif now_s - self._shorter_since_s >= _LOST_AFTER_S:
+            where, known = f"{self._stream}/{self._partition}", self._outbox.emitted_end
+            logger.error(
+                "%s ends at %d, below the %d outputs that were written: it was cut, they are written again", where, end, known
+            )
+            self._outbox.lost(end)
+            self._shorter_since_s = None
+
+    async def _read(self, start: int, end: int, take: Callable[[Record], None]) -> None:
+        try:
+            pieces = self._client.read_range(self._stream, self._partition, start, end, uid=self._address.uid, exact=True)
+            async with contextlib.aclosing(pieces):
+                async for piece in pieces:
+                    for record in piece.records():
+                        take(record)
+        except OffsetOutOfRangeError:
+            raise NotWrittenError("the output stream's retention overtook the reading") from None
+
+    # ---- writing -----------------------------------------------------------------------------------------------------------
+    async def _send(self) -> None:
+        outbox = self._outbox
+        while self._leads() and not self._must_look:
+            outputs = outbox.take(outbox.emitted_end, self._settings.emit_window)
+            if not outputs:
+                return
+            batches = list(self._batched(outputs))
+            answers = await asyncio.gather(*map(self._write, batches), return_exceptions=True)
+            for batch, answer in zip(batches, answers, strict=True):
+                if isinstance(answer, NotWrittenError | asyncio.CancelledError):
+                    raise answer
+                if isinstance(answer, BaseException):
+                    raise NotWrittenError(f"output {batch.first.number}: {answer}") from answer
+                outbox.wrote(batch.last)
+                self._wait_s = _AGAIN_S
+                self._advance()
+
+    def _advance(self) -> None:
+        self.advanced.set()
+        self.on_advance()
+
+    def _batched(self, outputs: Sequence[Output]) -> Iterator[_Batch]:
+        """In record batches that fit into a message, as long as they may be."""
+        max_payload = self._transport.max_payload_bytes
+        start = 0
+        while start < len(outputs):
+            count = size_bytes = 0
+            for output in outputs[start : start + _BATCH_RECORDS]:
+                size_bytes += output.size_bytes
+                if count and size_bytes > max_payload // 2:
+                    break
+                count += 1
+            rows = [(o.value, o.key, self._outbox.headers_of(o)) for o in outputs[start : start + count]]
+            frame, count = fitting(
+                self._address, outputs[start].number, rows, max_payload
+            )  # what we add to each was not counted
+            yield _Batch(outputs[start], outputs[start + count - 1], frame)
+            start += count
+
+    async def _write(self, batch: _Batch) -> None:
+        """Append outputs, the first of them at its own offset; raises NotWrittenError unless they are acknowledged there."""
+        count = batch.record_count
+        await append(self._transport, self._address, batch.frame, batch.first.number, count, self._settings.emit_timeout_s)

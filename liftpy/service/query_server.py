@@ -1,0 +1,210 @@
+"""Answers queries of a service's state, on ``<ns>.service.<name>.query``: the NATS shell around ``QueryDesk``.
+
+Every process whose state has caught up listens, as one queue group, so that each query goes to one of them. One that falls behind
+leaves the group until it has caught up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from liftpy.client import Client, ReadOptions
+from liftpy.client.service_queries import QueryRefusedError
+from liftpy.core.services.machine import ServiceMachine
+from liftpy.core.services.queries import (
+    AT_LEAST_HEADER,
+    ERROR_HEADER,
+    NODE_HEADER,
+    PARTITIONS_HEADER,
+    POSITION_HEADER,
+    Query,
+    QueryDesk,
+    QueryFailedError,
+    position_in,
+)
+from liftpy.core.services.service import ServiceFailedError
+from liftpy.core.wire.inboxes import InboxRule, publish_answer, reply_to
+from liftpy.core.wire.subjects import Subjects, data_subject
+from liftpy.errors import LiftError, UnavailableError
+from liftpy.nats.request_guard import RequestGuard
+from liftpy.nats.transport import Transport
+from liftpy.service.settings import ServiceSettings
+
+logger = logging.getLogger("liftpy.service")
+
+_GROUP = "queries"
+_BEHIND = "the state here is behind the log"
+_LOOK_S = 0.005
+_JOIN_LOOK_S = 0.1
+_COUNT_AGAIN_S = 10.0
+"""How old the number of partitions may be: partitions are added now and then."""
+_IDLE_LOOK_S = 30.0
+"""When nothing wakes it."""
+_ASKING = ReadOptions(patience_s=1.0, answer_timeout_s=0.5)
+_HEADERS_BYTES = 1024
+"""Left for the headers of an answer."""
+
+
+class QueryServer:
+    """``machine``: the state that runs, None before the first. ``hears``: whether the node beside it is there, and feeds it;
+    ``caught_up``: whether the state holds what was committed when the node was heard last."""
+
+    def __init__(
+        self,
+        client: Client,
+        transport: Transport,
+        subjects: Subjects,
+        settings: ServiceSettings,
+        machine: Callable[[], ServiceMachine | None],
+        hears: Callable[[], bool],
+        caught_up: Callable[[], bool],
+    ) -> None:
+        self._client = client
+        self._transport = transport
+        self._subject = data_subject(subjects.service_query(settings.service), settings.partition)
+        self._settings = settings
+        self._machine = machine
+        self._hears = hears
+        self._caught_up = caught_up
+        self._desk = QueryDesk()
+        self.answered_count = 0
+        self.refused_count = 0
+        """Also those that ``on_query`` raised on."""
+        self._arrival = asyncio.Event()
+        self._partitions = 0
+        """Of the stream that the service reads; 0: not known."""
+        self._counted_s = -math.inf
+        self._inboxes = InboxRule(settings.reply_prefixes)
+        self.counters: Counter[str] = Counter()
+        """Queries that were not answered, by reason."""
+        self._guard = RequestGuard("query", self.counters, self._reject)
+
+    async def _count_partitions(self) -> None:
+        if time.monotonic() - self._counted_s >= _COUNT_AGAIN_S:
+            with contextlib.suppress(LiftError):  # it is asked for again with the next query
+                self._partitions = len((await self._client.stream(self._settings.stream)).partitions)
+                self._counted_s = time.monotonic()
+
+    @property
+    def waiting_count(self) -> int:
+        """Queries without an answer."""
+        return len(self._desk)
+
+    def wake(self) -> None:
+        """The node beside it may be heard no more."""
+        self._arrival.set()
+
+    async def run(self) -> None:
+        """Listen while the state has caught up, for ever."""
+        while True:
+            await self._count_partitions()
+            while not (self._hears() and self._caught_up()):
+                await asyncio.sleep(_JOIN_LOOK_S)
+            subscription = await self._transport.connection.subscribe(
+                self._subject, queue=_GROUP, cb=self._guard.callback(self._arrived)
+            )
+            try:
+                why = await self._serve()
+            finally:
+                with contextlib.suppress(Exception):
+                    await subscription.unsubscribe()
+            for query in self._desk.expired(math.inf):
+                await self._refuse(query.reply, QueryRefusedError(why))
+
+    async def _arrived(self, message: Any) -> None:
+        if reply_to(message.reply, (self._inboxes,), self.counters) is None:
+            return
+        try:
+            at_least = position_in((message.headers or {}).get(AT_LEAST_HEADER))
+        except QueryFailedError as error:
+            await self._refuse(message.reply, error)
+            return
+        if not self._desk.take(Query(message.data, message.reply, time.monotonic(), at_least)):
+            await self._refuse(message.reply, QueryRefusedError("too many queries wait here"))
+            return
+        self._arrival.set()
+
+    async def _serve(self) -> str:
+        """Answer what can be answered, until the state falls behind; return why it did."""
+        placing: asyncio.Task[None] | None = None
+        try:
+            while True:
+                if placing is None or placing.done():
+                    queries = self._desk.without_position()
+                    placing = asyncio.create_task(self._place(queries)) if queries else None
+                await self._answer_ready()
+                expired = self._desk.expired(time.monotonic())
+                for query in expired:
+                    await self._refuse(query.reply, QueryRefusedError(_BEHIND))
+                if expired:
+                    return _BEHIND
+                if not self._hears():
+                    return f"nothing is heard from node {self._settings.node}, which feeds the state here"
+                if not len(self._desk):
+                    self._arrival.clear()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_IDLE_LOOK_S):
+                            await self._arrival.wait()
+                elif placing is not None:
+                    await asyncio.wait((placing,), timeout=_LOOK_S)
+                else:
+                    await asyncio.sleep(_LOOK_S)
+        finally:
+            if placing is not None:
+                placing.cancel()
+
+    async def _place(self, queries: list[Query]) -> None:
+        """Ask the leader how far the log is committed, once for all of ``queries``."""
+        await self._count_partitions()
+        try:
+            bounds = await self._client.bounds(self._settings.stream, self._settings.partition, options=_ASKING)
+            self._desk.placed(queries, bounds.end_offset)
+        except LiftError as error:
+            for query in self._desk.drop(queries):
+                await self._refuse(query.reply, QueryRefusedError(f"how far the log is committed: {error.code}: {error}"))
+
+    async def _answer_ready(self) -> None:
+        machine = self._machine()
+        if machine is not None and not machine.failed:  # else it is made anew, and they wait for that
+            for query in self._desk.ready(machine.position):
+                await self._answer_one(machine, query)
+
+    async def _answer_one(self, machine: ServiceMachine, query: Query) -> None:
+        await self._guard.run(self._query(machine, query), query.reply.encode())
+
+    async def _query(self, machine: ServiceMachine, query: Query) -> None:
+        try:
+            answer = machine.query(query.body)
+        except ServiceFailedError as error:
+            await self._refuse(query.reply, QueryFailedError(str(error)))
+            return
+        if len(answer) + _HEADERS_BYTES > self._transport.connection.max_payload:
+            await self._refuse(query.reply, QueryFailedError(f"an answer of {len(answer)} bytes does not fit into a message"))
+            return
+        self.answered_count += 1
+        headers = {POSITION_HEADER: str(machine.position), **self._who()}
+        with contextlib.suppress(UnavailableError):  # who asked asks again
+            await self._publish(query.reply, answer, headers)
+
+    def _who(self) -> dict[str, str]:
+        partitions = {PARTITIONS_HEADER: str(self._partitions)} if self._partitions else {}
+        return {NODE_HEADER: self._settings.node, **partitions}
+
+    async def _publish(self, reply: str | bytes, answer: bytes, headers: dict[str, str]) -> None:
+        await publish_answer(self._transport.publish, (self._inboxes,), self.counters, reply, answer, headers)
+
+    async def _reject(self, reply: bytes, error: Exception) -> None:
+        await self._refuse(reply, QueryFailedError(f"the service failed at this query: {type(error).__name__}"))
+
+    async def _refuse(self, reply: str | bytes, error: LiftError) -> None:
+        self.refused_count += 1
+        headers = {ERROR_HEADER: error.code, **self._who()}
+        with contextlib.suppress(UnavailableError):
+            await self._publish(reply, str(error).encode("utf-8", "replace")[:_HEADERS_BYTES], headers)

@@ -1,0 +1,496 @@
+"""Feeder: brings committed records from the own node's sidecar to the machine, and its snapshots to the store.
+
+It reads from the machine's position on, one record early: that record's LeaderEpoch has to be the one that the state was built on,
+else the log was cut below it (by an unclean election) and a snapshot below the cut is gone back to [D5].
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shlex
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import islice
+
+from liftpy.client.batch_view import BatchSlice, one_by_one
+from liftpy.client.consumer import PartitionReader
+from liftpy.client.progress import ReadProgress
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.services.bad_records import DecisionMissedError, Failing, Next, PoisonError, Unit, decided
+from liftpy.core.services.machine import ServiceMachine
+from liftpy.core.services.outbox import Outbox
+from liftpy.core.services.service import Role, Service, ServiceFailedError
+from liftpy.core.services.snapshot import Identity, Snapshot
+from liftpy.core.wire.batch import Record
+from liftpy.errors import DataLossError, LiftError, LogTruncatedError, NotFoundError, OffsetOutOfRangeError
+from liftpy.service.output_writer import Emitter
+from liftpy.service.settings import ServiceSettings
+from liftpy.service.snapshot_manager import SnapshotKeeper
+
+logger = logging.getLogger("liftpy.service")
+
+_FIRST_CHUNK_RECORDS = 32
+_MAX_CHUNK_RECORDS = 128
+_PAUSE_S = 0.25
+
+Started = Callable[[ServiceMachine, Snapshot | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Decider:
+    """Who has the services pass over what fails. ``may``: whether this one is beside the partition's leader; ``decide`` appends it."""
+
+    may: Callable[[], bool]
+    decide: Callable[[Failing], Awaitable[None]]
+
+
+class Feeder:
+    """Feeds one machine, and makes it anew from a snapshot when it has to go back."""
+
+    def __init__(
+        self,
+        *,
+        reader: PartitionReader,
+        identity: Identity,
+        settings: ServiceSettings,
+        keeper: SnapshotKeeper,
+        outbox: Outbox | None,
+        factory: Callable[[], Service],
+        emitter: Emitter | None,
+        started: Started,
+        stop_reached: Callable[[], None],
+        decider: Decider | None = None,
+    ) -> None:
+        self._reader = reader
+        self._identity = identity
+        self._settings = settings
+        self._keeper = keeper
+        self._outbox = outbox
+        self._factory = factory
+        self._emitter = emitter
+        self._started = started
+        self._stop_reached = stop_reached
+        self._decider = decider
+        self._failing: Failing | None = None
+        """What the service could not apply when it last tried."""
+        self._decided: set[Unit] = set()
+        """What is passed over, by records of this log."""
+        self._machine: ServiceMachine
+        self._progress: ReadProgress
+        self._log_start_offset = 0
+        self._stop_position: int | None = None
+        """Exclusive: be fed up to here; None: up to HW."""
+        self._told = False
+        """Whether it was told that this stop is reached."""
+        self._cut: int | None = None
+        """The log ends here, below the machine's position: go back."""
+        self._began: Snapshot | None = None
+        """What the machine began from."""
+        self._disproven = False
+        """The outputs of the state that it began from are not the ones that were written: go back."""
+        self._verifying = False
+        """Whether the next record is the one before the machine's position, and only to be looked at."""
+        self._ask_again = False
+        self._chunk_records = _FIRST_CHUNK_RECORDS
+        self._wake = asyncio.Event()
+        self.problem = ""
+        """Why nothing comes; shown in status."""
+
+    # ---- what the host says ------------------------------------------------------------------------------------------------
+    def stop_at(self, position: int | None) -> None:
+        """Feed up to ``position`` (exclusive; None: HW)."""
+        if position != self._stop_position:
+            self._stop_position, self._told = position, False
+            self._wake.set()
+
+    def cut_at(self, log_end_offset: int) -> None:
+        """The leader's log ends below the machine's position."""
+        self._cut = log_end_offset
+        self._wake.set()
+
+    def disproven(self) -> None:
+        """The state that the machine began from has diverged: go back to an earlier snapshot, and never begin from this one again."""
+        self._disproven = True
+        self._wake.set()
+
+    def verify(self, log_start_offset: int) -> None:
+        """Another LeaderEpoch: look again whether the state is one of this log."""
+        self._log_start_offset = max(self._log_start_offset, log_start_offset)
+        self._verifying = self._machine.position > self._log_start_offset
+        self._wake.set()
+
+    def keep_state(self) -> None:
+        """Take a snapshot now, wherever the state is."""
+        self._keeper.ask()
+        self._wake.set()
+
+    def ask_again(self) -> None:
+        """The sidecar has something new: what was asked before may wait for a node that was down, or in sync with nobody."""
+        self._ask_again = True
+        self._wake.set()
+
+    # ---- state ---------------------------------------------------------------------------------------------------------------
+    async def restart(self, log_start_offset: int, wanted: Callable[[Snapshot], bool] = lambda _: True) -> None:
+        """Make the machine anew, from the newest snapshot that is ``wanted``; one of another node's service where the log begins above
+        the own ones. Raises DataLossError when there is none."""
+        self._log_start_offset = max(self._log_start_offset, log_start_offset)
+        snapshot = await self._keeper.newest(wanted)
+        if _position(snapshot) < self._log_start_offset:
+            own = f"at snapshot {snapshot.position}" if snapshot is not None else "without a snapshot"
+            snapshot, tried = await self._keeper.later(self._log_start_offset, wanted)
+            if _position(snapshot) < self._log_start_offset:
+                raise DataLossError(
+                    f"{self._identity}: the log begins at {self._log_start_offset}, the state {own} would lack records, and no other "
+                    f"node's service gave a later one: {tried}. Start the service beside a node where it has one, or copy that"
+                )
+        machine = ServiceMachine(
+            self._factory(),
+            self._identity,
+            snapshot_every=self._settings.snapshot_every,
+            outbox=self._outbox,
+            parameters_digest=self._settings.parameters_digest,
+        )
+        machine.routes = frozenset(route.name for route in self._settings.routes)
+        if machine.starts_in_thread and self._outbox is None:  # nobody else looks at the machine yet
+            await asyncio.to_thread(machine.start, snapshot)
+        else:
+            machine.start(snapshot)
+        for unit in self._decided:
+            if unit.offset >= machine.position:
+                machine.skip(unit)
+        self._machine, self._began = machine, snapshot
+        if self._failing is not None:
+            self._failing.undone = False
+        self._verifying = machine.position > self._log_start_offset
+        if not self._verifying:
+            self._keeper.agrees_with_the_log()
+        self._align()
+        self._started(machine, snapshot)
+
+    def _align(self) -> None:
+        """Read on from the machine's position, or from the record before it."""
+        identity = self._identity
+        self._progress = ReadProgress(identity.stream, identity.partition, next_offset=self._next_read(), uid=identity.uid)
+
+    async def _go_back(self) -> bool:
+        """Go back to an earlier snapshot if there is a reason; whether there was."""
+        outbox, cut = self._outbox, self._cut
+        if cut is not None:
+            self._cut = self._failing = None
+            self._decided.clear()  # their records may be gone
+            logger.warning("%s: the log was cut at %d, below %d", self._identity, cut, self._machine.position)
+            await self._keeper.drop_above(cut)
+            await self.restart(0)
+            if outbox is not None:
+                outbox.compare_again()
+            if self._emitter is not None:
+                self._emitter.look_again()
+            return True
+        if self._machine.position < self._log_start_offset:  # retention was faster: begin from a later snapshot
+            await self.restart(0)
+            if self._emitter is not None:
+                self._emitter.look_again()
+            return True
+        if self._disproven:
+            self._disproven = False
+            first_wrong = self._began.position if self._began is not None else 0
+            await self._keeper.set_aside(first_wrong)
+            await self.restart(0)
+            if self._emitter is not None:
+                self._emitter.look_again()
+            return True
+        if outbox is not None and outbox.must_rewind and self._machine.role is Role.LEADER:
+            emitted_end = outbox.emitted_end
+            logger.info("%s: outputs from %d on have to be produced again", self._identity, emitted_end)
+            await self.restart(0, lambda snapshot: snapshot.output_count <= emitted_end)
+            return True
+        return False
+
+    # ---- feeding -------------------------------------------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Feed, for ever. Raises what ends the service."""
+        fetch: asyncio.Task[list[BatchSlice]] | None = None
+        try:
+            while True:
+                self._wake.clear()
+                if await self._go_back() or self._misaligned() or self._ask_again:
+                    self._ask_again = False
+                    _cancel(fetch)
+                    fetch = None
+                    self._align()
+                if self._failing is not None and self._failing.undone:
+                    _cancel(fetch)
+                    fetch = None
+                    await self._settle()
+                    continue
+                if self._keeper.is_due:
+                    await self._keeper.keep(self._machine)
+                if self._held():
+                    await self._woken(_PAUSE_S)
+                    continue
+                if fetch is None:
+                    asked_from = self._progress.next_offset
+                    fetch = asyncio.create_task(self._reader.fetch(self._progress))
+                if not await self._finished(fetch):
+                    continue
+                done, fetch = fetch, None
+                if asked_from != self._next_read() or self._cut is not None:
+                    _cancel(done)
+                    continue  # it was told to look at the record before meanwhile, or that its state is not of this log
+                slices = self._result(done)
+                if slices is not None:
+                    await self._take_or_undo(slices)
+        finally:
+            _cancel(fetch)
+
+    def _misaligned(self) -> bool:
+        """Whether what is read next is not what is needed next."""
+        return self._progress.next_offset != self._next_read()
+
+    def _next_read(self) -> int:
+        return self._machine.position - 1 if self._verifying else self._machine.position
+
+    def _held(self) -> bool:
+        """Whether nothing may be applied now: the stop is reached, or a LEADER's outputs have to leave first."""
+        if self._stop_position is not None and self._machine.position >= self._stop_position:
+            return True
+        if self._machine.waits_for_outputs and self._emitter is not None:
+            self._emitter.wake()
+        return self._machine.waits_for_outputs
+
+    async def _finished(self, fetch: asyncio.Task[list[BatchSlice]]) -> bool:
+        waking = asyncio.create_task(self._wake.wait())
+        try:
+            await asyncio.wait((fetch, waking), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waking.cancel()
+        return fetch.done()
+
+    async def _woken(self, timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):  # not wait_for, which may swallow a cancellation
+                await self._wake.wait()
+
+    def _result(self, done: asyncio.Task[list[BatchSlice]]) -> list[BatchSlice] | None:
+        """What was read; None when nobody answered. Raises what can't be waited out."""
+        try:
+            slices = done.result()
+        except OffsetOutOfRangeError as error:
+            if self._verifying and self._progress.next_offset < self._machine.position:
+                self._verifying = False  # retention took the record before the state's position: nothing to compare
+                self._keeper.agrees_with_the_log()
+                return None
+            logger.warning("%s is at %d: %s", self._identity, self._machine.position, error)
+            self._log_start_offset = max(self._log_start_offset, self._machine.position + 1)
+            return None
+        except NotFoundError:
+            raise
+        except LogTruncatedError as error:
+            if error.end_offset < self._machine.position:
+                self.cut_at(error.end_offset)
+            else:
+                self._align()
+            return None
+        except LiftError as error:
+            self.problem = f"reading: {error.code}: {error}"
+            return None
+        self.problem = ""
+        return slices
+
+    # ---- what can't be applied [poison] --------------------------------------------------------------------------------------
+    @property
+    def failing(self) -> Failing | None:
+        """What the service stands at, since it can't apply it; None: nothing."""
+        failing = self._failing
+        return failing if failing is not None and self._machine.position <= failing.unit.offset else None
+
+    async def _take_or_undo(self, slices: list[BatchSlice]) -> None:
+        try:
+            await self._take(slices)
+        except PoisonError as error:
+            logger.error("%s: %s", self._identity, error)
+            self.problem = str(error)
+            if self._failing is not None and self._failing.unit == error.unit:
+                self._failing.failed(error, time.monotonic())
+            else:
+                self._failing = Failing(error, scanned=error.unit.offset + 1)
+            self._failing.undone = True
+        except DecisionMissedError as missed:
+            logger.warning("%s goes back: %s", self._identity, missed)
+            await self._keeper.drop_above(missed.unit.offset)
+            await self._pass_over(missed.unit)
+
+    async def _settle(self) -> None:
+        """The machine has failed: look for a decision, or do what there is to do without one."""
+        failing = self._failing
+        assert failing is not None
+        found = await self._scan(failing)
+        if found:
+            logger.warning("%s passes over %s: the log says so", self._identity, failing.unit)
+            await self._pass_over(failing.unit)
+        elif found is not None:
+            await self._do(
+                failing.next(
+                    self._machine.on_error, leads=self._decider is not None and self._decider.may(), now_s=time.monotonic()
+                ),
+                failing,
+            )
+
+    async def _do(self, step: Next, failing: Failing) -> None:
+        if step is Next.STOP:
+            raise ServiceFailedError(f"{failing.error}. To pass over it on all nodes: {self._skip_command(failing.unit)}")
+        if step is Next.TRY:
+            await self._remake(failing.unit)
+        elif step is Next.DECIDE and self._decider is not None:
+            try:
+                await self._decider.decide(failing)
+                failing.decided_s = time.monotonic()
+            except LiftError as error:
+                self.problem = f"{failing.error}; giving up on it: {error.code}: {error}"
+                await self._woken(_PAUSE_S)
+        else:
+            await self._woken(_PAUSE_S)
+
+    def _skip_command(self, unit: Unit) -> str:
+        who, timer = self._identity, f" --timer {shlex.quote(unit.timer)}" if unit.timer else ""
+        return (
+            f"liftpy service skip {who.service} --stream {who.stream} --partition {who.partition} --offset {unit.offset}{timer}"
+        )
+
+    async def _pass_over(self, unit: Unit) -> None:
+        self._decided.add(unit)
+        await self._remake(unit)
+
+    async def _remake(self, unit: Unit) -> None:
+        """Make the state anew, up to ``unit`` at most."""
+        await self.restart(0, lambda snapshot: snapshot.position <= unit.offset)
+        if self._emitter is not None:
+            self._emitter.look_again()
+
+    async def _scan(self, failing: Failing) -> bool | None:
+        """Look through what is committed for a decision; whether there is one, None: not all was looked through."""
+        identity = self._identity
+        progress = ReadProgress(identity.stream, identity.partition, next_offset=failing.scanned, uid=identity.uid)
+        fetch = asyncio.create_task(self._reader.fetch(progress))
+        if not await self._finished(fetch):
+            _cancel(fetch)
+            return None
+        slices = self._result(fetch)
+        if slices is None:
+            await self._woken(_PAUSE_S)
+            return None
+        if failing.scan_end is None:
+            failing.scan_end = progress.high_watermark + 1
+        at_the_end = not slices or 0 < failing.scan_end <= progress.next_offset
+        records = (record for piece in one_by_one(slices) for record in piece.records() if record.headers)
+        found = any(decided(record, identity.service) == failing.unit for record in records)
+        failing.scanned = progress.next_offset
+        if found or at_the_end:
+            failing.scan_end = None
+        self.problem = str(failing.error)
+        return True if found else False if at_the_end else None
+
+    async def _keep_below_failing(self) -> bool:
+        """Whether the machine stands where it failed before: then its state is stored, once, and tries and replays begin there."""
+        failing, machine = self._failing, self._machine
+        if failing is None or failing.stored or machine.position < failing.unit.offset:
+            return False
+        failing.stored = True
+        if machine.position == failing.unit.offset:
+            await self._keeper.save(machine.snapshot())
+        return True
+
+    async def _take(self, slices: list[BatchSlice]) -> None:
+        machine = self._machine
+        self._keeper.came(sum(piece.batch.header.size_bytes for piece in slices))
+        records: Iterator[Record] = (record for piece in one_by_one(slices) for record in piece.records())
+        if self._verifying and slices:
+            records = self._verified(records)
+        until_s = time.monotonic() + self._settings.step_s
+        while chunk := list(islice(records, self._chunk_records)):
+            if chunk[-1].offset + 1 >= machine.boundary and not await self._is_its_turn():
+                return
+            began_s = time.monotonic()
+            applied = machine.apply(chunk, self._stop_before_failing())
+            self._chunk_took(time.monotonic() - began_s)
+            if applied.snapshots:
+                self._keeper.blocked(time.monotonic() - began_s)
+            self._tell_if_stopped()  # before a snapshot is written: a promotion may wait for it
+            if self._emitter is not None and machine.role is Role.LEADER:
+                self._emitter.wake()
+            for snapshot in applied.snapshots:
+                await self._keeper.save(snapshot)
+            if await self._keep_below_failing():
+                break
+            if machine.position <= chunk[-1].offset or self._held() or self._cut is not None:
+                break
+            if time.monotonic() >= until_s:
+                await asyncio.sleep(0)  # heartbeats, orders, outputs
+                until_s = time.monotonic() + self._settings.step_s
+                if self._verifying or self._cut is not None:
+                    return
+        else:
+            if self._cut is None:
+                await self._skip(self._progress.next_offset)
+
+    async def _is_its_turn(self) -> bool:
+        """Wait for this node's turn to take a snapshot, unless a promotion waits; False: the records are to be read anew."""
+        machine, until_s = self._machine, time.monotonic() + self._keeper.turn_s()
+        while self._stop_position is None and machine.role is Role.FOLLOWER and (left_s := until_s - time.monotonic()) > 0:
+            self._wake.clear()
+            await self._woken(left_s)
+            if self._verifying or self._cut is not None:
+                return False
+        return True
+
+    def _stop_before_failing(self) -> int | None:
+        failing, stop = self._failing, self._stop_position
+        if failing is None or failing.stored:
+            return stop
+        return failing.unit.offset if stop is None else min(stop, failing.unit.offset)
+
+    def _chunk_took(self, took_s: float) -> None:
+        """A slow service gets fewer records at once, down to one: heartbeats go on between them."""
+        step_s = self._settings.step_s
+        if took_s > step_s:
+            self._chunk_records = max(1, self._chunk_records // 2)
+        elif took_s < step_s / 4:
+            self._chunk_records = min(_MAX_CHUNK_RECORDS, self._chunk_records * 2)
+
+    def _tell_if_stopped(self) -> None:
+        if self._stop_position is not None and self._machine.position >= self._stop_position and not self._told:
+            self._told = True
+            self._stop_reached()
+
+    async def _skip(self, next_offset: int) -> None:
+        """What was read may end with offsets that hold no record (compaction)."""
+        stop = self._stop_position
+        snapshots = self._machine.skip_to(next_offset if stop is None else min(next_offset, stop))
+        self._tell_if_stopped()
+        for snapshot in snapshots:
+            await self._keeper.save(snapshot)
+
+    def _verified(self, records: Iterator[Record]) -> Iterator[Record]:
+        """The records without the one that is only looked at; that one's epoch is checked."""
+        self._verifying = False
+        machine = self._machine
+        for record in records:
+            if record.offset == machine.position - 1 and record.leader_epoch != machine.last_epoch:
+                self.cut_at(machine.position - 1)
+                return
+            if record.offset == machine.position - 1:
+                self._keeper.agrees_with_the_log()
+            if record.offset >= machine.position:
+                yield record
+
+
+def _position(snapshot: Snapshot | None) -> int:
+    return snapshot.position if snapshot is not None else 0
+
+
+def _cancel(task: asyncio.Task[list[BatchSlice]] | None) -> None:
+    if task is not None:
+        task.cancel()
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -1,0 +1,97 @@
+"""Sends a LEADER's replies to those who asked: the NATS shell around ``ReplyDesk``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+
+from liftpy.client.service_commands import OFFSET_HEADER, SERVICE_HEADER
+from liftpy.core.services.queries import ERROR_HEADER, NODE_HEADER
+from liftpy.core.services.replies import Reply, ReplyDesk
+from liftpy.core.wire.inboxes import InboxRule, publish_answer
+from liftpy.errors import ProtocolError, UnavailableError
+from liftpy.nats.transport import Transport
+from liftpy.service.settings import ServiceSettings
+
+logger = logging.getLogger("liftpy.service")
+
+_LOOK_S = 0.002
+_IDLE_LOOK_S = 30.0
+"""When nothing wakes it: beside those who tell nobody that they lead now."""
+_MAX_TURN = 256
+"""Replies between two turns of the event loop."""
+
+
+class Replier:
+    """``leads``: whether replies may leave from here; ``emitted_end``: outputs below it are written, None: the service has none."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        settings: ServiceSettings,
+        desk: ReplyDesk,
+        leads: Callable[[], bool],
+        emitted_end: Callable[[], int | None],
+    ) -> None:
+        self._transport = transport
+        self._settings = settings
+        self._desk = desk
+        self._leads = leads
+        self._emitted_end = emitted_end
+        self._inboxes = InboxRule(settings.reply_prefixes)
+        self._woken = asyncio.Event()
+        self.sent_count = 0
+        self.counters: Counter[str] = Counter()
+        self.refused_count = 0
+        """Replies whose subject is no inbox, or that are larger than a message may be."""
+
+    def wake(self) -> None:
+        """There may be a reply to send: one is kept, or this service leads now."""
+        if self._leads():
+            self._woken.set()
+
+    async def run(self) -> None:
+        """Send, for ever."""
+        self._desk.on_kept = self.wake
+        while True:
+            self._woken.clear()
+            sent = 0
+            while self._leads() and sent < _MAX_TURN and (reply := self._desk.next(self._emitted_end())) is not None:
+                try:
+                    await self._send(reply)
+                except UnavailableError:
+                    break
+                self._desk.sent(reply)
+                sent += 1
+            if sent:
+                await asyncio.sleep(0)
+            elif self._leads() and len(self._desk):  # outputs before it are not written yet
+                await asyncio.sleep(_LOOK_S)
+            else:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._woken.wait(), _IDLE_LOOK_S)
+
+    async def _send(self, reply: Reply) -> None:
+        """Raises UnavailableError when it was not sent and is to be tried again."""
+        headers = {SERVICE_HEADER: self._settings.service, OFFSET_HEADER: str(reply.offset), NODE_HEADER: self._settings.node}
+        if reply.error:
+            headers[ERROR_HEADER] = reply.error
+        try:
+            publish, rules = self._transport.publish, (self._inboxes,)
+            is_sent = await publish_answer(publish, rules, self.counters, reply.to or "", reply.value, headers)
+        except ProtocolError:
+            self._refuse(reply, f"takes no {len(reply.value)} bytes")
+        else:
+            self.sent_count += is_sent
+            if not is_sent:
+                self._refuse(reply, "is no inbox")
+
+    def _refuse(self, reply: Reply, why: str) -> None:
+        self.refused_count += 1
+        if self.refused_count == 1:
+            logger.warning(
+                "%s: the reply to the record at %d is not sent: %r %s", self._settings.service, reply.offset, reply.to, why
+            )

@@ -1,0 +1,46 @@
+"""Upgrader: beside the partition's leader, says in the log that the next version of a service is active. Rule: ``versions.py``."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+
+from liftpy.client import Client
+from liftpy.core.services.machine import ServiceMachine
+from liftpy.core.services.versions import VersionDecision
+from liftpy.core.wire._pb import service_pb2 as pb
+from liftpy.errors import LiftError
+from liftpy.service.bad_record_writer import DecisionWriter
+from liftpy.service.settings import ServiceSettings
+
+logger = logging.getLogger("liftpy.service")
+
+AGAIN_S = 10.0
+"""A decision that was appended is looked for so long before it is made again."""
+
+
+class Upgrader:
+    """Of one service process."""
+
+    def __init__(self, client: Client, settings: ServiceSettings) -> None:
+        self._writer = DecisionWriter(client, "", settings.emit_timeout_s)
+        self._service = settings.service
+        self._decided_s = -math.inf
+
+    def due(self, order: pb.JoinLog, machine: ServiceMachine) -> tuple[VersionDecision, bool] | None:
+        """What LEADER says now, and whether as the first record of the log; None: nothing. Asked once, it is not due again soon."""
+        active, newest = machine.active_version, machine.version
+        first = order.highWatermark < 0 and machine.position == 0 and newest > active + 1
+        version = newest if first else active + 1
+        if version > min(newest, order.lowestVersion) or time.monotonic() - self._decided_s < AGAIN_S:
+            return None
+        self._decided_s = time.monotonic()
+        return VersionDecision(self._service, version, order.leaderEpoch), first
+
+    async def decide(self, machine: ServiceMachine, decision: VersionDecision, first: bool) -> None:
+        """Append it; what can't be appended is due again later."""
+        try:
+            await self._writer.upgrade(machine.identity, decision, first=first)
+        except LiftError as error:
+            logger.warning("%s: version %d could not be decided: %s: %s", machine.identity, decision.version, error.code, error)

@@ -1,0 +1,272 @@
+"""The pipeline ``archive``: streams into a table of Parquet files, each record once, continuously or up to now.
+
+A streaming query whose tasks write the files (``manifest_source.py``) and whose driver commits each micro-batch to the table in one
+transaction, with the query's id and the number of the micro-batch (``committing.py``). Whatever dies, the query is run again from its
+checkpoint; without a checkpoint it goes on where the table ends.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.errors import ConfigError
+from liftpy.spark.catalog import Catalog
+from liftpy.spark.failures import coded
+from liftpy.spark.offsets import EARLIEST
+from liftpy.spark.options import SourceOptions
+from liftpy.spark.pipelines.job_errors import WorkerStartError, plainly
+from liftpy.spark.pipelines.naming import check_archived, end_mark, uid_mark
+from liftpy.spark.pipelines.orphan_files import DEFAULT_AGE_S, Orphans, find_orphans, remove_orphans
+from liftpy.spark.pipelines.table_commit import ArchivedRange, check_table_columns, commit_of, marks_of, starts_after
+from liftpy.spark.pipelines.table_kind import table_at
+from liftpy.spark.pipelines.tables import Table, TableState
+from liftpy.spark.planning import Views
+from liftpy.spark.process_connection import link_to
+from liftpy.spark.schema import arrow_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+COMPRESSIONS = ("zstd", "snappy", "lz4", "none")
+DEFAULT_BATCH_RECORDS = 5_000_000
+_QUERY_ID = "sql.streaming.queryId"
+_POLL_S = 1
+STARTS = 5
+"""So often a query is begun that Spark could not start for want of time, without a micro-batch in between."""
+_NOT_FOR_USERS = ("stream", "subscribe", "subscribePattern", "assign", "path", "columns", "includeHeaders")
+NEEDED = ("stream", "partition", "offset")
+"""Columns without which nobody could tell where an archive ends and its stream begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchivePlan:
+    """What is archived, and where to.
+
+    ``streams``: by name. ``table``: a folder that the driver and all executors have under one path. ``kind``: of the table, '' what it
+    is, or delta. ``checkpoint``: of the query, '' in the table's folder. ``columns``: '' all, with headers. ``every_s``: between the
+    starts of micro-batches. ``batch_records``: of one at most. ``tasks``: at least so many share it, 0: as many as Spark runs at once.
+    ``orphan_age_s``: how old files of dead attempts are before they are removed. ``source``: further options of the format ``liftpy``.
+    """
+
+    streams: tuple[str, ...]
+    table: str
+    kind: str = ""
+    checkpoint: str = ""
+    columns: str = ""
+    compression: str = "zstd"
+    every_s: float = 10.0
+    batch_records: int = DEFAULT_BATCH_RECORDS
+    tasks: int = 0
+    orphan_age_s: float = DEFAULT_AGE_S
+    source: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.streams or len(set(self.streams)) != len(self.streams):
+            raise ConfigError("name the streams to archive, each once")
+        for stream in self.streams:
+            check_archived(stream)
+        if self.compression not in COMPRESSIONS:
+            raise ConfigError(f"compression {self.compression!r}: use {', '.join(COMPRESSIONS)}")
+        if self.every_s < 0 or self.batch_records < 1 or self.tasks < 0 or self.orphan_age_s < 0:
+            raise ConfigError("every_s, tasks and orphan_age_s are not negative, batch_records is at least 1")
+        lacking = [] if not self.columns else [name for name in NEEDED if name not in _names(self.columns)]
+        if lacking:
+            raise ConfigError(f"columns: an archive needs {', '.join(lacking)} as well, to be read beside its stream")
+        for name in self.source:
+            if name.lower() in map(str.lower, _NOT_FOR_USERS):
+                raise ConfigError(f"the option {name} is not for an archive's source: the streams are said by name")
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        """Of the query."""
+        return Path(self.checkpoint or Path(self.table) / "_checkpoint").expanduser().absolute()
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the query has begun: it goes on from its checkpoint, and where it would begin does not matter."""
+        offsets = self.checkpoint_folder / "offsets"
+        return offsets.is_dir() and any(path.name.isdigit() for path in offsets.iterdir())
+
+    def options(self) -> dict[str, str]:
+        """Of the source, as it begins."""
+        chosen = {"startingOffsets": "earliest", "includeHeaders": "true", "maxOffsetsPerTrigger": str(self.batch_records)}
+        if self.columns:
+            chosen |= {"columns": self.columns, "includeHeaders": "false"}
+        return {**chosen, "subscribe": ",".join(self.streams), **self.source}
+
+
+def _names(columns: str) -> list[str]:
+    return [name.strip() for name in columns.split(",")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archived:
+    """A micro-batch that is in the table. ``version``: of the table, -1: it was there already. ``ends``: offsets up to which the table
+    now has each partition of it, exclusive. ``took_s``: since it began."""
+
+    batch: int
+    files: int
+    record_count: int
+    size_bytes: int
+    version: int
+    took_s: float
+    ends: dict[tuple[str, int], int]
+
+    @property
+    def repeated(self) -> bool:
+        """Whether it was in the table before."""
+        return self.version < 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What an archive would do. ``starts``: where it goes on; ``waiting``: records that are committed from there on; ``orphans``: files
+    that it would remove."""
+
+    starts: dict[tuple[str, int], int]
+    waiting: int
+    orphans: Orphans
+    resumed: bool
+
+
+class _Committing:
+    """Takes the rows of each micro-batch to the table, on the driver."""
+
+    def __init__(self, table: Table, options: SourceOptions, tell: Callable[[Archived], None]) -> None:
+        self._table = table
+        self._options = options
+        self._tell = tell
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        began_s = time.monotonic()
+        query_id = frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
+        ranges = [ArchivedRange(**row.asDict()) for row in frame.collect()]  # the tasks run here, and once
+        with coded():
+            if not query_id:
+                raise ConfigError(f"Spark does not say which query this is ({_QUERY_ID})")
+            version = self._commit(ranges, query_id, batch_id)
+        done = Archived(
+            batch=batch_id,
+            files=sum(bool(one.path) for one in ranges),
+            record_count=sum(one.record_count for one in ranges),
+            size_bytes=sum(one.size_bytes for one in ranges),
+            version=version,
+            took_s=time.monotonic() - began_s,
+            ends={one.key: one.end_offset for one in sorted(ranges, key=lambda one: one.end_offset)},
+        )
+        self._tell(done)
+
+    def _commit(self, ranges: list[ArchivedRange], query_id: str, batch_id: int) -> int:
+        state = self._table.state(marks_of(ranges, query_id))
+        marks = {} if state is None else state.marks
+        commit = commit_of(ranges, query_id, batch_id, marks, fail_on_data_loss=self._options.fail_on_data_loss)
+        if commit is None:
+            return -1
+        return self._table.commit(commit, arrow_schema(self._options.columns))
+
+
+def start_archive(
+    spark: SparkSession, plan: ArchivePlan, *, once: bool = False, tell: Callable[[Archived], None] = lambda done: None
+) -> StreamingQuery:
+    """Begin, or go on. ``once``: up to what is committed now. ``tell``: called for each micro-batch, on the driver, by another thread.
+
+    Raises ConfigError, NotFoundError, UnavailableError, DataLossError.
+    """
+    from liftpy.spark.pipelines.archive_source import COMPRESSION, FORMAT, ROOT, ManifestDataSource
+
+    table = table_at(plan.table, plan.kind)
+    given = plan.options()
+    remove_orphans(find_orphans(table, plan.orphan_age_s))
+    given |= _going_on(plan, table, SourceOptions.parse(given))
+    tasks = plan.tasks or spark.sparkContext.defaultParallelism
+    given = {"minPartitions": str(tasks), **given, ROOT: str(table.root), COMPRESSION: plan.compression}
+    spark.dataSource.register(ManifestDataSource)
+    options = SourceOptions.parse({name: value for name, value in given.items() if name not in (ROOT, COMPRESSION)})
+    options.check_streaming()
+    trigger: dict[str, Any] = {"availableNow": True} if once else {"processingTime": f"{plan.every_s} seconds"}
+    with plainly():
+        return (
+            spark.readStream.format(FORMAT)
+            .options(**given)
+            .load()
+            .writeStream.foreachBatch(_Committing(table, options, tell))
+            .option("checkpointLocation", str(plan.checkpoint_folder))
+            .queryName("liftpy archive " + ",".join(plan.streams))
+            .trigger(**trigger)
+            .start()
+        )
+
+
+def archive(
+    spark: SparkSession, plan: ArchivePlan, *, once: bool = True, tell: Callable[[Archived], None] = lambda done: None
+) -> int:
+    """Archive what is committed now, or with ``once=False`` for ever; how many records were put into the table.
+
+    Raises what the query failed with, as the LiftError that it was; one that Spark could not start is begun again, STARTS times at
+    most.
+    """
+    records, starts = 0, 0
+
+    def count(done: Archived) -> None:
+        nonlocal records, starts
+        records, starts = records + (0 if done.repeated else done.record_count), 0
+        tell(done)
+
+    while True:
+        starts += 1
+        try:
+            _run(start_archive(spark, plan, once=once, tell=count))
+            return records
+        except WorkerStartError:
+            if starts >= STARTS:
+                raise
+
+
+def _run(query: StreamingQuery) -> None:
+    """To its end, or until whoever waits is interrupted."""
+    try:
+        with plainly():
+            while not query.awaitTermination(_POLL_S):
+                pass
+    finally:
+        if query.isActive:
+            query.stop()
+
+
+def outlook(plan: ArchivePlan) -> Outlook:
+    """What ``archive`` would do; nothing is written, and no Spark is needed."""
+    table = table_at(plan.table, plan.kind)
+    options = SourceOptions.parse(plan.options())
+    views = Catalog(link_to(options.access), options).views()
+    state = _state(table, views)
+    if state is not None:
+        check_table_columns(state.schema, arrow_schema(options.columns), str(table.root))
+    known = {} if state is None else state.marks
+    starts = {key: known.get(end_mark(*key), view.log_start_offset) for key, view in views.items()}
+    waiting = sum(max(0, view.end_offset - starts[key]) for key, view in views.items())
+    return Outlook(starts, waiting, find_orphans(table, plan.orphan_age_s), plan.resumed)
+
+
+def _state(table: Table, views: Views) -> TableState | None:
+    return table.state({end_mark(*key) for key in views} | {uid_mark(view.stream, view.uid) for view in views.values()})
+
+
+def _going_on(plan: ArchivePlan, table: Table, options: SourceOptions) -> dict[str, str]:
+    """startingOffsets where a new query finds a table with records of its streams; nothing else is to be said."""
+    state = table.state()
+    if state is None:
+        return {}
+    check_table_columns(state.schema, arrow_schema(options.columns), str(table.root))
+    if plan.resumed:
+        return {}
+    views = Catalog(link_to(options.access), options).views()
+    found = _state(table, views)
+    starts = starts_after({key: view.uid for key, view in views.items()}, found.marks if found else {}, EARLIEST)
+    return {} if starts is None else {"startingOffsets": json.dumps(starts)}

@@ -1,0 +1,77 @@
+"""The source of an archive's query: planned and limited as the format ``liftpy``, but a task writes its range and yields one row of it.
+
+So records never meet the JVM. Imports pyspark at the top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from liftpy.spark.failures import coded
+from liftpy.spark.options import SourceOptions
+from liftpy.spark.pipelines.archive_writer import Writing, write_range
+from liftpy.spark.pipelines.table_commit import MANIFEST, ArchivedRange
+from liftpy.spark.planning import PlannedRange
+from liftpy.spark.range_reader import read_planned
+from liftpy.spark.schema import arrow_schema
+from liftpy.spark.source import LiftStreamReader
+
+FORMAT = "liftpy_archive"
+ROOT, COMPRESSION = "archiveroot", "archivecompression"
+"""Options of this source beside those of ``liftpy``, as Spark hands them over."""
+
+
+class ManifestDataSource(DataSource):
+    """``spark.readStream.format("liftpy_archive")``, for the pipeline ``archive`` alone."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """One row for each range."""
+        return from_arrow_schema(MANIFEST)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """The reader of a query."""
+        with coded():
+            return ManifestStreamReader(*split_options(dict(self.options.items())))
+
+
+def split_options(given: Mapping[str, str]) -> tuple[SourceOptions, Writing]:
+    """The source's options, and how files are written; raises ConfigError."""
+    own = {name.lower(): value for name, value in given.items() if name.lower() in (ROOT, COMPRESSION)}
+    options = SourceOptions.parse({name: value for name, value in given.items() if name.lower() not in own})
+    options.check_streaming()
+    return options, Writing(own[ROOT], own.get(COMPRESSION, "zstd"))
+
+
+class ManifestStreamReader(LiftStreamReader):
+    """Plans as any streaming query of the format ``liftpy``."""
+
+    def __init__(self, options: SourceOptions, writing: Writing) -> None:
+        super().__init__(options)
+        self.writing = writing
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Write the range; its row."""
+        planned: PlannedRange | None = partition.value
+        if planned is None:
+            return
+        with coded():
+            batches = read_planned(planned, self.options)
+            written = write_range(planned, batches, arrow_schema(self.options.columns), self.writing)
+        yield row_of(written)
+
+
+def row_of(written: ArchivedRange) -> pa.RecordBatch:
+    """The row of a range."""
+    fields = asdict(written)
+    return pa.RecordBatch.from_pydict({name: [fields[name]] for name in MANIFEST.names}, schema=MANIFEST)

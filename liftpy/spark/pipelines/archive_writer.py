@@ -1,0 +1,176 @@
+"""A task's share of an archive: one planned range into one Parquet file, by pyarrow, none of it through the JVM.
+
+A file appears under its name whole and on the disk, or not at all (a temporary name, a flush, a link), and is never replaced: who finds
+the name taken takes that file. So it does not matter how often a range is written, by whom, and who of them dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.strict_json import load_json
+from liftpy.errors import LiftError, NoSpaceError, StorageError
+from liftpy.spark.pipelines.naming import FileName, tag_of, temporary
+from liftpy.spark.pipelines.table_commit import ArchivedRange
+from liftpy.spark.planning import PlannedRange
+
+ROW_GROUP_BYTES = 32 * 1024 * 1024
+"""So much of a file is in memory at most, before compression, and a batch more."""
+_ROW_GROUP_ROWS = 1_000_000
+_FEW_VALUES = ["stream", "topic", "subject", "partition"]
+"""Columns that are written as a dictionary."""
+_SAYS = b"liftpy.archived"
+_NO_SPACE = 28
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """How files are written. ``root``: the table's folder. ``compression``: zstd, snappy, lz4 or none."""
+
+    root: str
+    compression: str = "zstd"
+
+
+def write_range(planned: PlannedRange, batches: Iterable[pa.RecordBatch], schema: pa.Schema, writing: Writing) -> ArchivedRange:
+    """The range's records in a file, or the file that has them; StorageError if the disk does not take it."""
+    name = FileName(
+        planned.stream, planned.partition, planned.start_offset, planned.end_offset, tag_of(planned.uid, schema.names)
+    )
+    final = Path(writing.root) / name.path
+    with _told(final):
+        if final.exists():
+            return _found(final, planned, name)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        begun = final.with_name(temporary(final.name, uuid.uuid4().hex))
+        try:
+            written = _write(begun, planned, batches, schema, writing, name.path)
+            if not written.record_count:
+                return written
+            _publish(begun, final)
+        finally:
+            begun.unlink(missing_ok=True)
+        return _found(final, planned, name)
+
+
+def _write(
+    begun: Path, planned: PlannedRange, batches: Iterable[pa.RecordBatch], schema: pa.Schema, writing: Writing, path: str
+) -> ArchivedRange:
+    """The temporary file, flushed."""
+    rows, oldest, newest = 0, 0, 0
+    with pq.ParquetWriter(begun, schema, compression=writing.compression, use_dictionary=_FEW_VALUES) as writer:
+        for group in _groups(batches):
+            writer.write_table(group, row_group_size=_ROW_GROUP_ROWS)
+            rows += group.num_rows
+            if "timestamp" in schema.names:
+                bounds = pc.min_max(group["timestamp"].cast(pa.int64()))
+                oldest = min(oldest or bounds["min"].as_py(), bounds["min"].as_py())
+                newest = max(newest, bounds["max"].as_py())
+        written = ArchivedRange(
+            stream=planned.stream,
+            uid=planned.uid,
+            partition=planned.partition,
+            start_offset=planned.start_offset,
+            end_offset=planned.end_offset,
+            path=path if rows else "",
+            record_count=rows,
+            oldest_us=oldest,
+            newest_us=newest,
+        )
+        writer.add_key_value_metadata({_SAYS.decode(): json.dumps(asdict(written))})
+    _flush(begun)
+    return written
+
+
+def write_file(final: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema, compression: str) -> tuple[int, int]:
+    """All rows in a file of a name that nobody else has: how many, and its size in bytes; without rows there is none."""
+    with _told(final):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        begun, rows = final.with_name(temporary(final.name, uuid.uuid4().hex)), 0
+        try:
+            with pq.ParquetWriter(begun, schema, compression=compression, use_dictionary=_FEW_VALUES) as writer:
+                for group in _groups(batches):
+                    writer.write_table(group, row_group_size=_ROW_GROUP_ROWS)
+                    rows += group.num_rows
+            if rows:
+                _flush(begun)
+                _publish(begun, final)
+        finally:
+            begun.unlink(missing_ok=True)
+        return rows, final.stat().st_size if rows else 0
+
+
+def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Batches joined to row groups."""
+    group: list[pa.RecordBatch] = []
+    size_bytes = 0
+    for batch in batches:
+        group.append(batch)
+        size_bytes += batch.nbytes
+        if size_bytes >= ROW_GROUP_BYTES:
+            yield pa.Table.from_batches(group)
+            group, size_bytes = [], 0
+    if group:
+        yield pa.Table.from_batches(group)
+
+
+def _publish(begun: Path, final: Path) -> None:
+    """Give the file its name, unless another attempt did."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(begun, final)
+    except PermissionError:  # a file system without links: a rename replaces, but what is there has the same records
+        if not final.exists():
+            begun.rename(final)
+    _flush(final.parent)
+
+
+def _found(final: Path, planned: PlannedRange, name: FileName) -> ArchivedRange:
+    """What the file says that it holds; StorageError if that is not what its name says."""
+    said = (pq.read_metadata(final).metadata or {}).get(_SAYS)
+    try:
+        written = ArchivedRange(**load_json(said or b""))
+    except (ValueError, TypeError):
+        written = None
+    expected = (planned.stream, planned.uid, planned.partition, planned.start_offset, planned.end_offset, name.path)
+    if written is None or expected != (
+        written.stream,
+        written.uid,
+        written.partition,
+        written.start_offset,
+        written.end_offset,
+        written.path,
+    ):
+        raise StorageError(f"{final} does not hold what its name says: something else wrote it. Take it away")
+    return ArchivedRange(**{**asdict(written), "size_bytes": final.stat().st_size})
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except LiftError:
+        raise
+    except OSError as error:
+        kind = NoSpaceError if error.errno == _NO_SPACE else StorageError
+        raise kind(f"{path}: {error}") from error
+    except pa.ArrowException as error:
+        raise StorageError(f"{path}: {error}") from error

@@ -1,0 +1,269 @@
+"""What an audit finds, and how it is told. Pure.
+
+Records of several replicas side by side: where they first differ. Pure.
+
+The same batches are the same records; where the bytes differ, the records are compared column by column, in halves, so that the first
+difference is found without a look at each record. Offsets that only some replicas have are another matter: a log that is compacted
+may lack them, for each replica compacts when it likes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.log.arrow import to_arrow
+from liftpy.core.wire.batch import RecordBatch
+
+DAMAGED, DIFFERS, MISSING, SURPLUS, BATCHES = "damaged", "differs", "missing", "surplus", "batches"
+LOST, REVIVED = "lost", "revived"
+_WORDS = {
+    DAMAGED: "has damaged bytes",
+    DIFFERS: "has another record",
+    MISSING: "lacks a record",
+    SURPLUS: "has a record that others have not",
+    BATCHES: "has the same records in other batches",
+    LOST: "lacks a record that nothing supersedes",
+    REVIVED: "has a record that other replicas deleted",
+}
+"""Kind of finding -> what its replica does, in words."""
+MAX_FINDINGS = 100
+"""Of a piece of a partition: more say nothing new."""
+ABSENT = "nothing"
+"""Instead of a digest, where there is no record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class AuditFinding:
+    """``node``'s replica is not what it should be at ``offset`` (of ``damaged`` ones: there, or behind it).
+
+    ``expected``: the digest that most of the others have, ``seen``: its own; empty where damage left none. ``majority``: whether more
+    than half of the replicas that were compared have the expected one; else it is the leader's, and nothing says who is right.
+    """
+
+    stream: str
+    partition: int
+    offset: int
+    node: str
+    kind: str
+    uid: str = ""
+    expected: str = ""
+    seen: str = ""
+    majority: bool = False
+    detail: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.stream}/{self.partition} offset {self.offset}: {self.node} {_WORDS[self.kind]}"
+        if self.expected:
+            text += f", expected {self.expected}, seen {self.seen}"
+            text += "" if self.majority else " (no majority says who is right)"
+        return f"{text}; {self.detail}" if self.detail else text
+
+
+@dataclass(slots=True, kw_only=True)
+class ReplicaAudit:
+    """One replica in an audit. ``state``: ``compared``, ``behind`` (not in sync, and its HW lower: not compared), or ``away`` (it could
+    not be asked, or not to the end). ``high_watermark``, ``log_start_offset``: as it said, inclusive, -1: it did not. ``records``,
+    ``size_bytes``, ``epochs`` ((LeaderEpoch, offset of its first batch)): of what was compared."""
+
+    state: str
+    detail: str = ""
+    high_watermark: int = -1
+    log_start_offset: int = -1
+    records: int = 0
+    size_bytes: int = 0
+    epochs: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class PartitionAudit:
+    """One partition: offsets ``start_offset`` (inclusive) to ``end_offset`` (exclusive) of its ``replicas``, by node.
+
+    ``dropped``: records that some replicas have and others do not have any more, because they were compacted at another time;
+    ``dropped_checked``: whether it was looked at that later ones supersede them.
+    """
+
+    stream: str
+    uid: str
+    partition: int
+    leader: str
+    start_offset: int = 0
+    end_offset: int = 0
+    replicas: dict[str, ReplicaAudit]
+    findings: list[AuditFinding] = field(default_factory=list)
+    dropped: int = 0
+    dropped_checked: bool = True
+
+    @property
+    def compared(self) -> list[str]:
+        """The nodes whose replicas were compared."""
+        return [node for node, one in self.replicas.items() if one.state == "compared"]
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether there was anything to compare: two replicas, or all that there are."""
+        return len(self.compared) > 1 or len(self.compared) == len(self.replicas)
+
+
+@dataclass(slots=True)
+class AuditReport:
+    """An audit of some partitions."""
+
+    partitions: list[PartitionAudit] = field(default_factory=list)
+
+    @property
+    def findings(self) -> list[AuditFinding]:
+        """All of them, in the order of stream, partition, offset."""
+        return sorted(found for one in self.partitions for found in one.findings)
+
+    @property
+    def first(self) -> AuditFinding | None:
+        """The first difference, None where replicas agree."""
+        return next(iter(self.findings), None)
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether replicas were compared in every partition."""
+        return all(one.is_proven for one in self.partitions)
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines: plain values."""
+        first = self.first
+        return {
+            "agrees": first is None,
+            "proven": self.is_proven,
+            "first": None if first is None else asdict(first),
+            "partitions": [asdict(one) for one in self.partitions],
+        }
+
+
+def deviants(digests: Mapping[str, str], reference: str) -> tuple[str, bool, list[str]]:
+    """(the digest to be expected, whether more than half have it, the nodes that have another). ``digests``: node -> digest.
+    Where no digest has more nodes than every other, that of the node ``reference`` is expected."""
+    counts = Counter(digests.values()).most_common(2)
+    tied = len(counts) > 1 and counts[0][1] == counts[1][1]
+    expected = digests[reference] if tied else counts[0][0]
+    majority = 2 * sum(digest == expected for digest in digests.values()) > len(digests)
+    return expected, majority, sorted(node for node, digest in digests.items() if digest != expected)
+
+
+MAX_ROWS = 10
+"""That differ, of two tables that are compared: more say nothing new."""
+_HEADERS = pa.list_(pa.struct([("key", pa.binary()), ("value", pa.binary())]))
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRecords:
+    """A replica's records of a range, ascending. ``offsets``: int64[n]; ``rows``: n rows of all columns, times as int64 ns."""
+
+    offsets: NDArray[np.int64]
+    rows: pa.Table
+
+    @classmethod
+    def of(cls, batches: Sequence[RecordBatch], start_offset: int, end_offset: int) -> HeldRecords:
+        """The records of ``batches`` from ``start_offset`` to ``end_offset`` (exclusive). Raises CorruptionError for columns that don't
+        fit their header."""
+        rows = pa.Table.from_batches([to_arrow(batches, from_offset=start_offset, end_offset=end_offset)])
+        place = rows.schema.get_field_index("timestamp")
+        rows = rows.set_column(place, "timestamp", rows["timestamp"].cast(pa.int64()))
+        for name, kind in (("subject", pa.binary()), ("headers", _HEADERS)):  # what is no UTF-8 has to be shown as well
+            rows = rows.set_column(rows.schema.get_field_index(name), name, rows[name].cast(kind))
+        return cls(rows["offset"].combine_chunks().to_numpy(zero_copy_only=False), rows)
+
+    def at(self, offset: int) -> int:
+        """The row of ``offset``, -1: there is none."""
+        row = int(np.searchsorted(self.offsets, offset))
+        return row if row < len(self.offsets) and self.offsets[row] == offset else -1
+
+    def digest(self, offset: int) -> str:
+        """Of the record at ``offset``: all that it is, hexadecimal."""
+        row = self.at(offset)
+        if row < 0:
+            return ABSENT
+        record = self.rows.slice(row, 1).to_pylist()[0]
+        return hashlib.blake2b(repr(sorted(record.items())).encode(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class RecordDifference:
+    """Of one replica's records from another's. ``differs``: the first MAX_ROWS offsets that both have, with other records.
+    ``only_here``, ``only_there``: int64[n], offsets that the first, or the second, has alone."""
+
+    differs: tuple[int, ...]
+    only_here: NDArray[np.int64]
+    only_there: NDArray[np.int64]
+
+
+def difference(here: HeldRecords, there: HeldRecords) -> RecordDifference:
+    """Between two replicas' records of the same range."""
+    common, own, other = np.intersect1d(here.offsets, there.offsets, assume_unique=True, return_indices=True)
+    rows = differing_rows(_rows(here, own), _rows(there, other))
+    return RecordDifference(
+        tuple(int(common[row]) for row in rows),
+        np.setdiff1d(here.offsets, common, assume_unique=True),
+        np.setdiff1d(there.offsets, common, assume_unique=True),
+    )
+
+
+def _rows(held: HeldRecords, wanted: NDArray[np.int64]) -> pa.Table:
+    return held.rows if len(wanted) == len(held.offsets) else held.rows.take(wanted)
+
+
+def differing_rows(here: pa.Table, there: pa.Table) -> list[int]:
+    """The first MAX_ROWS rows in which two tables of as many rows differ."""
+    found: list[int] = []
+    begin = 0
+    while len(found) < MAX_ROWS:
+        row = first_difference(here.slice(begin), there.slice(begin))
+        if row is None:
+            break
+        found.append(begin + row)
+        begin += row + 1
+    return found
+
+
+def first_difference(here: pa.Table, there: pa.Table) -> int | None:
+    """The first row in which two tables of as many rows differ; None: they are equal."""
+    if here.equals(there):
+        return None
+    low, high = 0, here.num_rows  # it is in [low, high)
+    while high - low > 1:
+        half = (high - low) // 2
+        if here.slice(low, half).equals(there.slice(low, half)):
+            low += half
+        else:
+            high = low + half
+    return low
+
+
+def first_other_batch(here: Sequence[RecordBatch], there: Sequence[RecordBatch]) -> int | None:
+    """The base offset of the first batch that is not the same, byte by byte; None: all are."""
+    for one, other in zip(here, there, strict=False):
+        if one.view != other.view:
+            return min(one.base_offset, other.base_offset)
+    rest = [*here[len(there) :], *there[len(here) :]]
+    return rest[0].base_offset if rest else None
+
+
+def digest_at(batches: Sequence[RecordBatch], offset: int) -> str:
+    """Of the bytes of the batch that begins at ``offset``, hexadecimal."""
+    found = next((batch for batch in batches if batch.base_offset == offset), None)
+    return ABSENT if found is None else hashlib.blake2b(found.view, digest_size=16).hexdigest()
+
+
+def reference_of(held: Mapping[str, HeldRecords], leader: str) -> str:
+    """The node whose records most of the others share; the leader, or the first, where none are shared more than others."""
+    shared = {node: sum(_same(own, other) for other in held.values()) for node, own in held.items()}
+    return max(shared, key=lambda node: (shared[node], node == leader))
+
+
+def _same(one: HeldRecords, other: HeldRecords) -> bool:
+    return len(one.offsets) == len(other.offsets) and bool(one.rows.equals(other.rows))

@@ -1,0 +1,223 @@
+"""The pipeline ``compact``: the latest record of each key of a stream, as a table; a tombstone deletes its key.
+
+Each run reads what is new since the table's last one, or everything, folds it into what the table holds, and puts the result in the
+place of it in one transaction, with the ends up to which the stream is in it. So a run that dies has done nothing, and one that is
+repeated does nothing twice.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.errors import ConfigError, DataLossError, NotFoundError
+from liftpy.spark.catalog import Catalog
+from liftpy.spark.offsets import LATEST
+from liftpy.spark.options import SourceOptions
+from liftpy.spark.pipelines.archive_writer import write_file
+from liftpy.spark.pipelines.job_errors import plainly
+from liftpy.spark.pipelines.naming import DATA, check_archived, end_mark, uid_mark
+from liftpy.spark.pipelines.table_commit import Commit, TableFile, check_table_columns, check_uid
+from liftpy.spark.pipelines.table_kind import state_of, table_at
+from liftpy.spark.pipelines.tables import Table, TableState
+from liftpy.spark.planning import Views
+from liftpy.spark.process_connection import link_to
+from liftpy.spark.schema import arrow_schema, default_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+COLUMNS = default_columns(include_headers=True, topic=False)
+_WRITTEN = pa.schema([("path", pa.string()), ("size_bytes", pa.int64()), ("record_count", pa.int64())])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactPlan:
+    """``stream``: whose records; ``output``: the folder of the table with the latest of each key; ``kind``: its format if it is new, as
+    of ``tables.FORMATS``, '': delta; ``table``: an archive of the stream, from which is read what it has, '': all from the stream.
+    ``anew``: everything again, not only what is new. ``source``: options of the format ``liftpy``."""
+
+    stream: str
+    output: str
+    kind: str = ""
+    table: str = ""
+    anew: bool = False
+    source: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_archived(self.stream)
+        if self.table and Path(self.table).resolve() == Path(self.output).resolve():
+            raise ConfigError("the output is a table of its own, not the archive")
+
+    def options(self) -> SourceOptions:
+        """Of the source, checked."""
+        options = SourceOptions.parse({**self.source, "stream": self.stream})
+        if options.starting is not None or options.ending is not None:
+            raise ConfigError("what is compacted is where the last run ended up to now: no offsets are given")
+        return replace(options, columns=COLUMNS)
+
+
+@dataclass(frozen=True, slots=True)
+class CompactStep:
+    """What a run reads: of each partition [``starts``, ``cuts``) from the archive and [``cuts``, ``ends``) from the stream, and what it
+    folds that into: ``before``, None: nothing. ``has_gaps``: the stream itself is compacted. It is read on past ``ends`` then, up to
+    where its compaction has looked, so that no key is missing [R11]; the next run reads what is past ``ends`` once more.
+    ``read``: of the partitions of which the tables have records, up to where."""
+
+    starts: dict[tuple[str, int], int]
+    cuts: dict[tuple[str, int], int]
+    ends: dict[tuple[str, int], int]
+    uid: str
+    before: TableState | None
+    archive: TableState | None
+    has_gaps: bool = False
+    read: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    @property
+    def waiting(self) -> int:
+        """Records, or offsets of them."""
+        return sum(end - self.starts[key] for key, end in self.ends.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """``read``: offsets that were new. ``keys``: in the table now. ``version``: of the table, -1: nothing was new."""
+
+    read: int
+    keys: int
+    size_bytes: int
+    version: int
+
+
+def steps_of(
+    views: Views, before: Mapping[str, int], archived: Mapping[str, int]
+) -> tuple[dict[tuple[str, int], int], dict[tuple[str, int], int], dict[tuple[str, int], int]]:
+    """(starts, cuts, ends) of a run, by partition. ``before``, ``archived``: the marks of the output and of the archive."""
+    ends = {key: view.end_offset for key, view in views.items()}
+    starts, cuts = {}, {}
+    for key, view in views.items():
+        in_archive = archived.get(end_mark(*key), -1)
+        oldest = 0 if in_archive >= 0 else min(view.log_start_offset, view.end_offset)
+        starts[key] = min(before.get(end_mark(*key), oldest), ends[key])
+        cuts[key] = min(max(starts[key], in_archive), ends[key])
+    return starts, cuts, ends
+
+
+def check_deletes(views: Views, read: Mapping[tuple[str, int], int]) -> None:
+    """Raise DataLossError where delete markers may be gone that no table has read. ``read``: by partition, up to where tables have
+    read it."""
+    for (stream, partition), end in read.items():
+        deletes_end = views[stream, partition].deletes_end
+        if deletes_end > end:
+            raise DataLossError(
+                f"{stream}/{partition} was read up to {end}, and delete markers below {deletes_end} are gone: what the tables hold may "
+                "have been deleted. Run once with --anew and without --table. Run more often than delete_retention_s, or raise that"
+            )
+
+
+def next_step(plan: CompactPlan, output: Table) -> CompactStep:
+    """What ``compact`` would do; nothing is written. Raises NotFoundError, ConfigError, UnavailableError."""
+    views = _views(plan)
+    uid = next(iter(views.values())).uid
+    marks = {end_mark(*key) for key in views} | {uid_mark(plan.stream, uid)}
+    there = output.state(marks)
+    before = None if plan.anew else there
+    archive = state_of(table_at(plan.table), marks) if plan.table else None
+    for state, what in ((before, plan.output), (archive, plan.table)):
+        if state is not None:
+            check_table_columns(state.schema, arrow_schema(COLUMNS), what)
+            if state.marks:
+                check_uid(plan.stream, uid, state.marks)
+            elif state.record_count:
+                raise NotFoundError(f"the table {what} has no records of the stream {plan.stream}")
+    starts, cuts, ends = steps_of(views, before.marks if before else {}, archive.marks if archive else {})
+    known = {
+        key for key in views if (before and end_mark(*key) in before.marks) or (archive and end_mark(*key) in archive.marks)
+    }
+    read = {key: cuts[key] for key in known}
+    check_deletes(views, read)
+    has_gaps = any(view.compacted for view in views.values())
+    return CompactStep(starts, cuts, ends, uid, before, archive, has_gaps, read)
+
+
+def _views(plan: CompactPlan) -> Views:
+    options = plan.options()
+    return Catalog(link_to(options.access), options).views()
+
+
+def compact(spark: SparkSession, plan: CompactPlan, tell: Callable[[CompactStep], None] = lambda step: None) -> Compacted:
+    """One run. ``tell``: what it will do. Raises as ``next_step``, FencedError where another run was faster, DataLossError where
+    retention took what was not compacted yet."""
+    table = table_at(plan.output, plan.kind)
+    step = next_step(plan, table)
+    tell(step)
+    if not step.waiting and step.before is not None:
+        return Compacted(0, step.before.record_count, 0, -1)
+    with plainly():
+        rows = _folded(_frame(spark, plan, step))
+        found = rows.mapInArrow(
+            partial(write_part, str(table.root)), "path string, size_bytes long, record_count long"
+        ).collect()
+    files = tuple(TableFile(row["path"], row["size_bytes"], row["record_count"]) for row in found)
+    if step.has_gaps:
+        check_deletes(_views(plan), step.read)
+    marks = {end_mark(*key): end for key, end in step.ends.items()} | {uid_mark(plan.stream, step.uid): 1}
+    version = table.commit(Commit(files, marks), arrow_schema(COLUMNS), replace=True)
+    table.forget_old_files()
+    return Compacted(step.waiting, sum(one.record_count for one in files), sum(one.size_bytes for one in files), version)
+
+
+def _frame(spark: SparkSession, plan: CompactPlan, step: CompactStep) -> DataFrame:
+    """What is new, and what the table holds."""
+    ends = dict.fromkeys(step.ends, LATEST) if step.has_gaps else step.ends
+    between = {"startingOffsets": _offsets(step.cuts, step.uid), "endingOffsets": _offsets(ends, step.uid)}
+    given = {**plan.source, "columns": ",".join(COLUMNS), **between}
+    if step.has_gaps:
+        given["readFrom"] = "leader"  # it tells of the delete markers that are gone, of its own log
+    frame = spark.read.format("liftpy").options(**given).load(plan.stream)
+    if step.archive is not None and step.archive.files:
+        rows = spark.read.parquet(*step.archive.files).where(f"stream = '{plan.stream}'")
+        wanted = " or ".join(
+            f"(partition = {partition} and offset >= {start} and offset < {step.cuts[stream, partition]})"
+            for (stream, partition), start in step.starts.items()
+        )
+        frame = frame.unionByName(rows.where(wanted).select(*COLUMNS))
+    if step.before is not None and step.before.files:
+        frame = frame.unionByName(spark.read.parquet(*step.before.files).select(*COLUMNS))
+    return frame
+
+
+def _offsets(ends: Mapping[tuple[str, int], int], uid: str) -> str:
+    found: dict[str, dict[str, int | str]] = {}
+    for (stream, partition), offset in ends.items():
+        found.setdefault(stream, {"uid": uid})[str(partition)] = offset
+    return json.dumps(found)
+
+
+def _folded(frame: DataFrame) -> DataFrame:
+    """The latest of each key: by offset within a partition; of several partitions the one that is stamped last."""
+    from pyspark.sql import functions as f
+
+    row = f.struct(*[f.col(name) for name in COLUMNS])
+    own = frame.where("key is not null").groupBy("partition", "key").agg(f.max_by(row, "offset").alias("row"))
+    when = f.struct(f.col("row.timestamp"), f.col("row.partition"))
+    latest = own.groupBy("key").agg(f.max_by("row", when).alias("row"))
+    return latest.select("row.*").where("value is not null")
+
+
+def write_part(root: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """A task's rows as a file, and the row about it."""
+    schema = arrow_schema(COLUMNS)
+    path = f"{DATA}/latest-{uuid.uuid4().hex}.parquet"
+    cast: Iterator[Any] = (batch.cast(schema) for batch in batches if batch.num_rows)
+    rows, size_bytes = write_file(Path(root) / path, cast, schema, "zstd")
+    if rows:
+        yield pa.RecordBatch.from_pydict({"path": [path], "size_bytes": [size_bytes], "record_count": [rows]}, schema=_WRITTEN)

@@ -1,0 +1,93 @@
+"""Files of attempts that died: which may be taken away. They cost space; no reader of the table sees them.
+
+Two kinds. A temporary file that is older than the age: whoever writes it is gone (and if not, its task fails and is run again). A whole
+file that is not in the table, when the table has its range: it was written with other cuts, and no micro-batch will bring it any more.
+A whole file beyond the end of the table stays: the micro-batch that wrote it is run again, and takes it. Where files were taken out of
+a table (optimized, deleted from), old versions of it still name them: then whole files are left to the table's own vacuum.
+
+Ages are told by the newest file of the table and not by this machine's clock alone, which may be years ahead: a file is so old only
+if another one was written so long after it. So what died last goes when others have come.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.errors import StorageError
+from liftpy.spark.pipelines.naming import DATA, end_mark, is_temporary, parse_file
+from liftpy.spark.pipelines.tables import Table
+
+DEFAULT_AGE_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file in a table's data folder. ``age_s``: since it was last written to, until the newest one was, or now."""
+
+    path: str
+    age_s: float
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Orphans:
+    """``files``: that may go. ``size_bytes``: of them. ``left``: whole files that are not in the table, and stay."""
+
+    files: tuple[str, ...] = ()
+    size_bytes: int = 0
+    left: int = 0
+
+
+def orphans_among(
+    found: Iterable[DataFile], in_table: frozenset[str], marks: Mapping[str, int], age_s: float, *, only_added_to: bool
+) -> Orphans:
+    """Which of ``found`` may go. ``in_table``: paths of the table's files. ``marks``: the ends of its partitions."""
+    gone: list[DataFile] = []
+    left = 0
+    for one in found:
+        name = one.path.rpartition("/")[2]
+        if is_temporary(name):
+            gone += [one] if one.age_s >= age_s else []
+            continue
+        file = parse_file(name)
+        if file is None or one.path in in_table:
+            continue
+        passed = file.end_offset <= marks.get(end_mark(file.stream, file.partition), 0)
+        if passed and only_added_to and one.age_s >= age_s:
+            gone.append(one)
+        else:
+            left += 1
+    return Orphans(tuple(one.path for one in gone), sum(one.size_bytes for one in gone), left)
+
+
+def find_orphans(table: Table, age_s: float = DEFAULT_AGE_S) -> Orphans:
+    """Of the table, now. The files are listed before the table is read, so that one that comes in between is taken for no orphan."""
+    found = list(_listed(table.root / DATA))
+    marks = {end_mark(file.stream, file.partition) for one in found if (file := parse_file(Path(one.path).name))}
+    state = table.state(marks)
+    if state is None:
+        return orphans_among(found, frozenset(), {}, age_s, only_added_to=False)
+    return orphans_among(found, frozenset(state.files), state.marks, age_s, only_added_to=table.only_added_to())
+
+
+def remove_orphans(orphans: Orphans) -> None:
+    """Take them away; one that is gone already is no error."""
+    for path in orphans.files:
+        try:
+            Path(path).unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(f"the file {path} of a dead attempt can't be removed: {error}") from error
+
+
+def _listed(folder: Path) -> Iterable[DataFile]:
+    found = []
+    for path in folder.glob("*/*/*"):
+        try:
+            found.append((str(path), path.stat()))
+        except FileNotFoundError:
+            continue
+    by_s = min(time.time(), max((stat.st_mtime for _, stat in found), default=0.0))
+    return [DataFile(path, by_s - stat.st_mtime, stat.st_size) for path, stat in found]

@@ -1,0 +1,46 @@
+"""Work in pieces, here in threads or in the executors of a Spark session: each piece a call of one function, the results in order.
+
+What a piece gives goes through Python's hands alone, not through the JVM's rows: a digest, a few sums, a manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from liftpy.errors import ConfigError
+from liftpy.spark.failures import coded
+from liftpy.spark.pipelines.job_errors import plainly
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MAX_TASKS = 64
+DEFAULT_TASKS = 4
+_P = TypeVar("_P")
+_R = TypeVar("_R")
+
+
+def _coded(work: Callable[[_P], _R], piece: _P) -> _R:
+    """An error of ours passes Spark with its code."""
+    with coded():
+        return work(piece)
+
+
+def spread(
+    work: Callable[[_P], _R], pieces: Sequence[_P], *, spark: SparkSession | None, tasks: int = DEFAULT_TASKS
+) -> list[_R]:
+    """``work`` of each piece. Without ``spark``, ``tasks`` at a time in this process. With it each piece is a task of a job, so that
+    ``work`` and the pieces have to be such as travel to executors: functions of this package, and plain values; what fails there is
+    the LiftError that it was."""
+    if not 1 <= tasks <= MAX_TASKS:
+        raise ConfigError(f"tasks = {tasks} is outside 1..{MAX_TASKS}")
+    if not pieces:
+        return []
+    if spark is not None:
+        with plainly():
+            return list(spark.sparkContext.parallelize(pieces, len(pieces)).map(partial(_coded, work)).collect())
+    with ThreadPoolExecutor(tasks, thread_name_prefix="liftpy-pipeline") as pool:
+        return list(pool.map(work, pieces))

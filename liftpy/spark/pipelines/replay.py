@@ -1,0 +1,331 @@
+"""The pipeline ``replay``: a range of a stream, or of an archive, into a stream, each record once under a name.
+
+A task for each partition of the source, which is one round of a producer (``liftpy.client.write_epoch``): run again under the
+same name, it
+reads its records again from the first one, and what leaders have of them is left out by their digest. So it does not matter who dies.
+
+What a replay reads: for each partition of its source a share, of a stream or of an archive's files. Pure.
+
+One task takes one share, from its first record to its last, in the order of offsets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from liftpy.client.admin import Admin
+from liftpy.client.partition_sender import ProducerOptions
+from liftpy.client.producer import Producer, open_producer
+from liftpy.client.write_epoch import Round
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import check_published
+from liftpy.errors import ConfigError, LiftError, NotFoundError, PublishRejectedError, StorageError
+from liftpy.spark.catalog import Catalog
+from liftpy.spark.failures import SourceError, coded
+from liftpy.spark.offsets import OffsetSpec
+from liftpy.spark.options import SourceOptions
+from liftpy.spark.pipelines.job_errors import plainly
+from liftpy.spark.pipelines.naming import FileName, check_archived, parse_file
+from liftpy.spark.pipelines.table_kind import state_of, table_at
+from liftpy.spark.planning import (
+    PartitionView,
+    PlannedRange,
+    Views,
+    plan_ranges,
+    resolve_ends,
+    resolve_starts,
+    with_moving_ends,
+)
+from liftpy.spark.process_connection import Link, link_to
+from liftpy.spark.range_reader import read_planned
+from liftpy.spark.sink_rows import as_binary, check_rows, places_of, shares_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayShare:
+    """One partition's records, from ``planned.start_offset`` (inclusive) to ``planned.end_offset`` (exclusive). ``files``: of an
+    archive, in the order of their offsets; none: they are read from the stream."""
+
+    planned: PlannedRange
+    files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveFile:
+    """A file of an archive's table."""
+
+    name: FileName
+    path: str
+
+
+def files_of(paths: Iterable[str], stream: str) -> dict[tuple[str, int], list[ArchiveFile]]:
+    """(stream, partition) -> its files, in order. Raises ConfigError where files are not as an archive names them, NotFoundError where
+    there are none of ``stream``."""
+    found: dict[tuple[str, int], list[ArchiveFile]] = {}
+    for path in paths:
+        name = parse_file(path.rpartition("/")[2])
+        if name is None:
+            raise ConfigError(
+                f"{path} is not one of an archive's files: the table was optimized or written to by others, and its records are in no "
+                "order any more. Replay the stream, or write the table's DataFrame to it, sorted, under a writeId"
+            )
+        if name.stream == stream:
+            found.setdefault((stream, name.partition), []).append(ArchiveFile(name, path))
+    if not found:
+        raise NotFoundError(f"the table has no records of the stream {stream}")
+    return {key: sorted(own, key=lambda one: one.name.start_offset) for key, own in sorted(found.items())}
+
+
+def views_of(files: Mapping[tuple[str, int], list[ArchiveFile]]) -> dict[tuple[str, int], PartitionView]:
+    """What the table has, as a stream would say it, so that offsets mean the same."""
+    return {
+        key: PartitionView(
+            stream=key[0],
+            uid="",
+            partition=key[1],
+            replicas=(),
+            leader="",
+            leader_epoch=0,
+            log_start_offset=own[0].name.start_offset,
+            end_offset=own[-1].name.end_offset,
+        )
+        for key, own in files.items()
+    }
+
+
+def shares_of_files(planned: Iterable[PlannedRange], files: Mapping[tuple[str, int], list[ArchiveFile]]) -> list[ReplayShare]:
+    """For each range the files that have some of it."""
+    return [
+        ReplayShare(
+            one,
+            tuple(
+                file.path
+                for file in files[one.stream, one.partition]
+                if file.name.start_offset < one.end_offset and file.name.end_offset > one.start_offset
+            ),
+        )
+        for one in planned
+    ]
+
+
+def pause_s(sent: int, rate: float, since_s: float) -> float:
+    """How long to wait so that ``sent`` records in ``since_s`` seconds are no more than ``rate`` a second; 0: no rate."""
+    return max(0.0, sent / rate - since_s) if rate else 0.0
+
+
+COLUMNS = ("key", "value", "headers", "offset")
+_PATIENCE_S = 120.0
+_SLOWEST_BYTES_S = 100_000
+_LOOK_EVERY_S = 2.0
+_BATCH_ROWS = 16_384
+MAX_RECORDS = 1 << 32
+"""Of a share: producers number records with 32 bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayPlan:
+    """What is replayed, and where to.
+
+    ``stream``: whose records; ``table``: the archive that has them, '' the stream itself. ``target``: the stream that gets them.
+    ``name``: of this replay: run again under it, it writes nothing twice. ``keep_partitions``: a record goes to the partition that it
+    has; else to that of its key. ``rate``: records a second over all tasks, 0: as fast as it goes. ``source``: options of the format
+    ``liftpy`` (``nats``, ``startingOffsets``, ``endingOffsets``...).
+    """
+
+    stream: str
+    target: str
+    name: str
+    table: str = ""
+    keep_partitions: bool = True
+    rate: float = 0.0
+    source: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_archived(self.stream)
+        check_published(self.target)
+        if not 0 < len(self.name.encode()) <= 100:
+            raise ConfigError("a replay has a name of 1 to 100 bytes: run again under it, it writes nothing twice")
+        if self.rate < 0:
+            raise ConfigError("rate is not negative; 0: as fast as it goes")
+        if self.stream == self.target and not self.table:
+            raise ConfigError(f"{self.stream} can't be replayed into itself: it would have no end")
+
+    def options(self) -> SourceOptions:
+        """Of the source, checked."""
+        options = SourceOptions.parse({**self.source, "stream": self.stream, "includeHeaders": "true"})
+        options.check_batch()
+        timed = any(spec is not None and (spec.timed or spec.back_ns) for spec in (options.starting, options.ending))
+        if self.table and timed:
+            raise ConfigError("a range of an archive is said by offsets, not by times")
+        return replace(options, columns=COLUMNS)
+
+
+@dataclass(frozen=True, slots=True)
+class ShareDone:
+    """What a share came to. ``records``: of it. ``known``: of them, those that were stored under this name before."""
+
+    stream: str
+    partition: int
+    start_offset: int
+    end_offset: int
+    records: int
+    known: int
+
+
+def shares_to_replay(plan: ReplayPlan) -> list[ReplayShare]:
+    """What ``replay`` reads, as of now; nothing is written. Raises NotFoundError, OffsetOutOfRangeError, DataLossError, ConfigError."""
+    options, now_ns = plan.options(), time.time_ns()
+    starting = (options.starting or OffsetSpec("earliest")).as_of(now_ns)
+    ending = (options.ending or OffsetSpec("latest")).as_of(now_ns)
+    link = link_to(options.access)
+    target = Catalog(link, replace(options, wanted=SourceOptions.parse({**plan.source, "stream": plan.target}).wanted)).views()
+    files = files_of(state_of(table_at(plan.table)).files, plan.stream) if plan.table else {}
+    views: Views = views_of(files) if plan.table else Catalog(link, options).views(starting=starting, ending=ending)
+    starts, ends = resolve_starts(starting, views), resolve_ends(ending, views)
+    ranges, _ = plan_ranges(views, starts, ends, fail_on_data_loss=options.fail_on_data_loss)
+    ranges = with_moving_ends(ranges, ending, views)
+    if lacking := [one.partition for one in ranges if plan.keep_partitions and (plan.target, one.partition) not in target]:
+        raise ConfigError(
+            f"{plan.target} has {len(target)} partitions, and records lie in {plan.stream}/{lacking[0]}: add partitions to it, or let "
+            "keys say where records go"
+        )
+    if large := [one for one in ranges if one.record_count >= MAX_RECORDS]:
+        raise ConfigError(f"{large[0]} has more than {MAX_RECORDS} records: replay it in parts, each under a name of its own")
+    return shares_of_files(ranges, files) if plan.table else [ReplayShare(one) for one in ranges]
+
+
+def replay(spark: SparkSession, plan: ReplayPlan, tell: Callable[[int], None] = lambda grown: None) -> list[ShareDone]:
+    """Write what is not written yet; what each share came to. ``tell``: by how much the target has grown, now and then, whoever writes
+    to it. Raises what a task failed with, as the LiftError that it was."""
+    shares = shares_to_replay(plan)
+    if not shares:
+        return []
+    over = threading.Event()
+    watching = threading.Thread(target=_watch, args=(plan, over, tell), name="liftpy-replay", daemon=True)
+    watching.start()
+    try:
+        with plainly():
+            tasks = spark.sparkContext.parallelize(shares, len(shares))
+            return list(tasks.map(partial(replay_share, plan, len(shares))).collect())
+    finally:
+        over.set()
+        watching.join(_PATIENCE_S)
+
+
+def _watch(plan: ReplayPlan, over: threading.Event, tell: Callable[[int], None]) -> None:
+    options = SourceOptions.parse(
+        {**plan.source, "stream": plan.target, "startingOffsets": "earliest", "endingOffsets": "latest"}
+    )
+    catalog, before = Catalog(link_to(options.access), options), -1
+    while not over.wait(_LOOK_EVERY_S):
+        try:
+            end = sum(view.end_offset for view in catalog.views().values())
+        except LiftError:  # the tasks will say what it is
+            continue
+        before = end if before < 0 else before
+        tell(end - before)
+
+
+def replay_share(plan: ReplayPlan, tasks: int, share: ReplayShare) -> ShareDone:
+    """A task's work."""
+    options, planned = plan.options(), share.planned
+    round = Round(f"replay:{plan.name}", planned.partition, 0)
+    with _explained(plan, planned.partition):
+        link = link_to(options.access)
+        producer = link.call(_open(link, plan.target, round), 4 * _PATIENCE_S)
+        try:
+            records = _send(link, producer, plan, share, options, plan.rate / tasks)
+            link.call(producer.end_round(), 4 * _PATIENCE_S)
+            known = producer.left_out
+        finally:
+            link.call(producer.close(), 4 * _PATIENCE_S)
+    return ShareDone(planned.stream, planned.partition, planned.start_offset, planned.end_offset, records, known)
+
+
+async def _open(link: Link, target: str, round: Round) -> Producer:
+    transport = await link.transport(_PATIENCE_S)
+    admin = Admin(transport, link.subjects, _PATIENCE_S)
+    chosen = ProducerOptions(patience_s=_PATIENCE_S)
+    return await open_producer(transport, admin, target, id=f"spark/{round.run}/{round.part}", round=round, options=chosen)
+
+
+def _send(link: Link, producer: Producer, plan: ReplayPlan, share: ReplayShare, options: SourceOptions, rate: float) -> int:
+    """All records of the share, at most ``rate`` new ones a second; how many they are."""
+    sent, began_s, partitions = 0, time.monotonic(), producer.round_partitions
+    batches = _from_files(share) if share.files else read_planned(share.planned, options)
+    for batch in batches:
+        step = max(1, int(rate)) if rate else batch.num_rows
+        for first in range(0, batch.num_rows, step):
+            rows = placed(batch.slice(first, step), share.planned.partition if plan.keep_partitions else -1, partitions)
+            link.call(_send_rows(producer, rows), 4 * _PATIENCE_S + rows.nbytes / _SLOWEST_BYTES_S)
+            sent += rows.num_rows
+            time.sleep(pause_s(sent - producer.left_out, rate, time.monotonic() - began_s))
+    return sent
+
+
+def placed(batch: pa.RecordBatch, kept: int, partitions: int) -> pa.Table:
+    """The rows as they are written, with a column ``partition``: ``kept``, or where that is -1 null for those whose key says it, and by
+    the offset for the others: a function of the record alone, since the next attempt's batches are cut elsewhere."""
+    offsets = batch.column("offset")
+    rows = as_binary(batch.drop_columns(["offset"]))
+    check_rows(rows, stream="known", tombstones=True)
+    if kept >= 0:
+        return rows.append_column("partition", pa.repeat(pa.scalar(kept, pa.int32()), rows.num_rows))
+    in_turn = pa.array(offsets.to_numpy() % partitions, pa.int32())
+    if "key" not in rows.column_names:
+        return rows.append_column("partition", in_turn)
+    keyless = pc.is_null(rows["key"]).combine_chunks()
+    return rows.append_column("partition", pc.if_else(keyless, in_turn, pa.scalar(None, pa.int32())))
+
+
+async def _send_rows(producer: Producer, rows: pa.Table) -> None:
+    for partition, records in shares_of(rows, places_of(rows, producer.round_partitions)):
+        await producer.send_columns(records, partition=partition)
+
+
+@contextlib.contextmanager
+def _explained(plan: ReplayPlan, partition: int) -> Iterator[None]:
+    """What a share fails with, by its code and in words."""
+    try:
+        with coded():
+            yield
+    except SourceError as error:
+        behind = error.__cause__
+        if not isinstance(behind, PublishRejectedError):
+            raise
+        text = str(behind)
+        if behind.reason == "DIVERGED_PRODUCER":
+            text = f"under the name {plan.name!r} other records of {plan.stream}/{partition} were written to {plan.target}: another "
+            text += f"source, another start, or retention took the first ones ({behind}). Use the same range, or another name"
+        elif behind.reason == "PRODUCER_FENCED":
+            text += f": another replay under the name {plan.name!r} goes on"
+        raise SourceError(f"[{behind.reason}] {text}", behind.reason) from behind
+
+
+def _from_files(share: ReplayShare) -> Iterator[pa.RecordBatch]:
+    """The share's records, in order; StorageError for a file that can't be read."""
+    planned = share.planned
+    with coded():
+        for path in share.files:
+            try:
+                file = pq.ParquetFile(path)
+                columns = [name for name in COLUMNS if name in file.schema_arrow.names]
+                for batch in file.iter_batches(columns=columns, batch_size=_BATCH_ROWS):
+                    offsets = batch.column("offset")
+                    wanted = pc.and_(pc.greater_equal(offsets, planned.start_offset), pc.less(offsets, planned.end_offset))
+                    yield batch.filter(wanted)
+            except (OSError, pa.ArrowException) as error:
+                raise StorageError(f"the archive's file {path}: {error}") from error

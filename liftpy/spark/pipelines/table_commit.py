@@ -1,0 +1,161 @@
+"""What becomes of a micro-batch's files: a pure decision on what the table remembers.
+
+A table remembers marks, names with whole numbers, which change in one transaction with its files: the last micro-batch of each query,
+the end of each partition, the uid of each stream. Goal: each record is in the table once, whoever dies or is late. So a micro-batch
+that is in it already is passed over; one that does not begin where the table ends is refused.
+
+Worked example: the table has orders/0 up to 500. Micro-batch 7 of a query brings [500, 700) and [700, 900): the mark of the query
+becomes 7, that of orders/0 900. Repeated, it is passed over. Another query that brings [500, 600) then is refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+
+import pyarrow as pa
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.errors import ConfigError, DataLossError, FencedError, NotFoundError
+from liftpy.spark.pipelines.naming import batch_mark, end_mark, uid_mark
+
+MANIFEST = pa.schema(
+    [
+        ("stream", pa.string()),
+        ("uid", pa.string()),
+        ("partition", pa.int32()),
+        ("start_offset", pa.int64()),
+        ("end_offset", pa.int64()),
+        ("path", pa.string()),
+        ("record_count", pa.int64()),
+        ("size_bytes", pa.int64()),
+        ("oldest_us", pa.int64()),
+        ("newest_us", pa.int64()),
+    ]
+)
+"""One row for each range: the fields of ArchivedRange."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchivedRange:
+    """A range of a partition, ``start_offset`` inclusive, ``end_offset`` exclusive, and the file that holds its records.
+
+    ``path``: below the table's folder, '' where the range has no records. ``record_count``: less than the offsets where the stream is
+    compacted or records were lost. ``oldest_us``, ``newest_us``: least and greatest time stamp, microseconds since 1970, 0 where the
+    column is not archived.
+    """
+
+    stream: str
+    uid: str
+    partition: int
+    start_offset: int
+    end_offset: int
+    path: str = ""
+    record_count: int = 0
+    size_bytes: int = 0
+    oldest_us: int = 0
+    newest_us: int = 0
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """(stream, partition)."""
+        return self.stream, self.partition
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A file of a table. ``path``: below the table's folder. ``range``: that is in it, None where it is not of one."""
+
+    path: str
+    size_bytes: int
+    record_count: int
+    range: ArchivedRange | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One transaction: ``files`` are added, ``marks`` set."""
+
+    files: tuple[TableFile, ...]
+    marks: dict[str, int]
+
+
+def marks_of(ranges: Iterable[ArchivedRange], query_id: str) -> set[str]:
+    """The marks on which ``commit_of`` decides."""
+    wanted = {batch_mark(query_id)}
+    for one in ranges:
+        wanted |= {end_mark(one.stream, one.partition), uid_mark(one.stream, one.uid)}
+    return wanted
+
+
+def commit_of(
+    ranges: Sequence[ArchivedRange], query_id: str, batch_id: int, marks: Mapping[str, int], *, fail_on_data_loss: bool = True
+) -> Commit | None:
+    """What to commit of a micro-batch, given the table's ``marks``; None: it is in the table already.
+
+    Raises FencedError where another archive was here, DataLossError where records are missing before or between the ranges (unless
+    that is not to fail), NotFoundError where the table holds a stream that was deleted and made again since.
+    """
+    if marks.get(batch_mark(query_id), -1) >= batch_id:
+        return None
+    ordered = sorted(ranges, key=lambda one: (one.stream, one.partition, one.start_offset))
+    found = {batch_mark(query_id): batch_id}
+    for key, own in itertools.groupby(ordered, key=lambda one: one.key):
+        end = marks.get(end_mark(*key))
+        for one in own:
+            if end is not None:
+                check_uid(one.stream, one.uid, marks)
+                _check_follows(one, end, fail_on_data_loss=fail_on_data_loss)
+            end = one.end_offset
+            found |= {end_mark(*key): end, uid_mark(one.stream, one.uid): 1}
+            marks = {**marks, **found}
+    return Commit(tuple(TableFile(one.path, one.size_bytes, one.record_count, one) for one in ordered if one.path), found)
+
+
+def check_uid(stream: str, uid: str, marks: Mapping[str, int]) -> None:
+    """Raise NotFoundError where a table that has records of ``stream`` has them of another uid [R9]."""
+    if uid_mark(stream, uid) not in marks:
+        raise NotFoundError(
+            f"the table holds records of a stream {stream} that was deleted; the one of that name now has uid {uid}: archive it into "
+            "a table of its own, with a new checkpoint"
+        )
+
+
+def _check_follows(one: ArchivedRange, end: int, *, fail_on_data_loss: bool) -> None:
+    what = f"{one.stream}/{one.partition} [{one.start_offset}, {one.end_offset})"
+    if one.start_offset < end:
+        raise FencedError(
+            f"{what} is to be archived, and the table has that partition up to {end} (exclusive): another archive writes to it, or "
+            "this checkpoint belongs to another table. One archive writes to a table; with a new checkpoint it goes on where that ends"
+        )
+    if one.start_offset > end and fail_on_data_loss:
+        raise DataLossError(
+            f"{what} is to be archived, and the table ends at {end}: the records between were archived elsewhere, or the table is an "
+            "older copy. With a new checkpoint it goes on where the table ends; failOnDataLoss=false takes the gap"
+        )
+
+
+def starts_after(
+    partitions: Mapping[tuple[str, int], str], marks: Mapping[str, int], otherwise: int
+) -> dict[str, dict[str, int | str]] | None:
+    """Where an archive with a new checkpoint goes on: startingOffsets for the source, None where the table has none of the streams.
+
+    ``partitions``: (stream, partition) -> the stream's uid, of all there are now. ``otherwise``: for those that the table has not.
+    Raises NotFoundError as ``check_uid``.
+    """
+    known = {key for key in partitions if end_mark(*key) in marks}
+    if not known:
+        return None
+    starts: dict[str, dict[str, int | str]] = {}
+    for key, uid in sorted(partitions.items()):
+        if key in known:
+            check_uid(key[0], uid, marks)
+        starts.setdefault(key[0], {"uid": uid})[str(key[1])] = marks.get(end_mark(*key), otherwise)
+    return starts
+
+
+def check_table_columns(there: pa.Schema, wanted: pa.Schema, table: str) -> None:
+    """Raise ConfigError where an archive of ``wanted`` columns would write to a table of others."""
+    if there.names != wanted.names:
+        text = f"the table {table} has the columns {', '.join(there.names)}, and {', '.join(wanted.names)} are to be archived"
+        raise ConfigError(f"{text}: archive the same columns, or into another table")

@@ -1,0 +1,183 @@
+"""One NATS connection, one event loop and one line per Python process, shared by all tasks that run in it.
+
+Spark's workers are synchronous and are used again for task after task. So the loop runs in a daemon thread (pings are answered
+between tasks), and connections are kept in a cache of this module: nothing of it is ever part of a pickled reader. A worker
+that is killed just vanishes; the servers live with that.
+
+The line carries the answers with the records (``liftpy.nats.blocking_connection``); everything else, and what the line can't
+do, goes over the
+connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from liftpy.client.retrying import retrying
+from liftpy.core.wire.subjects import Subjects
+from liftpy.errors import ConfigError, LiftError, UnavailableError
+from liftpy.nats.blocking_connection import BlockingConnection, open_line
+from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.credentials import Credentials
+from liftpy.nats.transport import Transport, open_connection
+from liftpy.spark.options import Access
+
+T = TypeVar("T")
+CONNECT_TIMEOUT_S = 10.0
+MAX_LINKS = 32
+"""Clusters (or credentials) that one process reads from; one more closes the connection that was not used for the longest."""
+_MARGIN_S = 10.0
+_LINE_S = 5.0
+"""How long the opening of a line may take, and how long nobody tries again after it failed, or a line ended."""
+
+
+class Link:
+    """A connection and the loop that it lives on. Made by ``link_to``; its methods may be called from any thread."""
+
+    def __init__(self, access: Access) -> None:
+        self.subjects = Subjects(access.namespace)
+        self._access = access
+        self._loop = asyncio.new_event_loop()
+        self._transport: Transport | None = None
+        self._connecting = asyncio.Lock()
+        self._line: BlockingConnection | None = None
+        self._line_lock = threading.Lock()
+        self.elsewhere: dict[str, float] = {}
+        """Node id -> until when, monotonic, its files are not asked for: it is on another host, or does not offer them."""
+        self._line_after_s = 0.0
+        """No line is opened before that, monotonic."""
+        threading.Thread(target=self._run, name="liftpy-spark", daemon=True).start()
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        self._loop.run_until_complete(end_tasks(asyncio.all_tasks(self._loop)))
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Start ``work`` on the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def call(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        """The result of ``work``, which bounds its own time by ``timeout_s``; UnavailableError if even that does not hold."""
+        return result_of(self.submit(work), timeout_s)
+
+    async def transport(self, patience_s: float = CONNECT_TIMEOUT_S) -> Transport:
+        """The connection, opened at the first use and again if nats-py gave it up. Call it on the loop.
+
+        Raises UnavailableError when no server lets us in for ``patience_s``.
+        """
+        async with self._connecting:
+            if self._transport is None or self._transport.connection.is_closed:
+                self._transport = await self._open(patience_s)
+            return self._transport
+
+    def line(self) -> BlockingConnection | None:
+        """The line, opened at the first use and again some time after it ended; None where there is none now. Not on the loop."""
+        with self._line_lock:
+            if self._line is not None and not self._line.closed:
+                return self._line
+            now_s = time.monotonic()
+            if now_s < self._line_after_s:
+                return None
+            self._line_after_s = now_s + _LINE_S
+            try:
+                self._line = self.submit(self._open_line()).result(2 * _LINE_S)
+            except (LiftError, concurrent.futures.TimeoutError):
+                self._line = None
+            return self._line
+
+    async def _open_line(self) -> BlockingConnection | None:
+        credentials = await asyncio.to_thread(credentials_of, self._access)
+        name = f"liftpy-spark-{os.getpid()}-line"
+        return await open_line(self._access.servers, credentials=credentials, name=name, timeout_s=_LINE_S / 2)
+
+    def close(self) -> None:
+        """Close the connection and end the loop; what is in flight fails. Returns at once."""
+
+        if self._line is not None:
+            self._line.close()
+
+        async def end() -> None:
+            try:
+                if self._transport is not None:
+                    await self._transport.close()
+            finally:
+                self._loop.call_soon(self._loop.stop)
+
+        asyncio.run_coroutine_threadsafe(end(), self._loop)
+
+    async def _open(self, patience_s: float) -> Transport:
+        credentials = await asyncio.to_thread(credentials_of, self._access)
+        name, servers = f"liftpy-spark-{os.getpid()}", self._access.servers
+        one_s = min(CONNECT_TIMEOUT_S, patience_s)
+        async for attempt in retrying(patience_s):  # a NATS server that restarts just now is no reason to fail a task
+            with attempt:
+                return Transport(await open_connection(servers, credentials=credentials, name=name, timeout_s=one_s))
+        raise AssertionError("unreachable: the attempts end with a result or an error")
+
+
+def result_of(future: concurrent.futures.Future[T], timeout_s: float) -> T:
+    """What ``future`` gives; a task must never hang, so that a loop that stopped shows as UnavailableError."""
+    try:
+        return future.result(timeout_s + CONNECT_TIMEOUT_S * 4 + _MARGIN_S)
+    except concurrent.futures.TimeoutError:
+        future.cancel()
+        raise UnavailableError(f"no answer within {timeout_s:g} s and then some") from None
+
+
+def credentials_of(access: Access) -> Credentials:
+    """The credentials that ``access`` names, secrets read from their files now; ConfigError if one can't be read."""
+    return Credentials(
+        creds_file=access.creds_file,
+        nkey_seed_file=access.nkey_seed_file,
+        user=access.user,
+        password=_secret(access.password_file),
+        token=_secret(access.token_file),
+        tls_ca_file=access.tls_ca_file,
+        tls_cert_file=access.tls_cert_file,
+        tls_key_file=access.tls_key_file,
+        inbox_prefix=access.inbox_prefix,
+    )
+
+
+def _secret(file: str) -> str:
+    if not file:
+        return ""
+    try:
+        return Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the file {file} with a NATS secret can't be read: {error}") from error
+
+
+_links: OrderedDict[tuple[int, Access], Link] = OrderedDict()
+_lock = threading.Lock()
+
+
+def link_to(access: Access) -> Link:
+    """This process's link with that access; made at the first call and kept, at most MAX_LINKS, those used last."""
+    key = (os.getpid(), access)
+    with _lock:
+        if key not in _links:
+            _links[key] = Link(access)
+        _links.move_to_end(key)
+        while len(_links) > MAX_LINKS:
+            _links.popitem(last=False)[1].close()
+        return _links[key]
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # the parent's may have been held by a thread that does not exist here
+    _links.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

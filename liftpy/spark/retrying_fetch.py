@@ -1,0 +1,269 @@
+"""Reads one planned range in an executor: spans of about a megabyte, a few in flight, handed on in order.
+
+Holds R5: exactly the planned records, or an error; never fewer. What an answer must be like (order, gaps, HW, uid, CRC) is
+checked by ``liftpy.client.progress``; here are the checks that need the plan: nobody may have rewritten a planned record
+(LeaderEpoch above the planned one), and only the leader's word counts when a replica says that records are gone.
+
+A span is a range of offsets whose bytes should fit one answer: guessed from the bytes per record seen so far, and cut at
+multiples of the batches' record count, because a batch that two spans share is sent twice.
+
+A range of a compacted stream whose end nobody named ends where the compaction of the replicas that answered had looked [R11].
+
+That is the sure way: each span is asked for until it is there, of whichever replica, over the link's connection. ``lined`` is the fast
+one, for what needs no care; what it does not get is fetched here.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+
+from liftpy.client.admin import Admin
+from liftpy.client.batch_view import BatchSlice
+from liftpy.client.consumer import PartitionReader, ReadOptions
+from liftpy.client.positions import Bounds
+from liftpy.client.progress import ReadProgress
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.wire.batch import BatchHeader
+from liftpy.errors import DataLossError, NotFoundError, OffsetOutOfRangeError, ProtocolError, UnavailableError
+from liftpy.spark.planning import PlannedRange
+from liftpy.spark.process_connection import Link, result_of
+
+IN_FLIGHT = 4
+SPAN_BYTES = 1024 * 1024 - 8192
+_MOST_EXPANSION = 16
+"""A span may decompress to so many times its size."""
+_SPREAD_RECORDS = 4096
+_SMALLEST_ANSWER_BYTES = 64 * 1024
+_MOST_REFUSALS = 8
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class SpanGuess:
+    """How many records the next span takes.
+
+    ``bytes_per_record``: of the newest span, 0 before the first. ``batch_records``: record count of its largest batch.
+    """
+
+    bytes_per_record: float = 0.0
+    batch_records: int = 1
+
+    def learn(self, pieces: list[BatchSlice], looked_bytes: int = 0) -> None:
+        """Take the newest span's batches into account. ``looked_bytes``: what they take in the log, where columns were left out."""
+        records = sum(piece.batch.record_count for piece in pieces)
+        if records:
+            travelled = sum(_size_bytes(piece.batch.header) for piece in pieces)
+            self.bytes_per_record = max(looked_bytes, travelled) / records
+            self.batch_records = max(piece.batch.record_count for piece in pieces)
+
+    def span_records(self, size_bytes: float = SPAN_BYTES) -> int:
+        """Records of the next span, of about ``size_bytes``; at least one batch's worth."""
+        if not self.bytes_per_record:
+            return _SPREAD_RECORDS
+        wanted = int(size_bytes / self.bytes_per_record)
+        return max(wanted - wanted % self.batch_records, self.batch_records)
+
+    def answer_bytes(self, records: int) -> int:
+        """Bound of the answer to a span of ``records``: what it should take and a batch more, at most SPAN_BYTES."""
+        if not self.bytes_per_record:
+            return SPAN_BYTES
+        wanted = int((records + self.batch_records) * self.bytes_per_record)
+        return min(max(wanted, _SMALLEST_ANSWER_BYTES), SPAN_BYTES)
+
+
+def _size_bytes(header: BatchHeader) -> int:
+    """Of a batch as it travels; more for one that stands for very much, so that a span of them does not."""
+    return max(header.size_bytes, header.body_size_bytes // _MOST_EXPANSION)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRules:
+    """How a range may be read. ``patience_s``: how long nobody may answer. ``leader_first``: else spread over the replicas."""
+
+    patience_s: float = 30.0
+    leader_first: bool = False
+    fail_on_data_loss: bool = True
+    files: bool = False
+    """Whether files of replicas on this host are read; ``expects_files``: it is told where they are not."""
+    expects_files: bool = False
+    left_out: int = 0
+    """Columns that are not wanted (``liftpy.core.wire.batch_filter``)."""
+
+
+def fetch_range(link: Link, planned: PlannedRange, rules: FetchRules) -> Iterator[list[BatchSlice]]:
+    """The range's records as lists of checked slices, in order; DataLossError or UnavailableError for what can't be had.
+
+    Closing the generator early (a LIMIT does) stops what is in flight.
+    """
+    guess, leader_epoch, node = SpanGuess(), planned.start_epoch, first_choice(planned, rules)
+    flying: deque[tuple[PlannedRange, concurrent.futures.Future[_Fetched]]] = deque()
+    first = _Span(planned, rules, planned.start_offset, planned.end_offset, node, SPAN_BYTES, one_answer=True)
+    flying.append((planned, link.submit(_fetch_span(link, first))))  # this one tells how large the others should be
+    next_offset = None
+    compacted_end = planned.end_offset
+    try:
+        while flying:
+            of, future = flying.popleft()
+            fetched = result_of(future, rules.patience_s * 4)
+            leader_epoch, node = check_pieces(of, fetched.pieces, leader_epoch), fetched.node
+            guess.learn(fetched.pieces)
+            next_offset = fetched.next_offset if next_offset is None else next_offset
+            if planned.moves_end and fetched.compacted_end > compacted_end:
+                compacted_end = fetched.compacted_end
+                planned = _moved(link, planned, rules, compacted_end)
+            while len(flying) < IN_FLIGHT and next_offset < planned.end_offset:
+                end = min(next_offset + guess.span_records(), planned.end_offset)
+                span = _Span(planned, rules, next_offset, end, node, guess.answer_bytes(end - next_offset))
+                flying.append((planned, link.submit(_fetch_span(link, span))))
+                next_offset = end
+            if fetched.pieces:
+                yield fetched.pieces
+    finally:
+        for _, future in flying:
+            future.cancel()
+
+
+def _moved(link: Link, planned: PlannedRange, rules: FetchRules, compacted_end: int) -> PlannedRange:
+    """``planned``, up to where compaction had looked when records of it were read: those that are gone because of later ones are
+    superseded below that [R11]. Not past what is committed now."""
+
+    async def bounds() -> Bounds:
+        transport = await link.transport(rules.patience_s)
+        options = ReadOptions(patience_s=rules.patience_s)
+        reader = PartitionReader(transport, link.subjects, planned.stream, planned.partition, options)
+        return (await reader.bounds(planned.uid))[0]
+
+    now = link.call(bounds(), rules.patience_s * 4)
+    end = max(planned.end_offset, min(compacted_end, now.end_offset))
+    return replace(planned, end_offset=end, leader_epoch=max(planned.leader_epoch, now.leader_epoch))
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Part of a range: ``start_offset`` inclusive, ``end_offset`` exclusive.
+
+    ``node``: who is asked first, any in-sync replica after it. ``answer_bytes`` bounds one answer. ``one_answer``: take what
+    one answer holds and leave the rest.
+    """
+
+    planned: PlannedRange
+    rules: FetchRules
+    start_offset: int
+    end_offset: int
+    node: str
+    answer_bytes: int
+    one_answer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    """What a span gave. ``next_offset``: the first offset after it that was not asked for. ``node``: who answered last.
+    ``compacted_end``: exclusive, the greatest place up to where the compaction of those that answered had looked."""
+
+    pieces: list[BatchSlice]
+    next_offset: int
+    node: str
+    compacted_end: int
+
+
+def fetch_part(
+    link: Link, planned: PlannedRange, rules: FetchRules, start: int, end: int, node: str
+) -> tuple[list[BatchSlice], str]:
+    """[``start``, ``end``) of a range, ``node`` is asked first: its checked slices, and who answered; errors as of ``fetch_range``."""
+    span = _Span(planned, rules, start, end, node, SPAN_BYTES)
+    fetched = result_of(link.submit(_fetch_span(link, span)), rules.patience_s * 4)
+    return fetched.pieces, fetched.node
+
+
+async def _fetch_span(link: Link, span: _Span) -> _Fetched:
+    planned = span.planned
+    options = ReadOptions(max_bytes=span.answer_bytes, wait_s=0.0, patience_s=span.rules.patience_s)
+    transport = await link.transport(span.rules.patience_s)
+
+    async def exists() -> None:
+        await _is_there(Admin(transport, link.subjects, span.rules.patience_s), planned)
+
+    reader = PartitionReader(transport, link.subjects, planned.stream, planned.partition, options, exists)
+    reader.node = span.node
+    progress = ReadProgress(
+        planned.stream,
+        planned.partition,
+        span.start_offset,
+        span.end_offset,
+        uid=planned.uid,
+        floor_high_watermark=planned.end_offset - 1,
+        compacted=planned.compacted,
+        left_out=span.rules.left_out,
+    )
+    pieces: list[BatchSlice] = []
+    refusals = 0
+    while not progress.done and not (span.one_answer and pieces):
+        try:
+            pieces += await reader.fetch(progress)
+        except OffsetOutOfRangeError:
+            refusals += 1
+            await _after_loss(reader, progress, span, refusals)
+        except UnavailableError:
+            await exists()
+            raise
+    return _Fetched(pieces, progress.next_offset, progress.node, progress.compacted_end)
+
+
+async def _is_there(admin: Admin, planned: PlannedRange) -> None:
+    """Raise NotFoundError where the stream was deleted after the range was planned, whether or not there is another of its name."""
+    try:
+        now = await admin.stream(planned.stream)
+    except NotFoundError:
+        raise NotFoundError(f"stream {planned.stream} was deleted after {planned} was planned") from None
+    if now.uid != planned.uid:
+        raise NotFoundError(f"stream {planned.stream} was deleted and made again after {planned} was planned")
+
+
+def first_choice(planned: PlannedRange, rules: FetchRules) -> str:
+    """Who is asked first of all: for the same range the same node, for different ranges different ones."""
+    if rules.leader_first or not planned.replicas:
+        return planned.leader
+    return planned.replicas[(planned.start_offset // _SPREAD_RECORDS + planned.partition) % len(planned.replicas)]
+
+
+async def _after_loss(reader: PartitionReader, progress: ReadProgress, span: _Span, refusals: int) -> None:
+    """A replica says that ``progress`` is below its log start: believe the leader only, then fail or skip what is gone."""
+    bounds, _ = await reader.bounds(span.planned.uid)
+    if bounds.log_start_offset <= progress.next_offset:
+        if refusals > _MOST_REFUSALS:
+            raise ProtocolError(
+                f"{progress.next_offset} of {span.planned} is refused although {bounds.leader} says that it has it"
+            )
+        reader.node = bounds.leader
+        return
+    lost_end = min(bounds.log_start_offset, span.end_offset)
+    text = f"OFFSET_OUT_OF_RANGE {span.planned}: offsets [{progress.next_offset}, {lost_end}) are gone since this was planned, "
+    text += f"the log of {bounds.leader} starts at {bounds.log_start_offset}"
+    if span.rules.fail_on_data_loss:
+        raise DataLossError(f"{text}. Read from what is kept, or set failOnDataLoss to false")
+    _logger.warning("%s; reading goes on from there", text)
+    progress.next_offset = lost_end
+
+
+def check_pieces(planned: PlannedRange, pieces: list[BatchSlice], leader_epoch: int) -> int:
+    """The last record's LeaderEpoch; DataLossError if one is above the planned, ProtocolError if they fall along the log.
+
+    That the batches follow each other was checked before; here, that none has a hole inside.
+    """
+    for piece in pieces:
+        epoch, header = piece.batch.leader_epoch, piece.batch.header
+        if header.record_count <= header.last_offset_delta and not planned.compacted:
+            raise ProtocolError(f"{planned}: the batch at {header.base_offset} lacks records, and the stream is not compacted")
+        if epoch > planned.leader_epoch:
+            raise DataLossError(
+                f"{planned}: the records from {piece.batch.base_offset} were written in LeaderEpoch {epoch}, after others "
+                f"had been committed there in {planned.leader_epoch} or before: an unclean election lost the first ones"
+            )
+        if epoch < leader_epoch:
+            raise ProtocolError(f"{planned}: LeaderEpoch {epoch} at offset {piece.batch.base_offset} follows {leader_epoch}")
+        leader_epoch = epoch
+    return leader_epoch

@@ -1,0 +1,446 @@
+"""Connections: the NATS protocol between a client, whose code is the real one, and the bus, over two queues in the place of a socket.
+
+``MemoryTransport`` is what nats-py reads from and writes to, in the event loop of the client; ``NatsSession`` is the server's side, on
+the loop of the cluster. Only bytes cross, so clients may live in any event loop and thread.
+
+Bus: what a nats-server does with messages, in one event loop: subscriptions, wildcards, queue groups, "nobody listens".
+
+Everything here runs on the thread of the cluster's own loop; what comes from and goes to clients crosses over in ``connection``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+from typing import Any
+
+from nats.aio.transport import Transport
+
+from liftpy.errors import ProtocolError
+
+Sink = Callable[[bytes, bytes, bytes, bytes], None]
+"""``sink(subject, reply, payload, header block)`` takes one message."""
+MAX_PAYLOAD_BYTES = 1 << 20
+"""Of one message with its headers: what a nats-server takes unless it is told otherwise."""
+MAX_REMEMBERED = 4096
+"""Subjects of which it is remembered who listens; one more, and all are looked up anew."""
+NOBODY = b"NATS/1.0 503\r\n\r\n"
+_TOKENS = {b"*": rb"[^.]+", b">": rb"[^.]+(?:\.[^.]+)*"}
+
+
+class BusSubscription:
+    """One interest in a subject; ``close`` ends it."""
+
+    __slots__ = ("_bus", "fits", "number", "queue", "sink", "subject")
+
+    def __init__(self, bus: Bus, number: int, subject: bytes, sink: Sink, queue: bytes) -> None:
+        self._bus = bus
+        self.number = number
+        self.subject = subject
+        self.sink = sink
+        self.queue = queue
+        parts = [_TOKENS.get(token) or re.escape(token) for token in subject.split(b".")]
+        self.fits = re.compile(rb"\.".join(parts), re.DOTALL).fullmatch
+
+    def close(self) -> None:
+        """Nothing comes any more."""
+        self._bus.forget(self)
+
+    def leave(self) -> None:
+        """The same: nothing is ever on its way here."""
+        self.close()
+
+
+class Bus:
+    """``later(callback)``: in the next turn of the loop."""
+
+    def __init__(self, later: Callable[[Callable[[], None]], object], max_payload: int = MAX_PAYLOAD_BYTES) -> None:
+        self.max_payload = max_payload
+        self._later = later
+        self._subscriptions: dict[int, BusSubscription] = {}
+        self._numbers = count(1)
+        self._known: dict[bytes, tuple[list[BusSubscription], dict[bytes, list[BusSubscription]]]] = {}
+        """Subject -> who listens without a queue, and who by queue."""
+        self._turn = 0
+        """Of the members of queue groups."""
+        self._reading = False
+        self._behind: list[Callable[[], None]] = []
+
+    # ---- who listens ---------------------------------------------------------------------------------------------------
+    def listen(self, subject: str | bytes, sink: Sink, queue: str | bytes = b"") -> BusSubscription:
+        """Give ``sink`` every message that fits; with ``queue`` one of all that named the same."""
+        made = BusSubscription(self, next(self._numbers), _bytes(subject), sink, _bytes(queue))
+        self._subscriptions[made.number] = made
+        self._known.clear()
+        return made
+
+    def forget(self, subscription: BusSubscription) -> None:
+        """It has been closed."""
+        if self._subscriptions.pop(subscription.number, None) is not None:
+            self._known.clear()
+
+    def _listeners(self, subject: bytes) -> tuple[list[BusSubscription], dict[bytes, list[BusSubscription]]]:
+        found = self._known.get(subject)
+        if found is None:
+            plain: list[BusSubscription] = []
+            queues: dict[bytes, list[BusSubscription]] = {}
+            for subscription in self._subscriptions.values():
+                if subscription.fits(subject):
+                    (queues.setdefault(subscription.queue, []) if subscription.queue else plain).append(subscription)
+            if len(self._known) >= MAX_REMEMBERED:
+                self._known.clear()
+            found = self._known[subject] = (plain, queues)
+        return found
+
+    # ---- messages ------------------------------------------------------------------------------------------------------
+    def publish(self, subject: bytes, reply: bytes, payload: bytes, block: bytes = b"") -> int:
+        """Give it to all who listen, at once; return how many did. ``block``: the header block as it travels, b'' for none."""
+        plain, queues = self._listeners(subject)
+        for subscription in list(plain):
+            subscription.sink(subject, reply, payload, block)
+        for members in list(queues.values()):
+            self._turn += 1
+            members[self._turn % len(members)].sink(subject, reply, payload, block)
+        return len(plain) + len(queues)
+
+    def send(self, subject: str | bytes, chunks: Sequence[bytes | memoryview]) -> None:
+        """Publish the concatenation of ``chunks``."""
+        self.publish(_bytes(subject), b"", b"".join(chunks))
+
+    def send_lines(self, lines: Sequence[bytes]) -> None:
+        """Answers to publishers: lines ``PUB <inbox>  <size>``, each with its payload."""
+        for line in lines:
+            head, _, rest = line.partition(b"\r\n")
+            _, subject, size = head.split()
+            self.publish(subject, b"", rest[: int(size)])
+
+    def together(self, deliver: Callable[[], None]) -> None:
+        """What ``deliver`` publishes has arrived together: sinks are called behind all of it by ``behind_read``."""
+        self._reading = True
+        try:
+            deliver()
+        finally:
+            self._reading = False
+            behind, self._behind = self._behind, []
+            for callback in behind:
+                callback()
+
+    def behind_read(self, callback: Callable[[], None]) -> None:
+        """Call back when everything that arrives together has been given to its sinks."""
+        if self._reading:
+            self._behind.append(callback)
+        else:
+            self._later(callback)
+
+
+def _bytes(text: str | bytes) -> bytes:
+    return text.encode() if isinstance(text, str) else text
+
+
+URL = "nats://memory:4222"
+"""What a connection is told that it is connected to; nothing ever looks it up."""
+MOST_UNREAD_BYTES = 4 << 20
+"""Of what a client has written and the bus has not taken yet: whoever waits for room (``drain``) waits from there on."""
+_END = b"\r\n"
+_LONGEST_LINE_BYTES = 4096
+"""As of a nats-server (``max_control_line``)."""
+_PAUSE_S = 0.001
+
+
+class NatsSession:
+    """The server's side of one connection. ``say(bytes)`` and ``hang_up()``: to the client; both may be called until ``end``."""
+
+    def __init__(
+        self, bus: Bus, number: int, later: Callable[[Callable[[], None]], object], say: Callable[[bytes], None], hang_up: Any
+    ) -> None:
+        self._bus = bus
+        self._later = later
+        self._say = say
+        self._hang_up = hang_up
+        self._left = b""
+        """Of a message of which the rest has not come yet."""
+        self._subscriptions: dict[bytes, BusSubscription] = {}
+        self._remaining: dict[bytes, int] = {}
+        """By subscription number: how many messages it still gets, where it said so."""
+        self._echo = True
+        self._mine = False
+        """What is published now comes from here."""
+        self._out: list[bytes] = []
+        self.ended = False
+        info = {
+            "server_id": "MEMORY", "server_name": "liftpy in memory", "version": "2.10.0", "proto": 1, "host": "memory",
+            "port": 4222, "headers": True, "max_payload": bus.max_payload, "client_id": number,
+        }  # fmt: skip
+        self._write(b"INFO %b\r\n" % json.dumps(info).encode())
+
+    def end(self) -> None:
+        """The connection is over, whoever has ended it."""
+        if not self.ended:
+            self.ended = True
+            for subscription in self._subscriptions.values():
+                subscription.close()
+            self._subscriptions.clear()
+            self._hang_up()
+
+    # ---- from the client -------------------------------------------------------------------------------------------------
+    def feed(self, data: bytes) -> None:
+        """What the client has written at once: its messages have arrived together."""
+        if not self.ended:
+            self._bus.together(partial(self._take, self._left + data if self._left else data))
+
+    def _take(self, data: bytes) -> None:
+        at = 0
+        try:
+            while not self.ended and (end := data.find(_END, at)) >= 0:
+                _must_be_short(end - at)
+                after = self._command(data, at, end)
+                if after < 0:
+                    break
+                at = after
+            else:
+                _must_be_short(len(data) - at)
+        except (ProtocolError, ValueError, IndexError) as error:
+            self._write(b"-ERR '%b'\r\n" % (str(error) or "Parser Error").encode())
+            self._flush()
+            self.end()
+        self._left = data[at:]
+
+    def _command(self, data: bytes, at: int, end: int) -> int:
+        """Carry out the line from ``at`` to ``end``; return where the next one begins, -1: its payload has not come yet."""
+        verb, *fields = data[at:end].split()
+        match verb.upper():
+            case b"PUB":
+                return self._publish(data, end + 2, fields, 0)
+            case b"HPUB":
+                return self._publish(data, end + 2, fields[:-2] + fields[-1:], int(fields[-2]))
+            case b"PING":
+                self._write(b"PONG\r\n")
+            case b"PONG":
+                pass
+            case b"SUB":
+                self._subscribe(fields[0], fields[-1], fields[1] if len(fields) == 3 else b"")
+            case b"UNSUB":
+                self._unsubscribe(fields[0], int(fields[1]) if len(fields) > 1 else 0)
+            case b"CONNECT":
+                self._echo = bool(json.loads(data[at + len("CONNECT ") : end]).get("echo", True))
+            case _:
+                raise ProtocolError("Unknown Protocol Operation")
+        return end + 2
+
+    def _publish(self, data: bytes, begin: int, fields: list[bytes], header_bytes: int) -> int:
+        """``fields``: subject, maybe a reply subject, and the size with the headers."""
+        size_bytes = int(fields[-1])
+        if size_bytes > self._bus.max_payload:
+            raise ProtocolError("Maximum Payload Violation")
+        stop = begin + size_bytes
+        if len(data) < stop + 2:
+            return -1
+        reply = fields[1] if len(fields) == 3 else b""
+        self._mine = True
+        heard = self._bus.publish(fields[0], reply, data[begin + header_bytes : stop], data[begin : begin + header_bytes])
+        self._mine = False
+        if not heard and reply:
+            self._bus.publish(reply, b"", b"", NOBODY)
+        return stop + 2
+
+    def _subscribe(self, subject: bytes, number: bytes, queue: bytes) -> None:
+        self._subscriptions[number] = self._bus.listen(subject, partial(self._deliver, number), queue)
+
+    def _unsubscribe(self, number: bytes, after: int) -> None:
+        if after and number in self._subscriptions:
+            self._remaining[number] = after
+        elif (found := self._subscriptions.pop(number, None)) is not None:
+            found.close()
+
+    # ---- to the client ---------------------------------------------------------------------------------------------------
+    def _deliver(self, number: bytes, subject: bytes, reply: bytes, payload: bytes, block: bytes) -> None:
+        if self._mine and not self._echo:
+            return
+        where = b"%b %b %b" % (subject, number, reply) if reply else b"%b %b" % (subject, number)
+        if block:
+            head = b"HMSG %b %d %d\r\n" % (where, len(block), len(block) + len(payload))
+        else:
+            head = b"MSG %b %d\r\n" % (where, len(payload))
+        self._write(head, block, payload, _END)
+        if number in self._remaining:
+            self._remaining[number] -= 1
+            if self._remaining[number] <= 0:
+                del self._remaining[number]
+                self._unsubscribe(number, 0)
+
+    def _write(self, *pieces: bytes) -> None:
+        if not self._out:
+            self._later(self._flush)
+        self._out.extend(pieces)
+
+    def _flush(self) -> None:
+        """What one turn of the loop has brought leaves together."""
+        out, self._out = self._out, []
+        if out and not self.ended:
+            self._say(b"".join(out))
+
+
+def _must_be_short(line_bytes: int) -> None:
+    if line_bytes > _LONGEST_LINE_BYTES:
+        raise ProtocolError("maximum control line exceeded")
+
+
+class MemoryServer:
+    """Where connections begin; ``home`` is the cluster's loop."""
+
+    def __init__(self, bus: Bus, home: asyncio.AbstractEventLoop) -> None:
+        self.bus = bus
+        self.home = home
+        self.is_up = True
+        self._sessions: dict[int, NatsSession] = {}
+        self._count = 0
+
+    def open(self, say: Callable[[bytes], None], hang_up: Callable[[], None]) -> NatsSession:
+        """A new session, on the loop of the cluster."""
+        self._count += 1
+        number = self._count
+
+        def gone() -> None:
+            self._sessions.pop(number, None)
+            hang_up()
+
+        made = self._sessions[number] = NatsSession(self.bus, number, self.home.call_soon, say, gone)
+        return made
+
+    def cut_all(self) -> None:
+        """Every connection is lost, as when a nats-server dies; clients come back by themselves."""
+        for session in list(self._sessions.values()):
+            session.end()
+
+
+class MemoryTransport(Transport):
+    """What nats-py takes for a socket. Made where it will be used."""
+
+    def __init__(self, server: MemoryServer) -> None:
+        self._server = server
+        self._reader: asyncio.StreamReader | None = None
+        self._line: _Line | None = None
+
+    async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
+        """Begin anew, also after a connection that was lost. Raises ConnectionRefusedError when the cluster has been stopped."""
+        if not self._server.is_up:
+            raise ConnectionRefusedError("the cluster in memory has been stopped")
+        self._reader = asyncio.StreamReader()
+        self._line = _Line(self._server, self._reader)
+
+    async def connect_tls(self, uri: Any, ssl_context: Any, buffer_size: int, connect_timeout: int) -> None:
+        """Refused: nothing leaves the process."""
+        raise ConnectionRefusedError("a cluster in memory has no TLS")
+
+    def write(self, payload: bytes) -> None:
+        """Hand over at once; ``drain`` waits where too much is not taken yet."""
+        if self._line is not None:
+            self._line.write(payload)
+
+    def writelines(self, payload: Any) -> None:
+        """The same of several."""
+        self.write(b"".join(payload))
+
+    async def read(self, buffer_size: int) -> bytes:
+        """What has come, b'' at the end."""
+        assert self._reader is not None
+        return await self._reader.read(buffer_size)
+
+    async def readline(self) -> bytes:
+        """With its line feed."""
+        assert self._reader is not None
+        return await self._reader.readline()
+
+    async def drain(self) -> None:
+        """Wait until the cluster has taken what there is too much of."""
+        while self._line is not None and self._line.unread_bytes > MOST_UNREAD_BYTES:
+            await asyncio.sleep(_PAUSE_S)
+
+    async def wait_closed(self) -> None:
+        """Nothing is left to be done."""
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._line is not None:
+            self._line.close()
+
+    def at_eof(self) -> bool:
+        """Whether the server has hung up, and all was read."""
+        return self._reader is None or self._reader.at_eof()
+
+    def __bool__(self) -> bool:
+        """Never asked to be made anew by nats-py, which would make one of TCP."""
+        return True
+
+
+class _Line:
+    """One connection's way there and back, between the two loops."""
+
+    def __init__(self, server: MemoryServer, reader: asyncio.StreamReader) -> None:
+        self._home = server.home
+        self._server = server
+        self._away = asyncio.get_running_loop()
+        self._reader = reader
+        self._chunks: deque[bytes] = deque()
+        self._written_bytes = 0  # by the client's thread alone
+        self._taken_bytes = 0  # by the cluster's thread alone
+        self._session: NatsSession | None = None
+        self._is_closed = False
+        self._post(self._home, self._open)
+
+    @property
+    def unread_bytes(self) -> int:
+        """Written, and not taken yet."""
+        return 0 if self._is_closed else self._written_bytes - self._taken_bytes
+
+    def write(self, data: bytes) -> None:
+        if self._is_closed:
+            return
+        self._written_bytes += len(data)
+        self._chunks.append(bytes(data))
+        self._post(self._home, self._take)
+
+    def close(self) -> None:
+        """By the client; what it has written before is still taken."""
+        if not self._is_closed:
+            self._post(self._home, self._end)
+            self._hung_up()
+
+    @staticmethod
+    def _post(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: Any) -> None:
+        try:
+            loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:
+            pass  # that side has ended: its loop is closed
+
+    # ---- on the cluster's thread -----------------------------------------------------------------------------------------
+    def _open(self) -> None:
+        self._session = self._server.open(
+            lambda data: self._post(self._away, self._arrived, data), lambda: self._post(self._away, self._hung_up)
+        )
+
+    def _take(self) -> None:
+        assert self._session is not None
+        if self._chunks:
+            data = self._chunks.popleft()
+            self._session.feed(data)
+            self._taken_bytes += len(data)
+
+    def _end(self) -> None:
+        assert self._session is not None
+        self._session.end()
+
+    # ---- on the client's thread ------------------------------------------------------------------------------------------
+    def _arrived(self, data: bytes) -> None:
+        if not self._is_closed:
+            self._reader.feed_data(data)
+
+    def _hung_up(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._reader.feed_eof()

@@ -1,0 +1,504 @@
+"""Taking a backup of a running cluster: over the read protocol, from in-sync replicas, without anything asked of the nodes but reads.
+
+Goal: every record that was committed at the barrier, byte for byte, and the metadata and cursors that belong to it. The barrier is a
+description of the metadata behind a committed entry; behind it come the cursors, and behind these, from the leaders, HW of every
+partition: so no cursor points past what is kept. The copy of a compacted partition ends later: a record below that HW may be gone
+because of one above it, so it is read on to where the compaction of the replicas had looked [R11]. It begins anew where delete markers
+went that it has not read yet [D30]. Producers and message ids outlive their records [A16]: where a log begins above 0, a replica is
+asked for their state just before HW. Constraint: a death at any moment leaves all earlier backups whole. So nothing
+of theirs is written to, files have the backup's own id in their names, and the manifest comes last, when all it names is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from liftpy import __version__
+from liftpy.client import Client
+from liftpy.client.group_admin import describe_cursor, describe_group, list_cursors, list_groups
+from liftpy.client.positions import Bounds
+from liftpy.core.backup.manifest import (
+    CursorCopy,
+    Manifest,
+    PartitionCopy,
+    StateCopy,
+    StoredFile,
+    StoredPiece,
+    StreamCopy,
+    backup_moment,
+    image_path,
+    piece_path,
+    running_path,
+    state_path,
+    writer_of,
+)
+from liftpy.core.backup.pieces import PIECE_BYTES, chained, kept_pieces, missing_files
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey, is_internal
+from liftpy.core.metadata.image import ClusterImage, StreamImage
+from liftpy.core.metadata.snapshot import encode_snapshot
+from liftpy.core.wire.batch import RecordBatch
+from liftpy.core.wire.subjects import Subjects
+from liftpy.errors import CorruptionError, IncompatibleVersionError, LiftError, NotFoundError, UnavailableError
+from liftpy.nats.cancellation import end_tasks
+from liftpy.spark.pipelines.replica_reads import Away, Damaged, ReplicaAddress, ReplicaReads
+from sidecar.backup.inspect import read_image
+from sidecar.backup.store import DEFAULT_BYTES_PER_S, BackupPace, Store
+from sidecar.runtime.tasks import attended
+
+_AT_ONCE = 4
+"""Partitions that are copied at the same time: each holds one answer (1 MiB, or one batch) and one open file."""
+_ROUNDS = 3
+"""So often all replicas of a partition are asked before it is given up."""
+_AGAIN_S = 0.5
+_MOVED = 5
+"""So often a partition is begun again because retention took what was about to be read, or compaction took delete markers."""
+_LEAST_PAST_S = 60.0
+"""So long, or twice as long as up to the barrier, a compacted partition is read past the barrier at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeOptions:
+    """``streams``: by name, (): all but internal ones. ``since``: the backup whose pieces are used, None: the newest, '': none."""
+
+    namespace: str = "liftpy"
+    streams: tuple[str, ...] = ()
+    since: str | None = None
+    bytes_per_s: int = DEFAULT_BYTES_PER_S
+    piece_bytes: int = PIECE_BYTES
+
+
+@dataclass(slots=True)
+class TakenBackup:
+    """What was done. ``written_bytes``: of new files; ``kept_bytes``: of pieces of the backup before."""
+
+    manifest: Manifest
+    written_bytes: int
+    took_s: float
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of earlier backups, named by this one too."""
+        pieces = (piece for stream in self.manifest.streams for copy in stream.partitions for piece in copy.pieces)
+        return sum(piece.file.size_bytes for piece in pieces if writer_of(piece.file.path) != self.manifest.backup)
+
+
+def new_backup_id(moment: datetime, newest: str = "") -> str:
+    """An id that nobody has, above ``newest`` (of the store; '': there is none): in ids the newest backup is the last, also of two in
+    one second, also when the clock was set back."""
+    second = moment.replace(microsecond=0)
+    if newest:
+        second = max(second, backup_moment(newest) + timedelta(seconds=1))
+    return f"{second:%Y%m%dT%H%M%SZ}-{os.urandom(4).hex()}"
+
+
+async def take_backup(
+    client: Client, store: Store, options: TakeOptions, *, step: Callable[[str], None] = lambda name: None
+) -> TakenBackup:
+    """Take one; ``step`` is told before each step by name. Raises UnavailableError, CorruptionError (no replica of a partition has
+    what was written), StorageError, NotFoundError."""
+    return await _Taking(client, store, options, step).run()
+
+
+@dataclass(slots=True)
+class _Taking:
+    client: Client
+    store: Store
+    options: TakeOptions
+    step: Callable[[str], None]
+    id: str = ""
+    written_bytes: int = 0
+    pace: BackupPace = field(default_factory=lambda: BackupPace(0))
+
+    async def run(self) -> TakenBackup:
+        began_s = time.monotonic()
+        self.pace = BackupPace(self.options.bytes_per_s)
+        earlier = await asyncio.to_thread(self.store.backup_ids)
+        self.id = new_backup_id(datetime.now(UTC), earlier[-1] if earlier else "")
+        self.step("begin")
+        try:
+            return await self._run(began_s)
+        except BaseException:
+            await asyncio.shield(asyncio.to_thread(self._clean_up))
+            raise
+
+    def _clean_up(self) -> None:
+        """Remove what this backup has written, the mark last, so that a full store has room again. A failure is left to ``prune``."""
+        with suppress(LiftError):
+            if self.id in self.store.backup_ids():  # the manifest is there: only the mark is left
+                self.store.remove(running_path(self.id))
+                return
+            for path in self.store.sizes("pieces"):
+                if writer_of(path) == self.id:
+                    self.store.remove(path)
+            self.store.remove_folder(f"backups/{self.id}")
+            self.store.remove(running_path(self.id))
+
+    async def _run(self, began_s: float) -> TakenBackup:
+        mark = {"host": socket.gethostname(), "pid": os.getpid(), "since": "?"}
+        await self._put(running_path(self.id), json.dumps(mark).encode())
+        before = await asyncio.to_thread(self._before)
+        mark["since"] = "" if before is None else before.backup
+        await self._put(running_path(self.id), json.dumps(mark).encode())
+
+        self.step("barrier")
+        state = await self.client.describe_cluster(linearizable=True)
+        created_ns = time.time_ns()
+        streams = self._chosen(state.image)
+        cursors = await self._cursors({stream.name for stream in streams})
+        bounds = await self._bounds(streams)
+        self.step("pieces")
+        copies = await self._copied(streams, bounds, before)
+        self.step("image")
+        snapshot = encode_snapshot(state.image, operations=False)
+        image = StoredFile(path=image_path(self.id), size_bytes=len(snapshot), sha256=hashlib.sha256(snapshot).hexdigest())
+        await self._put(image.path, snapshot)
+        self.written_bytes += image.size_bytes
+        manifest = Manifest(
+            backup=self.id,
+            created_ns=created_ns,
+            namespace=self.options.namespace,
+            version=__version__,
+            level=state.image.feature_level,
+            index=state.image.index,
+            leader_epoch=max([state.image.counters.next_leader_epoch - 1, *(p.epoch for s in copies for p in s.partitions)]),
+            since="" if before is None else before.backup,
+            image=image,
+            streams=tuple(copies),
+            cursors=cursors,
+        )
+        self.step("check")
+        await self._must_be_there(manifest)
+        self.step("manifest")
+        await asyncio.to_thread(self.store.put_manifest, manifest)
+        self.step("end")
+        await asyncio.to_thread(self.store.remove, running_path(self.id))
+        return TakenBackup(manifest, self.written_bytes, time.monotonic() - began_s)
+
+    async def _put(self, path: str, data: bytes) -> None:
+        await asyncio.to_thread(self.store.put, path, data)
+
+    def _before(self) -> Manifest | None:
+        """The backup whose pieces are used: the newest that is whole. One that was asked for by name must be."""
+        if self.options.since == "":
+            return None
+        sizes = self.store.sizes("pieces") | self.store.sizes("backups")
+        for backup in reversed(self.store.backup_ids()) if self.options.since is None else (self.options.since,):
+            try:
+                found = self.store.newest(backup)
+                missing = missing_files(found, sizes)
+                if not missing:
+                    return found
+                raise CorruptionError(missing[0])
+            except CorruptionError:
+                if self.options.since is not None:
+                    raise
+        return None
+
+    def _chosen(self, image: ClusterImage) -> list[StreamImage]:
+        for name in self.options.streams:
+            if name not in image.streams:
+                raise NotFoundError(f"there is no stream {name!r}")
+        names = sorted(set(self.options.streams)) or [name for name in sorted(image.streams) if not is_internal(name)]
+        return [image.streams[name] for name in names]
+
+    async def _cursors(self, streams: set[str]) -> tuple[CursorCopy, ...]:
+        found = []
+        for group in await list_groups(self.client):
+            described = await describe_group(self.client, group.name)
+            positions = described.positions | {queue.key: queue.acknowledged_below for queue in described.queues}
+            found.append(_cursor(group.name, False, positions, streams))
+        for name in await list_cursors(self.client):
+            found.append(_cursor(name, True, await describe_cursor(self.client, name), streams))
+        return tuple(cursor for cursor in found if cursor.positions)
+
+    async def _bounds(self, streams: list[StreamImage]) -> dict[tuple[str, int], _Barrier]:
+        """Of every partition, as its leader says, behind the state that its replica has given."""
+        room, states = asyncio.Semaphore(_AT_ONCE * 4), asyncio.Semaphore(_AT_ONCE)
+
+        async def ask(stream: StreamImage, number: int) -> tuple[tuple[str, int], _Barrier]:
+            async with room:
+                said = await self.client.bounds(stream.name, number)
+            state = None
+            if said.log_start_offset > 0 and said.uid == stream.uid:
+                async with states:
+                    state, said = await _PartitionTaking(self, stream, number).state(said)
+            if said.uid != stream.uid:
+                raise NotFoundError(f"stream {stream.name} was deleted and made again while the backup began")
+            return (stream.name, number), _Barrier(said, state)
+
+        asked = [ask(stream, partition.partition) for stream in streams for partition in stream.partitions]
+        return dict(await asyncio.gather(*asked))
+
+    async def _copied(
+        self, streams: list[StreamImage], barriers: dict[tuple[str, int], _Barrier], before: Manifest | None
+    ) -> list[StreamCopy]:
+        earlier: dict[tuple[str, int], PartitionCopy] = {}
+        if before is not None:  # its full pieces hold what purges that were pending then may have given up since
+            with suppress(CorruptionError, IncompatibleVersionError):  # without its image nothing of it is used
+                was = (await asyncio.to_thread(read_image, self.store, before)).streams
+                earlier = {
+                    (s.uid, p.partition): p
+                    for s in before.streams
+                    for p in s.partitions
+                    if not was[s.name].partitions[p.partition].purges
+                }
+        room = asyncio.Semaphore(_AT_ONCE)
+
+        async def copy(stream: StreamImage, number: int) -> PartitionCopy:
+            async with room:
+                found, old = barriers[stream.name, number], earlier.get((stream.uid, number))
+                return await _PartitionTaking(self, stream, number).run(found.bounds, old, found.state)
+
+        tasks = {
+            (stream.name, p.partition): attended(copy(stream, p.partition)) for stream in streams for p in stream.partitions
+        }
+        try:
+            copies = dict(zip(tasks, await asyncio.gather(*tasks.values()), strict=True))
+        finally:
+            await end_tasks(tasks.values())
+        return [
+            StreamCopy(
+                name=stream.name,
+                uid=stream.uid,
+                compacted=any(barriers[stream.name, p.partition].bounds.compacted for p in stream.partitions),
+                partitions=tuple(copies[stream.name, p.partition] for p in stream.partitions),
+            )
+            for stream in streams
+        ]
+
+    async def _must_be_there(self, manifest: Manifest) -> None:
+        sizes = await asyncio.to_thread(lambda: self.store.sizes("pieces") | self.store.sizes(f"backups/{self.id}"))
+        missing = missing_files(manifest, sizes)
+        if missing:
+            raise CorruptionError(f"the backup is not whole, and has no manifest: {missing[0]}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Barrier:
+    """Where a partition is copied to. ``state``: what a replica knew of producers and message ids just before; None: what the records
+    say is all."""
+
+    bounds: Bounds
+    state: StateCopy | None
+
+
+def _cursor(name: str, is_cursor: bool, positions: dict[PartitionKey, int], streams: set[str]) -> CursorCopy:
+    kept = sorted(
+        (key.stream, key.uid, key.partition, at) for key, at in positions.items() if key.stream in streams and at >= 0
+    )
+    return CursorCopy(name=name, is_cursor=is_cursor, positions=tuple(kept))
+
+
+class _PartitionTaking:
+    """One partition: kept pieces, then what is read."""
+
+    def __init__(self, home: _Taking, stream: StreamImage, number: int) -> None:
+        self._home = home
+        self._stream = stream
+        self._number = number
+        partition = stream.partitions[number]
+        followers = [node for node in partition.isr if node != partition.leader]
+        self._nodes = [*followers, *filter(None, (partition.leader,))] or list(partition.replicas)
+        self._nodes_tried = number % len(self._nodes)
+        self._compacted_end = 0
+        """Exclusive: where the compaction of any replica that was asked had looked."""
+        self._deletes_end: int | None = None
+        """Exclusive: delete markers below it were gone from all logs of which something was read, or is kept; None: nothing is."""
+
+    async def state(self, bounds: Bounds) -> tuple[StateCopy | None, Bounds]:
+        """What a replica knows of producers and message ids, and the bounds behind that: the state covers the log from its start on."""
+        for _ in range(_MOVED):
+            found = await self._asked_state()
+            bounds = await self._home.client.bounds(self._stream.name, self._number)
+            if found is None or bounds.uid != self._stream.uid:
+                return None, bounds
+            end, data = found
+            if end >= bounds.log_start_offset:
+                path = state_path(self._home.id, self._stream.name, self._stream.uid, self._number)
+                await self._home._put(path, data)
+                self._home.written_bytes += len(data)
+                file = StoredFile(path=path, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+                return StateCopy(file=file, end=end), bounds
+        raise UnavailableError(
+            f"{self._stream.name}/{self._number}: retention drops records faster than the state of their producers is copied: "
+            "take the backup again, or raise the retention of the stream"
+        )
+
+    async def _asked_state(self) -> tuple[int, bytes] | None:
+        said = "nobody was asked"
+        for _ in range(_ROUNDS * len(self._nodes)):
+            node = self._nodes[self._nodes_tried % len(self._nodes)]
+            try:
+                return await self._reads(node).state()
+            except Away as error:
+                said = f"{node}: {error}"
+            self._nodes_tried += 1
+        raise UnavailableError(f"{self._stream.name}/{self._number}: no replica gives the state of its producers: {said}")
+
+    async def run(self, bounds: Bounds, before: PartitionCopy | None, state: StateCopy | None = None) -> PartitionCopy:
+        start = bounds.log_start_offset
+        for _ in range(_MOVED):
+            if start > (bounds.log_start_offset if state is None else state.end):
+                state, bounds = await self.state(bounds)
+                start = bounds.log_start_offset
+            if state is not None:  # of a replica that knew a higher HW than a new leader
+                bounds = replace(bounds, high_watermark=max(bounds.high_watermark, state.end - 1))
+            chain, kept = kept_pieces(before, start, bounds.high_watermark, self._home.options.piece_bytes)
+            self._compacted_end, self._deletes_end = 0, None
+            if kept and before is not None:
+                self._compacted_end, self._deletes_end = before.compacted_end, before.deletes_end
+            if kept and not await self._goes_on(kept[-1]):
+                self._compacted_end, self._deletes_end = 0, None
+                chain, kept = kept_pieces(None, start, bounds.high_watermark, self._home.options.piece_bytes)
+            try:
+                return replace(await self._read(start, bounds.high_watermark, chain, kept), state=state)
+            except _DeletesGoneError:
+                before = None
+            except _TakenAwayError:
+                found = await self._home.client.bounds(self._stream.name, self._number)
+                if found.uid != self._stream.uid:
+                    raise NotFoundError(f"stream {self._stream.name} was deleted while it was copied") from None
+                start = found.log_start_offset
+        raise UnavailableError(
+            f"{self._stream.name}/{self._number}: retention, or compaction, takes records faster than they are copied: raise the bytes "
+            "per second of the backup, or delete_retention of the stream"
+        )
+
+    async def _goes_on(self, last: StoredPiece) -> bool:
+        """Whether the log still holds what the kept pieces end with: the same LeaderEpoch at an offset is the same log up to
+        there."""
+        try:
+            batches = await self._batches(last.end - 1)
+        except (_TakenAwayError, _DeletesGoneError):
+            return False
+        return any(batch.next_offset == last.end and batch.leader_epoch == last.last_epoch for batch in batches)
+
+    async def _read(self, start: int, high_watermark: int, before: str, kept: tuple[StoredPiece, ...]) -> PartitionCopy:
+        position, barrier = kept[-1].end if kept else start, high_watermark
+        chain = bytes.fromhex(kept[-1].chain if kept else before)
+        pieces = list(kept)
+        writer: _PieceWriter | None = None
+        began_s, compacted_end, latest_s = time.monotonic(), self._compacted_end, 0.0
+        with ExitStack() as files:
+            while position <= high_watermark:
+                found = await self._batches(position)
+                if self._compacted_end > max(high_watermark + 1, compacted_end):
+                    compacted_end = self._compacted_end
+                    committed = (await self._home.client.bounds(self._stream.name, self._number)).high_watermark
+                    high_watermark = max(high_watermark, min(compacted_end - 1, committed))
+                if position > barrier:
+                    now_s = time.monotonic()
+                    latest_s = latest_s or now_s + max(_LEAST_PAST_S, 2 * (now_s - began_s))
+                    if now_s > latest_s:
+                        raise UnavailableError(
+                            f"{self._stream.name}/{self._number}: compaction goes on faster than records are copied: raise the bytes "
+                            "per second of the backup"
+                        )
+                batches = [b for b in found if b.next_offset > position and b.base_offset <= high_watermark]
+                data = b"".join(batch.view for batch in batches)
+                if writer is None:
+                    writer = files.enter_context(_writing(self._home, self._stream, self._number, batches[0].base_offset))
+                for batch in batches:
+                    chain = chained(chain, batch)
+                await asyncio.to_thread(writer.write, data)
+                if position <= barrier:  # what lies past it is caught up with, or the copy might never end
+                    await self._home.pace.spent(len(data))
+                position = batches[-1].next_offset
+                done = position > high_watermark
+                if done or writer.size_bytes >= self._home.options.piece_bytes:
+                    await asyncio.to_thread(files.close)
+                    pieces.append(writer.piece(position, chain.hex(), batches[-1].leader_epoch))
+                    self._home.written_bytes += writer.size_bytes
+                    writer = None
+        return PartitionCopy(
+            partition=self._number,
+            start=start,
+            high_watermark=max(high_watermark, position - 1 if pieces else -1),
+            pieces=tuple(pieces),
+            before=before,
+            compacted_end=min(self._compacted_end, max(high_watermark + 1, position)),
+            deletes_end=self._deletes_end or 0,
+        )
+
+    async def _batches(self, offset: int) -> list[RecordBatch]:
+        """From the batch that holds ``offset`` on, of whichever replica has them."""
+        said = "nobody was asked"
+        damaged: Damaged | None = None
+        for asked in range(_ROUNDS * len(self._nodes)):
+            node = self._nodes[self._nodes_tried % len(self._nodes)]
+            reads = self._reads(node)
+            try:
+                batches = (await reads.batches(offset))[0]
+                self._learn_compaction(reads, offset)
+                return batches
+            except Damaged as error:
+                said, damaged = f"{node}: {error}", error
+            except Away as error:
+                said, damaged = f"{node}: {error}", None
+                if str(error).startswith("OFFSET_OUT_OF_RANGE"):
+                    bounds = await self._home.client.bounds(self._stream.name, self._number)
+                    if offset < bounds.log_start_offset:
+                        raise _TakenAwayError from None
+            self._nodes_tried += 1
+            if asked % len(self._nodes) == len(self._nodes) - 1:
+                await asyncio.sleep(_AGAIN_S)
+        text = f"{self._stream.name}/{self._number}: no replica gives offset {offset}: {said}"
+        raise CorruptionError(text) if damaged is not None else UnavailableError(text)
+
+    def _reads(self, node: str) -> ReplicaReads:
+        key = ReplicaAddress(stream=self._stream.name, uid=self._stream.uid, partition=self._number, node=node, patience_s=3.0)
+        return ReplicaReads(self._home.client.transport, Subjects(self._home.options.namespace), key)
+
+    def _learn_compaction(self, reads: ReplicaReads, offset: int) -> None:
+        """How far the replica that has answered is compacted; all below ``offset`` was read before. Raises _DeletesGoneError."""
+        self._compacted_end = max(self._compacted_end, reads.compacted_end)
+        known = reads.deletes_end if self._deletes_end is None else self._deletes_end
+        self._deletes_end = min(known, reads.deletes_end)
+        if reads.deletes_end > max(known, offset):
+            raise _DeletesGoneError
+
+
+class _TakenAwayError(Exception):
+    """What was wanted lies below the log start by now."""
+
+
+class _DeletesGoneError(Exception):
+    """Delete markers that were not read yet are gone: what was read before may have been deleted."""
+
+
+class _PieceWriter:
+    """A piece that is being written. ``write`` blocks."""
+
+    def __init__(self, path: str, start: int, stream: Any) -> None:
+        self._path, self._start, self._stream = path, start, stream
+        self._sha256 = hashlib.sha256()
+        self.size_bytes = 0
+
+    def write(self, data: bytes) -> None:
+        """More whole batches."""
+        self._stream.write(data)
+        self._sha256.update(data)
+        self.size_bytes += len(data)
+
+    def piece(self, end: int, chain: str, last_epoch: int) -> StoredPiece:
+        """What it is, as written."""
+        file = StoredFile(path=self._path, size_bytes=self.size_bytes, sha256=self._sha256.hexdigest())
+        return StoredPiece(file=file, start=self._start, end=end, chain=chain, last_epoch=last_epoch)
+
+
+@contextmanager
+def _writing(home: _Taking, stream: StreamImage, number: int, start: int) -> Iterator[_PieceWriter]:
+    path = piece_path(stream.name, stream.uid, number, start, home.id)
+    with home.store.writing(path) as file:
+        yield _PieceWriter(path, start, file)

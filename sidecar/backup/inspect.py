@@ -1,0 +1,194 @@
+"""Backups as they lie in a store: listed, read back and checked, pruned. Blocking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import field
+from datetime import datetime, timedelta
+
+from liftpy.core.backup.manifest import Manifest, backup_moment, is_backup_id
+from liftpy.core.backup.pieces import check_file, checked_batches, checked_state, doomed_backups, missing_files, unnamed_pieces
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.strict_json import load_json
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.snapshot import decode_snapshot
+from liftpy.errors import ConfigError, CorruptionError, LiftError, NotFoundError, StorageError
+from sidecar.backup.store import Store
+
+RUNNING_AGE = timedelta(days=1)
+"""A backup that has not ended after so long has died."""
+NEWER_AGE = RUNNING_AGE / 2
+"""The own clock alone does not say so: another one has begun in the same store at least so long after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A backup that has a manifest. ``manifest``: None where it can't be read. ``faults``: why it is not whole; a look at names and
+    sizes, no byte of a piece is read."""
+
+    backup: str
+    manifest: Manifest | None
+    faults: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Verified:
+    """What reading everything has shown. ``faults``: each names its file."""
+
+    backup: str
+    files: int = 0
+    size_bytes: int = 0
+    batches: int = 0
+    faults: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What went, or would go. ``waits_for``: backups that are being made, because of which something stays."""
+
+    backups: tuple[str, ...]
+    files: tuple[str, ...]
+    size_bytes: int
+    waits_for: tuple[str, ...]
+    of_backups: int
+    """How many there were."""
+
+
+def list_backups(store: Store) -> list[Listed]:
+    """All of them, the oldest first."""
+    sizes = store.sizes("pieces") | store.sizes("backups")
+    found = []
+    for backup in store.backup_ids():
+        try:
+            manifest = store.manifest(backup)
+            found.append(Listed(backup, manifest, tuple(missing_files(manifest, sizes))))
+        except StorageError as error:
+            found.append(Listed(backup, None, (str(error),)))
+    return found
+
+
+def read_image(store: Store, manifest: Manifest) -> ClusterImage:
+    """The metadata of a backup. Raises CorruptionError, naming the file; IncompatibleVersionError for that of a newer version."""
+    data = store.read(manifest.image.path)
+    check_file(manifest.image, data)
+    try:
+        image = decode_snapshot(data)
+    except CorruptionError as error:
+        raise CorruptionError(f"{manifest.image.path}: {error}") from None
+    for stream in manifest.streams:
+        known = image.streams.get(stream.name)
+        if known is None or known.uid != stream.uid or len(known.partitions) != len(stream.partitions):
+            raise CorruptionError(f"{manifest.image.path}: it has another stream {stream.name} than the manifest")
+    return image
+
+
+def verify_backup(store: Store, manifest: Manifest, tell: Callable[[str], None] = lambda path: None) -> Verified:
+    """Read every byte of a backup: digests, each batch's own CRC, the order of offsets and epochs, the chains, the states."""
+    found = Verified(manifest.backup, files=1, size_bytes=manifest.image.size_bytes)
+    try:
+        read_image(store, manifest)
+    except LiftError as error:
+        found.faults.append(str(error))
+    for stream in manifest.streams:
+        for partition in stream.partitions:
+            if partition.state is not None:
+                tell(partition.state.file.path)
+                key = PartitionKey(stream.name, stream.uid, partition.partition)
+                try:
+                    checked_state(partition.state, store.read(partition.state.file.path), key)
+                except LiftError as error:
+                    found.faults.append(str(error))
+                found.files += 1
+                found.size_bytes += partition.state.file.size_bytes
+            before, epoch = partition.before, 0
+            for piece in partition.pieces:
+                tell(piece.file.path)
+                try:
+                    found.batches += len(checked_batches(piece, store.read(piece.file.path), before, epoch))
+                except StorageError as error:
+                    found.faults.append(str(error))
+                before, epoch = piece.chain, piece.last_epoch
+                found.files += 1
+                found.size_bytes += piece.file.size_bytes
+    return found
+
+
+def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = False, died: Collection[str] = ()) -> Pruned:
+    """Remove all but the newest ``keep`` whole backups, and what no manifest names any more.
+
+    Manifests go first, so that what is left of a prune that dies is whole backups and files that the next one finds. A backup that is
+    not whole counts for nothing among those that are kept, and stays where it is newer than the oldest of them. A backup that is
+    being made says of which one it uses pieces: that one stays; where one begins or ends meanwhile no piece goes. ``now``, of a clock
+    that may be years ahead, says alone of none that it has died; ``died``: ids of which the
+    operator says so. Raises CorruptionError where a manifest that stays can't be read:
+    what it names is not known.
+    """
+    if keep < 1:
+        raise ConfigError("keep at least one backup")
+    marks = {path.split("/")[1] for path in store.sizes("running")}
+    for unknown in sorted(set(died) - marks):
+        raise NotFoundError(f"--died {unknown}: no such backup is being made; there are: {', '.join(sorted(marks)) or 'none'}")
+    listed = list_backups(store)
+    doomed = set(doomed_backups((one.backup for one in listed if not one.faults), keep))
+    whole = [one.backup for one in listed if not one.faults and one.backup not in doomed]
+    if not whole:
+        raise NotFoundError("there is no whole backup: nothing is removed")
+    doomed |= {one.backup for one in listed if one.faults and one.backup < whole[0]}
+    ids = [one.backup for one in listed]
+    used = _running(store, now, ids, died)
+    doomed -= set(used.values())
+    if "?" in used.values():
+        doomed = set()
+    if not dry_run:
+        for backup in sorted(doomed):
+            store.remove_folder(f"backups/{backup}")
+    # pieces before marks, marks before manifests: so whoever wrote a piece is seen as one of both
+    sizes = store.sizes("pieces")
+    others = {path: size for path, size in store.sizes("backups").items() if path.split("/")[1] not in ids}
+    running = used if dry_run else _running(store, now, ids, died)
+    ended = set(store.backup_ids()) - {one.backup for one in listed}
+    kept = [store.manifest(one.backup) for one in listed if one.backup not in doomed]
+    # who began may use what was just to go, who ended has written what no manifest that was read names
+    meanwhile = ended | (set(running) - set(used))
+    files: tuple[str, ...] = () if meanwhile or "?" in running.values() else unnamed_pieces(sizes, kept, running)
+    if not meanwhile and "?" not in running.values():  # what a backup has left that died before its manifest
+        files += tuple(path for path in sorted(others) if is_backup_id(owner := path.split("/")[1]) and owner not in running)
+    sizes |= others
+    if not dry_run:
+        for path in files:
+            store.remove(path)
+        left = [(path, path.split("/")[1]) for path in store.sizes("running")]
+        by = _judged_by(now, [*ids, *(backup for _, backup in left)])
+        for path, backup in left:
+            if backup in died or not _may_run(backup, by):
+                store.remove(path)
+    return Pruned(
+        tuple(sorted(doomed)), files, sum(sizes[path] for path in files), tuple(sorted({*running, *ended})), len(listed)
+    )
+
+
+def _judged_by(now: datetime, ids: Iterable[str]) -> datetime:
+    """The time by which a mark has died: ``now``, but no later than the newest of all backups and marks allows."""
+    newest = max((backup_moment(backup) for backup in ids if is_backup_id(backup)), default=now)
+    return min(now, newest + (RUNNING_AGE - NEWER_AGE))
+
+
+def _may_run(backup: str, by: datetime) -> bool:
+    """Whether somebody may be making it still."""
+    return is_backup_id(backup) and by - backup_moment(backup) < RUNNING_AGE
+
+
+def _running(store: Store, now: datetime, ids: Iterable[str], died: Collection[str]) -> dict[str, str]:
+    """Backups that are being made -> the backup whose pieces they use ('': none, '?': not known yet). ``ids``: those that are there;
+    ``died``: those that count no more."""
+    found = {}
+    marks = [(path, path.split("/")[1]) for path in store.sizes("running")]
+    by = _judged_by(now, [*ids, *(backup for _, backup in marks)])
+    for path, backup in marks:
+        if backup not in died and _may_run(backup, by):
+            try:
+                found[backup] = str(load_json(store.read(path))["since"])
+            except (ValueError, KeyError, TypeError, StorageError):
+                found[backup] = "?"
+    return found

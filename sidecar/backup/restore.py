@@ -1,0 +1,481 @@
+"""Restoring: streams of a backup, under a new uid, with the same offsets, time stamps and bytes, into a cluster that runs.
+
+Goal: what is served after a restore is what the backup holds, and nothing before that is served at all; nothing is overwritten.
+Constraint: nobody may write history into a cluster by a subject, and whoever dies, nothing half restored is taken for whole.
+
+Algorithm: all that is wanted is read, checked and written into logs on this machine first (``staging.py``). A *helper*, an ordinary
+node (``restore_node.py``), registers and stops. The streams are created read-only, with the stopped helper as their only replica; it is
+given the logs, starts, and leads them, in a LeaderEpoch above all that they hold (the request that creates a stream makes the cluster
+skip the LeaderEpochs below). A stream of many partitions is created with a part of them, and the others are added.
+From then on its replicas move: to the nodes
+that placement has chosen, and, when all of these are in sync and the stream takes publishes again, away from the helper, which is
+removed.
+
+A stream that is read-only and has a replica on a dead helper is unfinished, has taken no publish, and is removed by the next restore
+of its name. Everything else that is there is refused.
+
+Worked example: orders, two replicas wanted on n1 and n3. Replicas: restore-7 -> restore-7 n1 n3 -> read-only off -> n1 n3.
+
+What of a backup is the whole cluster's, said again to the empty cluster into which all of it is restored; or why it was not: its
+default quota, and its session times where somebody had set them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import asdict, field, replace
+from functools import partial
+from pathlib import Path
+
+from liftpy.client import Client
+from liftpy.client.admin import MoveWish
+from liftpy.client.placement_plans import PlacementWish
+from liftpy.config import NO_QUOTA, NS_PER_MS, NS_PER_S, DefaultQuota, SessionTimes, StreamConfig
+from liftpy.core.backup.manifest import Manifest, StreamCopy
+from liftpy.core.backup.pieces import first_leader_epoch
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey, check_name, is_internal
+from liftpy.core.metadata.image import ClusterImage, StreamImage
+from liftpy.core.metadata.placement import MANUAL
+from liftpy.errors import AlreadyExistsError, ConfigError, LiftError, NotFoundError, UnavailableError
+from sidecar.backup.inspect import read_image
+from sidecar.backup.positions import set_cursors
+from sidecar.backup.restore_node import PREFIX, HelperSettings, helper_node
+from sidecar.backup.staging import NOWHERE, StagedLog, Until, give_state, stage
+from sidecar.backup.store import Store
+from sidecar.dev.cluster import DevNode
+from sidecar.disk.files import FolderStorage, make_folder, sync_folder
+from sidecar.runtime.settings import Target
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterWide:
+    """``quota``: the default, NO_QUOTA: none. ``times``: as somebody has set them; None: as nodes' settings had them."""
+
+    quota: DefaultQuota = NO_QUOTA
+    times: SessionTimes | None = None
+
+
+NOTHING_WIDE = ClusterWide()
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredSetting:
+    """``value``: of the backup. ``why``: it does not hold in this cluster now, '': it does."""
+
+    value: DefaultQuota | SessionTimes
+    why: str = ""
+
+    @property
+    def name(self) -> str:
+        """For people, and as JSON names it with underscores."""
+        return "default quota" if isinstance(self.value, DefaultQuota) else "session times"
+
+    @property
+    def words(self) -> str:
+        """The value, for people."""
+        return self.value.words
+
+    @property
+    def command(self) -> str:
+        """By which an operator sets it."""
+        value = self.value
+        if isinstance(value, DefaultQuota):
+            rates = f"--records {value.records_per_s} --bytes {value.bytes_per_s} --by-token {value.by_token}"
+            return f"liftpy settings default-quota {rates}"
+        return f"liftpy settings session --session-s {_seconds(value.session_ms):g} --lease-s {_seconds(value.lease_ms):g}"
+
+    @property
+    def shown(self) -> dict[str, object]:
+        """As JSON."""
+        value = self.value
+        if isinstance(value, DefaultQuota):
+            return {**asdict(value), "why_not": self.why}
+        return {"session_ms": value.session_ms, "lease_ms": value.lease_ms, "why_not": self.why}
+
+
+def cluster_wide_of(image: ClusterImage) -> ClusterWide:
+    """What is to be restored of ``image``."""
+    times = image.session_times
+    return ClusterWide(image.default_quota, times if times is not None and times.change else None)
+
+
+async def set_cluster_wide(client: Client, wanted: ClusterWide, restored: Collection[str]) -> list[RestoredSetting]:
+    """Set ``wanted``, where the cluster holds nothing but the streams ``restored`` (names) and nobody has set its own: else it would
+    bound streams that it never bounded, or fence nodes as nobody wants here. Raises nothing of the cluster's: what is restored is
+    restored without it, too."""
+    values = [value for value in (wanted.quota if wanted.quota != NO_QUOTA else None, wanted.times) if value is not None]
+    return [RestoredSetting(value, await _set(client, value, restored)) for value in values]
+
+
+async def _set(client: Client, value: DefaultQuota | SessionTimes, restored: Collection[str]) -> str:
+    """Why not; '': it holds."""
+    try:
+        image = (await client.describe_cluster(linearizable=True)).image
+        is_quota = isinstance(value, DefaultQuota)
+        held = image.default_quota if is_quota else image.session_times
+        if held is not None and _alike(held) == _alike(value):
+            return ""
+        if held is not None and (held.has_rates if isinstance(held, DefaultQuota) else held.change):
+            return f"the cluster has {'another one' if is_quota else 'others'}: {held.words}"
+        others = sorted(name for name in image.streams if name not in restored and not is_internal(name))
+        if others:
+            return f"the cluster has streams of its own: {', '.join(others[:3])}{', ...' * (len(others) > 3)}"
+        if isinstance(value, DefaultQuota):
+            await client.set_default_quota(
+                records_per_s=value.records_per_s, bytes_per_s=value.bytes_per_s, by_token=value.by_token
+            )
+        else:
+            await client.set_session_times(session_s=_seconds(value.session_ms), lease_s=_seconds(value.lease_ms))
+    except LiftError as error:
+        return str(error)
+    return ""
+
+
+def _alike(value: DefaultQuota | SessionTimes) -> object:
+    return value if isinstance(value, DefaultQuota) else (value.session_ms, value.lease_ms)
+
+
+def _seconds(ms: int) -> float:
+    return ms * NS_PER_MS / NS_PER_S
+
+
+STALLED_S = 120.0
+"""So long nothing may change before a restore gives up."""
+_LOOK_S = 0.2
+_CREATED_TOGETHER = 1000
+"""Maximum number of partitions in one request that creates partitions on the helper: about 30 bytes each, of 64 KiB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreWish:
+    """One stream: ``name`` in the backup becomes ``into``, attached to ``subject``, with ``replicas`` (0: as many as it had)."""
+
+    name: str
+    into: str
+    subject: str
+    config: StreamConfig
+    replicas: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreOptions:
+    """``scratch``: a folder with room for all that is restored, None: a temporary one. ``node_config``: a node's settings, for the
+    helper. ``cursors``: whether groups and cursors get their positions. ``wide``: of the whole cluster, where it is empty."""
+
+    target: Target
+    until: Until = NOWHERE
+    scratch: Path | None = None
+    node_config: Path | None = None
+    cursors: bool = True
+    wide: ClusterWide = NOTHING_WIDE
+
+
+@dataclass(slots=True)
+class RestoredStream:
+    """One that is there again. ``logs``: of each partition, as it was staged; ``plan``: its nodes."""
+
+    wish: RestoreWish
+    copy: StreamCopy
+    image: StreamImage | None = None
+    plan: tuple[tuple[str, ...], ...] = ()
+    logs: list[StagedLog] = field(default_factory=list)
+
+    @property
+    def uid(self) -> str:
+        """The new one."""
+        return self.image.uid if self.image is not None else ""
+
+
+@dataclass(slots=True)
+class Restored:
+    """``served_s``: until all records could be read; ``took_s``: until everything was done. ``cursors``: name of
+    each group and cursor whose positions were to be set -> why they could not be, or ''. ``settings``: of the whole cluster, that were
+    to be set."""
+
+    streams: list[RestoredStream]
+    served_s: float = 0.0
+    took_s: float = 0.0
+    cursors: dict[str, str] = field(default_factory=dict)
+    settings: list[RestoredSetting] = field(default_factory=list)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all is there that goes with the streams, too."""
+        return not any(self.cursors.values()) and not any(one.why for one in self.settings)
+
+
+class Restore:
+    """One restore. ``step`` is told before each step by name. Raises CorruptionError (a file of the backup, named),
+    AlreadyExistsError, ConfigError, NotFoundError, UnavailableError, StorageError."""
+
+    def __init__(
+        self,
+        client: Client,
+        store: Store,
+        manifest: Manifest,
+        wishes: list[RestoreWish],
+        options: RestoreOptions,
+        step: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        copies = {stream.name: stream for stream in manifest.streams}
+        for wish in wishes:
+            check_name(wish.into, "stream")
+            if wish.name not in copies:
+                raise NotFoundError(
+                    f"backup {manifest.backup} has no stream {wish.name!r}; it has: {', '.join(copies) or 'none'}"
+                )
+        self._client, self._store, self._manifest, self._options, self._step = client, store, manifest, options, step
+        self._streams = [RestoredStream(wish, copies[wish.name]) for wish in wishes]
+        self._helper_id = PREFIX + os.urandom(4).hex()
+        self._helper: DevNode | None = None
+        self._scratch: Path | None = None
+        self._registered = False
+        self._open: set[str] = set()
+        """Streams that take publishes: they stay, whatever fails."""
+
+    async def run(self, *, keep_closed: bool = False) -> Restored:
+        """Do it. ``keep_closed``: leave the streams read-only and the helper as their replica, until ``undo``."""
+        began_s = time.monotonic()
+        scratch = self._scratch = Path(tempfile.mkdtemp(prefix="liftpy-restore-", dir=self._options.scratch))
+        done = False
+        try:
+            self._step("look")
+            state = await self._client.describe_cluster(linearizable=True)
+            await self._make_room(state.image)
+            for one in self._streams:
+                one.plan = await self._planned(one, state.image)
+            self._step("stage")
+            await asyncio.to_thread(self._stage, scratch)
+            self._step("register")
+            controllers = tuple(controller.node_id for controller in state.controllers)
+            rack = next((node.rack for _, node in sorted(state.image.nodes.items()) if node.rack), "")
+            settings = HelperSettings(
+                self._helper_id, scratch / "data", self._options.target, controllers, rack, self._options.node_config
+            )
+            self._helper = helper_node(settings)
+            await self._start()
+            await asyncio.to_thread(self._helper.interrupt)
+            await self._until(self._is_fenced, "the helper has not stopped")
+            self._step("create")
+            first_epoch = await self._first_epoch()
+            for one in self._streams:
+                await self._create(one, first_epoch)
+                await asyncio.to_thread(self._give, scratch, one)
+            self._step("serve")
+            await self._start()
+            for one in self._streams:
+                await self._until(partial(self._is_served, one), f"{one.wish.into} is not led by the helper")
+            result = Restored(self._streams, served_s=time.monotonic() - began_s)
+            self._step("replicate")
+            await self._move(with_helper=True)
+            if not keep_closed:
+                if self._options.wide != NOTHING_WIDE:
+                    self._step("settings")
+                    names = {one.wish.into for one in self._streams}
+                    result.settings = await set_cluster_wide(self._client, self._options.wide, names)
+                self._step("open")
+                for one in self._streams:
+                    self._open.add(one.wish.into)
+                    await self._client.alter_stream(one.wish.into, uid=one.uid, read_only=one.wish.config.read_only)
+                self._step("leave")
+                await self._move(with_helper=False)
+                for one in self._streams:
+                    await self._client.alter_stream(one.wish.into, len(one.plan[0]), uid=one.uid)
+                self._step("remove")
+                await self._remove_helper()
+                if self._options.cursors:
+                    self._step("cursors")
+                    uids = {one.wish.name: one.uid for one in self._streams if one.wish.into == one.wish.name}
+                    result.cursors = await set_cursors(self._client, self._manifest, uids)
+            result.took_s = time.monotonic() - began_s
+            done = True
+            return result
+        finally:
+            if not done:
+                await self.undo()
+            elif not keep_closed:
+                await asyncio.to_thread(self._end)
+
+    async def undo(self) -> None:
+        """Remove what was restored and takes no publishes yet, and the helper."""
+        for one in self._streams:
+            if one.image is not None and one.wish.into not in self._open:
+                with contextlib.suppress(LiftError):
+                    await self._client.delete_stream(one.wish.into, one.uid)
+        with contextlib.suppress(LiftError):
+            if self._registered and not self._open:
+                await self._remove_helper()
+        await asyncio.to_thread(self._end)
+
+    # ---- before anything is changed --------------------------------------------------------------------------------------
+    async def _make_room(self, image: ClusterImage) -> None:
+        """Refuse what is there; remove what an earlier restore has left unfinished."""
+        for one in self._streams:
+            held = image.streams.get(one.wish.into)
+            if held is None:
+                continue
+            helpers = {node for p in held.partitions for node in p.holders if node.startswith(PREFIX)}
+            if not (helpers and held.config.read_only):
+                raise AlreadyExistsError(
+                    f"stream {held.name} exists: a restore overwrites nothing; give another name by --into"
+                )
+            alive = sorted(node for node in helpers if image.is_live(node))
+            if alive:
+                raise AlreadyExistsError(f"stream {held.name} is being restored by another process ({alive[0]})")
+            await self._client.delete_stream(held.name, held.uid)
+        dead = [node for node in image.nodes if node.startswith(PREFIX) and not image.is_live(node)]
+        for node in dead:
+            with contextlib.suppress(LiftError):  # it holds something else still
+                await self._client.remove_node(node)
+
+    async def _planned(self, one: RestoredStream, image: ClusterImage) -> tuple[tuple[str, ...], ...]:
+        """Where placement would put it now; fewer replicas than it had where there are fewer nodes."""
+        wish, count = one.wish, len(one.copy.partitions)
+        replicas = min(wish.replicas, len(image.live_nodes()))
+        plan = await self._client.plan_stream(
+            wish.into, wish.subject, partitions=count, replicas=replicas, config=self._closed(wish.config)
+        )
+        if plan.waits or len(plan.replicas) != count:
+            raise ConfigError(f"{wish.into} can't be placed: {plan.waits or 'there is no map'}")
+        return plan.replicas
+
+    def _closed(self, config: StreamConfig) -> StreamConfig:
+        return replace(config, read_only=True)
+
+    def _stage(self, scratch: Path) -> None:
+        was = read_image(self._store, self._manifest).streams
+        for number, one in enumerate(self._streams):
+            for copy in one.copy.partitions:
+                folder = scratch / "staged" / str(number) / str(copy.partition)
+                purges = was[one.wish.name].partitions[copy.partition].purges
+                one.logs.append(
+                    stage(self._store, copy, one.wish.config, folder, self._options.until, lambda path: None, purges)
+                )
+
+    # ---- the helper ------------------------------------------------------------------------------------------------------
+    async def _start(self) -> None:
+        assert self._helper is not None
+        self._registered = True
+        self._helper.start()
+        await asyncio.to_thread(self._helper.wait_ready)
+
+    async def _is_fenced(self) -> bool:
+        image = (await self._client.describe_cluster()).image
+        return self._helper_id in image.nodes and not image.is_live(self._helper_id)
+
+    def _end(self) -> None:
+        if self._helper is not None and self._helper.running:
+            self._helper.interrupt()
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    async def _remove_helper(self) -> None:
+        """Whatever others have placed on it meanwhile moves away first."""
+        assert self._helper is not None
+        if self._helper.running:
+            await self._client.set_node(self._helper_id, leaving=True)
+
+            async def is_empty() -> bool:
+                return not (await self._client.describe_cluster()).image.replica_counts.get(self._helper_id)
+
+            await self._until(is_empty, "the helper still holds replicas")
+            await asyncio.to_thread(self._helper.interrupt)
+            await self._until(self._is_fenced, "the helper has not stopped")
+        await self._client.remove_node(self._helper_id)
+
+    # ---- streams ---------------------------------------------------------------------------------------------------------
+    async def _first_epoch(self) -> int:
+        counters = (await self._client.describe_cluster(linearizable=True)).image.counters
+        return first_leader_epoch(self._manifest, counters.next_leader_epoch)
+
+    def _wish_on_helper(self, numbers: range) -> PlacementWish:
+        assignment = tuple((number, (self._helper_id,)) for number in numbers)
+        return PlacementWish(policy=MANUAL, assignment=assignment, allow_offline=True)
+
+    async def _create(self, one: RestoredStream, first_epoch: int) -> None:
+        """Create the stream on the helper, ``_CREATED_TOGETHER`` partitions per request, from LeaderEpoch ``first_epoch`` on."""
+        wish, count = one.wish, len(one.copy.partitions)
+        one.image = await self._client.create_stream(
+            wish.into,
+            wish.subject,
+            config=self._closed(wish.config),
+            placement=self._wish_on_helper(range(min(count, _CREATED_TOGETHER))),
+            ready_s=0,
+            first_leader_epoch=first_epoch,
+        )
+        for first in range(_CREATED_TOGETHER, count, _CREATED_TOGETHER):
+            numbers = range(first, min(count, first + _CREATED_TOGETHER))
+            placement = self._wish_on_helper(numbers)
+            one.image = await self._client.add_partitions(wish.into, uid=one.uid, placement=placement, ready_s=0)
+        if any(partition.leader_epoch < first_epoch for partition in one.image.partitions):
+            raise ConfigError(
+                f"stream {wish.into} can't be restored: a controller is of a version that can't skip LeaderEpochs. "
+                "Upgrade all controllers, then restore again"
+            )
+
+    def _give(self, scratch: Path, one: RestoredStream) -> None:
+        """The logs, with the states of their producers, into the helper's data folder."""
+        streams = scratch / "data" / "streams"
+        make_folder(streams)
+        staged = scratch / "staged" / str(self._streams.index(one))
+        for number, log in enumerate(one.logs):
+            give_state(FolderStorage(staged / str(number)), log, PartitionKey(one.wish.into, one.uid, number))
+        staged.rename(streams / f"{one.wish.into}-{one.uid}")
+        sync_folder(streams)
+
+    async def _is_served(self, one: RestoredStream) -> bool:
+        now = await self._client.stream(one.wish.into)
+        if any(partition.leader != self._helper_id for partition in now.partitions):
+            return False
+        for number, log in enumerate(one.logs):
+            bounds = await self._client.bounds(one.wish.into, number)
+            if (bounds.uid, bounds.end_offset) != (one.uid, max(log.end, log.start)):
+                return False
+        return True
+
+    async def _move(self, *, with_helper: bool) -> None:
+        """Every partition to its planned nodes, all in sync."""
+        extra = (self._helper_id,) if with_helper else ()
+        wishes = [
+            MoveWish(stream=one.wish.into, uid=one.uid, partition=number, replicas=(*nodes, *extra))
+            for one in self._streams
+            for number, nodes in enumerate(one.plan)
+        ]
+        refused = [text for text in await self._client.reassign_all(wishes) if text]
+        if refused:
+            raise UnavailableError(f"a replica can't move: {refused[0]}")
+
+        async def is_done() -> bool:
+            image = (await self._client.describe_cluster()).image
+            for one in self._streams:
+                now = image.streams.get(one.wish.into)
+                if now is None or now.uid != one.uid:
+                    raise NotFoundError(f"stream {one.wish.into} was deleted while it was restored")
+                for partition, nodes in zip(now.partitions, one.plan, strict=True):
+                    if set(partition.isr) != {*nodes, *extra} or partition.target or not partition.leader:
+                        return False
+            return True
+
+        await self._until(is_done, "replicas do not get in sync")
+
+    async def _until(self, is_so: Callable[[], Awaitable[bool]], what: str) -> None:
+        """Wait for it, as long as anything changes. That nobody answers for a moment is no change."""
+        seen, changed_s = "", time.monotonic()
+        while True:
+            with contextlib.suppress(UnavailableError):
+                if await is_so():
+                    return
+                image = (await self._client.describe_cluster()).image
+                now = repr([image.streams.get(one.wish.into) for one in self._streams])
+                if now != seen:
+                    seen, changed_s = now, time.monotonic()
+            if time.monotonic() - changed_s > STALLED_S:
+                raise UnavailableError(f"{what}: nothing has changed for {STALLED_S:g} s")
+            await asyncio.sleep(_LOOK_S)

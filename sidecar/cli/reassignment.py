@@ -1,0 +1,202 @@
+"""Replicas that move, on the command line: what moves, how far it is, how long it may still take.
+
+``liftpy partition move``: one partition to other nodes, by hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import click
+
+from liftpy.client import Client
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.partition import PartitionState
+from liftpy.core.metadata.image import ClusterImage, StreamImage
+from liftpy.core.metadata.reassignment_progress import Movement, Phase, movement_of, movements
+from liftpy.errors import NotFoundError, UnavailableError
+from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.partition_reports import NodeReports, ask_nodes
+from sidecar.cli.session import with_client
+from sidecar.runtime.settings import Target
+
+POLL_S = 1.0
+_MEGABYTE = 1_000_000.0
+Concerns = Callable[[Movement], bool]
+
+wait_option = click.option("--wait/--no-wait", default=True, show_default=True, help="Show how far it is until it is done.")
+timeout_option = click.option(
+    "--timeout-s",
+    type=click.FloatRange(0.1, 30 * 86_400.0),
+    default=86_400.0,
+    show_default=True,
+    help="Wait no longer than this; what moves goes on.",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveProgress:
+    """How far moves are."""
+
+    partitions: int
+    """That move still."""
+    copying: int
+    left_bytes: int
+    """Of logs that are to be copied, as far as nodes have said how large they are."""
+
+
+class Estimate:
+    """How long it takes at the rate that was seen so far."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, int] | None = None
+
+    def seconds(self, now_s: float, left_bytes: int) -> float | None:
+        """None: nothing can be said yet."""
+        if self._first is None or left_bytes > self._first[1]:
+            self._first = (now_s, left_bytes)  # more than there was: it has only begun, or something was added
+        began_s, first_bytes = self._first
+        done_bytes = first_bytes - left_bytes
+        return left_bytes * (now_s - began_s) / done_bytes if done_bytes > 0 else None
+
+
+def left_bytes(movement: Movement, reports: NodeReports) -> int:
+    """What is to be copied for it still, as nodes say; 0 where they did not."""
+
+    def held(node_id: str) -> int:
+        said = reports.get(node_id, {}).get((movement.uid, movement.partition)) or {}
+        return int(said.get("log_bytes", 0))
+
+    whole = max((held(node_id) for node_id in movement.replicas), default=0)
+    to_come = [n for n in movement.target if n not in movement.replicas]
+    return sum(max(0, whole - held(node_id)) if node_id == movement.into else whole for node_id in to_come)
+
+
+def standing(found: Iterable[Movement], reports: NodeReports) -> MoveProgress:
+    """How far these are."""
+    moving = list(found)
+    return MoveProgress(
+        partitions=len(moving),
+        copying=sum(movement.phase is Phase.COPIES for movement in moving),
+        left_bytes=sum(left_bytes(movement, reports) for movement in moving),
+    )
+
+
+def movement_json(movement: Movement, reports: NodeReports) -> dict[str, Any]:
+    """One of them, for machines."""
+    return {
+        "stream": movement.stream,
+        "uid": movement.uid,
+        "partition": movement.partition,
+        "replicas": list(movement.replicas),
+        "target": list(movement.target),
+        "phase": movement.phase.value,
+        "into": movement.into,
+        "out": movement.out,
+        "why": movement.why,
+        "left_bytes": left_bytes(movement, reports),
+    }
+
+
+async def follow(
+    client: Client,
+    concerns: Concerns,
+    is_done: Callable[[ClusterImage], bool],
+    timeout_s: float,
+    *,
+    quiet: bool,
+    stays: Callable[[ClusterImage], list[str]] = lambda image: [],
+) -> None:
+    """Return when it is done; say how far it is, and what ``stays``, for people, when that has changed. Raises UnavailableError when
+    the time is over: it goes on."""
+    give_up_at, said, told, estimate = time.monotonic() + timeout_s, "", list[str](), Estimate()
+    while True:
+        image = (await client.describe_cluster()).image
+        if is_done(image):
+            return
+        found = [movement for movement in movements(image) if concerns(movement)]
+        nodes = {node_id for movement in found for node_id in (*movement.replicas, movement.into)}
+        now = standing(found, await ask_nodes(client, sorted(nodes & set(image.nodes))))
+        line = sentence(now, estimate.seconds(time.monotonic(), now.left_bytes))
+        if line != said and not quiet:
+            click.echo(line)
+        said, before, told = line, told, stays(image)
+        for reason in told if not quiet else ():
+            if reason not in before:
+                click.echo(reason, err=True)
+        if time.monotonic() >= give_up_at:
+            why = "; ".join((line, *told))
+            raise UnavailableError(f"not done after {timeout_s:g} s: {why}; it goes on, liftpy status shows how far")
+        await asyncio.sleep(min(POLL_S, max(0.01, give_up_at - time.monotonic())))
+
+
+def sentence(now: MoveProgress, left_s: float | None) -> str:
+    """For people."""
+    if not now.partitions:
+        return "nothing moves yet: nodes are asked for, or nobody may take what is to go"
+    size = f"{now.left_bytes / _MEGABYTE:.1f} MB left"
+    time_left = "" if left_s is None else f", about {left_s:.0f} s"
+    return f"{now.partitions} partitions move, {now.copying} are being copied, {size}{time_left}"
+
+
+@click.command()
+@click.argument("stream")
+@click.argument("number", type=click.IntRange(0), default=0, metavar="[PARTITION]")
+@click.option(
+    "--to", "nodes", default="", metavar="NODE,NODE,...", help="Where its replicas are to be, preferred leader first."
+)
+@click.option("--cancel", is_flag=True, help="They stay where they are; a swap that is beyond its copy is finished.")
+@wait_option
+@timeout_option
+@json_option
+@connection_options
+def move(
+    stream: str, number: int, nodes: str, cancel: bool, wait: bool, timeout_s: float, as_json: bool, target: Target
+) -> None:
+    """Move the replicas of STREAM's PARTITION (0), one swap at a time. It goes on whatever is killed, this command as well."""
+    wanted = tuple(node.strip() for node in nodes.split(",") if node.strip())
+    if bool(wanted) == cancel:
+        raise click.UsageError("say where to, --to a,b,c, or --cancel")
+
+    async def work(client: Client) -> PartitionState:
+        image = await client.stream(stream)
+        if number >= len(image.partitions):
+            raise NotFoundError(f"{stream} has the partitions 0 to {len(image.partitions) - 1}")
+        decided = await client.reassign(image, number, wanted)
+        if not wait:
+            return decided
+        uid = image.uid
+        await follow(
+            client,
+            lambda movement: (movement.uid, movement.partition) == (uid, number),
+            lambda now: _rests(now.streams.get(stream), uid, number),
+            timeout_s,
+            quiet=as_json,
+        )
+        return (await client.stream(stream)).partitions[number]
+
+    now = with_client(target, work)
+    if as_json:
+        click.echo(
+            json.dumps(
+                {
+                    "stream": stream,
+                    "partition": number,
+                    "replicas": list(now.replicas),
+                    "target": list(now.target),
+                    "leader": now.leader,
+                }
+            )
+        )
+        return
+    click.echo(
+        f"{stream}/{number} is on {' '.join(now.replicas)}" + (f", on its way to {' '.join(now.target)}" if now.target else "")
+    )
+
+
+def _rests(image: StreamImage | None, uid: str, number: int) -> bool:
+    return image is None or image.uid != uid or movement_of(image, image.partitions[number]) is None

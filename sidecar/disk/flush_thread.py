@@ -1,0 +1,96 @@
+"""Beside: the thread in which the short flushes of a node run while its event loop waits for each, for a bounded time.
+
+A flush that takes 0.1 ms is not worth a turn of the loop to hand it over and another one to hear of its end. One on the loop itself
+has no bound: where a disk hangs the whole node stands, answers no probe, and is fenced. Here the loop waits on a lock, which costs
+some 20 us more than to flush by itself, and no longer than it was told: it goes on then, the flush goes on in its thread, and the next
+one gets a thread of its own. Threads that were left behind end with their flush; ``liftpy/core/log/flush_scheduler.py`` holds
+how many there can
+be: after each, flushes run in the pool until many were short.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+
+from liftpy.core.log.flush_scheduler import FlushPlace
+
+THREAD_NAME = "liftpy-short-flush"
+
+
+class _Job:
+    """One call. ``late`` is set by who does not wait any more."""
+
+    __slots__ = ("_done", "_error", "_result", "_work", "late")
+
+    def __init__(self, work: Callable[[], int]) -> None:
+        self._work = work
+        self._done = threading.Lock()
+        self._done.acquire()
+        self._result = 0
+        self._error: Exception | None = None
+        self.late: Future[int] | None = None
+
+    def run(self) -> None:
+        """In the thread. Who waits sets ``late`` first and looks at the lock once more then: one of the two sees the other."""
+        try:
+            self._result = self._work()
+        except Exception as error:
+            self._error = error
+        self._done.release()
+        if (late := self.late) is None:
+            return
+        if self._error is not None:
+            late.set_exception(self._error)
+        else:
+            late.set_result(self._result)
+
+    def is_done(self, within_s: float) -> bool:
+        """Whether it is, at the latest then."""
+        return self._done.acquire(timeout=within_s)
+
+    def result(self) -> int:
+        """Of one that is done; raises what it raised."""
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class FlushThread:
+    """Of one node, whose flushes run where ``place`` says. ``run`` is called on the loop alone."""
+
+    def __init__(self, place: FlushPlace) -> None:
+        self.place = place
+        self._jobs: SimpleQueue[_Job | None] | None = None
+        """Of the thread that waits for one; None: there is no such thread."""
+
+    def run(self, work: Callable[[], int], within_s: float) -> int | Future[int]:
+        """What ``work`` returned, or raised; after ``within_s`` that which will have it."""
+        if self._jobs is None:
+            jobs: SimpleQueue[_Job | None] = SimpleQueue()
+            threading.Thread(target=_serve, args=(jobs,), name=THREAD_NAME, daemon=True).start()
+            self._jobs = jobs  # not before: the system may have no thread to give, and nobody would serve the next one
+        job = _Job(work)
+        self._jobs.put(job)
+        if job.is_done(within_s):
+            return job.result()
+        late: Future[int] = Future()
+        job.late = late
+        if job.is_done(0):
+            return job.result()
+        self.close()
+        return late
+
+    def close(self) -> None:
+        """The thread ends, with what it does; the next ``run`` begins another one."""
+        if self._jobs is not None:
+            self._jobs.put(None)
+            self._jobs = None
+
+
+def _serve(jobs: SimpleQueue[_Job | None]) -> None:
+    while (job := jobs.get()) is not None:
+        job.run()
+        del job  # it holds a log

@@ -1,0 +1,1 @@
+"""The coordinators of consumer groups and work queues that this node runs."""

@@ -1,0 +1,391 @@
+"""The coordinators of consumer groups and work queues: this node runs one for each partition of ``_groups`` of which it has a replica.
+
+What a coordinator is, the framework of replicated services says (``liftpy.service``): it follows the log beside every replica, and is
+LEADER, so that it answers, beside the partition's leader alone; promotions wait for it, deposed it is FOLLOWER by the lease of its
+orders, and what it says then is fenced. So a fail-over replays nothing. This is where it is started and ended: when the image shows a
+replica here, and when it does not any more; one that fails is begun anew, later each time, and the node goes on meanwhile.
+
+What it and its node say to each other, and what it reads, takes no way over NATS (``ServiceDesk.said_here``,
+``sidecar.groups.coordinators``): one that idles costs next to nothing. All else goes over NATS as of a service in a process of
+its own, on one
+connection for all of them. What members ask takes nothing from replication but time on the event loop, and of that at most
+``STEP_S`` at once.
+
+GroupLags: looks from time to time how far the groups of this node's coordinators are behind (``liftpy.core.groups.lag``).
+
+Where a partition ends, this node mostly knows itself: it has a replica in sync. Of others the coordinator that leads asks, at most
+``ASKS`` questions a look, so a scrape asks nobody. A look takes ``SLICE_S`` of the event loop at once and then leaves it alone for
+``PAUSE_S``, however many positions there are: it takes longer then, and what is shown is older.
+
+OwnNodeReader: reads what this node holds without the way over NATS: the question goes to the partition's ``Reads``, and the answer
+comes back in the event loop's next turn.
+
+For services that run in the node's own process: beside each command, the way to the NATS server and back, twice on every replica,
+was a third of what it cost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nats.aio.client import Client as NatsConnection
+
+from liftpy.client.consumer import PartitionReader, ReadOptions
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
+from liftpy.core.groups import limits
+from liftpy.core.groups.coordinator import NO_FIGURES, GroupCoordinator
+from liftpy.core.groups.lag import MOST_GROUPS, MOST_PARTITIONS, GroupLabels, GroupLag, KnownEnds, read_by
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.services.service import Role
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import GROUPS_INBOX, GROUPS_SERVICE, GROUPS_STREAM, Subjects
+from liftpy.errors import LiftError, UnavailableError
+from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.transport import NoRespondersError, RequestTimeoutError, Transport, open_connection
+from liftpy.service.host import Say, ServiceHost
+from liftpy.service.settings import ServiceSettings
+from sidecar.partition.reads import ReadSubjects
+from sidecar.runtime import clock
+from sidecar.runtime.restarts import count_restart
+from sidecar.runtime.settings import NodeSettings
+from sidecar.runtime.tasks import spawn
+from sidecar.transport.credentials import Keys
+
+EVERY_S = 2.0
+SLICE_S, PAUSE_S = 0.002, 0.05
+ASKS = 20
+ASKED_AT_ONCE = 8
+PATIENCE_S = 1.0
+LOOK_FAILED = "looks at groups that failed"
+_LOOKED_AT_ONCE = 64
+"""Positions between two looks at the clock."""
+
+BoundsOf = Callable[[PartitionKey], tuple[int, int] | None]
+"""(log start, HW + 1) of a partition of which this process has a replica in sync; None: it has none."""
+
+
+class GroupLags:
+    """``bounds_of``: where a partition begins and ends that is here. ``of``: how far the groups are whose coordinators lead here, by
+    label."""
+
+    def __init__(self, bounds_of: BoundsOf, namespace: str, labels: GroupLabels | None = None) -> None:
+        self._bounds_of = bounds_of
+        self._namespace = namespace
+        self._labels = labels or GroupLabels()
+        self._ends = KnownEnds()
+        self.of: dict[str, GroupLag] = {}
+
+    async def look(self, coordinators: Iterator[tuple[GroupCoordinator, bool]], transport: Transport | None) -> None:
+        """One look at the groups of ``coordinators``, of which True ones lead; then questions, if somebody leads."""
+        found: dict[str, GroupLag] = {}
+        read: set[PartitionKey] = set()
+        elsewhere: set[PartitionKey] = set()
+        began, count = time.monotonic(), 0
+        for state, leads in coordinators:
+            groups = state.groups
+            for name in list(groups):
+                if (group := groups.get(name)) is None or group.cursor:
+                    continue
+                lag = GroupLag()
+                for key, position in read_by(group):
+                    count += 1
+                    if count % _LOOKED_AT_ONCE == 0 and time.monotonic() - began > SLICE_S:
+                        await asyncio.sleep(PAUSE_S)
+                        began = time.monotonic()
+                    self._look_at(key, read, elsewhere if leads else None)
+                    lag.add(self._ends.get(key), position, clock.now_ns())
+                if leads:
+                    found[name] = lag
+        self.of = self._labels.shown(found)
+        self._ends.keep(read)
+        if transport is not None and elsewhere:
+            await self._ask(transport, elsewhere)
+
+    def _look_at(self, key: PartitionKey, read: set[PartitionKey], elsewhere: set[PartitionKey] | None) -> None:
+        """Have its end known, where it is here; else it is to be asked for, if this is a leader's."""
+        if key in read or len(read) >= MOST_PARTITIONS:
+            return
+        read.add(key)
+        bounds = self._bounds_of(key)
+        if bounds is not None:
+            start, end = bounds
+            self._ends.told(key, end, clock.now_ns(), start)
+        elif elsewhere is not None:
+            elsewhere.add(key)
+
+    async def _ask(self, transport: Transport, keys: set[PartitionKey]) -> None:
+        wanted = iter(self._ends.to_ask(keys, ASKS))
+
+        async def some() -> None:
+            for key in wanted:
+                await self._ask_for(transport, key)
+
+        await asyncio.gather(*(some() for _ in range(ASKED_AT_ONCE)))
+
+    async def _ask_for(self, transport: Transport, key: PartitionKey) -> None:
+        options = ReadOptions(patience_s=PATIENCE_S, answer_timeout_s=PATIENCE_S)
+        reader = PartitionReader(transport, Subjects(self._namespace), key.stream, key.partition, options)
+        try:
+            bounds, _ = await reader.bounds(key.uid)
+        except UnavailableError:
+            return  # it still ends there or later
+        except LiftError:
+            self._ends.forget(key)  # it is gone, or another stream by now
+        else:
+            self._ends.told(key, bounds.end_offset, clock.now_ns(), bounds.log_start_offset)
+
+
+ReadsOf = Callable[[PartitionKey], ReadSubjects | None]
+
+
+class OwnNodeReader(PartitionReader):
+    """``reads_of``: the reads of a partition that is here."""
+
+    def __init__(
+        self, transport: Transport, subjects: Subjects, key: PartitionKey, options: ReadOptions, reads_of: ReadsOf
+    ) -> None:
+        super().__init__(transport, subjects, key.stream, key.partition, options)
+        self._key = key
+        self._reads_of = reads_of
+
+    async def _ask(self, node: str, request: client_pb2.ReadRequest, wait_s: float) -> bytes:
+        reads = self._reads_of(self._key)
+        if reads is None:
+            raise NoRespondersError(f"{self._key} is not here")
+        timeout_s = wait_s + self.options.answer_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await reads.asked_here(frames.sealed(request))
+        except TimeoutError:
+            raise RequestTimeoutError(f"{self._key}: no answer from this node within {timeout_s:g} s") from None
+
+
+logger = logging.getLogger("liftpy.groups")
+
+SNAPSHOT_EVERY = 10_000
+"""Offsets; the same on all nodes, always."""
+_SNAPSHOT_BYTES = 16 * 1024 * 1024
+"""Of the log, between two snapshots at most: a quarter of what retention leaves."""
+STEP_S = 0.005
+TICK_S = 1.0
+READ_WAIT_S = 10.0
+"""Nothing that is asked here gets lost, so it is asked again seldom; a new order asks again at once. Nor does a heartbeat: two of them
+in a session will do."""
+_AGAIN_S, _LONGEST_AGAIN_S = 0.5, 30.0
+_STOP_S = 2.0
+
+
+def hosted(image: ClusterImage, node_id: str) -> frozenset[PartitionKey]:
+    """The partitions whose coordinators run on the node."""
+    stream = image.streams.get(GROUPS_STREAM)
+    if stream is None:
+        return frozenset()
+    return frozenset(stream.key(part.partition) for part in stream.partitions if node_id in part.replicas)
+
+
+@dataclass(slots=True)
+class _Hosted:
+    """One coordinator. ``problem``: why it does not run, '' while it does."""
+
+    task: asyncio.Task[None] | None = None
+    state: GroupCoordinator | None = None
+    host: ServiceHost | None = None
+    restarts: int = 0
+    in_a_row: int = 0
+    """Of those, without a minute of work in between: one that failed ten times in a year is not waited for."""
+    problem: str = "starting"
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def make(self) -> GroupCoordinator:
+        """A new one, or the next after a rewind."""
+        self.state = GroupCoordinator()
+        return self.state
+
+    def end(self) -> None:
+        """In good order."""
+        self.stopping.set()
+        if self.host is not None:
+            self.host.stop()
+
+
+class GroupCoordinators:
+    """Of one process of a node: those of the partitions that it hosts. ``folder``: of their snapshots. ``follow`` every image,
+    ``close`` at the end."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        folder: Path,
+        counters: Counter[str],
+        reads_of: ReadsOf,
+        say: Say,
+        share: WorkerShare = WHOLE,
+        bounds_of: BoundsOf = lambda key: None,
+        keys: Keys | None = None,
+    ) -> None:
+        self._keys = keys or Keys(settings.credentials)
+        self._share = share
+        self.lags = GroupLags(bounds_of, settings.namespace, GroupLabels(MOST_GROUPS // share.of))
+        """How far the groups are whose coordinators lead here."""
+        self._looking: asyncio.Task[None] | None = None
+        self._settings = settings
+        self._folder = folder
+        self._counters = counters
+        self._reads_of = reads_of
+        self._say = say
+        self._running: dict[PartitionKey, _Hosted] = {}
+        self._leaving: dict[asyncio.Task[None], PartitionKey] = {}
+        """Of coordinators that are ending."""
+        self._connecting = asyncio.Lock()
+        self._connection: NatsConnection | None = None
+        self._closed = False
+        self._may = settings.host_groups and InboxRule(settings.inbox_prefixes).allows(f"{GROUPS_INBOX}.x".encode())
+        self._said = not settings.host_groups
+
+    def follow(self, _: ClusterImage, image: ClusterImage) -> None:
+        """The metadata is this now."""
+        wanted = frozenset() if self._closed else hosted(image, self._settings.node_id)
+        wanted = frozenset(key for key in wanted if self._share.holds(key.stream, key.partition))
+        if wanted and not self._may:
+            if not self._said:
+                self._said = True
+                logger.warning("inbox_prefixes leave out %s.: consumer groups have no coordinator on this node", GROUPS_INBOX)
+            return
+        for key in wanted - self._running.keys():
+            one = self._running[key] = _Hosted()
+            one.task = spawn(self._run(key, one), f"the coordinator of {key}")
+        if self._running and self._looking is None:
+            self._looking = spawn(self._look(), "looking how far groups are")
+        for key in self._running.keys() - wanted:
+            one = self._running.pop(key)
+            one.end()
+            self._keep(key, one)
+
+    def _keep(self, key: PartitionKey, one: _Hosted) -> None:
+        if one.task is not None and not one.task.done():
+            self._leaving[one.task] = key
+            one.task.add_done_callback(self._leaving.pop)
+
+    # ---- one of them ------------------------------------------------------------------------------------------------------
+    async def _run(self, key: PartitionKey, one: _Hosted) -> None:
+        earlier = [task for task, left in self._leaving.items() if left == key]
+        if earlier:  # of a replica that was moved away and is back: two of one partition would write one snapshot
+            await asyncio.wait(earlier, timeout=_STOP_S)
+        while not one.stopping.is_set():
+            began_s = time.monotonic()
+            try:
+                transport, namespace = await self._transport(), self._settings.namespace
+                read = partial(self._reader, transport, key)
+                one.host = ServiceHost(one.make, self._of(key), transport, namespace, read, self._say)
+                one.problem = ""
+                await one.host.run()
+            except LiftError as error:
+                one.problem = f"{error.code}: {error}"
+            except Exception as error:  # a defect of the coordinator is no reason for the node to stop
+                one.problem = repr(error)
+            finally:
+                one.host = None
+            if not one.stopping.is_set():
+                one.restarts += 1
+                one.in_a_row = count_restart(one.in_a_row, time.monotonic() - began_s)
+                self._counters["coordinators begun anew"] += 1
+                logger.error("%s: its coordinator has ended, and begins anew: %s", key, one.problem)
+                await _wait(one.stopping, min(_AGAIN_S * 2 ** min(one.in_a_row - 1, 10), _LONGEST_AGAIN_S))
+
+    def _reader(self, transport: Transport, key: PartitionKey, options: ReadOptions) -> OwnNodeReader:
+        return OwnNodeReader(transport, Subjects(self._settings.namespace), key, options, self._reads_of)
+
+    def _of(self, key: PartitionKey) -> ServiceSettings:
+        return ServiceSettings(
+            service=GROUPS_SERVICE,
+            stream=key.stream,
+            partition=key.partition,
+            node=self._settings.node_id,
+            data=self._folder,
+            snapshot_every=SNAPSHOT_EVERY,
+            snapshot_bytes=_SNAPSHOT_BYTES,
+            max_snapshot_bytes=4 * limits.MAX_STATE_BYTES,
+            heartbeat_s=self._settings.replication.lease_s,
+            read_wait_s=READ_WAIT_S,
+            step_s=STEP_S,
+            tick_s=TICK_S,
+            reply_prefixes=self._settings.inbox_prefixes,
+        )
+
+    async def _transport(self) -> Transport:
+        async with self._connecting:
+            if self._connection is None or self._connection.is_closed:
+                settings = self._settings
+                self._connection = connection = await open_connection(
+                    list(settings.nats),
+                    credentials=(credentials := self._keys.credentials),
+                    name=f"liftpy-{settings.node_id}-groups",
+                    inbox_prefix=GROUPS_INBOX.encode(),
+                )
+                self._keys.add(connection, credentials)
+            return Transport(self._connection)
+
+    # ---- how far the groups are -------------------------------------------------------------------------------------------
+    async def _look(self) -> None:
+        while not self._closed:
+            try:
+                await self.lags.look(self._states(), None if self._connection is None else Transport(self._connection))
+            except Exception:  # who only looks stops nobody
+                self._counters[LOOK_FAILED] += 1
+            await asyncio.sleep(EVERY_S)
+
+    def _states(self) -> Iterator[tuple[GroupCoordinator, bool]]:
+        """Those that run, and whether they lead."""
+        for one in list(self._running.values()):
+            if one.state is not None and one.host is not None and one.host.machine is not None:
+                yield one.state, one.host.machine.role is Role.LEADER
+
+    # ---- status and end -----------------------------------------------------------------------------------------------------
+    def report(self) -> list[dict[str, Any]]:
+        """For status: each coordinator here, by partition."""
+        return [_report(key.partition, self._running[key]) for key in sorted(self._running)]
+
+    async def close(self) -> None:
+        """End them, each with a snapshot of its state, in bounded time."""
+        self._closed = True
+        self.follow(ClusterImage(), ClusterImage())
+        tasks = set(self._leaving)
+        if tasks:
+            await asyncio.wait(tasks, timeout=_STOP_S)
+        await end_tasks(tasks | ({self._looking} if self._looking is not None else set()))
+        if self._connection is not None:
+            with contextlib.suppress(Exception):
+                await self._connection.close()
+
+
+def _report(partition: int, one: _Hosted) -> dict[str, Any]:
+    host, machine = one.host, one.host.machine if one.host is not None else None
+    problem = one.problem or (host.problem if host is not None else "")
+    return {
+        "partition": partition,
+        "role": machine.role.value if machine is not None else "",
+        "position": machine.position if machine is not None else 0,
+        "restarts": one.restarts,
+        "problem": problem,
+        "bound_bytes": limits.MAX_STATE_BYTES,
+        **(one.state.figures() if one.state is not None and machine is not None else NO_FIGURES),
+    }
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()

@@ -1,0 +1,117 @@
+"""This node's wall clock beside those of others, as ``liftpy/core/base/clock_trust.py`` wants it: asks them, reads the clocks, logs it.
+
+The question is the one by which nodes see whether another is there (``bus/absence.py``). Each process of a node asks for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+
+import nats.errors
+
+from liftpy.config import NS_PER_S
+from liftpy.core.base.clock_trust import ASK_EVERY_S, NO_AGE_NS, SLOW_NS, ClockTrust
+from liftpy.core.wire.ping import decode_presence
+from liftpy.core.wire.subjects import Subjects
+from liftpy.nats.cancellation import end_tasks
+from sidecar.metadata.group import MetadataGroup
+from sidecar.runtime import clock
+from sidecar.runtime.tasks import spawn
+from sidecar.transport.connection import BusConnection
+from sidecar.transport.liveness import QUESTION
+
+logger = logging.getLogger("liftpy.node")
+
+_LOOK_EVERY_NS = NS_PER_S
+_UNSURE_EVERY_S = 1.0
+"""While nobody has told."""
+_PATIENCE_S = 60.0
+"""Others may not have started yet: nothing is said of it for so long."""
+HELD_BACK = "looks for what is too old that waited for a clock to be trusted"
+
+
+class ClockWatch:
+    """``group``: whose image shows the nodes that are live."""
+
+    def __init__(
+        self, node_id: str, bus: BusConnection, subjects: Subjects, group: MetadataGroup, counters: Counter[str]
+    ) -> None:
+        self.trust = ClockTrust(node_id)
+        self._bus = bus
+        self._subjects = subjects
+        self._group = group
+        self._counters = counters
+        self._began = time.monotonic()
+        self._task: asyncio.Task[None] | None = None
+        self._seen = (0, -_LOOK_EVERY_NS, NO_AGE_NS)
+        """Of the last look: the offset of the wall clock, when it was, what came of it."""
+        self._said = False
+
+    def start(self) -> None:
+        """Begin to ask."""
+        self._task = spawn(self._run(), "asking other nodes for their time", endless=True)
+
+    def time_of_age_ns(self) -> int:
+        """The wall time by which ages are told here; 0, by which nothing is too old, while the clock is in doubt."""
+        wall_ns, now_ns = time.time_ns(), clock.now_ns()
+        came_to = self._looked(wall_ns, now_ns)
+        self._counters[HELD_BACK] += came_to == NO_AGE_NS
+        return wall_ns if came_to != NO_AGE_NS else NO_AGE_NS
+
+    def stamp_ns(self) -> int:
+        """The time that records get which are led here: other nodes' where they agree and this clock is in doubt."""
+        wall_ns, now_ns = time.time_ns(), clock.now_ns()
+        self._looked(wall_ns, now_ns)
+        return self.trust.stamp_ns(wall_ns, now_ns)
+
+    def _looked(self, wall_ns: int, now_ns: int) -> int:
+        offset_ns, at_ns, came_to = self._seen
+        if abs(wall_ns - now_ns - offset_ns) > NS_PER_S or now_ns - at_ns >= _LOOK_EVERY_NS:
+            return self._look(wall_ns, now_ns)
+        return came_to
+
+    def look(self) -> ClockTrust:
+        """As it is now."""
+        self._look(time.time_ns(), clock.now_ns())
+        return self.trust
+
+    def _look(self, wall_ns: int, now_ns: int) -> int:
+        came_to = self.trust.time_of_age_ns(wall_ns, now_ns, self._nodes())
+        self._seen = wall_ns - now_ns, now_ns, came_to
+        self._say()
+        return came_to
+
+    def _say(self) -> None:
+        why = self.trust.why
+        if not why and self._said:
+            logger.info("the wall clock is trusted again")
+        elif why and not self._said and (self.trust.is_wrong or time.monotonic() - self._began > _PATIENCE_S):
+            logger.warning("the wall clock is in doubt, and nothing is removed for its age here: %s", why)
+        else:
+            return
+        self._said = bool(why)
+
+    def _nodes(self) -> dict[str, bool]:
+        return {node_id: not node.fenced for node_id, node in self._group.image.nodes.items()}
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.gather(*(self._ask(node) for node in self.trust.peers(self._nodes())))
+            trust = self.look()
+            await asyncio.sleep(_UNSURE_EVERY_S if trust.why and not trust.is_wrong else ASK_EVERY_S)
+
+    async def _ask(self, node: str) -> None:
+        asked_ns = clock.now_ns()
+        try:
+            answer = await self._bus.request(self._subjects.status(node), QUESTION, timeout=SLOW_NS / NS_PER_S)
+        except (nats.errors.Error, OSError, TimeoutError):
+            return
+        self.trust.told(node, decode_presence(answer.data), asked_ns, clock.now_ns())
+
+    async def close(self) -> None:
+        """Ask no more."""
+        if self._task is not None:
+            await end_tasks([self._task])

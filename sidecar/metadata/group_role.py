@@ -1,0 +1,312 @@
+"""GroupRole: how this node takes part in the metadata group now: as one of the controllers, or by their feed. It changes in place.
+
+The group's log says who the controllers are [M10]; the settings say it only where nobody has changed them. So a node whose feed names
+it becomes a member beside its feed, and takes it in the feed's place once it has caught up: until then nothing is asked of it that it
+does not know. A member that the log names no longer follows the feed first, and stops being one then. The image that is shown never
+goes back, and whoever watches it sees one change.
+
+A single controller that starts on a new folder asks first whether a group runs: others may have joined it since its settings were
+written, and it must not begin a second one beside them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import nats.errors
+from nats.aio.client import Client
+
+from liftpy.core.metadata.controller_list import ControllerList
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import Subjects
+from liftpy.errors import ConfigError, LiftError, StorageError
+from liftpy.nats.cancellation import end_tasks
+from sidecar.metadata.feed import FeedSubscriber
+from sidecar.metadata.group import Watcher
+from sidecar.metadata.member import RaftMember
+from sidecar.runtime.settings import NodeSettings
+from sidecar.runtime.tasks import spawn
+
+logger = logging.getLogger("liftpy.group")
+
+_LOOK_S = 0.1
+"""How often it is looked at whether the role is still the right one."""
+_ASK_TIMEOUT_S = 0.3
+_ASK_TIMES = 3
+"""For a group that runs. Where nobody listens the bus says so at once."""
+_SAY_EVERY_S = 60.0
+STORAGE_AGAIN_S = 5.0
+"""Between two tries to become a controller on a disk that takes nothing."""
+
+MakeMember = Callable[[ControllerList | None], RaftMember]
+
+
+class GroupRole:
+    """Satisfies ``MetadataGroup``. ``make_member``: opens the node's ``raft`` folder, with the controllers that it joins, or None:
+    those of the settings; ``has_journal``: whether that folder holds a journal."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        connection: Client,
+        subjects: Subjects,
+        make_member: MakeMember,
+        make_feed: Callable[[], FeedSubscriber],
+        has_journal: Callable[[], bool],
+    ) -> None:
+        self._settings = settings
+        self._connection = connection
+        self._subjects = subjects
+        self._make_member = make_member
+        self._make_feed = make_feed
+        self._has_journal = has_journal
+        self._current: RaftMember | FeedSubscriber | None = None
+        self._next: RaftMember | FeedSubscriber | None = None
+        """Takes the place of the current one as soon as it knows as much."""
+        self._watchers: list[Watcher] = []
+        self._counted: Counter[str] = Counter()
+        """By roles that are over."""
+        self._left_at = -1
+        """Index of the list that named this node no longer."""
+        self._stays = False
+        """The node stops: no role is taken any more."""
+        self.decides = False
+        """What it shows was committed: it is a controller, and has never followed the feed in this process."""
+        self._said: tuple[str, ...] = ()
+        self._say_at = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    # ---- life ----------------------------------------------------------------------------------------------------------
+    async def start(self) -> None:
+        """Take part; returns when the local image is one that the group has had."""
+        if not await self._start_as_member():
+            self._current = feed = self._make_feed()
+            await feed.start()
+        self.current.watch(self._changed)
+        self._task = spawn(self._look(), "taking part in the metadata group", endless=True)
+
+    async def _start_as_member(self) -> bool:
+        """Whether this node is a controller: by its own log, where that says it, else by its settings."""
+        named = self._settings.is_controller
+        if not self._has_journal() and not (named and await self._may_begin()):
+            return False
+        self._current = member = self._make_member(None)
+        if member.controllers.index == 0 and not named:
+            await member.stop()
+            if member.has_voted:
+                raise ConfigError(
+                    f"controllers = {', '.join(self._settings.controllers)} lacks this node: {self._settings.node_id} is a member of "
+                    f"the metadata group, as its raft folder shows; name it, and take it out with: liftpy controllers remove"
+                )
+            return False
+        if member.is_member:
+            await member.start()
+        if not member.is_member:
+            self._left_at = member.left_at
+            await member.stop()
+            return False
+        self.decides = True
+        return True
+
+    async def _may_begin(self) -> bool:
+        """Whether the settings say who the controllers are, for a folder that is new."""
+        if len(self._settings.controllers) > 1:
+            return True  # whoever is left of the others knows better, and says so (``probation.py``)
+        request = pb.FeedSnapshotRequest(nodeId=self._settings.node_id)
+        for _ in range(_ASK_TIMES):
+            try:
+                subject = self._subjects.feed_snapshot()
+                answer = await self._connection.request(subject, frames.sealed(request), timeout=_ASK_TIMEOUT_S)
+                found = frames.decode(answer.data, pb.FeedSnapshotResponse)
+            except nats.errors.NoRespondersError:
+                return True
+            except (nats.errors.Error, TimeoutError, OSError, LiftError):
+                continue
+            if found.index:
+                logger.warning("%s is the only controller in its settings, and a group runs: it is followed", request.nodeId)
+                return False
+        return True
+
+    async def stop(self) -> None:
+        """Leave."""
+        self._stays = True
+        await end_tasks([self._task])
+        for group in (self._next, self._current):
+            if group is not None:
+                await group.stop()
+
+    # ---- the role ------------------------------------------------------------------------------------------------------
+    @property
+    def current(self) -> RaftMember | FeedSubscriber:
+        """By which this node takes part now."""
+        assert self._current is not None
+        return self._current
+
+    @property
+    def is_controller(self) -> bool:
+        """Whether this node is one of the controllers now."""
+        return isinstance(self._current, RaftMember)
+
+    @property
+    def controllers(self) -> ControllerList:
+        """As the image has them; without an index: as the settings have."""
+        return self.image.controllers
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            self._say_where_settings_differ()
+            current = self.current
+            if self._stays:
+                continue
+            if isinstance(current, RaftMember):
+                if not current.is_member:
+                    await self._follow_the_feed(current)
+            elif self._is_named():
+                await self._become_a_member(current)
+
+    def _is_named(self) -> bool:
+        named = self.controllers
+        return named.names(self._settings.node_id) and named.index > self._left_at
+
+    async def _become_a_member(self, feed: FeedSubscriber) -> None:
+        logger.info("%s becomes a controller: %s", self._settings.node_id, self.controllers.said())
+        try:
+            self._next = member = self._make_member(self.controllers)
+            await member.start()  # bounded by being named: who is taken back is told so
+        except (StorageError, OSError) as error:  # its disk is full, say: a node that only follows the feed goes on without
+            again = f"trying again in {STORAGE_AGAIN_S:g} s, free space or take it out with: liftpy controllers remove"
+            logger.error("%s can't become a controller: %s: %s", self._settings.node_id, error, again)
+            made, self._next = self._next, None
+            if made is not None:
+                await made.stop()
+            await asyncio.sleep(STORAGE_AGAIN_S)
+            return
+        if not member.is_member or self._stays:
+            self._left_at = max(self._left_at, member.left_at)
+            self._next = None
+            await member.stop()
+            return
+        await self._take(member)
+        await feed.stop()
+        logger.info("%s is a controller", self._settings.node_id)
+
+    async def _follow_the_feed(self, member: RaftMember) -> None:
+        logger.warning("%s is no controller any more, it follows the feed", self._settings.node_id)
+        self.decides = False
+        self._left_at = member.left_at
+        self._next = feed = self._make_feed()
+        await feed.start()
+        await self._take(feed)
+        await member.stop()
+
+    async def _take(self, fresh: RaftMember | FeedSubscriber) -> None:
+        """Show the image of ``fresh`` from now on."""
+        while fresh.image.index < self.image.index:
+            await asyncio.sleep(_LOOK_S)
+        before = self.image
+        self._counted.update(self.current.counters)  # what was counted never falls while the process lives
+        self._current, self._next = fresh, None
+        fresh.watch(self._changed)
+        self._show(before, fresh.image)
+
+    def _say_where_settings_differ(self) -> None:
+        """Not often, and at once when the controllers are others."""
+        now = self.controllers
+        if not now.index or now.voters == tuple(sorted(self._settings.controllers)):
+            return
+        if now.voters != self._said or time.monotonic() >= self._say_at:
+            self._said, self._say_at = now.voters, time.monotonic() + _SAY_EVERY_S
+            logger.warning(
+                "the settings name the controllers %s, and the group's log %s: the log holds; correct the settings before the next "
+                "start on an empty folder",
+                ", ".join(sorted(self._settings.controllers)),
+                ", ".join(now.voters),
+            )
+
+    # ---- MetadataGroup -------------------------------------------------------------------------------------------------
+    def _changed(self, before: ClusterImage, image: ClusterImage) -> None:
+        if image is self.image:  # else of the one before, which is about to end
+            self._show(before, image)
+
+    def _show(self, before: ClusterImage, image: ClusterImage) -> None:
+        for watcher in self._watchers:
+            watcher(before, image)
+
+    @property
+    def image(self) -> ClusterImage:
+        """The newest image that this node has."""
+        return self.current.image
+
+    @property
+    def leader(self) -> str:
+        """The metadata leader as known here."""
+        return self.current.leader
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """As ``MetadataGroup``, of all the roles that it has had."""
+        counted = Counter(self._counted)
+        counted.update(self.current.counters)
+        return dict(counted)
+
+    @property
+    def held(self) -> dict[str, int]:
+        """As ``MetadataGroup``."""
+        return self.current.held
+
+    def watch(self, callback: Watcher) -> None:
+        """Call ``callback`` after each change of the image, whatever the role."""
+        self._watchers.append(callback)
+
+    def distrust(self) -> None:
+        """As ``MetadataGroup``."""
+        self.current.distrust()
+
+    def bus_changed(self, online: bool) -> None:
+        """The connection was lost or is back."""
+        for group in (self._current, self._next):
+            if group is not None:
+                group.bus_changed(online)
+
+    def prefer(self, every_s: float) -> None:
+        """As ``RaftMember``, where this is one or becomes one."""
+        for role in (self._current, self._next):
+            if isinstance(role, RaftMember):
+                role.prefer(every_s)
+
+    def retire(self) -> None:
+        """As ``MetadataGroup``; and no other role is taken."""
+        self._stays = True
+        self.current.retire()
+
+    async def hand_over(self) -> None:
+        """As ``MetadataGroup``."""
+        await self.current.hand_over()
+
+    async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
+        """As ``MetadataGroup``."""
+        return await self.current.propose(request, timeout_s)
+
+    async def barrier(self, timeout_s: float = 5.0) -> bool:
+        """As ``MetadataGroup``."""
+        return await self.current.barrier(timeout_s)
+
+    def status(self) -> list[pb.ControllerStatus]:
+        """As ``MetadataGroup``."""
+        return self.current.status()
+
+    async def events(self, question: bytes) -> dict[str, Any] | None:
+        """As ``MetadataGroup``."""
+        return await self.current.events(question)
+
+    def ticks(self) -> dict[str, float]:
+        """As ``MetadataGroup``."""
+        return self.current.ticks()

@@ -1,0 +1,317 @@
+"""MemberLog: one member's share of the group's log, opened as one: folder, journal, library, state machine, probation.
+
+Both shells open it, asyncio's (``member.py``) and the simulator's. It refuses what a member must not go on with: a journal or a
+snapshot that is lost or damaged. It satisfies ``GroupLog``.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import field
+from pathlib import Path
+from typing import Any
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.instruments import Instruments
+from liftpy.core.metadata.controller.cluster_events import EventTrail, events_of
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.controller_list import ControllerList, GroupView, first_list, list_from_pb, waits_for, well_formed
+from liftpy.core.metadata.feed import FeedProducer
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.errors import CorruptionError, MetadataDivergedError
+from sidecar.disk.files import make_folder
+from sidecar.quorum.diverged_folder import mark_diverged, set_aside_diverged
+from sidecar.quorum.journal import GroupJournal
+from sidecar.quorum.library import Node, RaftCore, settings
+from sidecar.quorum.log_controllers import LogControllers
+from sidecar.quorum.peer_sessions import Peer
+from sidecar.quorum.probation import MARKER, Probation
+from sidecar.quorum.rescue import rescue_event
+from sidecar.quorum.snapshot_file import (
+    SnapshotFile,
+    decode_snapshot_file,
+    load_snapshot_file,
+    trim_journal,
+    write_snapshot_file,
+)
+from sidecar.quorum.transport import SessionTransport
+from sidecar.runtime import clock as clocks
+
+COMPACT_AFTER_ENTRIES = 10_000
+UNLED_S = 2.0
+"""So long a member hears of no leader before it asks, as any node does, whether the group goes on without it."""
+
+
+def _draw() -> int:
+    return random.SystemRandom().getrandbits(63)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberFolder:
+    """What a member is opened from. ``members``: the list of the settings; ``folder``: the node's ``raft`` folder;
+    ``bootstrap_majority``: the operator's word that controllers which are missing at the first start have never been members; ``flush``
+    False is for benchmarks only; ``joins``: the controllers of the group that runs, as the feed says: the node is one."""
+
+    node_id: str
+    members: tuple[str, ...]
+    folder: Path
+    bootstrap_majority: bool = False
+    compact_after_entries: int = COMPACT_AFTER_ENTRIES
+    flush: bool = True
+    joins: ControllerList | None = None
+    instruments: Instruments = field(default_factory=Instruments)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSurroundings:
+    """What a member takes from the machine; a simulator gives its own."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    """s."""
+    now_ns: Callable[[], int] = clocks.now_ns
+    """Monotonic, too."""
+    draw: Callable[[], int] = _draw
+    """63 random bits."""
+
+
+THIS_MACHINE = MemberSurroundings()
+
+
+class MemberLog:
+    """``fsm`` is told each committed entry, ``feed`` what it did; ``state_changed(old, new)``: the library's states of a leadership.
+    Raises CorruptionError and StorageError."""
+
+    def __init__(
+        self,
+        opened: MemberFolder,
+        fsm: ClusterFsm,
+        feed: FeedProducer,
+        state_changed: Callable[[int, int], None],
+        surroundings: MemberSurroundings = THIS_MACHINE,
+        events: EventTrail | None = None,
+    ) -> None:
+        node_id, around = opened.node_id, surroundings
+        self.node_id = node_id
+        self.settings = opened.members
+        """The list of the settings."""
+        self.fsm = fsm
+        self._feed = feed
+        self._events = events
+        self._folder = opened.folder
+        opened.instruments.divergences += set_aside_diverged(opened.folder)
+        make_folder(opened.folder)
+        self.journal = self._open_journal(opened.flush, opened.instruments)
+        self._by_log = by_log = LogControllers(opened.joins or first_list(opened.members))
+        dump = self._checked_dump(by_log)
+        voters = by_log.newest(self.journal.changes).voters
+        joins = opened.joins is not None or node_id not in voters
+        majority = opened.bootstrap_majority
+        self.probation = Probation(opened.folder, voters, majority=majority, joins=joins, draw=around.draw)
+        self.probation.opened(self.journal)
+        members = opened.members if opened.joins is None else voters
+        self.transport = SessionTransport(
+            node_id, members, clock=around.monotonic, draw=around.draw, stamp=around.now_ns, spoken=fsm.spoken
+        )
+        conf = settings(self.journal, str(dump), self._save, self._load, state_changed, opened.compact_after_entries)
+        self.core = RaftCore(node_id, voters, conf, self.transport, self, by_log)
+        self.transport.diverged = self._diverged
+        self.transport.attach(self.core, self.probation)
+        self.probation.attach(self.core, self.peers)
+
+    # ---- opening -------------------------------------------------------------------------------------------------------
+    def _open_journal(self, flush: bool, instruments: Instruments) -> GroupJournal:
+        path = self._folder / "journal"
+        if (self._folder / MARKER).exists() and not (path.exists() and path.stat().st_size):
+            raise CorruptionError(f"{self._folder} has lost its journal: {self._what_to_do()}")
+        return GroupJournal(path, flush=flush, times=instruments.journal_flushes)
+
+    def _checked_dump(self, by_log: LogControllers) -> Path:
+        dump = self._folder / "snapshot"
+        if dump.exists():
+            # Read it now: the library would swallow an error and go on without, and counts before it reads.
+            by_log.in_snapshot = decode_snapshot_file(dump.read_bytes()).controllers
+        elif len(self.journal) and self._first_index() > 1:
+            raise CorruptionError(f"{self._folder} has lost its snapshot: {self._what_to_do()}")
+        return dump
+
+    def _what_to_do(self) -> str:
+        if len(self.settings) == 1:
+            return (
+                "no other controller holds what it knew, and an older copy of it would know of less than was acknowledged. Without "
+                "the folder the only controller begins anew, and knows of no stream; their records stay in the data folders"
+            )
+        return "this node must join under a new node id"
+
+    def _first_index(self) -> int:
+        first = self.journal[0]
+        assert isinstance(first, tuple)
+        return first[1]
+
+    # ---- the state machine ---------------------------------------------------------------------------------------------
+    def apply(self, entry: bytes, index: int) -> bytes:
+        """Called by the library for each committed entry, in order."""
+        before = self.fsm.image
+        answer = self.fsm.apply(entry, index)
+        self.transport.checkpoints.applied(before.index, index, self.fsm.image.digest)
+        if self.fsm.image.feature_level != before.feature_level:
+            self.core.forceLogCompaction()  # what versions before it can't read is to stand in the snapshot, which they refuse, at once
+        self._feed.applied(index, self.fsm.last_records)
+        if self._events is not None:
+            self._events.applied(index, events_of(before, entry, answer, self.fsm.last_records, index))
+        return answer
+
+    def work_ahead(self, entry: bytes, index: int) -> bool:
+        """Called by the library before it applies an entry, until it is True: a step of the work."""
+        return self.fsm.work_ahead(entry, index)
+
+    def _diverged(self, index: int) -> None:
+        """This member's image differs from that of a majority: nothing of its folder is used again."""
+        if self.core.failure is None:
+            mark_diverged(self._folder, index)
+            self.core.failure = MetadataDivergedError(
+                f"{self.node_id} holds another image of the cluster than the majority, at index {index}: its raft folder is put aside, "
+                "and it begins anew with the others' snapshot"
+            )
+
+    def _save(self, name: str, state: Any) -> None:
+        last, previous, _ = state
+        held = self.core.controllers_at(last[1])
+        changed = held if held.index else None
+        write_snapshot_file(Path(name), SnapshotFile(last, previous, held.voters, self.fsm.snapshot(), changed))
+        self.core.snapshot_holds(changed)
+
+    def _load(self, name: str) -> Any:
+        snapshot = load_snapshot_file(Path(name))
+        self.fsm.restore(snapshot.image)
+        self.core.snapshot_holds(snapshot.controllers)
+        trim_journal(self.journal, snapshot.previous, snapshot.last)
+        self._feed.restored(self.fsm.image.index)
+        if self._events is not None:
+            self._events.restored(self.fsm.image.index, self.fsm.image.time_ns)
+            if (event := rescue_event(self._folder, self.fsm.image.index)) is not None:
+                self._events.told(event)
+        return snapshot.last, snapshot.previous, {Node(i) for i in sorted(snapshot.nodes)}
+
+    # ---- GroupLog ------------------------------------------------------------------------------------------------------
+    @property
+    def leads(self) -> bool:
+        """Whether this member believes that it leads; another may have been elected meanwhile."""
+        return self.core.leads
+
+    @property
+    def term(self) -> int:
+        """The Raft term."""
+        return int(self.core.raftCurrentTerm)
+
+    @property
+    def leader_id(self) -> str:
+        """Node id of the leader as known here, '' when there is none."""
+        return self.core.leader_id
+
+    @property
+    def image(self) -> ClusterImage:
+        """As applied here."""
+        return self.fsm.image
+
+    def confirmed_ns(self) -> int:
+        """Leader: until this moment a majority had not voted for anybody else [D22]."""
+        return self.transport.confirmed_ns()
+
+    def view(self) -> GroupView:
+        """Who forms the group, and what is known of them here. A member on probation acknowledges nothing: it does not count as live,
+        for it may be waiting for the very majority that the change would need it for."""
+        core, now = self.core, self.core.controllers
+        heard = [i for i, peer in self.peers.items() if peer.up and peer.trusted]
+        live = frozenset(i for i in heard if i == now.learner or core.match_index(i)) | {self.node_id}
+        caught_up = bool(now.learner) and core.match_index(now.learner) >= core.raftCommitIndex
+        levels = {i: self.transport.levels.get(i) for i in now.members if i != self.node_id}
+        checkpoints = self.transport.checkpoints
+        halted = checkpoints.halted if core.leads else ""
+        untold = checkpoints.untold(now.voters) if halted else frozenset[str]()
+        return GroupView(now, self.leader_id, live, caught_up, core.blocked, halted, untold, levels)
+
+    @property
+    def is_member(self) -> bool:
+        """Whether this node is one of the controllers: by its log, or by what it was told since."""
+        core = self.core
+        removed = core.controllers.index <= core.raftCommitIndex and not core.controllers.names(self.node_id)
+        return not (removed or core.dismissed_at)
+
+    def hears_a_leader(self, since: float) -> bool:
+        """Whether this member leads, or has heard who does since, by the monotonic clock. Not who its log takes for the leader: one
+        that may not campaign takes the last one for it for ever."""
+        return self.leads or self.transport.leader_heard_at >= since
+
+    def told(self, response: pb.ControlResponse) -> bool:
+        """What the metadata leader has answered to a description that is linearizable; whether this node is none of them any more. One
+        that is, by a list which its log does not reach, listens to those in it from now on: it may know nobody of them."""
+        known = list_from_pb(response.cluster.image.controllers)
+        if response.error != pb.ControlResponse.OK or not well_formed(known):
+            return self.core.dismissed_at > 0
+        if not known.names(self.node_id):
+            self.core.dismissed(known.index)
+        elif known.index > self.core.controllers.index:  # it is committed, as the list of one that joins
+            self._by_log.first = known
+            self.journal.changed()
+        return self.core.dismissed_at > 0
+
+    # ---- what others ask -----------------------------------------------------------------------------------------------
+    @property
+    def applied_index(self) -> int:
+        """Of the last entry that was applied here; 1 with none."""
+        return int(self.core.raftLastApplied)
+
+    @property
+    def peers(self) -> dict[str, Peer]:
+        """The other members, by node id."""
+        return self.transport.sessions.peers
+
+    def waits_for(self) -> str:
+        """What a start that goes on waits for, for people."""
+        if not self.probation.over:
+            return self.probation.waits_for()
+        if self.leader_id:
+            return f"waits for {self.leader_id}, which leads the metadata group, to commit with a majority"
+        away = ", ".join(peer.node_id for peer in self.peers.values() if not peer.up) or "nobody"
+        return f"waits for a leader of the metadata group; not connected: {away}"
+
+    def status(self) -> list[pb.ControllerStatus]:
+        """The members; terms and lags of others are known to the leader only."""
+        core, now = self.core, self.core.controllers
+        waits = waits_for(self.view()) if core.leads else ""
+        members = []
+        for node_id in now.members:
+            own = node_id == self.node_id
+            match = core.log.last_index if own else core.match_index(node_id)
+            known = own or core.leads
+            members.append(
+                pb.ControllerStatus(
+                    nodeId=node_id,
+                    leader=node_id == core.leader_id,
+                    term=core.raftCurrentTerm,
+                    commitIndex=core.raftCommitIndex if own else min(match, core.raftCommitIndex),
+                    appliedIndex=core.raftLastApplied if own else self.transport.applied.get(node_id, 0) if core.leads else 0,
+                    lag=max(core.log.last_index - match, 0) if known else 0,
+                    connected=own or (node_id in self.peers and self.peers[node_id].up),
+                    learner=node_id == now.learner,
+                    leaving=node_id == now.leaving,
+                    waitsFor=waits if node_id in (now.learner, now.leaving) else "",
+                )
+            )
+        return members
+
+    @property
+    def held(self) -> dict[str, int]:
+        """The journal in memory and on disk, and what is done (for repetitions)."""
+        operations = self.fsm.image.operations
+        return {
+            "journal_entries": len(self.journal),
+            "journal_bytes": self.journal.entry_bytes,
+            "journal_file_bytes": self.journal.file_bytes,
+            "window_operations": len(operations),
+            "window_bytes": operations.size_bytes,
+            "compactions": self.core.compactions,
+        }

@@ -1,0 +1,1 @@
+"""One node: its parts, put together, started, reloaded and stopped."""

@@ -1,0 +1,122 @@
+"""A node that answers JetStream's stateless read API: requests on ``$JS.<domain>.API.>``, shared among the nodes that do so.
+
+What is answered, and from what, is ``liftpy.client.jetstream_api``'s: a client of the cluster like any other, with a
+connection of its own,
+so that it is right wherever partitions are led, and takes nothing from what this node does as a replica but its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from contextlib import aclosing
+
+from liftpy.client import Client, connect
+from liftpy.client.jetstream_api import JsAnswer, JsRefusal, StatelessReads, kind_of, refused, status
+from liftpy.core.wire.inboxes import InboxRule, reply_to
+from liftpy.core.wire.subjects import JETSTREAM_INBOX, jetstream_api
+from liftpy.errors import LiftError
+from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.parser import StrictConnection
+from liftpy.nats.request_guard import RequestGuard
+from sidecar.runtime.settings import NodeSettings
+from sidecar.runtime.tasks import spawn
+from sidecar.transport.connection import BusConnection, Listener, send_answer
+from sidecar.transport.credentials import Keys
+
+logger = logging.getLogger("liftpy.jetstream")
+
+AT_ONCE = 64
+"""Requests that are answered side by side; those beyond are refused."""
+_AGAIN_S = 1.0
+_BUSY = JsRefusal(429, 10167, "too many requests")
+_TOO_LARGE = JsRefusal(400, 10054, "message size exceeds maximum allowed")
+
+
+class JetStreamDesk:
+    """Of one node. ``bus``: by which requests and answers travel."""
+
+    def __init__(
+        self, bus: BusConnection, settings: NodeSettings, inboxes: InboxRule, counters: Counter[str], keys: Keys
+    ) -> None:
+        self._keys = keys
+        self._bus = bus
+        self._settings = settings
+        self._inboxes = inboxes
+        self._counters = counters
+        self._guard = RequestGuard("JetStream", counters, self._reject)
+        self._before = jetstream_api(settings.jetstream_api, "")
+        self._reads: StatelessReads | None = None
+        self._listener: Listener | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def open(self) -> None:
+        """Connect, and listen then."""
+        self._add(spawn(self._open(), "connecting for the read API of JetStream"))
+
+    async def _open(self) -> None:
+        settings = self._settings
+        while True:
+            try:
+                client: Client = await connect(
+                    list(settings.nats),
+                    settings.namespace,
+                    credentials=(credentials := self._keys.credentials),
+                    name=f"liftpy {settings.node_id} jetstream",
+                    inbox_prefix=JETSTREAM_INBOX.encode(),
+                )
+            except LiftError as error:
+                logger.warning("no connection for the read API of JetStream yet: %s", error)
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                break
+        connection = client.transport.connection
+        assert isinstance(connection, StrictConnection)
+        self._keys.add(connection, credentials)
+        self._reads = StatelessReads(client, settings.jetstream_api)
+        subject = jetstream_api(settings.jetstream_api, ">")
+        handler = self._guard.handler(self._arrived)
+        self._listener = self._bus.listen(subject, handler, queue=f"{settings.namespace}-jetstream")
+        logger.info("the streams are read on %s as well", subject)
+
+    def _add(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        if reply_to(reply, (self._inboxes,), self._counters) is None:
+            return
+        rest = subject.decode("utf-8", "replace").removeprefix(self._before)
+        if len(self._tasks) >= AT_ONCE:
+            self._counters["jetstream requests refused"] += 1
+            self._send(reply, refused(kind_of(rest)[0], _BUSY))
+            return
+        self._counters["jetstream requests"] += 1
+        answering = self._guard.run(self._answer(reply, rest, bytes(payload)), reply)
+        self._add(spawn(answering, "a request of JetStream's read API"))
+
+    async def _answer(self, reply: bytes, rest: str, body: bytes) -> None:
+        assert self._reads is not None
+        async with aclosing(self._reads.answer(rest, body)) as parts:
+            async for part in parts:
+                if len(part.headers) + len(part.payload) > self._bus.max_payload:
+                    part = refused(kind_of(rest)[0], _TOO_LARGE)
+                if not self._send(reply, part):
+                    self._counters["jetstream answers dropped"] += 1
+                    return
+
+    def _send(self, reply: bytes, answer: JsAnswer) -> bool:
+        return send_answer(self._bus, (self._inboxes,), self._counters, reply, (answer.payload,), headers=answer.headers)
+
+    def _reject(self, reply: bytes, error: Exception) -> None:
+        """As a status line: what was asked is not known here, and every client takes it for an error."""
+        self._send(reply, status(500, "Internal Server Error"))
+
+    async def close(self) -> None:
+        """Answer nothing more."""
+        if self._listener is not None:
+            self._listener.close()
+        await end_tasks(list(self._tasks))
+        if self._reads is not None:
+            await self._reads.client.close()

@@ -1,0 +1,584 @@
+"""The composition root: builds one node from its settings, takes it down in good order (``running.py`` runs it).
+
+Up: lock and read the data folder, connect, see that no other process runs under this id, join the metadata group (or its feed),
+register a new incarnation, open the partitions that the image shows, say "ready". With ``workers`` above 1 further processes host
+shares of the partitions (``sidecar/workers``); this one is the node, and hosts share 0. Down: hand leaderships over, leave the
+partitions (flushed), tell the group, hand its leadership over, and only if all of that data is on disk write the clean-stop
+marker [S9].
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from liftpy.client.closest_replica import this_host
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.instruments import Instruments
+from liftpy.core.base.worker_assignment import WorkerShare
+from liftpy.core.log.flush_scheduler import FlushPlace
+from liftpy.core.metadata.controller_metrics import ControllerMetrics
+from liftpy.core.metadata.directory_identity import stopped_cleanly
+from liftpy.core.metadata.duplicate_process_check import Predecessor
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.observe.node_health import Signs
+from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.replication.catchup_throttle import pace_of
+from liftpy.core.wire._pb import replication_pb2, service_pb2
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import Subjects
+from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.credentials import Credentials
+from sidecar.disk.data_folder import DataFolder
+from sidecar.disk.descriptors import raise_limit, used
+from sidecar.disk.files import OpenMaps
+from sidecar.disk.flush_thread import FlushThread
+from sidecar.disk.flush_times import NodeFlushTimes, probe_flushes
+from sidecar.groups.coordinators import GroupCoordinators
+from sidecar.metadata.clock_watch import ClockWatch
+from sidecar.metadata.duplicate_process_check import wait_for_predecessor
+from sidecar.metadata.group import MetadataGroup
+from sidecar.metadata.group_thread import GroupThread
+from sidecar.metadata.identity import NodeFile, WorkerMarks, unknown_folders
+from sidecar.metadata.joining import GroupLink
+from sidecar.metadata.membership import Membership
+from sidecar.node.jetstream_api import JetStreamDesk
+from sidecar.node.publish_memory import PublishMemory
+from sidecar.node.reload import LiveParts, Reloading
+from sidecar.partition.deletions import Deletions
+from sidecar.partition.figures import NodeCounts, StreamLabels
+from sidecar.partition.housekeeping import Housekeeping
+from sidecar.partition.promises import Promises
+from sidecar.partition.proposals import Proposals
+from sidecar.partition.quiescence import QuietAsker, QuietTalk
+from sidecar.partition.reads import ReadSubjects, ReadTools
+from sidecar.partition.recovery import RecoveredLogs
+from sidecar.partition.replica_manager import Partitions
+from sidecar.partition.replication import AnswerRouter
+from sidecar.partition.scrub import Scrub
+from sidecar.partition.services import ServiceDesk, Told
+from sidecar.partition.worker import NodeTools
+from sidecar.runtime import clock
+from sidecar.runtime.logs import LOGS
+from sidecar.runtime.restarts import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, leave_the_process_in, momentary, never_again
+from sidecar.runtime.settings import GivenSettings, NodeSettings, supervised, was_said_to_be_open
+from sidecar.runtime.supervisor import Supervisor
+from sidecar.runtime.tasks import attended, fatal_on
+from sidecar.runtime.timers import Timers
+from sidecar.status.health import Health, LastHeard
+from sidecar.status.loop_lag import LoopWatch
+from sidecar.status.report import Reporter
+from sidecar.status.status_api import StatusDesk
+from sidecar.tracing.node_tracing import Tracing
+from sidecar.transport.connections import Links, open_links
+from sidecar.transport.credentials import Keys, RightsWatch, prove
+from sidecar.transport.dropped_publishes import Drops
+from sidecar.transport.liveness import Probes
+from sidecar.transport.notify import Notifications, Requests
+from sidecar.workers.merged_status import WholeNode
+from sidecar.workers.quiescence import SharedQuiet
+from sidecar.workers.sharing import shared_out
+from sidecar.workers.workers import Workers
+
+logger = logging.getLogger("liftpy.node")
+
+FLUSH_THREADS = 4
+HARD_STOP_S = 12.0
+_CLOSE_SUBJECTS_TIMEOUT_S = 0.5
+_DRAIN_TIMEOUT_S = 3.0
+_LEAVE_TIMEOUT_S = 1.0
+_LIVE_TIMEOUT_S = 5.0
+
+
+class Node:
+    """One running node. ``start``, then ``wait``, then ``stop``; ``run_node`` does all three. ``share``: of a worker process, whose
+    settings are of one process already."""
+
+    def __init__(self, settings: NodeSettings, share: WorkerShare | None = None, again: GivenSettings | None = None) -> None:
+        self.reloading = Reloading(settings, again, self._live_parts, self._prove)
+        self.share = share or WorkerShare(0, settings.workers)
+        self.settings = settings = shared_out(settings) if share is None else settings
+        self.subjects = Subjects(settings.namespace, settings.inbox_prefixes)
+        self.counters: Counter[str] = Counter()
+        one = settings if share is None else replace(settings, workers=1)
+        self._workers = Workers(one, self.fatal, self.repair, self.counters)
+        self._keys = Keys(settings.credentials)
+        self.instruments = Instruments()
+        self._tracing = Tracing(settings, self.counters)
+        self._cluster_watch = ControllerMetrics(self.instruments.failovers, self._tracing.failed_over)
+        self._loop_watch = LoopWatch(
+            self.instruments, lambda: self.group.leader if self.group is not None else "", self._look_at_room
+        )
+        self.incarnation = 0
+        self.partitions: Partitions | None = None
+        self.group: MetadataGroup | None = None
+        self.status = StatusDesk(settings, self.counters)
+        self.health = self.status.health = Health(
+            lambda: self._workers.joined(self._signs()),
+            lambda: () if self.partitions is None else self.partitions.replicas(),
+            lambda: self._workers.unsynced,
+        )
+        self.supervisor = Supervisor(*supervised())
+        self.status.answers.settings = self.reloading.shown
+        self.status.on_reload = lambda: self.reloading.signalled(self.supervisor)
+        self._metadata_heard = LastHeard()
+        self._opened = False
+        """What the image showed at the start."""
+        self._inboxes = InboxRule(settings.inbox_prefixes)
+        self._node_inboxes = InboxRule((self.subjects.inboxes(),))
+        self._rights = RightsWatch(settings.namespace, self.fatal, self.counters)
+        self._stopping = asyncio.Event()
+        self._failure: Exception | None = None
+        self._hand_over = False
+        self._repairs = False
+        """It stops in order to recover a damaged log."""
+        self.was_clean = False
+        """Once it has stopped: everything that was acknowledged is on the disk."""
+        self._recovered = RecoveredLogs()
+        self._budget = raise_limit()
+        self._pool = ThreadPoolExecutor(FLUSH_THREADS, thread_name_prefix="liftpy-disk")
+        self._folder: DataFolder | None = None
+        self._identity: NodeFile | None = None
+        self._memory = PublishMemory(settings, self.share.of)
+        self._drops = Drops()
+        self._links: Links | None = None
+        self._thread: GroupThread | None = None
+        self._membership: Membership | None = None
+        self._promises: Promises | None = None
+        self._proposals: Proposals | None = None
+        self._probes: Probes | None = None
+        self._quiet: QuietTalk | None = None
+        self._housekeeping: Housekeeping | None = None
+        self._scrub: Scrub | None = None
+        self._timers = Timers()
+        self._flush_times = NodeFlushTimes(self.counters, self.instruments.flushes)
+        self._flush_place = FlushPlace()
+        self._flush_beside = FlushThread(self._flush_place)
+        self._jetstream: JetStreamDesk | None = None
+        self._services: ServiceDesk | None = None
+        self._coordinators = GroupCoordinators(
+            settings, settings.data / "groups", self.counters, self._reads_of, self._say, self.share, self._bounds, self._keys
+        )
+        self._unwatch: Callable[[], None] = lambda: None
+
+    def _reads_of(self, key: PartitionKey) -> ReadSubjects | None:
+        return None if self.partitions is None else self.partitions.reads_of(key)
+
+    def _bounds(self, key: PartitionKey) -> tuple[int, int] | None:
+        return None if self.partitions is None else self.partitions.bounds_of(key)
+
+    def _live_parts(self) -> LiveParts:
+        prefer = self._thread.prefer if self._thread is not None else lambda every_s: None
+        change, pages = self._workers.change_settings, self.status.change_hosts
+        return LiveParts(self.partitions, self._scrub, pages, prefer, change, self._keys.change, self._tracing)
+
+    async def _prove(self, credentials: Credentials) -> None:
+        links = self._links
+        await prove(
+            self.settings.nats, self.subjects, self.settings.node_id, credentials, works=links is not None and links.are_up
+        )
+
+    def _say(self, message: service_pb2.ServiceHello | service_pb2.ServiceAck, inbox: str, told: Told) -> None:
+        """Of a service in this process; while there are no partitions nobody answers it."""
+        if self._services is not None:
+            self._services.said_here(message, inbox, told)
+
+    # ---- up ----------------------------------------------------------------------------------------------------------------
+    async def start(self) -> dict[str, Any]:
+        """Bring everything up; return what ``--json`` says when the node is ready."""
+        settings = self.settings
+        self._unwatch = fatal_on(asyncio.get_running_loop(), self.fatal)
+        self._loop_watch.start()
+        self._tracing.start()
+        self.supervisor.start(self.health.live, self.health.ready, self._doing)
+        self._folder = folder = DataFolder(settings.data, OpenMaps(self._budget.maps))
+        self._try_out_flushes(folder.path)
+        self._identity = identity = NodeFile(folder, settings.node_id)
+        await self.status.open_page()
+        self._links = links = await open_links(settings, self._memory.intake, self._memory.room, self._keys)
+        self._look_at_rights(links)
+        await wait_for_predecessor(links.replication, self.subjects, settings.node_id, Predecessor(clock.now_ns()))
+        previous = identity.previous
+        began = time.monotonic()
+        await self._workers.start(folder, clean_stop=previous.clean_stop, flushed_always=previous.flushed_always)
+        recovery = attended(self._recovered.run(folder, self._pool, clean_stop=previous.clean_stop, share=self.share))
+        try:  # side by side: the group may have to elect a leader first, which is waiting
+            self._thread = GroupThread(
+                lambda: GroupLink(settings, folder, self.subjects, self._inboxes, self.counters, self.instruments, self._keys),
+                self.instruments,
+            )
+            self.group = group = await self._thread.open(self.fatal)
+            self._membership = Membership(settings, group, self._heard, self.fatal)
+            await asyncio.shield(recovery)
+            elsewhere = await self._workers.recovered()
+            self.instruments.recovery_s = time.monotonic() - began
+            self._tracing.recovered(self.instruments.recovery_s, self._recovered.names, self._recovered.damaged)
+        finally:
+            await end_tasks([recovery])
+        held = self._recovered.names.__contains__
+        journal = await asyncio.get_running_loop().run_in_executor(self._pool, folder.open_promises, held)
+        self._promises = Promises(journal, self._pool, self.counters, self.fatal)
+        lost = await asyncio.get_running_loop().run_in_executor(self._pool, self._lost_logs, folder, group.image)
+        damaged = bool(self._recovered.damaged) or elsewhere["damaged"] > 0 or bool(lost)
+        self.counters["logs that a failed flush had closed"] += len(self._recovered.suspect) + elsewhere["suspect"]
+        if damaged:
+            identity.distrust()  # so that a crash before the next clean stop does not make the damage forgotten
+        # Once more: joining and recovery may have taken minutes. A second silence would prove no more than the first.
+        await wait_for_predecessor(links.replication, self.subjects, settings.node_id, Predecessor(clock.now_ns(), silences=1))
+        self.incarnation = await self._membership.register(
+            previous.incarnation,
+            clean_stop=previous.clean_stop and not damaged,
+            flushed_always=previous.flushed_always and not damaged,
+            status_address=self.status.url,
+            starts=identity.count_start(),
+            partition_budget=self._budget.partitions,
+        )
+        identity.begin(self.incarnation)
+        self._membership.start()  # now: opening the logs may take longer than a session
+        self._build(links, self.group, folder, identity, self._promises)
+        LOGS.facts["incarnation"] = self.incarnation
+        logger.info("node %s is up as incarnation %d", settings.node_id, self.incarnation)
+        assert self.partitions is not None
+        self.partitions.image_changed(ClusterImage(), self.group.image)
+        self.group.watch(self.partitions.image_changed)
+        self._workers.begin(self.incarnation, self.group)
+        self._follow(self.group)
+        await self.partitions.settled()
+        await self._workers.settled()
+        self._opened = True
+        self._recovered.close()
+        self.partitions.leave_behind(self._recovered.names)
+        await self._membership.live(_LIVE_TIMEOUT_S)
+        for name in unknown_folders(folder, self.group.image):
+            logger.warning("the cluster does not know %s: its data is kept; remove the folder if it is not needed", name)
+        self._serve_jetstream(links)
+        self._rights.started()
+        return {"node": settings.node_id, "incarnation": self.incarnation, "status": self.status.url, "pid": os.getpid()}
+
+    def _lost_logs(self, folder: DataFolder, image: ClusterImage) -> list[str]:
+        """Logs of which this node is in the ISR, and whose folder is gone [S17]; the marks of others that are gone are removed."""
+        lost = []
+        for name in self._recovered.missing:
+            stream, _, number = name.rpartition("/")
+            partitions = next((s.partitions for s in image.streams.values() if f"{s.name}-{s.uid}" == stream), ())
+            if any(p.partition == int(number) and self.settings.node_id in p.isr for p in partitions if number.isdigit()):
+                logger.error("%s: the folder of the log is gone: records that this node acknowledged are lost here", name)
+                lost.append(name)
+            else:
+                folder.unmark_held(name)
+        return lost
+
+    def _serve_jetstream(self, links: Links) -> None:
+        if self.settings.jetstream_api:
+            self._jetstream = JetStreamDesk(links.reads, self.settings, self._inboxes, self.counters, self._keys)
+            self._jetstream.open()
+
+    def _follow(self, group: MetadataGroup) -> None:
+        self._watch_cluster(group.image, group.image)
+        group.watch(self._watch_cluster)
+        self._coordinators.follow(ClusterImage(), group.image)
+        group.watch(self._coordinators.follow)
+
+    def _look_at_room(self) -> None:
+        waiting = sum(worker.acks.count for worker in self.partitions.leading()) if self.partitions is not None else 0
+        self._memory.look(self._links.ingest if self._links is not None else None, waiting)
+
+    def _signs(self) -> Signs:
+        """For health."""
+        workers = list(self.partitions) if self.partitions is not None else []
+        return Signs(
+            failure=str(self._failure or ""),
+            longest_flush_s=max((worker.flusher.under_way_s for worker in workers), default=0.0),
+            hung_flush_s=self.settings.replication.hung_flush_s,
+            registered=self.incarnation > 0,
+            nats=self._links is not None and self._links.are_up,
+            metadata_heard_s=self._metadata_heard.age_s,
+            session_s=self._membership.session_s if self._membership else self.settings.replication.session_s,
+            opening=self.partitions.opening_count if self.partitions is not None else 0,
+            opened=self._opened,
+            stopped_for_space=sum(worker.executor.no_space for worker in workers),
+        )
+
+    def _doing(self) -> str:
+        """What a start is at, in words; '': nothing that takes long."""
+        done, count = self._recovered.progress
+        if not self.incarnation and done < count:
+            return f"recovering log {done + 1} of {count}"
+        opening = self.partitions.opening_count if self.partitions is not None and not self._opened else 0
+        return f"opening partitions, {opening} left" if opening else ""
+
+    def _watch_cluster(self, old: ClusterImage, new: ClusterImage) -> None:
+        if self.group is not None and self.group.is_controller:
+            self._tracing.leads_group = self.group.leader == self.settings.node_id
+            self._cluster_watch.changed(new, clock.now_ns())
+
+    def _try_out_flushes(self, folder: Path) -> None:
+        """In a thread, and nothing waits for it: connecting and registering take longer, unless the disk hangs."""
+
+        def tried_out(probing: asyncio.Future[list[float] | None]) -> None:
+            if not probing.cancelled():  # by a stop, before its turn
+                self._flush_place.tried_out(probing.result())
+
+        asyncio.get_running_loop().run_in_executor(self._pool, probe_flushes, folder).add_done_callback(tried_out)
+
+    def _look_at_rights(self, links: Links) -> None:
+        for link in links.all():
+            link.on_denial(self._rights.denied)
+        links.standby.on_denial = self._rights.denied
+        if not links.replication.asks_who_comes and not was_said_to_be_open():
+            logger.warning(
+                "this NATS server lets everybody in and everybody may do everything: delete streams, forge records, depose leaders. "
+                "Give it users with the rights that `liftpy rights` prints; docs/security.md says what they protect"
+            )
+
+    def _read_tools(self, links: Links) -> ReadTools:
+        host = this_host() if self.settings.offer_files else ""
+        return ReadTools(
+            links.reads, self.subjects, self._inboxes, self._timers, self.counters, self._memory.reads, self.instruments, host
+        )
+
+    def _build(
+        self, links: Links, group: MetadataGroup, folder: DataFolder, identity: NodeFile | WorkerMarks, promises: Promises
+    ) -> None:
+        settings, bus, counts = self.settings, links.replication, NodeCounts(StreamLabels(self.settings.metrics_streams))
+        self._proposals = Proposals(group, settings.node_id, self.incarnation)
+        self._probes, router = Probes(bus, self.subjects), AnswerRouter(bus)
+        self._quiet = quiet = self._make_quiet(router)
+        notifications = Notifications(
+            bus,
+            self.subjects,
+            settings.node_id,
+            self._node_inboxes,
+            self._deliver,
+            Requests(self._step_aside, self._testify, self._quiet_questions(quiet), self._service_reported),
+            self.counters,
+            share=self.share,
+        )
+        tools = NodeTools(
+            settings=settings,
+            incarnation=self.incarnation,
+            links=links,
+            intake=self._memory.intake,
+            heard=self._memory.heard,
+            room=self._memory.room,
+            derived=NodeDerived(settings.replication.node_derived_bytes),
+            copy_pace=pace_of(settings.replication),
+            clocks=ClockWatch(settings.node_id, bus, self.subjects, group, self.counters),
+            drops=self._drops,
+            subjects=self.subjects,
+            node_inboxes=self._node_inboxes,
+            router=router,
+            notifications=notifications,
+            quiet=quiet,
+            probes=self._probes,
+            proposals=self._proposals,
+            timers=self._timers,
+            pool=self._pool,
+            counters=self.counters,
+            touched=counts.touched,
+            flush_times=self._flush_times,
+            reads=self._read_tools(links),
+            flush_beside=self._flush_beside,
+            instruments=self.instruments,
+            tracing=self._tracing,
+            fatal=self.fatal,
+            repair=self.repair,
+            step_aside=self._make_way,
+            went_past=self._went_past,
+            folder=folder,
+            deletions=Deletions(group, settings.node_id, decides=lambda: group.decides),
+            identity=identity,
+            recovered=self._recovered,
+            promises=promises,
+        )
+        self.partitions = Partitions(tools, counts, share=self.share)
+        links.watch(self.partitions.data_path_changed)
+        links.watch_publishes(self.partitions.publishes_lost)
+        partitions, find = self.partitions, self.partitions.services_of
+        self._services = ServiceDesk(bus, self.subjects, settings.node_id, self._inboxes, find, self.counters, share=self.share)
+        own_folder = folder.own_folder(self.share.number) if self.share.number else folder.path
+        self._scrub = Scrub(lambda: list(partitions), own_folder, settings.scrub_bytes_per_s, self.counters)
+        self.status.reporter = reporter = self._make_reporter(links, group, partitions)
+        if self._workers.handles:
+            self.status.whole, self.status.on_level = WholeNode(reporter, self._workers), self._workers.change_level
+            self.status.answers.share = self.share
+        self.status.listen(bus, self.subjects, (self._inboxes, self._node_inboxes))
+        self.status.begin_history()
+        self._housekeeping = Housekeeping(self.partitions, settings.replication.hw_checkpoint_s, folder.path, self.repair)
+        self._housekeeping.start()
+        self._scrub.start()
+
+    def _make_reporter(self, links: Links, group: MetadataGroup, partitions: Partitions) -> Reporter:
+        return Reporter(
+            settings=self.settings,
+            incarnation=self.incarnation,
+            group=group,
+            links=links,
+            partitions=partitions,
+            counters=self.counters,
+            scrub=self._scrub,
+            descriptors=self._descriptors,
+            flush_times=self._flush_times,
+            flush_place=self._flush_place,
+            coordinators=self._coordinators,
+            instruments=self.instruments,
+            intake=self._memory.intake,
+            read_budget=self._memory.reads,
+            room=self._memory.room,
+            cluster_watch=self._cluster_watch,
+            clocks=partitions.clocks,
+        )
+
+    def _make_quiet(self, router: AnswerRouter) -> QuietTalk:
+        return QuietTalk(
+            router,
+            self.subjects,
+            QuietAsker(self.settings.node_id, self.incarnation),
+            self._node_inboxes,
+            self.settings.replication,
+            self._timers,
+            self._deliver,
+            self.counters,
+        )
+
+    def _quiet_questions(self, quiet: QuietTalk) -> Callable[[bytes, memoryview], None]:
+        """Of a node of several processes the first answers, for all of them."""
+        if self.share.number:
+            return lambda reply, body: None
+        return SharedQuiet(quiet, self._workers.handles, self.counters).received if self._workers.handles else quiet.received
+
+    def _descriptors(self) -> dict[str, int]:
+        """For status: open files, and what their limit allows."""
+        return used(self._budget, self._folder.maps if self._folder is not None else OpenMaps())
+
+    def _deliver(self, stream: str, partition: int, uid: str, event: Any) -> None:
+        if self.partitions is not None:
+            self.partitions.deliver(stream, partition, uid, event)
+
+    def _step_aside(self, request: replication_pb2.StepAside, done: Callable[[], None]) -> None:
+        if self.partitions is not None:
+            self.partitions.step_aside(request.stream, request.partition, request.streamUid, request.leaderEpoch, done)
+
+    def _make_way(self, key: PartitionKey, leader_epoch: int, done: Callable[[], None]) -> None:
+        if self.partitions is not None:
+            self.partitions.step_aside(key.stream, key.partition, key.uid, leader_epoch, done)
+
+    def _went_past(self, key: PartitionKey) -> None:
+        if self.partitions is not None:
+            self.partitions.went_past(key)
+
+    def _testify(self, question: replication_pb2.LeaderQuestion) -> bool:
+        return self.partitions is not None and self.partitions.serves(question)
+
+    def _service_reported(self, report: service_pb2.ServiceReport) -> None:
+        services = self.partitions.services_of(report.stream, report.partition) if self.partitions is not None else None
+        if services is not None:
+            services.reported(report)
+
+    def _heard(self, sent_ns: int, lease_ns: int) -> None:
+        self._metadata_heard.now()
+        if self.partitions is not None:
+            self.partitions.metadata_heard(sent_ns, lease_ns)
+        self._workers.metadata_heard(sent_ns, lease_ns)
+
+    # ---- end ---------------------------------------------------------------------------------------------------------------
+    def fatal(self, error: Exception) -> None:
+        """Something that must not be gone on with: the node stops, without a clean-stop marker, and starts again if that may help."""
+        if self._failure is None:
+            leave_the_process_in(HARD_STOP_S)
+            self._failure = error
+            logger.critical("node %s stops: %s", self.settings.node_id, error)
+        self._stopping.set()
+
+    def repair(self, reason: str) -> None:
+        """Stop, with leaderships handed over but no clean-stop marker, and come back: recovery sets aside what is damaged, and
+        the replica is fetched anew."""
+        if self._failure is None and not self._repairs:
+            leave_the_process_in(HARD_STOP_S)
+            self._repairs = self._hand_over = True
+            logger.error("node %s restarts to repair %s", self.settings.node_id, reason)
+        self._stopping.set()
+
+    def request_stop(self, *, hand_over: bool) -> None:
+        """Stop cleanly: with leaderships handed over first (SIGTERM), or at once, as the whole cluster goes (SIGINT)."""
+        self._hand_over = hand_over
+        self._repairs = False
+        self._stopping.set()
+
+    async def wait(self) -> None:
+        """Until somebody wants the node to stop."""
+        await self._stopping.wait()
+
+    async def stop(self) -> int:
+        """Take everything down; return the exit code. May be called after a failed start."""
+        began = time.monotonic()
+        self.supervisor.stopping()
+        clean = self._failure is None and self.partitions is not None
+        if self.group is not None:
+            self.group.retire()
+        if self._housekeeping is not None:
+            await self._housekeeping.close()
+        if self._scrub is not None:
+            await self._scrub.close()
+        if self._jetstream is not None:
+            await self._jetstream.close()
+        registered = self._membership if self._membership is not None and self._membership.incarnation else None
+        if registered is not None and self._hand_over and clean:
+            if self.group is not None:
+                await self.group.hand_over()  # first: what follows needs a metadata leader that stays
+            if self.partitions is not None:
+                elsewhere = attended(self._workers.close_subjects(_CLOSE_SUBJECTS_TIMEOUT_S))
+                await self.partitions.close_subjects(_CLOSE_SUBJECTS_TIMEOUT_S)
+                await elsewhere
+            await registered.drain(_DRAIN_TIMEOUT_S)
+        await self._coordinators.close()
+        if self._membership is not None:
+            await self._membership.close()
+        workers = attended(self._workers.stop())
+        if self.partitions is not None:
+            clean = await self.partitions.stop() and clean
+        clean = await workers and clean
+        if self._promises is not None:
+            await self._promises.close()
+        if registered is not None and self._hand_over and self._failure is None:
+            await registered.leave(_LEAVE_TIMEOUT_S)
+        if self._proposals is not None:
+            await self._proposals.close()
+        if self._probes is not None:
+            await self._probes.close()
+        if self._quiet is not None:
+            self._quiet.close()
+        if self._thread is not None:
+            await self._thread.close()
+        self._drops.close()
+        if self._links is not None:
+            await self._links.close()
+        await self.status.close()
+        self._timers.close()
+        opened = self.partitions is not None
+        clean = stopped_cleanly(failed=self._failure is not None, opened=opened, logs_are_clean=clean, repairs=self._repairs)
+        self.was_clean = clean
+        if self._identity is not None and clean:
+            self._identity.end_cleanly()
+        if self._folder is not None:
+            self._folder.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._flush_beside.close()
+        self._tracing.close()
+        self._loop_watch.close()
+        self._unwatch()
+        took_s = time.monotonic() - began
+        LOGS.suppression.tell(all_of_it=True)
+        who = f"{self.settings.node_id}, worker {self.share.number}," if self.share.number else self.settings.node_id
+        logger.info("node %s stopped %s in %.2f s", who, "cleanly" if clean else "NOT cleanly", took_s)
+        if self._failure is not None:
+            return EXIT_TO_REPAIR if momentary(self._failure) else EXIT_NEVER_AGAIN if never_again(self._failure) else 1
+        return EXIT_TO_REPAIR if self._repairs else 0

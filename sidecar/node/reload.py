@@ -1,0 +1,174 @@
+"""Settings while a node runs: the file is read again, whole; it is applied whole, or not at all.
+
+Flags and the environment are those of the start, and win as they did then. What only a start can change (``LIVE`` lacks it) is told,
+and waits for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.errors import ConfigError
+from liftpy.nats.credentials import PROOFS, Credentials
+from sidecar.partition.replica_manager import Partitions
+from sidecar.partition.scrub import Scrub
+from sidecar.runtime.logs import LOGS
+from sidecar.runtime.settings import NodeSettings, flat, rows, with_values
+from sidecar.runtime.supervisor import Supervisor
+from sidecar.tracing.node_tracing import Tracing
+from sidecar.workers.sharing import shared_out
+
+logger = logging.getLogger("liftpy.node")
+
+LIVE = (
+    "log_level",
+    "log_format",
+    "metrics_streams",
+    "page_hosts",
+    "scrub_bytes_per_s",
+    "trace",
+    "trace_endpoint",
+    "replication.copy_bytes_per_second",
+    "replication.copy_least_bytes_per_second",
+    "replication.copy_share",
+    "replication.copy_piece_bytes",
+    "replication.preferred_leaders_every",
+    *(f"credentials.{name}" for name in PROOFS),
+)
+"""Settings that a running node takes over, in all of its processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """Names of settings: ``applied`` now, and those that ``wait`` for a restart."""
+
+    applied: tuple[str, ...]
+    wait: tuple[str, ...]
+
+
+class SettingsSource(Protocol):
+    """Where the settings come from."""
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """Dotted name -> ``file``, ``env`` or ``flag``, of those that were read last."""
+
+    def load(self) -> NodeSettings:
+        """Read and check them; raise ConfigError."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveParts:
+    """What takes settings over, as far as it is there. ``others``: tells the node's other processes; ``prefer``: the metadata group;
+    ``keys``: the connections, which connect anew."""
+
+    partitions: Partitions | None
+    scrub: Scrub | None
+    page_hosts: Callable[[Iterable[str]], None]
+    prefer: Callable[[float], None]
+    others: Callable[[NodeSettings], None]
+    keys: Callable[[Credentials], None]
+    tracing: Tracing
+
+    def trace(self, settings: NodeSettings) -> None:
+        """Switch traces, in all partitions."""
+
+        def partitions() -> None:
+            for worker in self.partitions or ():
+                worker.trace()
+
+        self.tracing.take_over(settings, partitions)
+
+
+Parts = Callable[[], LiveParts]
+Prove = Callable[[Credentials], Awaitable[None]]
+"""Raises ConfigError where a node can't go on with credentials."""
+
+
+class Reloading:
+    """``settings``: of the whole node. ``given``: reads them again; None: they stay. ``parts``: who takes them over, beside the log.
+    ``prove``: tries credentials before they are taken over."""
+
+    def __init__(self, settings: NodeSettings, given: SettingsSource | None, parts: Parts, prove: Prove) -> None:
+        self.running = settings
+        """What holds now."""
+        self._preferred_every = settings.replication.preferred_leaders_every
+        self.read = settings
+        """What the file says; the next start takes all of it."""
+        self._given = given
+        self._parts = parts
+        self._prove = prove
+        self._proofs = settings.credentials.proofs()
+        """Of what holds: a file may be another one under the name that it had."""
+        self._turn = asyncio.Lock()
+
+    async def reload(self) -> Reloaded:
+        """Read them again; raise ConfigError, with nothing changed, if one is wrong."""
+        async with self._turn:
+            return await self._reload()
+
+    async def _reload(self) -> Reloaded:
+        found = self._given.load() if self._given is not None else self.read
+        if found.node_id != self.running.node_id:
+            raise ConfigError(f"node_id = {found.node_id!r}: this is {self.running.node_id}; nothing is changed")
+        new, held = flat(found), flat(self.running)
+        changed = [name for name, value in new.items() if value != held[name]]
+        proofs = found.credentials.proofs()
+        renewed = [f"credentials.{name}" for name, proof in proofs.items() if proof != self._proofs[name]]
+        changed += [name for name in renewed if name not in changed]
+        self._parts().tracing.check(found)
+        if renewed:
+            found.credentials.nats_options()  # what can't be read is said here
+            await self._prove(found.credentials)
+        applied = tuple(name for name in changed if name in LIVE)
+        running = with_values(self.running, {name: new[name] for name in applied})
+        self.read, self.running = found, running
+        each = shared_out(running)
+        self.take_over(each)
+        self._parts().others(each)
+        result = Reloaded(applied, tuple(name for name in changed if name not in LIVE))
+        words = f"taken over: {', '.join(applied) or 'nothing'}"
+        logger.info(
+            "settings read again; %s", words + (f"; wait for a restart: {', '.join(result.wait)}" if result.wait else "")
+        )
+        return result
+
+    def take_over(self, settings: NodeSettings) -> None:
+        """Of ``settings``, one process's, what is live."""
+        proofs = settings.credentials.proofs()
+        LOGS.reconfigure(settings.log_level, settings.log_format)
+        parts = self._parts()
+        if parts.partitions is not None:
+            parts.partitions.counts.labels.patterns = settings.metrics_streams
+            parts.partitions.copy_pace.change(settings.replication)
+        if parts.scrub is not None:
+            parts.scrub.change_rate(settings.scrub_bytes_per_s)
+        parts.page_hosts(settings.page_hosts)
+        parts.trace(settings)
+        if proofs != self._proofs:
+            self._proofs = proofs
+            parts.keys(settings.credentials)
+        if settings.replication.preferred_leaders_every != self._preferred_every:
+            self._preferred_every = settings.replication.preferred_leaders_every
+            parts.prefer(self._preferred_every)
+
+    async def signalled(self, supervisor: Supervisor) -> dict[str, Any]:
+        """SIGHUP, or ``liftpy settings reload``: what is wrong changes nothing. Returns what is said to who asked: ``applied`` and
+        ``wait``, names of settings; or ``error``."""
+        supervisor.reloading()
+        try:
+            found = await self.reload()
+            said: dict[str, Any] = {"applied": list(found.applied), "wait": list(found.wait)}
+        except ConfigError as error:
+            logger.error("settings are as they were: %s", error)
+            said = {"error": str(error)}
+        supervisor.reloaded()
+        return said
+
+    def shown(self) -> list[dict[str, Any]]:
+        """A row for each setting (``settings_names.rows``)."""
+        return rows(self.running, self.read, self._given.sources if self._given is not None else {}, LIVE)

@@ -1,0 +1,13 @@
+"""``python -m sidecar.workers CHANNEL LOCK``: one worker process, as a node starts it; the numbers are descriptors that it inherits."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import sys
+
+from sidecar.node.worker_node import main
+
+if __name__ == "__main__":
+    atexit.register(gc.freeze)  # as of every command: the node waits for the end of this process
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

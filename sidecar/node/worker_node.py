@@ -1,0 +1,256 @@
+"""A worker process: a node without a member of the metadata group, which hosts the partitions of its share.
+
+Made of a node's parts, wired as a node wires them, with connections of its own. What a node does once is its first process's: the lock
+(held here too, by inheritance, so that no other process has the folder while this one lives), the node file, the registration, the
+heartbeats, status. It ends with its node: when the channel closes, and by the kernel's word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import struct
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from liftpy.core.base.worker_assignment import WorkerShare
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.observe.node_health import Synced
+from liftpy.core.wire._pb import replication_pb2
+from liftpy.core.wire.worker_frames import LEASE, Frame, FrameKind
+from liftpy.errors import LiftError
+from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.request_guard import RequestGuard
+from sidecar.disk.data_folder import DataFolder
+from sidecar.disk.files import OpenMaps
+from sidecar.metadata.identity import WorkerMarks
+from sidecar.node.node import Node
+from sidecar.partition.promises import Promises
+from sidecar.runtime.gc_tuning import look_seldom
+from sidecar.runtime.logs import LOGS
+from sidecar.runtime.memory import retain_freed_memory
+from sidecar.runtime.restarts import momentary, never_again
+from sidecar.runtime.settings import NodeSettings
+from sidecar.runtime.supervisor import Supervisor
+from sidecar.runtime.tasks import attended, fatal_on, run_loop, spawn
+from sidecar.status.sampler import Said, Sampler
+from sidecar.status.status_api import StatusDesk
+from sidecar.transport.connections import open_links
+from sidecar.workers.channel import Channel
+from sidecar.workers.relayed_group import RelayedGroup
+from sidecar.workers.sharing import settings_from_json
+from sidecar.workers.worker_status import Telling
+
+SIGNS_S = 0.25
+_FINISH_S = 1.0
+
+
+class _NodesDesk(StatusDesk):
+    """The node answers for its status, and keeps the history of all of it."""
+
+    def __init__(self, settings: NodeSettings, counters: Counter[str], sampled: Callable[[Said], None]) -> None:
+        super().__init__(settings, counters)
+        self._sampled = sampled
+
+    def begin_history(self) -> None:
+        """Samples go to the node."""
+        assert self.reporter is not None
+        self._sampler = Sampler(self.history, self.reporter, tell=self._sampled)
+        self._sampler.start()
+
+    def listen(self, *_: Any) -> None:
+        """It does."""
+
+
+class WorkerNode(Node):
+    """One share of a node. ``lock``: the descriptor of the data folder's lock."""
+
+    def __init__(self, settings: NodeSettings, share: WorkerShare, channel: Channel, lock: int, said: dict[str, Any]) -> None:
+        super().__init__(settings, share)
+        self._channel = channel
+        self._lock = lock
+        self._said = said
+        self._relayed = RelayedGroup(channel.send)
+        self._begun: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._told_to_stop = asyncio.Event()
+        self._synced = Synced()
+        self._quiet_guard = RequestGuard("quiet fetches", self.counters)
+        self._marks: WorkerMarks | None = None
+        self._signing: asyncio.Task[None] | None = None
+        self.status = _NodesDesk(settings, self.counters, self._tell_sample)
+        self._telling: Telling | None = None
+        self.supervisor = Supervisor("")
+
+    # ---- up --------------------------------------------------------------------------------------------------------------
+    async def start(self) -> dict[str, Any]:
+        """Recover the share's logs, wait for the node to be registered, open what the image shows."""
+        settings, said = self.settings, self._said
+        self._unwatch = fatal_on(asyncio.get_running_loop(), self.fatal)
+        self._loop_watch.start()
+        self._signing = spawn(self._sign(), "telling the node how this is", endless=True)
+        self._folder = folder = DataFolder(settings.data, OpenMaps(self._budget.maps), lock=self._lock)
+        own = folder.own_folder(self.share.number)
+        self._try_out_flushes(own)
+        self._marks = marks = WorkerMarks(folder, clean_stop=said["clean_stop"], flushed_always=said["flushed_always"])
+        self._links = links = await open_links(settings, self._memory.intake, self._memory.room, self._keys)
+        self._look_at_rights(links)
+        await self._recovered.run(folder, self._pool, clean_stop=said["clean_stop"], share=self.share)
+        recovered = self._recovered
+        found = {"damaged": len(recovered.damaged), "suspect": len(recovered.suspect)}
+        self._channel.send(FrameKind.RECOVERED, 0, json.dumps(found).encode())
+        self.incarnation = await self._begun
+        LOGS.facts["incarnation"] = self.incarnation
+        held = self._recovered.names.__contains__
+        journal = await asyncio.get_running_loop().run_in_executor(self._pool, folder.open_own_promises, self.share, held)
+        self._promises = Promises(journal, self._pool, self.counters, self.fatal)
+        self.group = group = self._relayed
+        self._build(links, group, folder, marks, self._promises)
+        assert self.partitions is not None
+        self.partitions.image_changed(ClusterImage(), group.image)
+        group.watch(self.partitions.image_changed)
+        self._follow(group)
+        await self.partitions.settled()
+        self._opened = True
+        self._recovered.close()
+        self.partitions.leave_behind(self._recovered.names)
+        self._rights.started()
+        self._channel.send(FrameKind.SIGNS, 0, self._signs_now())
+        self._channel.send(FrameKind.SETTLED)
+        return {}
+
+    async def _sign(self) -> None:
+        while True:
+            self._channel.send(FrameKind.SIGNS, 0, self._signs_now())
+            await asyncio.sleep(SIGNS_S)
+
+    def _signs_now(self) -> bytes:
+        signs = self._signs()
+        replicas = () if self.partitions is None else self.partitions.replicas()
+        return json.dumps(
+            {
+                "longest_flush_s": signs.longest_flush_s,
+                "nats": signs.nats,
+                "opening": signs.opening,
+                "opened": signs.opened,
+                "stopped_for_space": signs.stopped_for_space,
+                "unsynced": self._synced.look(replicas, opened=signs.opened).why,
+            }
+        ).encode()
+
+    # ---- what the node says ----------------------------------------------------------------------------------------------
+    def heard(self, frame: Frame) -> None:
+        """A frame of the node's, in order, on the loop. One that can't be followed ends the node."""
+        try:
+            self._take(frame)
+        except (LiftError, DecodeError, ValueError, KeyError, struct.error) as error:
+            self.fatal(error)
+
+    def _take(self, frame: Frame) -> None:
+        match frame.kind:
+            case FrameKind.IMAGE:
+                self._relayed.image_told(frame.body)
+            case FrameKind.ENTRY:
+                self._relayed.entry_told(frame.body)
+            case FrameKind.HEARD:
+                self._heard(frame.token, *LEASE.unpack(frame.body))
+            case FrameKind.ANSWER:
+                self._relayed.answered(frame.token, frame.body)
+            case FrameKind.BEGIN:
+                self._begun.set_result(frame.token)
+            case FrameKind.QUIET:
+                self._quiet_guard.call(lambda: self._quiet_asked(frame))
+            case FrameKind.ASK:
+                guard = RequestGuard("status of a worker", self.counters, lambda token, _: self._told(int(token), {}))
+                spawn(guard.run(self._tell(frame), b"%d" % frame.token), "telling the node of its status")
+            case FrameKind.LEVEL:
+                asked = json.loads(frame.body)
+                LOGS.change_level(asked["level"], asked["for_s"], asyncio.get_running_loop().call_later)
+            case FrameKind.SETTINGS:
+                self.reloading.take_over(settings_from_json(json.loads(frame.body)))
+            case FrameKind.CLOSE_SUBJECTS:
+                spawn(self._close_subjects(frame.token / 1000), "handing over")
+            case FrameKind.STOP:
+                self._told_to_stop.set()
+
+    def _quiet_asked(self, frame: Frame) -> None:
+        if self._quiet is not None:
+            question = replication_pb2.QuietFetches.FromString(frame.body)
+            answer = replication_pb2.QuietFetchesAnswer(over=self._quiet.over(question), count=len(question.fetches))
+            self._channel.send(FrameKind.QUIET_OVER, frame.token, answer.SerializeToString())
+
+    async def _tell(self, frame: Frame) -> None:
+        reporter = self.status.reporter
+        if self._telling is None and reporter is not None:
+            self.status.answers.share = self.share
+            self._telling = Telling(reporter, self.status.answers)
+        said = {} if self._telling is None else await self._telling.tell(json.loads(frame.body))
+        self._told(frame.token, said)
+
+    def _told(self, token: int, said: dict[str, Any]) -> None:
+        self._channel.send(FrameKind.TOLD, token, json.dumps(said).encode())
+
+    def _tell_sample(self, said: Said) -> None:
+        self._channel.send(FrameKind.SAMPLED, 0, json.dumps(said).encode())
+
+    async def _close_subjects(self, timeout_s: float) -> None:
+        if self.partitions is not None:
+            await self.partitions.close_subjects(timeout_s)
+        self._channel.send(FrameKind.CLOSED)
+
+    # ---- what it says ------------------------------------------------------------------------------------------------------
+    def fatal(self, error: Exception) -> None:
+        """The node stops."""
+        is_news = self._failure is None
+        super().fatal(error)
+        if is_news:
+            said = {"text": str(error), "momentary": momentary(error), "never_again": never_again(error)}
+            self._channel.send(FrameKind.FATAL, 0, json.dumps(said).encode())
+
+    def repair(self, reason: str) -> None:
+        """The node stops, and comes back."""
+        is_news = self._failure is None and not self._repairs
+        super().repair(reason)
+        if is_news:
+            self._channel.send(FrameKind.REPAIR, 0, reason.encode())
+
+    async def run(self) -> int:
+        """Until the node says stop, or ends; return the exit code."""
+        starting = attended(self.start())
+        starting.add_done_callback(self._started)
+        await self._told_to_stop.wait()
+        await end_tasks([starting, self._signing])
+        await self.stop()
+        self._channel.send(FrameKind.STOPPED, int(self.was_clean))
+        self._channel.finish(_FINISH_S)
+        return 0
+
+    def _started(self, starting: asyncio.Task[dict[str, Any]]) -> None:
+        if not starting.cancelled() and (error := starting.exception()) is not None:
+            self.fatal(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+
+
+def main(descriptor: int, lock: int) -> int:
+    """Run one worker; return its exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # whoever sends them to all processes of a node means the node
+        signal.signal(number, signal.SIG_IGN)
+    os.set_inheritable(lock, False)
+    channel = Channel(socket.socket(fileno=descriptor))
+    said = json.loads(channel.setup())
+    settings = settings_from_json(said["settings"])
+    LOGS.configure(settings.log_level, settings.log_format, settings.node_id)
+    retain_freed_memory()
+    look_seldom()
+
+    async def run() -> int:
+        loop = asyncio.get_running_loop()
+        worker = WorkerNode(settings, WorkerShare(said["share"], settings.workers), channel, lock, said)
+        channel.start(settings.replication.session_s, loop.call_soon_threadsafe, worker.heard)
+        return await worker.run()
+
+    return run_loop(run())

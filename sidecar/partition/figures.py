@@ -1,0 +1,439 @@
+"""What a node's partitions show, summed, and kept by change: a scrape of ten thousand of which nothing happened reads none of them.
+
+Goal: the price of a look is that of what has happened since the last one. A partition is put into ``touched`` where something changes
+that is shown (``PartitionWorker.touched``: a step of its replica, a read of its ingest, an answer to a reader...): one entry, however
+much happens. A look takes them out, reads each anew, and adds the difference to the sums; a partition that goes is subtracted. Nothing
+has to say what has changed, so a figure that is forgotten at one place is right again with the next step.
+
+Two figures follow the clock alone. Of a lag, what is kept is since when; of a slow disk, until when. Neither needs another look.
+
+What counts in a partition (its log, its ingest, its readers...) is the same object as long as it is here, and is looked for once.
+
+What partitions count, summed over a node, so that no sum ever falls: who is not here any more has left its counts behind.
+
+By stream where somebody wants that: streams that a pattern names have their own label, up to ``MOST_LABELS``, all others are one.
+
+What a node's partitions count and show: of those that are here by change, of those that are being stopped by a look, of those that
+are gone what they left behind.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from itertools import islice
+from operator import add, attrgetter, sub
+from typing import Any
+
+from liftpy.core.base.partition import PartitionState, Pause
+from liftpy.core.replication.phases import Following, RoleName
+
+OTHERS = "(other)"
+"""No stream can be called so."""
+MOST_LABELS = 50
+BY_STREAM = ("ingest_records", "ingest_bytes", "read_records", "read_bytes")
+_COUNTED = {
+    "ingest_records": ("ingest.counters", "records"),
+    "ingest_bytes": ("ingest.counters", "size_bytes"),
+    "read_records": ("reads", "record_count"),
+    "read_bytes": ("reads", "size_bytes"),
+    "duplicates": ("ingest.counters", "duplicates"),
+    "message_ids_forgotten": ("derived.ids", "forgotten"),
+    "producers_forgotten": ("derived.producers", "forgotten"),
+    "replayed_bytes": ("derived", "replayed_bytes"),
+    "derived_states_written": ("states.writer", "written"),
+    "derived_states_failed": ("states.writer", "failed"),
+    "poison_envelopes": ("ingest.reader", "poison_envelopes"),
+    "refused_replies": ("ingest.reader", "refused_replies"),
+    "truncated_records": ("log", "truncated_records"),
+}
+"""What a partition counts: name -> which part of it, and there."""
+SUMS = tuple(_COUNTED)
+_counts = attrgetter(*(f"{leaf}.{name}" for leaf, name in _COUNTED.values()))
+"""In the order of SUMS."""
+
+
+class StreamLabels:
+    """``patterns``: names of streams, or such as ``shop-*``. A stream keeps the label that it was given first."""
+
+    def __init__(self, patterns: Iterable[str] = ()) -> None:
+        self.patterns = tuple(patterns)
+        self._given: dict[str, str] = {}
+
+    def of(self, stream: str) -> str:
+        """Its label; '': nobody wants any."""
+        if not self.patterns:
+            return ""
+        label = self._given.get(stream)
+        if label is None:
+            wanted = len(self._given) < MOST_LABELS and any(fnmatchcase(stream, pattern) for pattern in self.patterns)
+            if not wanted:
+                return OTHERS
+            label = self._given[stream] = stream
+        return label
+
+
+class Counts:
+    """Sums over partitions."""
+
+    def __init__(self) -> None:
+        self.by_stream: dict[str, list[int]] = {}
+        """Label -> in the order of SUMS."""
+        self.refused: Counter[str] = Counter()
+        self.dropped: Counter[str] = Counter()
+        self.throttled: Counter[str] = Counter()
+        self.standby: Counter[str] = Counter()
+
+    def add(self, label: str, worker: Any) -> None:
+        """Add what a partition has counted until now."""
+        self.add_sums(label, _counts(worker))
+        ingest = worker.ingest.counters
+        self.refused.update(ingest.refused)
+        self.dropped.update(ingest.dropped)
+        self.throttled.update(ingest.throttled)
+        if worker.standby.has_counted:
+            told = worker.standby.report()
+            del told["held_bytes"]
+            self.standby.update(told)
+
+    def add_sums(self, label: str, counts: Iterable[int]) -> None:
+        """Add these, in the order of SUMS."""
+        sums = self.by_stream.get(label)
+        if sums is None:
+            sums = self.by_stream[label] = [0] * len(SUMS)
+        sums[:] = map(add, sums, counts)
+
+    def copy(self) -> Counts:
+        """Another one with the same sums."""
+        made = Counts()
+        made.by_stream = {label: list(sums) for label, sums in self.by_stream.items()}
+        made.refused, made.dropped, made.standby = self.refused.copy(), self.dropped.copy(), self.standby.copy()
+        made.throttled = self.throttled.copy()
+        return made
+
+    def total(self, name: str) -> int:
+        """Of all streams."""
+        index = SUMS.index(name)
+        return sum(sums[index] for sums in self.by_stream.values())
+
+
+OFTEN = (*BY_STREAM, "acks_waiting", "log_size_bytes", "readers_waiting", "uncommitted_records", "partitions_quiet")
+"""What traffic changes."""
+SELDOM = (
+    *(name for name in SUMS if name not in BY_STREAM), "assembling_bytes", "partitions_failed", "partitions_with_too_many_subjects",
+    "partitions_with_set_aside_files",
+)  # fmt: skip
+SHOWN = (
+    "led", "partitions_under_replicated", "partitions_under_min_isr", "led_short", "partitions_at_min_isr", "partitions_paused",
+    "partitions_moving",
+)  # fmt: skip
+"""What the image shows of those that are led here, beside ROLES; ``led_short``: both under-replicated and under min.isr."""
+ROLES = tuple(role.value for role in RoleName)
+_LEADER, _FOLLOWER, _QUIET = RoleName.LEADER, RoleName.FOLLOWER, Following.QUIET  # an enum takes its time to find them
+AT_ONCE = 32
+"""Partitions between two looks at the clock."""
+TAKEN_AT_ONCE = 1024
+"""The same where they are only taken out of ``touched``: some 0.3 ms."""
+_leaves = attrgetter(
+    "ingest.counters", "reads", "acks", "log", "replica", "derived", "derived.ids", "derived.producers", "derived.subjects",
+    "states.writer", "ingest.reader", "fetches", "executor", "standby", "services",
+)  # fmt: skip
+_NOTHING_OFTEN, _NOTHING_SELDOM, _NOTHING_SHOWN = (0,) * len(OFTEN), (0,) * len(SELDOM), (0,) * (len(SHOWN) + len(ROLES))
+Numbers = Sequence[int]
+_Told = tuple[dict[str, int], dict[str, int], dict[str, int], dict[str, int]]
+
+
+class LabelSums:
+    """Of all partitions with one label."""
+
+    __slots__ = ("before", "count", "now", "often", "records", "seldom", "shown", "since_ns")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.often: Numbers = _NOTHING_OFTEN
+        self.seldom: Numbers = _NOTHING_SELDOM
+        self.shown: Numbers = _NOTHING_SHOWN
+        """As SHOWN, and behind it as ROLES."""
+        self.records: dict[Any, int] = {}
+        """Partition -> what its last follower lacks, where one lacks anything."""
+        self.since_ns: dict[Any, int] = {}
+        """The same -> since when, monotonic."""
+        self.now: list[Numbers] = []
+        self.before: list[Numbers] = []
+        """Of partitions that are being read: what goes into ``often``, and what goes out of it."""
+
+    def add(self, row: _AsRead, op: Callable[[int, int], int]) -> None:
+        """A partition comes (``add``), or goes (``sub``), with what it was read as."""
+        self.count = op(self.count, 1)
+        self.often = list(map(op, self.often, row.often))
+        self.seldom = list(map(op, self.seldom, row.seldom))
+        self.shown = list(map(op, self.shown, row.shown))
+
+    def settle(self) -> None:
+        """A few have been read: add them up together, which costs a quarter of one by one."""
+        differences = map(sub, map(sum, zip(*self.now, strict=True)), map(sum, zip(*self.before, strict=True)))
+        self.often = list(map(add, self.often, differences))
+        self.now.clear()
+        self.before.clear()
+
+    def lag(self, now_ns: int) -> tuple[int, int]:
+        """The largest: (records, ns)."""
+        if not self.records:
+            return 0, 0
+        return max(self.records.values()), max(0, now_ns - min(self.since_ns.values()))
+
+
+class _AsRead:
+    """What a partition was read as."""
+
+    __slots__ = ("label", "leaves", "of", "often", "seldom", "shown", "told")
+
+    def __init__(self, label: str, leaves: tuple[Any, ...]) -> None:
+        self.label, self.leaves = label, leaves
+        self.often, self.seldom, self.shown = _NOTHING_OFTEN, _NOTHING_SELDOM, _NOTHING_SHOWN
+        self.of: tuple[Any, ...] = (None, None, None)
+        """Role, state and settings that ``shown`` follows from."""
+        self.told: _Told | None = None
+        """Refused, dropped, throttled, heard as a standby; None: nothing of it."""
+
+
+class ByChange:
+    """``touched``: where partitions put themselves; may hold some that are not here."""
+
+    def __init__(self, labels: StreamLabels, touched: set[Any]) -> None:
+        self._labels = labels
+        self._patterns = labels.patterns
+        self._touched = touched
+        self._rows: dict[Any, _AsRead] = {}
+        self._unread: OrderedDict[Any, None] = OrderedDict()
+        """Taken out of ``touched``, each once, in turn."""
+        self.by_label: dict[str, LabelSums] = {}
+        self.told: tuple[Counter[str], ...] = (Counter(), Counter(), Counter(), Counter())
+        """As ``_AsRead.told``."""
+        self.with_services: set[Any] = set()
+        self._slow_until_ns: dict[Any, Sequence[int]] = {}
+
+    def begins(self, worker: Any) -> None:
+        """It is among the node's partitions from now on."""
+        row = self._rows[worker] = _AsRead(self._labels.of(worker.key.stream), _leaves(worker))
+        self.by_label.setdefault(row.label, LabelSums()).add(row, add)
+        self._touched.add(worker)
+
+    def ends(self, worker: Any) -> None:
+        """It is not any more; what it counted goes with it."""
+        row = self._rows.pop(worker, None)
+        self._touched.discard(worker)
+        self._unread.pop(worker, None)
+        if row is not None:
+            self._leave(worker, row)
+            self._tell(row, None)
+            self._slow_until_ns.pop(worker, None)
+            self.with_services.discard(worker)
+
+    def _leave(self, worker: Any, row: _AsRead) -> None:
+        sums = self.by_label[row.label]
+        sums.add(row, sub)
+        sums.records.pop(worker, None)
+        sums.since_ns.pop(worker, None)
+        if not sums.count:
+            del self.by_label[row.label]
+
+    def look(self) -> Iterator[None]:
+        """Read what was touched before now; stops wherever other work may have its turn. Two may be under way at a time."""
+        if self._labels.patterns != self._patterns:
+            self._label_anew()
+        unread, touched = self._unread, self._touched
+        taken_count = 0
+        while taken := list(islice(touched, TAKEN_AT_ONCE)):
+            unread.update(dict.fromkeys(taken))
+            touched.difference_update(taken)
+            taken_count += len(taken)
+            if len(taken) < TAKEN_AT_ONCE or taken_count > len(self._rows):
+                break  # the rest was touched meanwhile
+            yield
+        rest = len(unread)
+        while rest > 0 and unread:
+            some = min(rest, AT_ONCE, len(unread))
+            for _ in range(some):
+                self._read(unread.popitem(last=False)[0])
+            for sums in self.by_label.values():
+                if sums.now:
+                    sums.settle()
+            rest -= some
+            yield
+
+    @property
+    def unread_count(self) -> int:
+        """Of how many the sums are as of an earlier look, at least: a look that was under way has ended before their turn."""
+        return len(self._unread)
+
+    def _label_anew(self) -> None:
+        """Other streams are to have labels of their own. All at once: in between a sum would be too small."""
+        self._patterns = self._labels.patterns
+        for worker, row in self._rows.items():
+            label = self._labels.of(worker.key.stream)
+            if label == row.label:
+                continue
+            lag = self.by_label[row.label].records.get(worker, 0), self.by_label[row.label].since_ns.get(worker, 0)
+            self._leave(worker, row)
+            row.label = label
+            sums = self.by_label.setdefault(label, LabelSums())
+            sums.add(row, add)
+            self._lags(worker, sums, *lag, self._slow_until_ns.get(worker, ()))
+
+    def _read(self, worker: Any) -> None:
+        row = self._rows.get(worker)
+        if row is None:
+            return
+        sums = self.by_label[row.label]
+        (
+            counters, reads, acks, log, replica, derived, ids, producers, subjects, writer, reader, fetches, executor, standby, services
+        ) = row.leaves  # fmt: skip
+        role, state, config = replica.role, worker.state, worker.config
+        leads = role is _LEADER and state is not None
+        often = (
+            counters.records, counters.size_bytes, reads.record_count, reads.size_bytes, acks.count, log.size_bytes,
+            reads.waiting_count, log.log_end_offset - 1 - replica.high_watermark if leads else 0,
+            1 if role is _FOLLOWER and replica.phase == _QUIET else 0,
+        )  # fmt: skip
+        sums.now.append(often)
+        sums.before.append(row.often)
+        row.often = often
+        seldom = (
+            counters.duplicates, ids.forgotten, producers.forgotten, derived.replayed_bytes, writer.written, writer.failed,
+            reader.poison_envelopes, reader.refused_replies, log.truncated_records, fetches.assembling_bytes,
+            executor.storage_failed, subjects.state == "full", bool(worker.set_aside),
+        )  # fmt: skip
+        if seldom != row.seldom:
+            sums.seldom = list(map(add, sums.seldom, map(sub, seldom, row.seldom)))
+            row.seldom = seldom
+        of = row.of
+        if of[0] is not role or of[1] is not state or of[2] is not config:
+            row.of = role, state, config
+            shown = _shown(role, state, config, worker.node_id)
+            sums.shown = list(map(add, sums.shown, map(sub, shown, row.shown)))
+            row.shown = shown
+        if leads:
+            self._lags(worker, sums, *replica.lag())
+        elif worker in sums.records or worker in self._slow_until_ns:
+            self._lags(worker, sums, 0, 0, ())
+        if counters.refused or counters.dropped or counters.throttled or standby.has_counted:
+            self._tell(row, (dict(counters.refused), dict(counters.dropped), dict(counters.throttled), _heard(standby)))
+        if services.known:
+            self.with_services.add(worker)
+
+    def _lags(self, worker: Any, sums: LabelSums, records: int, since_ns: int, slow_until_ns: Sequence[int]) -> None:
+        if records:
+            sums.records[worker], sums.since_ns[worker] = records, since_ns
+        elif worker in sums.records:
+            del sums.records[worker], sums.since_ns[worker]
+        if slow_until_ns:
+            self._slow_until_ns[worker] = slow_until_ns
+        elif self._slow_until_ns:
+            self._slow_until_ns.pop(worker, None)
+
+    def _tell(self, row: _AsRead, told: _Told | None) -> None:
+        if told != row.told:
+            for total, before in zip(self.told, row.told or (), strict=False):
+                total.subtract(before)
+            for total, now in zip(self.told, told or (), strict=False):
+                total.update(now)
+            row.told = told
+
+    # ---- what is asked ------------------------------------------------------------------------------------------------------
+    def add_to(self, counts: Counts) -> None:
+        """What only grows, as of the last look."""
+        for label, sums in self.by_label.items():
+            counts.add_sums(label, (*sums.often[: len(BY_STREAM)], *sums.seldom[: len(SUMS) - len(BY_STREAM)]))
+        for total, told in zip((counts.refused, counts.dropped, counts.throttled, counts.standby), self.told, strict=True):
+            total.update(+told)
+
+    def total(self, name: str) -> int:
+        """Of all labels, of a name in OFTEN, SELDOM, SHOWN or ROLES."""
+        where, index = _WHERE[name]
+        return sum(getattr(sums, where)[index] for sums in self.by_label.values())
+
+    def slow_disks(self, now_ns: int) -> int:
+        """How many replicas have one, of partitions led here."""
+        return sum(until_ns > now_ns for each in self._slow_until_ns.values() for until_ns in each)
+
+    def lag_ns(self, now_ns: int) -> int:
+        """The largest of all labels."""
+        return max((sums.lag(now_ns)[1] for sums in self.by_label.values()), default=0)
+
+
+_WHERE = {
+    **{name: ("often", index) for index, name in enumerate(OFTEN)}, **{name: ("seldom", index) for index, name in enumerate(SELDOM)},
+    **{name: ("shown", index) for index, name in enumerate((*SHOWN, *ROLES))},
+}  # fmt: skip
+
+
+def _heard(standby: Any) -> dict[str, int]:
+    told: dict[str, int] = standby.report()
+    del told["held_bytes"]
+    return told
+
+
+def _shown(role: RoleName, state: PartitionState | None, config: Any, node_id: str) -> tuple[int, ...]:
+    made = [0] * len(SHOWN)
+    shown_role = role
+    if role is RoleName.LEADER and state is not None:
+        spare, is_short = len(state.isr) - state.min_isr(config), len(state.isr) < len(state.replicas)
+        made = [
+            1, int(is_short), int(spare < 0), int(is_short and spare < 0), int(spare == 0 and len(state.replicas) > 1),
+            int(state.pause is not Pause.NOT_PAUSED), int(bool(state.target)),
+        ]  # fmt: skip
+    elif role is RoleName.FOLLOWER and state is not None and state.copy_of(node_id):
+        shown_role = RoleName.LEARNER
+    return (*made, *(int(shown_role.value == name) for name in ROLES))
+
+
+class NodeCounts:
+    """Of one node, or one of its processes."""
+
+    def __init__(self, labels: StreamLabels | None = None, touched: set[Any] | None = None) -> None:
+        self.labels = labels or StreamLabels()
+        self.touched: set[Any] = set() if touched is None else touched
+        """Where partitions put themselves when something has changed."""
+        self.here = ByChange(self.labels, self.touched)
+        self.ended = Counts()
+        """What the partitions counted that are not here any more."""
+        self.ending: list[Any] = []
+        """Partitions that are being stopped, which may still count."""
+
+    def begins(self, worker: Any) -> None:
+        """It is among the node's partitions."""
+        self.here.begins(worker)
+
+    def begins_to_end(self, worker: Any) -> None:
+        """It is not any more."""
+        self.here.ends(worker)
+        self.ending.append(worker)
+
+    def has_ended(self, worker: Any) -> None:
+        """It counts no more."""
+        self.ending.remove(worker)
+        self.touched.discard(worker)
+        self.ended.add(self.labels.of(worker.key.stream), worker)
+
+    def all(self) -> Counts:
+        """What was ever counted; of those that are here as of the last look."""
+        counts = self.ended.copy()
+        self.here.add_to(counts)
+        for worker in self.ending:
+            counts.add(self.labels.of(worker.key.stream), worker)
+        return counts
+
+
+class Uncounted(NodeCounts):
+    """Where nobody asks for sums: nothing is kept."""
+
+    def begins(self, worker: Any) -> None:
+        """Nothing is done."""
+
+    def begins_to_end(self, worker: Any) -> None:
+        """Nothing is done."""
+
+    def has_ended(self, worker: Any) -> None:
+        """Nothing is done."""

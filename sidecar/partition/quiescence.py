@@ -1,0 +1,202 @@
+"""Quiet fetches over NATS: one question to each other leader's node a turn, and the answers to theirs
+(``liftpy/core/replication/quiescence.py``).
+
+Questions go to ``<ns>.notify.<node>``, answers below the asker's inbox: ``<inbox>.<slot>.<number of the question>``. A question whose
+frame does not parse, or whose answer would go elsewhere than to the replica that it names, is counted and dropped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+from liftpy.config import ReplicationConfig
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events
+from liftpy.core.replication.quiescence import MAX_PER_QUESTION, Ended, QuietFetch, QuietFetches, WaitQuestion
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import replication_pb2 as pb
+from liftpy.core.wire.decode_errors import refused
+from liftpy.core.wire.headers import is_status
+from liftpy.core.wire.inboxes import InboxRule, reply_to
+from liftpy.core.wire.routing_check import MisdirectedError
+from liftpy.core.wire.subjects import Subjects
+from liftpy.errors import ProtocolError
+from sidecar.partition.replication import AnswerRouter
+from sidecar.runtime import clock
+from sidecar.runtime.cooperative_batches import Slices
+from sidecar.runtime.timers import Timer, Timers
+from sidecar.transport.connection import send_answer
+
+Feed = Callable[[events.Event], None]
+Deliver = Callable[[str, int, str, events.Event], None]
+"""(stream, partition, stream uid, event) -> to the replica of that partition on this node, if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuietAsker:
+    """Who asks: this node, as the process that it is now."""
+
+    node_id: str
+    incarnation: int
+
+
+class QuietTalk:
+    """Both directions for a whole node. What its partitions ask for is bounded by their number."""
+
+    def __init__(
+        self,
+        router: AnswerRouter,
+        subjects: Subjects,
+        asker: QuietAsker,
+        inboxes: InboxRule,
+        config: ReplicationConfig,
+        timers: Timers,
+        deliver: Deliver,
+        counters: Counter[str],
+    ) -> None:
+        self._bus = router.bus
+        self._subjects = subjects
+        self._asker = asker
+        self._inboxes = inboxes
+        self._timers = timers
+        self._deliver = deliver
+        self._counters = counters
+        self._slot = router.add(self._answered)
+        self._quiet = QuietFetches(config)
+        self._feeds: dict[PartitionKey, Feed] = {}
+        """Of those that wait."""
+        self._asked: dict[int, WaitQuestion] = {}
+        """The last turn's."""
+        self._timer = Timer(self._turn)
+        self._is_ticking = False
+        self._ending = Slices(self._end_one)
+        self._next_token = 0
+        self._confirmed: set[int] = set()
+        """Tokens, of the question that is being answered."""
+
+    def __len__(self) -> int:
+        return len(self._quiet)
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._timers.cancel(self._timer)
+        self._ending.close()
+
+    # ---- the followers' side ------------------------------------------------------------------------------------------
+    def wait(self, key: PartitionKey, effect: do.WaitQuietly, feed: Feed) -> None:
+        """Ask for this partition's fetch with the others', until ``stop``; ``feed`` gets QuietEnded."""
+        now_ns = clock.now_ns()
+        if not self._quiet.add(QuietFetch(key, effect.leader_epoch, effect.request_id), effect.leader, now_ns):
+            feed(events.QuietEnded(heard_ns=None))
+            return
+        self._feeds[key] = feed
+        if not self._is_ticking:
+            self._is_ticking = True
+            self._timers.set(self._timer, now_ns + self._quiet.interval_ns)
+
+    def stop(self, key: PartitionKey) -> None:
+        """Its wait is over."""
+        self._quiet.remove(key)
+        self._feeds.pop(key, None)
+
+    def _turn(self) -> None:
+        now_ns = clock.now_ns()
+        questions, ended = self._quiet.due(now_ns)
+        self._asked = {question.number: question for question in questions}
+        for silent in ended:
+            self._counters["leaders' nodes silent about quiet fetches"] += 1
+            self._end(silent)
+        for question in questions:
+            reply = f"{self._bus.inbox}.{self._slot}.{question.number}"
+            if not self._bus.send(self._subjects.notify(question.leader), (self._frame(question),), reply):
+                self._end(self._quiet.failed(question))
+        self._is_ticking = len(self._quiet) > 0
+        if self._is_ticking:
+            self._timers.set(self._timer, now_ns + self._quiet.interval_ns)
+
+    def _frame(self, question: WaitQuestion) -> bytes:
+        asker = self._asker
+        frame = pb.QuietFetches(replicaID=asker.node_id, incarnation=asker.incarnation, question=question.number)
+        for fetch in question.fetches:
+            frame.fetches.add(
+                stream=fetch.key.stream,
+                streamUid=fetch.key.uid,
+                partition=fetch.key.partition,
+                leaderEpoch=fetch.leader_epoch,
+                requestId=fetch.request_id,
+            )
+        return frames.sealed(frame)
+
+    def _answered(self, number: int, payload: bytes, headers: bytes) -> None:
+        question = self._asked.get(number)
+        if question is None:
+            return
+        if headers and is_status(headers, payload):
+            del self._asked[number]
+            self._end(self._quiet.failed(question))
+            return
+        try:
+            answer = frames.decode(payload, pb.QuietFetchesAnswer)
+            if answer.question and answer.question != number:
+                raise MisdirectedError(f"an answer to question {answer.question}, not {number}")
+        except ProtocolError as error:  # the answer itself may still come
+            self._counters[refused(error)] += 1
+            return
+        del self._asked[number]
+        if answer.count == len(question.fetches):
+            self._end(self._quiet.answered(question, frozenset(answer.over)))
+
+    def _end(self, ended: Ended | None) -> None:
+        if ended is not None:
+            self._ending.add((fetch, ended.heard_ns) for fetch in ended.fetches)
+
+    def _end_one(self, ended: tuple[QuietFetch, int]) -> None:
+        feed = self._feeds.pop(ended[0].key, None)
+        if feed is not None:
+            feed(events.QuietEnded(heard_ns=ended[1]))
+
+    # ---- the leaders' side --------------------------------------------------------------------------------------------
+    def received(self, reply: bytes, body: memoryview) -> None:
+        """A question, without its envelope; raises ProtocolError."""
+        question = self.asked(reply, body)
+        if question is not None:
+            self.answer(reply, question, self.over(question))
+
+    def asked(self, reply: bytes, body: memoryview) -> pb.QuietFetches | None:
+        """A question that may be answered; None: its answer would go elsewhere. Raises ProtocolError."""
+        question = frames.parse(body, pb.QuietFetches)
+        count = len(question.fetches)
+        if count > MAX_PER_QUESTION:
+            raise ProtocolError(f"{count} quiet fetches in one question")
+        if reply_to(reply, (self._inboxes,), self._counters, self._inbox_of(question)) is None:
+            return None
+        return question
+
+    def over(self, question: pb.QuietFetches) -> list[int]:
+        """The places of those fetches in the question that the leaders here have not counted."""
+        count = len(question.fetches)
+        self._confirmed.clear()
+        first, self._next_token = self._next_token, self._next_token + count
+        received = partial(events.QuietFetchReceived, replica=question.replicaID, incarnation=question.incarnation)
+        for token, fetch in enumerate(question.fetches, first):
+            asked = received(token=token, leader_epoch=fetch.leaderEpoch, request_id=fetch.requestId)
+            self._deliver(fetch.stream, fetch.partition, fetch.streamUid, asked)
+        confirmed = self._confirmed
+        return [token - first for token in range(first, first + count) if token not in confirmed]
+
+    def answer(self, reply: bytes, question: pb.QuietFetches, over: list[int]) -> None:
+        """Say which fetches of a question are over."""
+        answer = pb.QuietFetchesAnswer(over=over, count=len(question.fetches), question=question.question)
+        under = self._inbox_of(question)
+        send_answer(self._bus, (self._inboxes,), self._counters, reply, (frames.sealed(answer),), under=under)
+
+    def _inbox_of(self, question: pb.QuietFetches) -> str:
+        return f"{self._subjects.inbox(question.replicaID)}."
+
+    def confirm(self, effect: do.ConfirmQuiet) -> None:
+        """The partition's leader has counted it."""
+        self._confirmed.add(effect.token)

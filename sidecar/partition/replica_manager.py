@@ -1,0 +1,488 @@
+"""The partitions of this node: what the metadata image shows is started, told, stopped, deleted.
+
+The image says what is to run, the workers are what runs; after each change of the image the workers follow, partition by partition, in
+slices of the loop's time; logs are opened by a bounded number of tasks, so that a partition that comes and goes quickly is never opened
+twice at once. A lease is extended only where the partition has been told of all that the image shows [D22]. Data is deleted only when a
+record that names the stream's unique id says so [M11], and on a node that is no controller only when one confirms it: a folder that the
+image merely does not know is kept and reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import nats.errors
+
+from liftpy.config import NS_PER_S
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.partition import PartitionState
+from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
+from liftpy.core.metadata.data_deletion import Departures
+from liftpy.core.metadata.image import ClusterImage, StreamImage
+from liftpy.core.metadata.image_delta import diff
+from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.replication.catchup_throttle import CatchupThrottle
+from liftpy.core.replication.events import DataPathChanged, Event, MetadataHeard
+from liftpy.core.wire._pb import replication_pb2
+from liftpy.errors import LiftError
+from liftpy.nats.cancellation import end_tasks
+from sidecar.metadata.clock_watch import ClockWatch
+from sidecar.partition.deletions import LATER_S
+from sidecar.partition.figures import NodeCounts, Uncounted
+from sidecar.partition.reads import ReadSubjects
+from sidecar.partition.services import PartitionServices
+from sidecar.partition.worker import NodeTools, PartitionWorker, open_worker
+from sidecar.runtime import clock
+from sidecar.runtime.cooperative_batches import Slices
+from sidecar.runtime.gc_tuning import Garbage
+from sidecar.runtime.tasks import attended, spawn
+
+logger = logging.getLogger("liftpy.partitions")
+
+_RETRY_S = 5.0
+_STOPS_AT_ONCE = 64
+_OPENED_AT_ONCE = 32
+"""Partitions that are being opened or stopped because the image says so; the others' turn comes when one of them is done."""
+_POLL_S = 0.005
+_ASIDE_S = 0.5
+"""How long a leader that is asked to step aside tries to answer its publishers."""
+_BACK_AFTER_S = 2.0
+"""It takes publishes again when it has not lost the leadership by then."""
+_PARTS_OF_A_LEASE = 2
+"""Leases are extended once in so many parts of their length, not with every heartbeat: a node may lead thousands."""
+
+
+class Partitions:
+    """All workers of a node, or of one of its processes: ``share``."""
+
+    def __init__(self, node: NodeTools, counts: NodeCounts | None = None, share: WorkerShare = WHOLE) -> None:
+        self._node = node
+        self._share = share
+        self._node_id = node.settings.node_id
+        self._image = ClusterImage()
+        self._live: dict[str, int] = {}
+        self._workers: dict[PartitionKey, PartitionWorker] = {}
+        self._by_name: dict[tuple[str, int], PartitionWorker] = {}
+        self._changed = Slices(self._follow_image)
+        """The image has changed, and the worker has not been told yet."""
+        self._leases = Slices(self._extend)
+        """Leaderships whose lease may be extended."""
+        self._deferred: dict[PartitionKey, None] = {}
+        """To be opened or stopped, in this order, when fewer are busy."""
+        self._retries: dict[PartitionKey, asyncio.TimerHandle] = {}
+        self._busy: dict[PartitionKey, asyncio.Task[Any]] = {}
+        self._later: set[asyncio.Task[None]] = set()
+        """Deletions that no controller has confirmed yet."""
+        self._endings: dict[PartitionKey, asyncio.Task[None]] = {}
+        """Workers that are being stopped."""
+        self._changed_meanwhile: set[PartitionKey] = set()
+        """Of the busy ones: their state in the image has changed."""
+        self._departures = Departures(node.settings.node_id)
+        self._leading: dict[PartitionKey, PartitionWorker] = {}
+        self._heard: MetadataHeard | None = None
+        """The last answered heartbeat."""
+        self._passed_on_ns = 0
+        self._own_lease_ns = round(node.settings.replication.lease_s * NS_PER_S)
+        self._pass_on_every_ns = self._own_lease_ns // _PARTS_OF_A_LEASE
+        """A part of the lease that was passed on last."""
+        self._data_path_is_up = True
+        self._closing = False
+        """Leaderships are being handed over; nothing opens again."""
+        self._aside: dict[PartitionKey, asyncio.Task[None]] = {}
+        """Leaders that stepped aside for a planned transfer."""
+        self._garbage = Garbage()
+        self.counts = counts or Uncounted()
+        self._stopping = False
+        self._all_clean = True
+        self.failed: dict[PartitionKey, str] = {}
+        """Partitions whose log can't be opened -> why; tried again."""
+
+    def __iter__(self) -> Iterator[PartitionWorker]:
+        return iter(list(self._workers.values()))
+
+    @property
+    def clocks(self) -> ClockWatch:
+        """By which this node tells ages."""
+        return self._node.clocks
+
+    @property
+    def copy_pace(self) -> CatchupThrottle:
+        """Of this node's learners."""
+        return self._node.copy_pace
+
+    @property
+    def derived(self) -> NodeDerived:
+        """What this node's partitions keep of their logs in memory."""
+        return self._node.derived
+
+    @property
+    def heard_bytes(self) -> int:
+        """What this node's partitions hold of what they have heard and do not lead, in bytes of memory."""
+        return self._node.heard.size_bytes
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def leading(self) -> list[PartitionWorker]:
+        """Those that this node leads."""
+        return list(self._leading.values())
+
+    @property
+    def opening_count(self) -> int:
+        """Those that are being opened or stopped, or are to be."""
+        return len(self._busy) + len(self._deferred)
+
+    def replicas(self) -> Iterator[tuple[PartitionKey, bool]]:
+        """Those here, learners left out, and whether each is in sync."""
+        for worker in self:
+            if worker.state is not None and self._node_id in worker.state.replicas:
+                yield worker.key, worker.is_in_sync
+
+    def deliver(self, stream: str, partition: int, uid: str, event: Event) -> None:
+        """Give an event from the node's notify subject to its partition, if it is here and the same stream."""
+        worker = self._by_name.get((stream, partition))
+        if worker is not None and uid in ("", worker.key.uid):
+            worker.feed(event)
+
+    def services_of(self, stream: str, partition: int) -> PartitionServices | None:
+        """The services beside a partition that is here, None when it is not."""
+        worker = self._by_name.get((stream, partition))
+        return None if worker is None else worker.services
+
+    def reads_of(self, key: PartitionKey) -> ReadSubjects | None:
+        """The reads of a partition that is here, None when it is not."""
+        worker = self._workers.get(key)
+        return None if worker is None else worker.reads
+
+    def bounds_of(self, key: PartitionKey) -> tuple[int, int] | None:
+        """(log start, HW + 1) of a partition of which an in-sync replica is here; None when there is none."""
+        worker = self._workers.get(key)
+        in_sync = worker is not None and worker.is_in_sync
+        return (worker.log.log_start_offset, worker.high_watermark + 1) if worker is not None and in_sync else None
+
+    def has_everything(self, worker: PartitionWorker) -> bool:
+        """Whether the replica holds all that was ever committed: it is in sync, and no unclean election has lost anything."""
+        found = self._wanted(worker.key)
+        return found is not None and not found[1].unclean_elected and worker.is_in_sync
+
+    def image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
+        """Follow the image; called on the loop after each of its changes."""
+        before, self._image = self._image, new
+        change = diff(before, new)
+        nodes_changed = bool(change.nodes)
+        if nodes_changed:
+            self._live = _incarnations(new)
+        self._departures.seen(change.deleted)
+        holds = self._share.holds
+        self._changed.add(c.key for c in change.for_node(self._node_id) if holds(c.key.stream, c.key.partition))
+        if nodes_changed or change.lease_changed:
+            self._changed.add(self._workers)
+
+    def metadata_heard(self, sent_ns: int, lease_ns: int = 0) -> None:
+        """A heartbeat was answered, with a lease of ``lease_ns`` (0: as the settings say), and the image is as new as the answer: the
+        leases run on."""
+        self._heard = MetadataHeard(sent_ns=sent_ns, lease_ns=lease_ns)
+        if sent_ns - self._passed_on_ns < self._pass_on_every_ns:
+            return
+        self._passed_on_ns = sent_ns
+        self._pass_on_every_ns = (lease_ns or self._own_lease_ns) // _PARTS_OF_A_LEASE
+        self._leases.add(self._leading.values())
+
+    def _extend(self, worker: PartitionWorker) -> None:
+        if self._changed and worker.key in self._changed:
+            return  # it hears of the heartbeat when it hears of the change
+        if self._heard is not None and self._leading.get(worker.key) is worker:
+            worker.feed(self._heard)
+
+    def data_path_changed(self, is_up: bool) -> None:
+        """The connection that carries replication was lost, or is back."""
+        self._data_path_is_up = is_up
+        for worker in self:
+            worker.feed(DataPathChanged(is_up=is_up))
+
+    def serves(self, question: replication_pb2.LeaderQuestion) -> bool:
+        """Whether this node still serves as the leader that a report accuses."""
+        worker = self._by_name.get((question.stream, question.partition))
+        if worker is None or worker.key.uid != question.streamUid:
+            return False
+        return worker.replica.serves(question.leaderEpoch, clock.now_ns())
+
+    # ---- one partition -------------------------------------------------------------------------------------------------
+    def _wanted(self, key: PartitionKey) -> tuple[StreamImage, PartitionState] | None:
+        found = self._image.find(key.stream, key.uid, key.partition)
+        if found is None or self._node_id not in found[1].holders or self._stopping:
+            return None
+        return found
+
+    def _follow_image(self, key: PartitionKey) -> None:
+        if self._stopping:
+            return  # ``stop`` ends whatever there is
+        if key in self._busy:
+            self._changed_meanwhile.add(key)  # its task may have looked at the image for the last time already
+            return
+        worker, wanted = self._workers.get(key), self._wanted(key)
+        if worker is not None and wanted is not None:
+            self._tell(worker)
+        elif worker is None and wanted is None:
+            self.failed.pop(key, None)
+        elif len(self._busy) >= _OPENED_AT_ONCE:
+            self._deferred[key] = None
+        else:
+            task = attended(self._bring_together(key))
+            self._busy[key] = task
+            task.add_done_callback(lambda done: self._settled(key, done))
+
+    def _settled(self, key: PartitionKey, done: asyncio.Task[None]) -> None:
+        self._busy.pop(key, None)
+        if not self._stopping:
+            if key in self._changed_meanwhile:
+                self._changed_meanwhile.discard(key)
+                self._changed.add((key,))
+            self._changed.add(self._following())
+        if not done.cancelled() and done.exception() is not None:
+            self._node.fatal(done.exception())  # type: ignore[arg-type]
+
+    def _following(self) -> list[PartitionKey]:
+        """The partitions that have waited longest, as many as there are free places, and none that is open or gone by now: its place
+        would never be free again, and with the last place gone the others would wait for ever."""
+        following: list[PartitionKey] = []
+        free = _OPENED_AT_ONCE - len(self._busy)
+        while self._deferred and len(following) < free:
+            key = next(iter(self._deferred))
+            del self._deferred[key]
+            if (key in self._workers) != (self._wanted(key) is not None):
+                following.append(key)
+        return following
+
+    async def _bring_together(self, key: PartitionKey) -> None:
+        while (worker := self._workers.get(key)) is None or self._wanted(key) is None:
+            wanted = self._wanted(key)
+            if worker is not None:
+                await self._stop(worker)
+            elif wanted is None or not await self._start(key, *wanted):
+                return
+        self._tell(worker)
+
+    async def _start(self, key: PartitionKey, stream: StreamImage, partition: PartitionState) -> bool:
+        """Open its log; False: that has failed, and is tried again later."""
+        try:
+            worker = await open_worker(self._node, key, stream.subject, stream.config)
+        except LiftError as error:
+            logger.error("%s: the log can't be opened: %s: %s", key, error.code, error)
+            self.failed[key] = f"{error.code}: {error}"
+            self._retry_later(key)
+            return False
+        self.failed.pop(key, None)
+        self._workers[key] = worker
+        self.counts.begins(worker)
+        if not self._data_path_is_up:
+            worker.feed(DataPathChanged(is_up=False))
+        self._by_name[key.stream, key.partition] = worker
+        self._garbage.opened()
+        return True
+
+    def _retry_later(self, key: PartitionKey) -> None:
+        """Once, however often changes of the image have made it be tried meanwhile: else each would retry for ever."""
+        earlier = self._retries.pop(key, None)
+        if earlier is not None:
+            earlier.cancel()
+        self._retries[key] = asyncio.get_running_loop().call_later(_RETRY_S, self._retry, key)
+
+    def _retry(self, key: PartitionKey) -> None:
+        del self._retries[key]
+        self._changed.add((key,))
+
+    async def _stop(self, worker: PartitionWorker) -> None:
+        """Stop a worker: once each, and to the end, even where the caller is cancelled meanwhile."""
+        ending = self._endings.get(worker.key)
+        if ending is None:
+            ending = self._endings[worker.key] = spawn(self._end(worker), f"the end of {worker.key}")
+            ending.add_done_callback(lambda _: self._endings.pop(worker.key))
+        await asyncio.shield(ending)
+
+    async def _end(self, worker: PartitionWorker) -> None:
+        key = worker.key
+        self.counts.begins_to_end(worker)
+        del self._workers[key]
+        self._leading.pop(key, None)
+        if self._by_name.get((key.stream, key.partition)) is worker:
+            del self._by_name[key.stream, key.partition]
+        gone, later = self._departures.gone(key, self._image), False
+        if gone and not self._stopping:
+            allowed = await self._node.deletions.allowed(key)
+            gone, later = bool(allowed), allowed is None
+            if allowed is False:
+                self._departures.denied(key)
+        if gone:
+            logger.info("%s: deleted", key)
+        clean = await worker.stop(delete=gone and not self._stopping)
+        self.counts.has_ended(worker)
+        self._all_clean = self._all_clean and clean
+        if not self._stopping:
+            self._garbage.closed()
+        if later and not self._stopping:
+            self._delete_later(key)
+
+    def _delete_later(self, key: PartitionKey) -> None:
+        task = spawn(self._leave_later(key), f"deleting {key} later")
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
+
+    async def _leave_later(self, key: PartitionKey) -> None:
+        """Try again to delete what no controller has confirmed, as long as the image shows that it is gone."""
+        while not self._stopping:
+            await asyncio.sleep(LATER_S)
+            if key in self._workers or key in self._busy or not self._departures.gone(key, self._image):
+                return
+            if await self._leave(key) is not None:
+                return
+
+    def _tell(self, worker: PartitionWorker) -> None:
+        found = self._wanted(worker.key)
+        if found is None:
+            return
+        stream, partition = found
+        worker.update(self._image.held(stream, partition), self._live)
+        if worker.leads:
+            self._leading[worker.key] = worker
+            if self._heard is not None:
+                worker.feed(self._heard)
+        else:
+            self._leading.pop(worker.key, None)
+
+    # ---- what moved away while the node was down ---------------------------------------------------------------------------
+    def leave_behind(self, folders: Iterable[str]) -> asyncio.Task[None]:
+        """Of the logs in the data folder (``<stream>-<uid>/<partition>``), delete those that the image shows on other nodes, one after
+        the other, each as if it had run here until now. One of a stream that it does not know is kept."""
+        streams = {f"{stream.name}-{stream.uid}": stream for stream in self._image.streams.values()}
+        keys = []
+        for name in folders:
+            folder, _, number = name.rpartition("/")
+            if folder in streams and self._share.holds_folder(name):
+                keys.append(streams[folder].key(int(number)))
+        return spawn(self._leave_all(sorted(keys)), "logs that moved away")
+
+    async def _leave_all(self, keys: list[PartitionKey]) -> None:
+        for key in keys:
+            if self._stopping or key in self._busy or key in self._workers or not self._departures.gone(key, self._image):
+                continue
+            task = self._busy[key] = attended(self._leave(key))  # nothing opens it meanwhile
+            task.add_done_callback(partial(self._settled, key))
+            await asyncio.wait([task])
+            if not task.cancelled() and task.exception() is None and task.result() is None:
+                self._delete_later(key)
+
+    async def _leave(self, key: PartitionKey) -> bool | None:
+        """Delete its data if a controller allows it; return whether one does, None where none says anything."""
+        allowed = await self._node.deletions.allowed(key)
+        if not allowed:
+            return allowed
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._node.pool, self._node.folder.delete_partition, key)
+            self._node.promises.forget(key.folder)
+        except (LiftError, OSError) as error:
+            logger.error("%s: moved away while this node was down, and can't be deleted: %s", key, error)
+            return True
+        logger.info("%s: deleted: it moved away while this node was down", key)
+        return True
+
+    # ---- life --------------------------------------------------------------------------------------------------------------
+    async def settled(self) -> None:
+        """Wait until everything that the image shows has been opened or given up for now."""
+        while self._changed or self._deferred or self._busy:
+            if self._busy:
+                await asyncio.wait(list(self._busy.values()), return_when=asyncio.FIRST_COMPLETED)
+            else:
+                await asyncio.sleep(0)
+
+    async def close_subjects(self, timeout_s: float) -> None:
+        """Take no more publishes, so that they go unanswered nowhere when somebody else leads; answer those that have come.
+
+        From here to the successor's subscription NATS itself tells publishers that nobody listens, and they send again.
+        """
+        self._closing = True
+        await self._quiet(list(self._leading.values()), timeout_s)
+
+    def step_aside(self, stream: str, partition: int, uid: str, leader_epoch: int, done: Callable[[], None]) -> None:
+        """The leadership of a partition is about to be moved: as ``close_subjects``, for it alone, then call ``done``. If it is not
+        moved after all, publishes are taken again."""
+        worker = self._by_name.get((stream, partition))
+        if worker is None or (worker.key.uid, worker.leader_epoch) != (uid, leader_epoch) or not worker.leads:
+            done()
+            return
+        earlier = self._aside.get(worker.key)
+        if earlier is not None:
+            earlier.cancel()
+        self._aside[worker.key] = spawn(self._step_aside(worker, done), f"stepping aside from {worker.key}")
+
+    async def _step_aside(self, worker: PartitionWorker, done: Callable[[], None]) -> None:
+        await self._quiet([worker], _ASIDE_S)
+        done()
+        await asyncio.sleep(_BACK_AFTER_S)
+        del self._aside[worker.key]
+        if not self._closing:
+            worker.ingest.come_back()
+
+    def went_past(self, key: PartitionKey) -> None:
+        """A leader here has lost the connection that publishes come by, and takes none: hand over when it is back."""
+        worker = self._workers.get(key)
+        if worker is not None and not self._closing:
+            earlier = self._aside.get(key)
+            if earlier is not None:
+                earlier.cancel()
+            self._aside[key] = spawn(self._went_past(worker), f"what went past {key}")
+
+    async def _went_past(self, worker: PartitionWorker) -> None:
+        while not self._node.links.are_up:
+            await asyncio.sleep(_POLL_S)
+        del self._aside[worker.key]
+        if self._closing:
+            return
+        if self._node.links.ingest.all_have_lost_it or not worker.hand_over_what_went_past():
+            worker.ingest.come_back()
+
+    def publishes_lost(self) -> None:
+        """The connection that publishes come by is lost."""
+        for worker in list(self._leading.values()):
+            worker.ingest.link_lost()
+
+    async def _quiet(self, leading: list[PartitionWorker], timeout_s: float) -> None:
+        for worker in leading:
+            worker.ingest.leave()
+        deadline = time.monotonic() + timeout_s
+        try:
+            await self._node.links.taken(timeout_s)
+        except (nats.errors.Error, TimeoutError, OSError) as error:
+            logger.info("handing over without knowing that nothing is on its way: %r", error)
+            return
+        leading = [worker for worker in leading if not worker.executor.storage_failed]  # those can't answer any more
+        while any(not worker.ingest.idle for worker in leading) and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_S)
+
+    async def stop(self) -> bool:
+        """Stop every worker; return whether everything that was acknowledged is on disk. May be called twice."""
+        self._stopping = self._closing = True
+        self._node.deletions.close()
+        self._changed.close()
+        self._leases.close()
+        self._deferred.clear()
+        for retry in self._retries.values():
+            retry.cancel()
+        await end_tasks([*self._aside.values(), *self._later])
+        for task in list(self._busy.values()):
+            task.cancel()
+        await asyncio.gather(*self._busy.values(), return_exceptions=True)
+        await asyncio.gather(*self._endings.values())
+        workers = list(self)
+        for start in range(0, len(workers), _STOPS_AT_ONCE):
+            await asyncio.gather(*(self._stop(worker) for worker in workers[start : start + _STOPS_AT_ONCE]))
+        return self._all_clean
+
+
+def _incarnations(image: ClusterImage) -> dict[str, int]:
+    return {node_id: node.incarnation for node_id, node in image.nodes.items() if not node.fenced}

@@ -1,0 +1,176 @@
+"""The library's messages as protobuf, and nothing else: an unknown message, key or type is an error, never an object [M13].
+
+The bound of terms and indexes in the metadata group.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from liftpy.core.metadata.state_checksum import DIGEST_SIZE, Checkpoint
+from liftpy.core.wire._pb import raft_pb2 as pb
+from liftpy.errors import ProtocolError
+
+MAX_NUMBER = 1 << 62
+"""Terms and indexes are below: no group gets there, and a wrong one must not come near what 64 bits can hold."""
+
+
+Message = dict[str, Any]
+Entry = tuple[bytes, int, int]
+"""(command, index, term), as the library keeps it."""
+
+
+def encode(message: Message) -> bytes:
+    """The bytes of one of the library's messages; ProtocolError for one that is not of the protocol."""
+    return _to_protobuf(message).SerializeToString()
+
+
+def _to_protobuf(message: Message) -> pb.RaftMessage:
+    match message["type"]:
+        case "append_entries" if "serialized" in message:
+            chunk = pb.RaftSnapshotChunk(term=message["term"], commitIndex=message["commit_index"])
+            chunk.sentNs = message.get("sent_ns", 0)
+            if message["serialized"]:
+                data, first, last = message["serialized"]
+                chunk.present, chunk.data, chunk.first, chunk.last = True, data, first, last
+            return pb.RaftMessage(snapshotChunk=chunk)
+        case "append_entries" if "entries" in message:
+            return pb.RaftMessage(appendEntries=_append_to_protobuf(message))
+        case "next_node_idx":
+            step = pb.RaftNextIndex(nextIndex=message["next_node_idx"], reset=message["reset"], success=message["success"])
+            step.appliedIndex = message.get("applied_index", 0)
+            step.echoNs = message.get("echo_ns", 0)
+            step.minLevel, step.maxLevel = message.get("levels", (0, 0))
+            step.digestIndex, step.digest = message.get("checkpoint", (0, b""))
+            return pb.RaftMessage(nextIndex=step)
+        case "request_vote":
+            vote = pb.RaftRequestVote(
+                term=message["term"], lastLogIndex=message["last_log_index"], lastLogTerm=message["last_log_term"]
+            )
+            vote.transfer = message.get("transfer", False)
+            return pb.RaftMessage(requestVote=vote)
+        case "response_vote":
+            return pb.RaftMessage(responseVote=pb.RaftResponseVote(term=message["term"]))
+        case "pre_vote":
+            question = pb.RaftPreVote(
+                term=message["term"], lastLogIndex=message["last_log_index"], lastLogTerm=message["last_log_term"]
+            )
+            return pb.RaftMessage(preVote=question)
+        case "pre_vote_granted":
+            return pb.RaftMessage(preVoteGranted=pb.RaftPreVoteGranted(term=message["term"]))
+        case "timeout_now":
+            return pb.RaftMessage(timeoutNow=pb.RaftTimeoutNow(term=message["term"]))
+    raise ProtocolError(f"the metadata group does not send {message['type']!r} with {sorted(message)}")
+
+
+def _append_to_protobuf(message: Message) -> pb.RaftAppendEntries:
+    append = pb.RaftAppendEntries(term=message["term"], commitIndex=message["commit_index"], sentNs=message.get("sent_ns", 0))
+    if message["prevLogIdx"] is not None:
+        append.previousIndex, append.previousTerm = message["prevLogIdx"], message["prevLogTerm"]
+    append.digestIndex, append.digest = message.get("checkpoint", (0, b""))
+    append.entries.extend(pb.RaftEntry(command=c, index=i, term=t) for c, i, t in message["entries"])
+    return append
+
+
+_NUMBERS = (
+    "term",
+    "commit_index",
+    "prevLogIdx",
+    "prevLogTerm",
+    "next_node_idx",
+    "applied_index",
+    "last_log_index",
+    "last_log_term",
+)
+
+
+def decode(data: bytes) -> Message:
+    """The library's message in ``data``; ProtocolError for anything else, and for terms and indexes that no group gets to."""
+    message = _parsed(data)
+    if any((message.get(name) or 0) >= MAX_NUMBER for name in _NUMBERS):
+        raise ProtocolError("a term or an index of the metadata group is beyond its bound")
+    if any((message.get(name) or 0) > message.get("term", 0) for name in ("prevLogTerm", "last_log_term")):
+        raise ProtocolError("an entry of the metadata group is of a term that its sender has not reached")
+    return message
+
+
+def _parsed(data: bytes) -> Message:
+    try:
+        message = pb.RaftMessage.FromString(data)
+    except DecodeError as error:
+        raise ProtocolError(f"not a message of the metadata group: {error}") from None
+    match message.WhichOneof("message"):
+        case "appendEntries":
+            return _append_from_protobuf(message.appendEntries)
+        case "snapshotChunk":
+            chunk = message.snapshotChunk
+            piece = (chunk.data, chunk.first, chunk.last) if chunk.present else None
+            head = {"type": "append_entries", "term": chunk.term, "commit_index": chunk.commitIndex}
+            return {**head, "serialized": piece, "sent_ns": chunk.sentNs}
+        case "nextIndex":
+            step = message.nextIndex
+            return {
+                "type": "next_node_idx",
+                "next_node_idx": step.nextIndex,
+                "reset": step.reset,
+                "success": step.success,
+                "applied_index": step.appliedIndex,
+                "echo_ns": step.echoNs,
+                "levels": (step.minLevel, step.maxLevel),
+                "checkpoint": _checkpoint(step),
+            }
+        case "requestVote":
+            vote = message.requestVote
+            return {
+                "type": "request_vote",
+                "term": vote.term,
+                "last_log_index": vote.lastLogIndex,
+                "last_log_term": vote.lastLogTerm,
+                "transfer": vote.transfer,
+            }
+        case "responseVote":
+            return {"type": "response_vote", "term": message.responseVote.term}
+        case "preVote":
+            question = message.preVote
+            return {
+                "type": "pre_vote",
+                "term": question.term,
+                "last_log_index": question.lastLogIndex,
+                "last_log_term": question.lastLogTerm,
+            }
+        case "preVoteGranted":
+            return {"type": "pre_vote_granted", "term": message.preVoteGranted.term}
+        case "timeoutNow":
+            return {"type": "timeout_now", "term": message.timeoutNow.term}
+    raise ProtocolError("an empty message of the metadata group")
+
+
+def _append_from_protobuf(append: pb.RaftAppendEntries) -> Message:
+    known = append.HasField("previousIndex")
+    if known != append.HasField("previousTerm"):
+        raise ProtocolError("an append has a previous index or term, but not both")
+    entries: list[Entry] = []
+    for entry in append.entries:
+        follows = entry.index == (entries[-1][1] if entries else append.previousIndex if known else entry.index - 1) + 1
+        in_bounds = 0 < entry.index < MAX_NUMBER and entry.term <= append.term
+        if not entry.command or not follows or not in_bounds:
+            raise ProtocolError(f"entry {entry.index} of an append is empty or out of order")
+        entries.append((entry.command, entry.index, entry.term))
+    return {
+        "type": "append_entries",
+        "term": append.term,
+        "commit_index": append.commitIndex,
+        "entries": entries,
+        "prevLogIdx": append.previousIndex if known else None,
+        "prevLogTerm": append.previousTerm if known else None,
+        "sent_ns": append.sentNs,
+        "checkpoint": _checkpoint(append),
+    }
+
+
+def _checkpoint(said: pb.RaftNextIndex | pb.RaftAppendEntries) -> Checkpoint:
+    if said.digestIndex >= MAX_NUMBER or (len(said.digest) == DIGEST_SIZE) != bool(said.digestIndex):
+        raise ProtocolError("a digest of the metadata group has another size, or no place")
+    return said.digestIndex, said.digest

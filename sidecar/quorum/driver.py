@@ -1,0 +1,165 @@
+"""The tick driver: one member of the group inside one asyncio loop.
+
+One tick: inbox -> the library -> journal flushed -> outbox to the bus -> answers to their futures. Nothing leaves, and no
+future resolves, before the journal is on disk [M2, M4]. A tick runs on a timer and whenever something came in; when the log
+moved, a leader ticks once more at once, so that entries that came together leave together without waiting for a heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from liftpy.errors import IncompatibleVersionError, MetadataDivergedError, StorageError, UnknownFormatError
+from sidecar.disk.flush_times import FlushTimes
+from sidecar.quorum.journal import GroupJournal
+from sidecar.quorum.library import FAIL_REASON, RaftCore
+from sidecar.quorum.transport import SessionTransport
+
+logger = logging.getLogger("liftpy.raft")
+
+TICK_S = 0.05
+MAX_INBOX_FRAMES = 65_536
+MAX_INBOX_BYTES = 64 << 20
+"""A whole snapshot is asked for piece by piece, so that this is much more than two members have under way."""
+_FRAMES_PER_TICK = 2_000
+LATE_TICK_S = 0.05
+"""A tick this much after its time is counted: neither Raft nor heartbeats may wait longer for anything else."""
+_TICKS_KEPT = 1200
+"""A minute of them."""
+
+Answer = tuple[bytes | None, int]
+"""(answer of the state machine, FAIL_REASON)."""
+
+
+def tick_once(core: RaftCore, transport: SessionTransport, journal: GroupJournal, frames: Sequence[tuple[str, bytes]]) -> None:
+    """The part of a tick before anything leaves: frames in, the library, the journal flushed. The simulator runs it too."""
+    core.listens()
+    transport.poll()
+    for sender, frame in frames:
+        transport.receive(sender, frame)
+    before = (core.log.last_index, core.raftLastApplied)
+    core.doTick(0)
+    if core.leads and (core.log.last_index, core.raftLastApplied) != before:
+        core.send_at_once()
+    if isinstance(core.failure, (IncompatibleVersionError, MetadataDivergedError, UnknownFormatError)):
+        raise core.failure
+    if core.failure is not None:
+        raise StorageError(f"the metadata state machine or its snapshot failed: {core.failure!r}") from core.failure
+    transport.sync()
+    journal.sync()
+
+
+class GroupDriver:
+    """Owns the library's node. ``send(receiver, frame)`` puts a frame on the bus; ``ticked`` is called after each tick."""
+
+    def __init__(
+        self,
+        core: RaftCore,
+        transport: SessionTransport,
+        journal: GroupJournal,
+        send: Callable[[str, bytes], None],
+        ticked: Callable[[], None],
+        fatal: Callable[[Exception], None],
+    ) -> None:
+        self._core = core
+        self._transport = transport
+        self._journal = journal
+        self._send = send
+        self._ticked = ticked
+        self._fatal = fatal
+        self._loop = asyncio.get_running_loop()
+        self._inbox: deque[tuple[str, bytes]] = deque(maxlen=MAX_INBOX_FRAMES)
+        """Frames that came in; when it overflows the oldest is lost, which its session sees as a gap."""
+        self.inbox_bytes = 0
+        """Of those; also bounded."""
+        self.frames_lost = 0
+        self._answers: list[tuple[asyncio.Future[Answer], Answer]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = 0.0
+        """When it is to fire, by the loop's clock."""
+        self.lateness = FlushTimes(_TICKS_KEPT)
+        """Of the last ticks that a timer began, s: how long this thread had no time, or no interpreter, or another tick took."""
+        self.late_tick_count = 0
+        self._scheduled = False
+        self.stopped = False
+
+    def start(self) -> None:
+        """Begin to tick."""
+        self._timer_s = self._loop.time()
+        self._on_timer()
+
+    def stop(self) -> None:
+        """Tick no more."""
+        self.stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def frame_received(self, sender: str, frame: bytes) -> None:
+        """A frame from the bus."""
+        while self._inbox and (len(self._inbox) == MAX_INBOX_FRAMES or self.inbox_bytes + len(frame) > MAX_INBOX_BYTES):
+            self.inbox_bytes -= len(self._inbox.popleft()[1])
+            self.frames_lost += 1
+        self._inbox.append((sender, frame))
+        self.inbox_bytes += len(frame)
+        self.wake()
+
+    def propose(self, command: bytes, *, change: bool = False) -> asyncio.Future[Answer]:
+        """Have ``command`` ordered and applied. The caller bounds the wait: a lost leadership may never answer. ``change``: of the
+        controllers."""
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        self._core.propose(command, lambda answer, reason: self._answers.append((future, (answer, reason))), change=change)
+        self.wake()
+        return future
+
+    def wake(self) -> None:
+        """Tick soon."""
+        if not self._scheduled and not self.stopped:
+            self._scheduled = True
+            self._loop.call_soon(self.tick)
+
+    def _on_timer(self) -> None:
+        if not self.stopped:
+            now_s = self._loop.time()
+            late_s = max(0.0, now_s - self._timer_s)
+            self.lateness.add(late_s)
+            self.late_tick_count += late_s > LATE_TICK_S
+            self._timer_s = now_s + TICK_S
+            self._timer = self._loop.call_at(self._timer_s, self._on_timer)
+            self.tick()
+
+    def tick(self) -> None:
+        """One tick; any failure of disk or state machine stops this process."""
+        self._scheduled = False
+        if self.stopped:
+            return
+        try:
+            self._tick()
+        except Exception as error:
+            self._give_up(error)
+
+    def _tick(self) -> None:
+        frames = [self._inbox.popleft() for _ in range(min(len(self._inbox), _FRAMES_PER_TICK))]
+        self.inbox_bytes -= sum(len(frame) for _, frame in frames)
+        tick_once(self._core, self._transport, self._journal, frames)
+        outbox = self._transport.sessions.outbox
+        leaving, outbox[:] = outbox[:], []
+        for receiver, frame in leaving:
+            self._send(receiver, frame)
+        answers, self._answers = self._answers, []
+        for future, answer in answers:
+            if not future.done():
+                future.set_result(answer)
+        self._ticked()
+        if self._inbox or self._core.behind:
+            self.wake()
+
+    def _give_up(self, error: Exception) -> None:
+        logger.critical("the metadata group's member stops: %s", error, exc_info=error)
+        self.stop()
+        for future, _ in self._answers:
+            if not future.done():
+                future.set_result((None, FAIL_REASON.UNKNOWN_OUTCOME))
+        self._fatal(error)

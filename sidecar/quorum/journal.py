@@ -1,0 +1,343 @@
+"""The metadata group's journal: every entry, term and vote on disk, flushed before anything that shows them leaves [M2, M4].
+
+Behind the library's journal interface. Changes collect in memory until ``sync``, which writes them as ONE checksummed frame and
+flushes: so at most the last frame can be torn, and a torn one was never shown to anybody. Little endian::
+
+    frame    u32 CRC-32C of the rest   u32 size of the records   records
+    record   u8 kind   u64 a   u64 b   u32 n   n bytes
+             ENTRY: a index, b term, command   CUT: drop entries from index a on   META: a term, b commit index, vote
+
+Dropping a prefix (after a snapshot) rewrites the file: temporary, flush, rename, flush of the folder [M8]. So does opening it: what
+was found may be in the page cache only, or on pages that a failed flush has marked clean, and must be on disk before anything of it is
+shown [S12, S4]. After a write or flush that failed nothing more is written to the file: behind a torn frame it would be damage [S13].
+A frame that is wrong with a right one behind it IS damage, and the journal refuses to open: a member that lost entries must not
+vote. So is a right frame that holds what no journal writes.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import crc32c
+
+from liftpy.core.base.instruments import Histogram
+from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
+from sidecar.disk.files import replace_file, sync_folder
+from sidecar.quorum.codec import MAX_NUMBER, Entry
+from sidecar.quorum.log_controllers import CHANGE
+
+_MAGIC = b"LFRJ\x01\x00\x00\x00"
+_FRAME = struct.Struct("<II")
+_RECORD = struct.Struct("<BQQI")
+_ENTRY, _CUT, _META = 1, 2, 3
+MAX_FRAME_BYTES = 1 << 30
+_NEW_FRAME_BYTES = 8 << 20
+"""A rewritten file is made of frames of about this size."""
+_APPEND_BYTES = 256 << 20
+"""More than this is not appended: the file is rewritten instead."""
+MAX_SPENT_BYTES = 4 << 20
+"""Bytes of the file that mean nothing any more (replaced terms and commit indexes, entries that were cut, frames around them): a group
+without requests writes 3 MB of them a day."""
+
+
+class GroupJournal:
+    """The library's journal. Raises StorageError from ``sync``; after one the process must not go on."""
+
+    def __init__(self, path: Path, *, flush: bool = True, times: Histogram | None = None) -> None:
+        self._path = path
+        self._times = times or Histogram()
+        """Of flushes."""
+        self._flush = flush
+        self._entries: list[Entry] = []
+        self.changes: list[Entry] = []
+        """Those of the entries that change who forms the group, in order."""
+        self.changed: Callable[[], None] = lambda: None
+        """Called when ``changes`` is another, before anything else is done with the journal."""
+        self.entry_bytes = 0
+        """Bytes of all entries that are held, as they are stored."""
+        self.file_bytes = 0
+        """Bytes of the file, without what waits for the next ``sync``."""
+        self.flushed_index = 0
+        """The entries up to here are on disk."""
+        self._pending: list[bytes] = []
+        self._rewrite = True
+        self._meta_changed = False
+        self._term, self._vote, self._commit = 0, "", 1
+        self._descriptor = -1
+        self._closed = False
+        self._failed = False
+        """A write or flush failed: the file is left as it is."""
+        """How many times something was flushed."""
+        if self._load():
+            self.sync()
+
+    # ---- the library's interface ---------------------------------------------------------------------------------------
+    def add(self, command: bytes, idx: int, term: int) -> None:
+        """Append an entry."""
+        self._entries.append((command, idx, term))
+        self.entry_bytes += _RECORD.size + len(command)
+        self._pending.append(_RECORD.pack(_ENTRY, idx, term, len(command)) + command)
+        if command[:1] == CHANGE:
+            self.changes.append((command, idx, term))
+            self.changed()
+
+    def clear(self) -> None:
+        """Drop everything (a snapshot takes its place)."""
+        self._entries, self.changes = [], []
+        self.entry_bytes = self.flushed_index = 0
+        self._rewrite = True
+        self.changed()
+
+    def deleteEntriesFrom(self, position: int) -> None:
+        """Drop the entries from ``position`` (in the list) on: they conflict with the leader's."""
+        if position < len(self._entries):
+            self._pending.append(_RECORD.pack(_CUT, self._entries[position][1], 0, 0))
+            self.flushed_index = min(self.flushed_index, self._entries[position][1] - 1)
+            self.entry_bytes -= _size_bytes(self._entries[position:])
+            del self._entries[position:]
+            self._changes_from(self.last_index + 1)
+
+    def deleteEntriesTo(self, position: int) -> None:
+        """Drop the entries before ``position``: a snapshot holds them."""
+        if position:
+            self.entry_bytes -= _size_bytes(self._entries[:position])
+            del self._entries[:position]
+            self._rewrite = True
+            first = self._entries[0][1] if self._entries else MAX_NUMBER
+            self.changes = [change for change in self.changes if change[1] >= first]  # a snapshot holds the others
+
+    def _changes_from(self, index: int) -> None:
+        """Those from ``index`` on are gone."""
+        if self.changes and self.changes[-1][1] >= index:
+            self.changes = [change for change in self.changes if change[1] < index]
+            self.changed()
+
+    def __getitem__(self, index: int | slice) -> Entry | list[Entry]:
+        return self._entries[index]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def setRaftCommitIndex(self, index: int) -> None:
+        """Remember the commit index; a hint, written with the next frame."""
+        self._commit = index
+
+    def getRaftCommitIndex(self) -> int:
+        """The stored commit index, never past the entries [M9]."""
+        return min(self._commit, self._entries[-1][1]) if self._entries else 1
+
+    def setCurrentTerm(self, term: int, vote: str | None) -> None:
+        """Remember term and vote: durable before the message that shows them [M2]."""
+        self._term, self._vote, self._meta_changed = term, vote or "", True
+
+    def getCurrentTerm(self) -> int:
+        """The stored term."""
+        return self._term
+
+    def forget_promises(self) -> None:
+        """Term and vote are those of the last entry again: nobody was ever shown them."""
+        self.setCurrentTerm(self._entries[-1][2] if self._entries else 0, None)
+
+    def getVotedForNodeId(self) -> str | None:
+        """Who got the vote of the stored term."""
+        return self._vote or None
+
+    def onOneSecondTimer(self) -> None:
+        """Write the commit index now and then: it only shortens the time to the first apply after a restart."""
+        self._meta_changed = True
+
+    def _destroy(self) -> None:
+        self.close()
+
+    # ---- disk ----------------------------------------------------------------------------------------------------------
+    @property
+    def last_index(self) -> int:
+        """Index of the last entry, 0 when there is none."""
+        return self._entries[-1][1] if self._entries else 0
+
+    @property
+    def last_term(self) -> int:
+        """Term of the last entry, 0 when there is none."""
+        return self._entries[-1][2] if self._entries else 0
+
+    def sync(self) -> None:
+        """Make everything durable that has changed. Raises StorageError, from then on always: the process has to start again."""
+        if self._failed:
+            raise StorageError(f"write {self._path}: a write has failed before; start again")
+        self._failed = True
+        try:
+            spent = self.file_bytes - self.entry_bytes > MAX_SPENT_BYTES
+            if self._rewrite or spent or sum(map(len, self._pending)) > _APPEND_BYTES:
+                self._rewrite_file()
+            elif self._pending or self._meta_changed:
+                self._append_frame()
+        except OSError as error:
+            raise StorageError(f"write {self._path}: {error.strerror}") from error
+        self._failed = False
+
+    def _append_frame(self) -> None:
+        frame = _frame([*self._pending, self._meta()])
+        written = os.write(self._descriptor, frame)
+        if written != len(frame):
+            raise StorageError(f"write {self._path}: {written} of {len(frame)} bytes")
+        if self._flush:
+            began = time.monotonic()
+            os.fdatasync(self._descriptor)
+            self._times.observe(time.monotonic() - began)
+        self.file_bytes += len(frame)
+        self._written()
+
+    def _rewrite_file(self) -> None:
+        sync_folder(self._path.parent)  # the entries that go may be in a snapshot whose name is not durable yet
+        self.file_bytes = 0
+        replace_file(self._path, self._content())
+        self._give_back()
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._rewrite = False
+        self._written()
+
+    def _content(self) -> Iterator[bytes]:
+        """The whole file, in pieces."""
+        for piece in self._pieces():
+            self.file_bytes += len(piece)
+            yield piece
+
+    def _pieces(self) -> Iterator[bytes]:
+        yield _MAGIC
+        records: list[bytes] = []
+        size = 0
+        for command, index, term in self._entries:
+            records.append(_RECORD.pack(_ENTRY, index, term, len(command)) + command)
+            size += len(records[-1])
+            if size > _NEW_FRAME_BYTES:
+                yield _frame(records)
+                records, size = [], 0
+        yield _frame([*records, self._meta()])
+
+    def _written(self) -> None:
+        self._pending, self._meta_changed, self.flushed_index = [], False, self.last_index
+
+    def _meta(self) -> bytes:
+        vote = self._vote.encode()
+        return _RECORD.pack(_META, self._term, self._commit, len(vote)) + vote
+
+    def close(self) -> None:
+        """Flush, unless a flush has failed, and close; may be called twice. Raises StorageError; it is closed then, too."""
+        if not self._closed:
+            try:
+                if not self._failed:
+                    self.sync()
+            finally:
+                self.abandon()
+
+    def abandon(self) -> None:
+        """Give the file back without a flush, as a death does."""
+        self._closed = True
+        self._give_back()
+
+    def _give_back(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            with suppress(OSError):
+                os.close(descriptor)
+
+    # ---- opening -------------------------------------------------------------------------------------------------------
+    def _load(self) -> bool:
+        """Read what is there; False: it is new, or the process died before its first flush."""
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise StorageError(f"read {self._path}: {error.strerror}") from error
+        if not data:
+            return False
+        if data[: len(_MAGIC)] != _MAGIC:
+            if data[:4] == _MAGIC[:4] and len(data) >= len(_MAGIC):
+                raise UnknownFormatError(f"{self._path} has another format version: start the version that wrote it")
+            raise CorruptionError(f"{self._path} is not a journal of the metadata group")
+        position = len(_MAGIC)
+        while (records := _frame_at(data, position)) is not None:
+            self._replay_frame(records, position)
+            position += _FRAME.size + len(records)
+        if position < len(data) and _frame_behind(data, position):
+            raise self._damage(position)
+        return True
+
+    def _damage(self, position: int, what: str = "") -> CorruptionError:
+        return CorruptionError(
+            f"{self._path} is damaged at position {position}{what}: this member may have lost entries and must not vote; "
+            "remove its data folder and let it join under a new node id"
+        )
+
+    def _replay_frame(self, records: memoryview, position: int) -> None:
+        try:
+            for record in _records(records):
+                self._replay(*record)
+        except (ValueError, struct.error) as error:  # UnicodeDecodeError is a ValueError
+            raise self._damage(position, f" ({error})") from None
+
+    def _replay(self, kind: int, a: int, b: int, body: bytes) -> None:
+        if a >= MAX_NUMBER or b >= MAX_NUMBER:
+            raise ValueError(f"{a} or {b} is not a term or an index")
+        if kind == _META:
+            self._term, self._commit, self._vote = a, b, body.decode()
+        elif kind in (_ENTRY, _CUT):
+            while self._entries and self._entries[-1][1] >= a:
+                self.entry_bytes -= _size_bytes([self._entries.pop()])
+            self._changes_from(a)
+            if kind == _ENTRY:
+                self._add_loaded(body, a, b)
+        else:
+            raise ValueError(f"a record of kind {kind}")
+
+    def _add_loaded(self, command: bytes, index: int, term: int) -> None:
+        if not command or not index or (self._entries and index != self._entries[-1][1] + 1):
+            raise ValueError(f"entry {index} is empty or does not follow the one before it")
+        self._entries.append((command, index, term))
+        self.entry_bytes += _RECORD.size + len(command)
+        if command[:1] == CHANGE:
+            self.changes.append((command, index, term))
+
+
+def _size_bytes(entries: list[Entry]) -> int:
+    return sum(_RECORD.size + len(command) for command, _, _ in entries)
+
+
+def _frame(records: list[bytes]) -> bytes:
+    body = b"".join(records)
+    sized = struct.pack("<I", len(body)) + body
+    return struct.pack("<I", crc32c.crc32c(sized)) + sized
+
+
+def _frame_at(data: bytes, position: int) -> memoryview | None:
+    """The records of the frame at ``position``, None when there is no right one."""
+    if position + _FRAME.size > len(data):
+        return None
+    crc, size = _FRAME.unpack_from(data, position)
+    end = position + _FRAME.size + size
+    if not 0 < size <= MAX_FRAME_BYTES or end > len(data):
+        return None
+    view = memoryview(data)
+    return view[position + _FRAME.size : end] if crc32c.crc32c(view[position + 4 : end]) == crc else None
+
+
+def _frame_behind(data: bytes, fault: int) -> bool:
+    """Whether a right frame begins anywhere past ``fault``."""
+    return any(_frame_at(data, position) is not None for position in range(fault + 1, len(data) - _FRAME.size + 1))
+
+
+def _records(view: memoryview) -> Iterator[tuple[int, int, int, bytes]]:
+    position = 0
+    while position < len(view):
+        kind, a, b, size = _RECORD.unpack_from(view, position)
+        position += _RECORD.size
+        if position + size > len(view):
+            raise ValueError("a record is longer than its frame")
+        yield kind, a, b, bytes(view[position : position + size])
+        position += size

@@ -1,0 +1,599 @@
+"""The one module that names PySyncObj's private parts. It checks version and names at start and refuses to run otherwise.
+
+What is replaced (each point is shown by a test that describes the library as shipped): pickle, by stand-ins that refuse;
+the journal, by ours; applying a command, by ``StateMachine.apply`` with the entry's index; the transport, by a subclass. What
+is kept: election, append and commit rules, and when to compact.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import pysyncobj.journal
+import pysyncobj.serializer
+import pysyncobj.syncobj
+from pysyncobj import FAIL_REASON, SyncObj, SyncObjConf
+from pysyncobj.node import Node
+from pysyncobj.transport import Transport
+from pysyncobj.version import VERSION
+
+from liftpy.core.metadata.controller.quorum_member import EntryOutcome
+from liftpy.core.metadata.controller_list import ControllerList, first_list
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.errors import ConfigError, ProtocolError, StorageError
+from sidecar.disk.files import replace_file
+from sidecar.quorum.journal import GroupJournal
+from sidecar.quorum.log_controllers import CHANGE, LogControllers, change_in
+from sidecar.quorum.pre_vote import PreVote
+
+__all__ = ["FAIL_REASON", "Node", "RaftCore", "StateMachine", "Transport", "check_library", "outcome_of", "settings"]
+
+SUPPORTED_VERSION = "0.3.17"
+MAX_APPEND_BYTES = 64 * 1024 * 1024
+"""Bytes of the entries in one message. An entry has to be smaller: the library would send it in pieces that are not in the protocol."""
+APPLIED_PER_TICK_BYTES = 8 * 1024
+"""Of committed entries and their answers, in one tick, but one entry at least: some 10 ms of work, and several times that where the
+machine is busy. A leader sends its heartbeats between ticks."""
+ENTRY_BYTES = 100
+"""What an entry costs beside its bytes."""
+STEP_BYTES = 2 * 1024
+"""What one step counts as, of the work on an entry that concerns thousands of partitions
+(``liftpy/core/base/cooperative_apply.py``)."""
+COMPACT_AFTER_BYTES = 512 * 1024
+"""Bytes that were applied (counted as above) since the last snapshot: from there on the next lull is used for one. Applying it anew is
+what a start begins with, and takes ten times as long as reading the snapshot of thousands of partitions."""
+COMPACT_AT_ONCE_BYTES = 16 * COMPACT_AFTER_BYTES
+"""From there on no lull is waited for."""
+LULL_S = 1.0
+"""So long nothing has been applied."""
+LATE_S = 0.15
+"""Three ticks: turns that are further apart than this are late, and silence is no sign."""
+HOLD_S = 0.5
+"""So long at most is an election put off after a late turn: the shortest election time-out."""
+_REGULAR = b"\x00"
+_REGULAR_TYPE, _CHANGE_TYPE = 0, CHANGE[0]
+_DUMP_FAILED = -2
+_FOLLOWER = 0
+_AT_ONCE = 0
+"""The library's own word for an election that the leader has asked for: nobody is asked first."""
+_PRIVATE = (
+    "_SyncObj__doApplyCommand", "_SyncObj__parseChangeClusterRequest", "_applyCommand", "_isLeader", "_getLeader", "doTick",
+    "forceLogCompaction",
+    "_SyncObj__changeCluster", "_SyncObj__doChangeCluster", "_SyncObj__updateClusterConfiguration",
+    "_SyncObj__onMessageReceived", "transferLeadership", "_SyncObj__applyLogEntries", "_SyncObj__tryLogCompaction",
+)  # fmt: skip
+_PRIVATE_STATE = (
+    "_SyncObj__raftNextIndex", "_SyncObj__raftMatchIndex", "_SyncObj__newAppendEntriesTime", "_SyncObj__serializer",
+    "_SyncObj__lastResponseTime", "_SyncObj__raftLog", "_SyncObj__raftState", "_SyncObj__raftElectionDeadline",
+    "_SyncObj__generateRaftTimeout", "_SyncObj__raftCommitIndex", "_SyncObj__setCurrentTerm", "_SyncObj__setState",
+    "_SyncObj__raftLeader", "_SyncObj__connectedToAnyone", "_SyncObj__otherNodes", "_SyncObj__readonlyNodes",
+    "_SyncObj__connectedNodes", "_SyncObj__noopIDx",
+)  # fmt: skip
+_ENTRY = struct.Struct("<QQ")
+
+
+class _NoPickle:
+    """Stands in for the library's pickle: it knows the (command, index, term) tuple of a chunked entry and refuses all else."""
+
+    @staticmethod
+    def to_bytes(data: str | bytes) -> bytes:
+        return data if isinstance(data, bytes) else data.encode()
+
+    @staticmethod
+    def dumps(value: Any, protocol: int | None = None) -> bytes:
+        command, index, term = value
+        if type(command) is bytes and type(index) is int and type(term) is int:
+            return _ENTRY.pack(index, term) + command
+        raise ProtocolError(f"{type(value).__name__} is not pickled here")
+
+    @staticmethod
+    def loads(data: bytes) -> Any:
+        if len(data) <= _ENTRY.size:
+            raise ProtocolError("nothing is unpickled here")
+        index, term = _ENTRY.unpack_from(data)
+        return bytes(data[_ENTRY.size :]), index, term
+
+    @staticmethod
+    def dump(*_: Any) -> None:
+        raise ProtocolError("nothing is pickled here")
+
+    load = dump
+
+
+_NEVER_LOGGED = (
+    FAIL_REASON.QUEUE_FULL,
+    FAIL_REASON.MISSING_LEADER,
+    FAIL_REASON.DISCARDED,
+    FAIL_REASON.NOT_LEADER,
+    FAIL_REASON.REQUEST_DENIED,
+)
+"""It was not put into the log, or another entry was committed in its place. Whatever else the library says may be a loss or not."""
+
+
+def outcome_of(answer: bytes | None, reason: int) -> EntryOutcome:
+    """What became of a command, by what the library told of it."""
+    if reason in _NEVER_LOGGED:
+        return EntryOutcome.NEVER
+    return EntryOutcome.APPLIED if reason == FAIL_REASON.SUCCESS and answer is not None else EntryOutcome.UNKNOWN
+
+
+def _refuse(*_: Any) -> None:
+    raise ProtocolError("nothing is pickled or unpickled here")
+
+
+def _journal(given: Any) -> Any:
+    if isinstance(given, GroupJournal):
+        return given
+    raise ConfigError("the metadata group runs with its own journal only")
+
+
+def check_library() -> None:
+    """Take pickle out of the library, and raise ConfigError if it is not exactly the one that was proven."""
+    if VERSION != SUPPORTED_VERSION:
+        raise ConfigError(f"pysyncobj {VERSION} is installed, the metadata group is proven with {SUPPORTED_VERSION} only")
+    missing = [name for name in _PRIVATE if not hasattr(SyncObj, name)]
+    modules = (pysyncobj.syncobj, pysyncobj.serializer)
+    missing += [f"{m.__name__}.pickle" for m in modules if not hasattr(m, "pickle")]
+    missing += [name for name in ("createJournal", "monotonicTime") if not hasattr(pysyncobj.syncobj, name)]
+    if missing:
+        raise ConfigError(f"pysyncobj lacks {', '.join(missing)}: install pysyncobj=={SUPPORTED_VERSION}")
+    pysyncobj.syncobj.pickle = _NoPickle
+    pysyncobj.serializer.pickle = _NoPickle
+    pysyncobj.journal.loads = pysyncobj.journal.dumps = _refuse
+    pysyncobj.syncobj.createJournal = _journal
+
+
+def is_applied(command: bytes, index: int) -> bool:
+    """Whether the state machine hears of the entry: not of the library's own ones, nor of a change that is none."""
+    return command[:1] == _REGULAR or change_in(command, index) is not None
+
+
+class StateMachine(Protocol):
+    """What the group replicates."""
+
+    def apply(self, entry: bytes, index: int) -> bytes:
+        """Apply one entry; return its answer. Never raises."""
+
+    def work_ahead(self, entry: bytes, index: int) -> bool:
+        """Do a step of the work on the entry that is to be applied next; whether that was the last, so that ``apply`` is short."""
+
+
+def settings(
+    journal: GroupJournal,
+    dump_file: str,
+    save: Callable[[str, Any], None],
+    load: Callable[[str], Any],
+    state_changed: Callable[[int, int], None],
+    compact_after_entries: int,
+) -> SyncObjConf:
+    """What this project sets: no auto tick, large batches, no fork, journal and dump always."""
+    return SyncObjConf(
+        autoTick=False,
+        autoTickPeriod=0.02,
+        appendEntriesUseBatch=True,
+        appendEntriesBatchSizeBytes=MAX_APPEND_BYTES,
+        appendEntriesPeriod=0.1,
+        raftMinTimeout=0.5,
+        raftMaxTimeout=1.0,
+        leaderFallbackTimeout=1.5,
+        connectionTimeout=3.5,
+        commandsWaitLeader=False,
+        commandsQueueSize=100_000,
+        journalFile=journal,
+        fullDumpFile=dump_file,
+        serializer=save,
+        deserializer=load,
+        useFork=False,
+        logCompactionMinEntries=compact_after_entries,
+        logCompactionMinTime=24 * 3600,
+        logCompactionBatchSize=256 * 1024,
+        dynamicMembershipChange=True,
+        onStateChanged=state_changed,
+    )
+
+
+class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
+    """The library's node, driven by ticks, with commands as bytes."""
+
+    def __init__(
+        self,
+        node_id: str,
+        members: tuple[str, ...],
+        conf: SyncObjConf,
+        transport: Transport,
+        machine: StateMachine,
+        by_log: LogControllers | None = None,
+    ) -> None:
+        self._machine = machine
+        self.failure: BaseException | None = None
+        """Why this process must stop: applying or loading went wrong. The library itself would go on."""
+        self._turned = pysyncobj.syncobj.monotonicTime()
+        """When the last turn began."""
+        self._late = False
+        """It was late, and not believed."""
+        self._by_log = by_log or LogControllers(first_list(members))
+        self.controllers = self._by_log.newest(conf.journalFile.changes)
+        """Who forms the group, by the own log: committed or not. Whatever is counted is counted among its voters."""
+        self.followed: Callable[[ControllerList], None] = lambda _: None
+        """Called when they are others, or ``members`` are."""
+        self.members: tuple[str, ...] = self.controllers.members
+        """With whom this member speaks: while the newest change is not committed, also with those of the list before. One of them may
+        lead, and take the change back."""
+        self.dismissed_at = 0
+        """The controllers have changed at this index, and this node is none any more, as it was told: it does not campaign."""
+        self.pre_vote = PreVote(len(self.controllers.voters))
+        self._applied_bytes = 0
+        """In the running tick: entries, their answers, and something for each."""
+        self._uncompacted_bytes = 0
+        """Applied since the last snapshot was written or read."""
+        self._applied_at = 0.0
+        """When the last entry was."""
+        self._goes_on = False
+        """It is the second part of a tick, which is bounded as a whole."""
+        self.compactions = 0
+        """How often a snapshot has taken the place of entries, in this process."""
+        self.on_probation = False
+        """It must not campaign; see ``sidecar.quorum.probation``."""
+        self.retired = False
+        """It stops soon: it votes, and does not campaign, whoever asks it to. A leadership that it took would be lost at once."""
+        conf.serializer, conf.deserializer = self._fatal(conf.serializer), self._fatal(conf.deserializer)
+        self._node_id = node_id
+        self._link = transport
+        super().__init__(Node(node_id), self._others, conf, transport=transport, nodeClass=Node)
+        self.log.changed = self._follow
+        self._follow(anew=True)
+        self._SyncObj__serializer.setTransmissionData = self._fatal(self._put_dump_in_place)
+        missing = [name for name in _PRIVATE_STATE if not hasattr(self, name)]
+        missing += ["Serializer.__pid"] if not hasattr(self._SyncObj__serializer, "_Serializer__pid") else []
+        if missing:
+            raise ConfigError(f"pysyncobj lacks {', '.join(missing)}: install pysyncobj=={SUPPORTED_VERSION}")
+
+    def _fatal(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        """``work`` on the snapshot, whose failure stops the process: the library would only log it, and go on without."""
+
+        def run(*given: Any) -> Any:
+            try:
+                return work(*given)
+            except Exception as error:
+                self.failure = error
+                raise
+
+        return run
+
+    def _put_dump_in_place(self, piece: tuple[bytes, bool, bool]) -> bool:
+        """A whole snapshot of the leader's takes the place of the own: flushed first. The library would rename a file over the own one
+        that a power cut leaves empty, with a journal that begins where the own one ended."""
+        data, _, _ = piece
+        replace_file(Path(self.conf.fullDumpFile), data)
+        return True
+
+    def propose(self, command: bytes, callback: Callable[[bytes | None, int], None], *, change: bool = False) -> None:
+        """Have ``command`` ordered; only on the leader. ``callback(answer, FAIL_REASON)`` in a later tick; must not raise. ``change``:
+        it changes who forms the group, and is denied where it may not be appended."""
+        self._applyCommand(command, callback, _CHANGE_TYPE if change else _REGULAR_TYPE)
+
+    # ---- who forms the group -------------------------------------------------------------------------------------------
+    @property
+    def _others(self) -> list[Node]:
+        """The other voters."""
+        return [Node(i) for i in self.controllers.voters if i != self._node_id]
+
+    @property
+    def votes(self) -> bool:
+        """This member is one of the voters, as far as its log goes."""
+        return self._node_id in self.controllers.voters
+
+    def controllers_at(self, index: int) -> ControllerList:
+        """Who formed the group when the log ended with ``index``."""
+        return self._by_log.at(index, self.log.changes)
+
+    def snapshot_holds(self, controllers: ControllerList | None) -> None:
+        """The entries up to a snapshot are about to leave the journal; who formed the group then."""
+        self._by_log.in_snapshot = controllers
+        self._follow()
+
+    def _follow(self, *, anew: bool = False) -> None:
+        """The log has another change of the controllers at its end, or one less: from now on it counts."""
+        now = self._by_log.newest(self.log.changes)
+        before = now if now.index <= self.raftCommitIndex else self.controllers_at(self.raftCommitIndex)
+        members = tuple(sorted({*now.members, *before.members}))
+        if (now, members) == (self.controllers, self.members) and not anew:
+            return
+        voted, self.controllers, self.members = self.votes, now, members
+        others = set(self._others)
+        learners = {Node(i) for i in members} - others - {self.selfNode}
+        self._SyncObj__otherNodes, self._SyncObj__readonlyNodes = others, learners
+        of_leader = self._SyncObj__raftNextIndex, self._SyncObj__raftMatchIndex, self._SyncObj__lastResponseTime
+        for node in set().union(*of_leader, self._SyncObj__connectedNodes) - others - learners:
+            for held in of_leader:
+                held.pop(node, None)
+            self._SyncObj__connectedNodes.discard(node)
+            self.cancel_snapshot(node)
+        for node in others | learners:
+            self._SyncObj__raftNextIndex.setdefault(node, self.log.last_index + 1)
+            self._SyncObj__raftMatchIndex.setdefault(node, 0)
+            self._SyncObj__lastResponseTime.setdefault(node, pysyncobj.syncobj.monotonicTime())
+        self.pre_vote.follow(now.voters)
+        if self.votes and not voted:
+            self._SyncObj__raftElectionDeadline = pysyncobj.syncobj.monotonicTime() + self._SyncObj__generateRaftTimeout()
+        self.followed(now)
+
+    @property
+    def blocked(self) -> str:
+        """Leader: why no change of the controllers may be appended now, ''. It is looked at again when one is."""
+        if self.controllers.index > self.raftCommitIndex:
+            return "the change before is not committed yet: ask again"
+        if not self.leads or self.raftCommitIndex < (self._SyncObj__noopIDx or math.inf):
+            return "the metadata leader has committed nothing in its term yet: ask again"
+        return ""
+
+    def _SyncObj__parseChangeClusterRequest(self, command: bytes) -> bytes | None:
+        """The command, if it is a change of the controllers: the library hands it to the next ones."""
+        return command if command[:1] == CHANGE else None
+
+    def _SyncObj__changeCluster(self, command: bytes) -> bool:
+        """Leader: whether the change may be appended. One at a time [M10]; it counts as soon as the journal has it."""
+        after = change_in(command, self.log.last_index + 1)
+        if after is None or self.blocked or self._node_id not in after.voters:
+            return False
+        based_on = pb.ControlRequest.FromString(command[1:]).changeControllers.after
+        return based_on == self.controllers.index and len({*after.voters} ^ {*self.controllers.voters}) <= 1
+
+    def _SyncObj__doChangeCluster(self, command: bytes, reverse: bool = False) -> bool:
+        """The journal says what counts, when it is appended to and when it is cut."""
+        return True
+
+    def _SyncObj__updateClusterConfiguration(self, nodes: list[Node]) -> None:
+        """The same of a snapshot."""
+
+    def hand_over(self) -> None:
+        """Leader: ask the best other voter, which is not to leave itself, to take over."""
+        best = [
+            (self.match_index(node.id), node.id)
+            for node in self._others
+            if node in self._SyncObj__connectedNodes and node.id != self.controllers.leaving
+        ]
+        if best:
+            self.transferLeadership(Node(max(best)[1]))
+
+    def dismissed(self, index: int) -> None:
+        """It was told that the controllers have changed at ``index``, and that this node is none: it leads nothing any more."""
+        if index >= self.controllers.index:
+            self.dismissed_at = max(self.dismissed_at, index)
+            if self._SyncObj__raftState != _FOLLOWER:
+                self._SyncObj__setState(_FOLLOWER)
+                self._SyncObj__raftLeader = None
+
+    @property
+    def turn_is_late(self) -> bool:
+        """The running turn came late, and what came meanwhile may be unread."""
+        return self._late
+
+    @property
+    def leads(self) -> bool:
+        """Whether this member believes that it leads; another may have been elected meanwhile."""
+        return bool(self._isLeader())
+
+    @property
+    def leader_id(self) -> str:
+        """Node id of the leader as known here, '' when there is none."""
+        leader = self._getLeader()
+        return "" if leader is None else str(leader.id)
+
+    @property
+    def log(self) -> GroupJournal:
+        """The journal."""
+        journal = self._SyncObj__raftLog
+        assert isinstance(journal, GroupJournal)
+        return journal
+
+    def next_index(self, node: Node) -> int:
+        """Leader: the next entry to send to ``node``."""
+        return int(self._SyncObj__raftNextIndex.get(node, 0))
+
+    def set_next_index(self, node: Node, index: int) -> None:
+        """Leader: what to send next to ``node``."""
+        self._SyncObj__raftNextIndex[node] = index
+
+    def match_index(self, node_id: str) -> int:
+        """Leader: the last entry that the member is known to have."""
+        return int(self._SyncObj__raftMatchIndex.get(Node(node_id), 0))
+
+    def forget_match(self, node: Node) -> None:
+        """Leader: what ``node`` has acknowledged, it has to acknowledge again. It may be another process, on an emptied folder."""
+        if node in self._SyncObj__raftMatchIndex:
+            self._SyncObj__raftMatchIndex[node] = 0
+
+    def without_confirming(self, node: Node, deliver: Callable[[], bool]) -> bool:
+        """Leader: let ``deliver`` hand an answer of ``node`` on that confirms nobody's leadership."""
+        answered: dict[Node, float] = self._SyncObj__lastResponseTime
+        before = answered.get(node)
+        done = deliver()
+        if before is not None and node in answered:
+            answered[node] = before
+        return done
+
+    def cancel_snapshot(self, node: Node) -> None:
+        """A snapshot that is being sent to ``node`` begins anew next time, instead of going on in the middle."""
+        self._SyncObj__serializer.cancelTransmisstion(node)
+
+    def hold_election(self, until: float) -> None:
+        """Don't campaign before ``until`` (the library's monotonic seconds)."""
+        self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, until)
+
+    def give_way(self, seconds: float) -> None:
+        """Don't campaign for so long: another member is about to."""
+        self.hold_election(pysyncobj.syncobj.monotonicTime() + seconds)
+
+    def listens(self) -> None:
+        """A turn begins. One that comes late, because the machine or this process had no time, is no silence of the leader: what came
+        meanwhile is still to be read, and is in the next turn. Of turns that are all late every other one is believed: a member on a
+        machine that is always busy campaigns, too."""
+        now = pysyncobj.syncobj.monotonicTime()
+        away_s, self._turned = now - self._turned, now
+        self._late = away_s > LATE_S and not self._late
+        if self._late:
+            self.hold_election(now + min(away_s, HOLD_S))
+
+    def doTick(self, timeToWait: float = 0.0) -> None:
+        """One tick; on probation, and before the end, with an election that is never due."""
+        if self.on_probation or self.retired or self.dismissed_at or not self.votes:
+            self._SyncObj__raftElectionDeadline = math.inf
+        elif not self.leads and self._SyncObj__raftElectionDeadline != _AT_ONCE:
+            self._ask_before_election()
+        super().doTick(timeToWait)
+        if len(self.members) > len(self.controllers.members):
+            self._follow()  # it may be committed by now
+
+    def _ask_before_election(self) -> None:
+        """An election that is due begins with the question who would vote for this member. Once a majority would, it is held."""
+        now = pysyncobj.syncobj.monotonicTime()
+        if not self._others or not self._SyncObj__connectedToAnyone():
+            self.pre_vote.end()
+        elif self.pre_vote.won:
+            self.pre_vote.end()
+            self._SyncObj__raftElectionDeadline = _AT_ONCE
+        elif self._SyncObj__raftElectionDeadline < now:
+            self._SyncObj__raftElectionDeadline = now + self._SyncObj__generateRaftTimeout()
+            self._SyncObj__raftLeader = None
+            self.pre_vote.begin()
+            log = {"last_log_index": self.log.last_index, "last_log_term": self.log.last_term}
+            question = {"type": "pre_vote", "term": self.raftCurrentTerm, **log}
+            for node in self._others:
+                self._link.send(node, question)
+
+    def pre_vote_granted(self, node: Node, term: int) -> None:
+        """``node``, whose term is ``term``, would vote for this member, if its own term were beyond that."""
+        if self.pre_vote.asks and term > self.raftCurrentTerm:
+            self._SyncObj__setCurrentTerm(term, None)
+        if node.id in self.controllers.voters:
+            self.pre_vote.granted(node.id)
+
+    def step_down(self, term: int) -> None:
+        """Leader: a member has come to ``term`` and hears no leader of an earlier one; there has to be an election."""
+        if term > self.raftCurrentTerm:
+            self._SyncObj__setCurrentTerm(term, None)
+            self._SyncObj__setState(_FOLLOWER)
+            self._SyncObj__raftLeader = None
+
+    def send_at_once(self) -> None:
+        """Leader: the log has moved, so what there is to send leaves in this tick, too."""
+        self._SyncObj__newAppendEntriesTime = 0
+        self._goes_on = True
+        try:
+            self.doTick(0)
+        finally:
+            self._goes_on = False
+
+    def begin_probation(self) -> None:
+        """This member has forgotten what it promised: it does not lead, and what it promises now does not count."""
+        self.on_probation = True
+        self.log.forget_promises()
+        self._SyncObj__setCurrentTerm(self.log.getCurrentTerm(), None)
+        if self._SyncObj__raftState != _FOLLOWER:
+            self._SyncObj__setState(_FOLLOWER)
+            self._SyncObj__raftLeader = None
+
+    def end_probation(self) -> None:
+        """From now on this member votes, and campaigns when no leader is heard."""
+        self.on_probation = False
+        self._SyncObj__raftElectionDeadline = pysyncobj.syncobj.monotonicTime() + self._SyncObj__generateRaftTimeout()
+
+    def vote_is_spent_up_to(self, term: int) -> None:
+        """Cast no vote in ``term`` or one before it."""
+        if term > self.raftCurrentTerm:
+            self._SyncObj__setCurrentTerm(term, self.selfNode.id)
+
+    def _SyncObj__tryLogCompaction(self) -> None:
+        """Compaction is over when it returns: the dump is written in this process. Between writing and noticing it, the library
+        would answer every request for a snapshot with "not ready", in a busy loop of a whole append period."""
+        if self.failure is not None:
+            return  # the process stops: nothing more is written
+        if self._compaction_is_due():
+            self._uncompacted_bytes = 0
+            self.forceLogCompaction()
+        count = len(self.log)
+        self._compact()
+        self.compactions += len(self.log) < count
+
+    def _compact(self) -> None:
+        super()._SyncObj__tryLogCompaction()
+        if self._SyncObj__serializer._Serializer__pid:
+            if self._SyncObj__serializer._Serializer__pid == _DUMP_FAILED and self.failure is None:
+                self.failure = StorageError("the snapshot can't be put in its place")  # the library tries again with every tick
+            super()._SyncObj__tryLogCompaction()
+
+    def _compaction_is_due(self) -> bool:
+        """Much was applied, and nothing for a while; or very much. The log is compacted by its entries' number, too."""
+        if self._uncompacted_bytes < COMPACT_AFTER_BYTES:
+            return False
+        lull = pysyncobj.syncobj.monotonicTime() - self._applied_at >= LULL_S
+        return lull or self._uncompacted_bytes >= COMPACT_AT_ONCE_BYTES
+
+    @property
+    def behind(self) -> bool:
+        """Whether entries are committed that have not been applied, or flushed by the only voter: the next tick goes on."""
+        there = self.log.last_index if self._decides_alone else self.raftCommitIndex
+        return bool(there > self.raftLastApplied) and self.failure is None
+
+    @property
+    def _decides_alone(self) -> bool:
+        """Leader of a group of one: what it has is committed as soon as it is flushed, and not before. Whoever else can lead after it
+        may not have it."""
+        return self.leads and len(self.controllers.voters) == 1
+
+    def _SyncObj__applyLogEntries(self) -> bool:
+        """So much of what is committed as fits into one tick: a member that comes back has thousands of entries to apply, and must
+        take and send frames meanwhile. Counted in bytes, which tell how much work it is: time can't be replayed."""
+        committed = self.raftCommitIndex
+        if self._decides_alone:  # the library has counted what the journal is still to flush
+            committed = max(self.raftLastApplied, min(committed, self.log.flushed_index))
+        if not self._goes_on:
+            self._applied_bytes = 0
+        try:
+            while self.raftLastApplied < committed and self._applied_bytes < APPLIED_PER_TICK_BYTES:
+                following = self.raftLastApplied + 1
+                if not self._worked_ahead(following):
+                    self._applied_bytes += STEP_BYTES
+                    continue
+                self._SyncObj__raftCommitIndex = following
+                super()._SyncObj__applyLogEntries()
+                if self.raftLastApplied < following:
+                    break  # a snapshot has to come first
+        finally:
+            self._SyncObj__raftCommitIndex = committed
+        return False
+
+    def _worked_ahead(self, index: int) -> bool:
+        """Do a step of the work on the entry at ``index``; whether it can be applied now. Some concern thousands of partitions."""
+        log = self.log
+        position = index - log[0][1] if len(log) and self.failure is None else -1  # type: ignore[operator]
+        if not 0 <= position < len(log):
+            return True
+        command = log[position][0]
+        assert isinstance(command, bytes)
+        if not is_applied(command, index):
+            return True
+        try:
+            return self._machine.work_ahead(bytes(command[1:]), index)
+        except BaseException as error:
+            self.failure = error
+            return True
+
+    def _SyncObj__doApplyCommand(self, command: bytes) -> bytes | None:
+        if not is_applied(command, self.raftLastApplied + 1) or self.failure is not None:
+            return None
+        try:
+            answer = self._machine.apply(bytes(command[1:]), self.raftLastApplied + 1)
+            work_bytes = len(command) + len(answer) + ENTRY_BYTES
+            self._applied_bytes += work_bytes
+            self._uncompacted_bytes += work_bytes
+            self._applied_at = pysyncobj.syncobj.monotonicTime()
+            return answer
+        except BaseException as error:  # a raising apply would be tried again for ever, with partial effects
+            self.failure = error
+            return None

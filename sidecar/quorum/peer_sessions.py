@@ -1,0 +1,325 @@
+"""PeerSessions between members over an unreliable bus: what PySyncObj sees is FIFO, without duplicates or gaps.
+
+Each side draws a random epoch per peer; a hello carries the own epoch and the peer's as known. Once both sides name each
+other's, the session is up, and DATA frames carry both epochs and a sequence number. A gap, silence, a broken connection or
+an unreadable body ends the session, which the library sees as disconnected + connected. Frames of an older session are
+ignored; so are unknown senders. A hello that does not carry the own epoch may be of anybody: it is answered, and neither ends nor
+begins anything, because only who hears the answer can prove itself. Before a hello goes the list of
+the settings, and whether the log has one: where neither side's has, who has another list is refused. The peers are those of the log.
+Behind a hello stands what the sender's folder holds: whether its process is trusted is asked with every one, before anything else of it
+is heard. Every frame carries the sender's term, because the library's ``next_node_idx`` does not; and a frame whose term is out
+of reach is as if it had not come: a forged one would be adopted, and the next election would go beyond what numbers are bounded by, on
+every member and for good.
+
+``sidecar.quorum.transport`` puts the library on top; this file knows nothing of it, nor of NATS or a clock.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import field
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.wire.decode_errors import REFUSED
+from liftpy.errors import ProtocolError
+from sidecar.quorum.codec import MAX_NUMBER
+
+logger = logging.getLogger("liftpy.raft")
+
+CHUNK_BYTES = 256 * 1024
+"""Of a message in one frame at most; fewer where the NATS server's max_payload wants it."""
+_SMALLEST_CHUNK_BYTES = 1024
+_OVERHEAD_BYTES = 256
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024
+HELLO_PERIOD_S = 0.25
+SILENCE_S = 1.5
+_ANSWER_AGAIN_S = 0.02
+_MAX_STRANGERS = 64
+"""Hellos of so many epochs are answered within _ANSWER_AGAIN_S, of one peer."""
+TERM_REACH = 1 << 24
+"""A term so far ahead of the own one is not heard: a member alone needs months of elections to get there, a forged frame one step.
+A peer that says nothing else is heard when this much, times the seconds for which it has said so, gets there: nobody is left behind."""
+_SAY_EVERY_S = 1.0
+_SAY_LIST_EVERY_S = 10.0
+
+_FRAME = struct.Struct("<BBQQQQ")
+"""kind, flags, sender's epoch, receiver's epoch, sequence number, sender's term."""
+_HELLO, _DATA, _MEMBERS = 1, 2, 3
+_MAX_LIST_BYTES = 1024
+_FIRST, _LAST, _NEW = 1, 2, 4
+
+
+@dataclass(slots=True)
+class Peer:
+    """One other member. Times in seconds of the caller's monotonic clock."""
+
+    node_id: str
+    own_epoch: int
+    up: bool = False
+    is_new: bool = False
+    """Its last hello said that its journal has never held anything."""
+    heard: bool = False
+    """It has said hello to this process: in an answer, so that no late hello to an earlier process, and none of a stranger, is taken
+    for one."""
+    term: int = 0
+    """As its last such hello said; 0 from a version that does not say it."""
+    trusted: bool = True
+    """What its process says and acknowledges counts: its folder holds what the ones before it knew (``lineage.py``)."""
+    other_list: bool = False
+    """Its settings name other controllers than this member's: there is no session with it."""
+    beyond_since: float | None = None
+    """Since when it has said only terms that are out of reach; None: what it said last was within."""
+    epoch: int = 0
+    sent: int = 0
+    """Sequence number of the last DATA frame to it in this session."""
+    received: int = 0
+    received_at: float = -1e9
+    hello_at: float = -1e9
+    strangers: dict[int, float] = field(default_factory=dict)
+    """Epoch of a hello that did not carry the own epoch -> when it was answered, oldest first; at most _MAX_STRANGERS."""
+    parts: list[bytes] | None = None
+    """Of a message in chunks that has begun."""
+    parts_bytes: int = 0
+
+
+@dataclass(slots=True)
+class PeerSessions:
+    """The sessions of one member with all its peers.
+
+    ``deliver(node_id, body, term)`` returns False to end the session; ``changed(node_id, up)`` follows every change;
+    ``draw`` gives a random 63-bit number.
+    """
+
+    node_id: str
+    peer_ids: tuple[str, ...]
+    deliver: Callable[[str, bytes, int], bool]
+    changed: Callable[[str, bool], None]
+    draw: Callable[[], int]
+    is_new: Callable[[], bool] = lambda: False
+    term: Callable[[], int] = lambda: 0
+    """This member's, for its hellos."""
+    by_log: Callable[[], int] = lambda: 0
+    """Index of the entry that says who the members are; 0: the settings do."""
+    tail_for: Callable[[str], bytes] = lambda _: b""
+    """What a hello to the peer says behind its frame; an older version sends and reads none."""
+    judge: Callable[[str, bytes], bool] = lambda *_: True
+    """(peer, what its hello to this process said behind the frame) -> whether it is trusted; ProtocolError: that is nothing a member
+    says."""
+    online: bool = False
+    chunk_bytes: int = CHUNK_BYTES
+    outbox: list[tuple[str, bytes]] = field(default_factory=list)
+    """(receiver, frame) in order; the driver sends them once the journal is flushed."""
+    counters: Counter[str] = field(default_factory=Counter)
+    peers: dict[str, Peer] = field(init=False)
+    first: tuple[str, ...] = field(init=False)
+    """The list of the settings."""
+    _said_at: float = -1e9
+    """When a term that is out of reach was logged last."""
+    _list_said_at: float = -1e9
+
+    def __post_init__(self) -> None:
+        self.peers = {i: Peer(i, self.draw() | 1) for i in self.peer_ids}
+        self.first = tuple(sorted((self.node_id, *self.peer_ids)))
+
+    def follow(self, peer_ids: Collection[str]) -> None:
+        """These are the peers from now on."""
+        for gone in [peer for node_id, peer in self.peers.items() if node_id not in peer_ids]:
+            self._end(gone, "no member any more")
+            del self.peers[gone.node_id]
+        for node_id in sorted(set(peer_ids) - set(self.peers)):
+            self.peers[node_id] = Peer(node_id, self.draw() | 1)
+
+    def send(self, node_id: str, body: bytes, term: int, now: float) -> bool:
+        """Put a message into the outbox, in chunks; False when there is no session."""
+        peer = self.peers.get(node_id)
+        if peer is None or not peer.up:
+            return False
+        for start in range(0, len(body), self.chunk_bytes):
+            peer.sent += 1
+            last = start + self.chunk_bytes >= len(body)
+            flags = (0 if start else _FIRST) | (_LAST if last else 0)
+            head = _FRAME.pack(_DATA, flags, peer.own_epoch, peer.epoch, peer.sent, term)
+            self.outbox.append((node_id, head + body[start : start + self.chunk_bytes]))
+        self.counters["messages sent"] += 1
+        return True
+
+    def fit(self, max_payload_bytes: int) -> None:
+        """The NATS server takes messages of so many bytes, from now on."""
+        self.chunk_bytes = max(_SMALLEST_CHUNK_BYTES, min(CHUNK_BYTES, max_payload_bytes - _OVERHEAD_BYTES))
+
+    def set_online(self, online: bool) -> None:
+        """The bus was reached or lost; losing it ends every session and drops what was not sent."""
+        if not online:
+            self.outbox.clear()
+            for peer in self.peers.values():
+                self._end(peer, "bus lost")
+                peer.epoch = 0
+        self.online = online
+
+    def poll(self, now: float) -> None:
+        """Say hello where it is due, and end sessions that have been silent."""
+        if not self.online:
+            return
+        for peer in self.peers.values():
+            if peer.up and now - peer.received_at > SILENCE_S:
+                self._end(peer, "silence")
+            # However busy the session is: only a hello says what a folder holds, and one may be lost.
+            if now - peer.hello_at > (2 * HELLO_PERIOD_S if peer.up else HELLO_PERIOD_S):
+                self._hello(peer, now)
+
+    def receive(self, node_id: str, frame: bytes, now: float) -> None:
+        """A frame from the bus. Whatever is in it, nothing is raised."""
+        peer = self.peers.get(node_id)
+        if peer is None:
+            self.counters[f"{REFUSED}unknown sender"] += 1
+            if frame[:1] == bytes((_MEMBERS,)):
+                self._same_list(node_id, frame, now)
+            return
+        if len(frame) < _FRAME.size:
+            self.counters[f"{REFUSED}short frame"] += 1
+            return
+        kind, flags, epoch, own, sequence, term = _FRAME.unpack_from(frame)
+        of_session = kind == _DATA and epoch == peer.epoch and own == peer.own_epoch
+        if kind == _MEMBERS:
+            if own == peer.own_epoch:
+                self._list_received(peer, frame, now)
+        elif term >= MAX_NUMBER or not (of_session or kind == _HELLO):
+            self.counters[f"{REFUSED}stale frame"] += 1  # or of no session that there can be
+        elif own != peer.own_epoch:
+            self._answer_stranger(peer, epoch, now)
+        elif not self._reaches(peer, term, now):
+            self.counters[f"{REFUSED}terms out of reach"] += 1
+        elif of_session:
+            peer.received_at = now
+            self._data_received(peer, flags, sequence, term, frame[_FRAME.size :], now)
+        elif peer.other_list:
+            self.counters[f"{REFUSED}hellos"] += 1
+        else:
+            try:
+                peer.trusted = self.judge(node_id, frame[_FRAME.size :])
+            except ProtocolError:
+                self.counters[f"{REFUSED}hellos"] += 1
+                return
+            peer.is_new, peer.heard, peer.term = bool(flags & _NEW), True, term
+            self._hello_received(peer, epoch, own, now)
+
+    def _answer_stranger(self, peer: Peer, epoch: int, now: float) -> None:
+        """Somebody says hello in the peer's name who has not heard this process: it itself, perhaps, which will hear the answer.
+        It says hello again until it is answered. Each epoch has a turn of its own, so that a flood keeps nobody out."""
+        self.counters[f"{REFUSED}hellos that answer nobody"] += 1
+        if epoch == peer.own_epoch:
+            return  # a hello of this side, said back to it: the answer, said back again, would carry the own epoch
+        for old, answered_at in list(peer.strangers.items()):
+            if now - answered_at <= _ANSWER_AGAIN_S:
+                break
+            del peer.strangers[old]
+        if epoch not in peer.strangers and len(peer.strangers) < _MAX_STRANGERS:
+            peer.strangers[epoch] = now
+            self._hello(peer, now, epoch)
+
+    def _reaches(self, peer: Peer, term: int, now: float) -> bool:
+        """Whether ``term`` can be the peer's, of which the frame is."""
+        ahead = term - self.term()
+        if ahead < TERM_REACH:
+            peer.beyond_since = None
+            return True
+        if peer.beyond_since is None:
+            peer.beyond_since = now
+        if ahead < TERM_REACH * (1 + int(now - peer.beyond_since)):
+            return True
+        if now - self._said_at >= _SAY_EVERY_S:
+            self._said_at = now
+            logger.warning("%s says that its term is %d, which can't be true beside %d", peer.node_id, term, self.term())
+        return False
+
+    @property
+    def _list(self) -> bytes:
+        return ", ".join(self.first).encode()
+
+    def _list_received(self, peer: Peer, frame: bytes, now: float) -> None:
+        peer.other_list = not self._same_list(peer.node_id, frame, now)
+        if peer.other_list and peer.up:
+            self._end(peer, "another list of controllers")
+
+    def _same_list(self, node_id: str, frame: bytes, now: float) -> bool:
+        """Groups of other members would count other majorities: such members refuse each other, and say why. Where the log of one says
+        who they are, the settings mean nothing any more: the other gets it, or hears from nobody."""
+        said, by_log = frame[_FRAME.size :], len(frame) >= _FRAME.size and _FRAME.unpack_from(frame)[4]
+        if said == self._list or by_log or self.by_log():
+            return True
+        self.counters[f"{REFUSED}other lists of controllers"] += 1
+        if now - self._list_said_at >= _SAY_LIST_EVERY_S:
+            self._list_said_at = now
+            logger.error(
+                "the controllers are %s here, and %s in the settings of %s: they refuse each other until the lists are the same",
+                self._list.decode(),
+                ascii(said[:_MAX_LIST_BYTES].decode(errors="replace")).strip("'"),
+                node_id[:_MAX_LIST_BYTES],
+            )
+        return False
+
+    def _hello(self, peer: Peer, now: float, known: int = 0) -> None:
+        """``known``: the epoch that is answered; 0: the one that the peer has proved to be its own."""
+        known = known or peer.epoch
+        peer.hello_at = now
+        head = _FRAME.pack(_MEMBERS, 0, peer.own_epoch, known, self.by_log(), self.term())
+        self.outbox.append((peer.node_id, head + self._list))  # before the hello, which may begin the session
+        flags = _NEW if self.is_new() else 0
+        frame = _FRAME.pack(_HELLO, flags, peer.own_epoch, known, 0, self.term())
+        self.outbox.append((peer.node_id, frame + self.tail_for(peer.node_id)))
+
+    def _hello_received(self, peer: Peer, epoch: int, own: int, now: float) -> None:
+        if epoch != peer.epoch:
+            if peer.up:
+                self._end(peer, "peer began anew")
+            peer.epoch = epoch
+            self._hello(peer, now)
+        peer.received_at = now
+        if own == peer.own_epoch:
+            self._begin(peer)
+
+    def _data_received(self, peer: Peer, flags: int, sequence: int, term: int, body: bytes, now: float) -> None:
+        if sequence <= peer.received:
+            self.counters[f"{REFUSED}duplicate frame"] += 1
+            return
+        if sequence != peer.received + 1:
+            self._end(peer, "gap")
+            self._hello(peer, now)
+            return
+        peer.received = sequence
+        self._begin(peer)
+        whole = self._assembled(peer, flags, body)
+        if whole is not None and not self.deliver(peer.node_id, whole, term):
+            self._end(peer, "refused message")
+
+    def _assembled(self, peer: Peer, flags: int, body: bytes) -> bytes | None:
+        """The whole message once its last chunk is there."""
+        if flags & _FIRST:
+            if flags & _LAST:
+                return body
+            peer.parts, peer.parts_bytes = [], 0
+        if peer.parts is None or peer.parts_bytes + len(body) > MAX_MESSAGE_BYTES:
+            self._end(peer, "bad chunk")
+            return None
+        peer.parts.append(body)
+        peer.parts_bytes += len(body)
+        if not flags & _LAST:
+            return None
+        whole, peer.parts = b"".join(peer.parts), None
+        return whole
+
+    def _begin(self, peer: Peer) -> None:
+        if not peer.up:
+            peer.up = True
+            self.counters["sessions begun"] += 1
+            self.changed(peer.node_id, True)
+
+    def _end(self, peer: Peer, why: str) -> None:
+        was_up = peer.up
+        peer.up, peer.own_epoch, peer.sent, peer.received, peer.parts = False, self.draw() | 1, 0, 0, None
+        if was_up:
+            self.counters[f"sessions ended: {why}"] += 1
+            self.changed(peer.node_id, False)

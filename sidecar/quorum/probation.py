@@ -1,0 +1,329 @@
+"""Probation: a member whose folder is new, emptied or was put back from an older copy might have forgotten a vote or an entry, and
+so counts for nothing [M2, M4, S15]. That it was put back is found out by what the others know of it (``lineage.py``), at any time.
+
+While it lasts the member casts no vote, acknowledges no append (it asks for what comes next instead, which no leader can count), and
+neither campaigns nor raises its term. It ends, for good, when
+
+- the member has applied a barrier that was asked for since probation began in this process: the majority that has it does without
+  this member, so everything that was ever committed is in front of it. A leader, ``isReady`` and a snapshot in pieces prove nothing
+  of the kind; or
+- this is the first start of a group: every member has said, to this process, that its journal has never held anything. With the
+  operator's word a majority is enough: whoever gives it says that the others have never been members. One of them that comes later
+  finds members that are not new, and waits for the barrier.
+
+FolderLineage: whose memory a raft folder holds, and by which process each other member knows it [S15, M2, M4].
+
+Goal: a folder that was put back from an older copy has forgotten votes and entries that it acknowledged; nobody may count on it before
+it has caught up. Constraint: the copy is like the original in all that it holds, its ``member`` marker included.
+Algorithm: every process draws a nonce, and stores it with those of the processes before it, before it says hello. A member stores
+the nonce of each peer that it hears, before it counts on it. A peer says in its hello which nonces its folder holds: when the one
+that it is known by is not among them, the folder has not seen what that process did. Who hears so believes neither its votes nor its
+acknowledgements, and the peer finds out by the same rule, as every hello names the nonce that the receiver is known by (of those that
+it does not believe itself it takes a majority). Once it has caught up, by a barrier that was committed without it, it counts what it
+had missed among its own: from then on it is believed again.
+
+Worked example: process A stops, the folder is copied, process B starts, says hello, acknowledges entry 7. The copy is put back; its
+next process C holds C and A. A member that has heard B does not believe C, and tells it "B". C counts for nothing, applies a barrier,
+holds C, A and B, and is believed.
+
+What can't be told: that a folder went back behind a process that none of those who are there has ever heard; that all folders went
+back together; and a copy of a running folder, as it knows the process that went on after it. A peer of a version without nonces is
+believed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import struct
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+import crc32c
+
+from liftpy.core.base.strict_json import load_json, whole_number
+from liftpy.core.metadata.controller_list import ControllerList
+from liftpy.errors import CorruptionError, ProtocolError, StorageError, UnknownFormatError
+from sidecar.disk.files import replace_file
+from sidecar.quorum.journal import GroupJournal
+from sidecar.quorum.library import RaftCore
+from sidecar.quorum.peer_sessions import Peer
+
+FILE = "lineage"
+MAX_EARLIER = 64
+"""Nonces of processes before this one that are kept, beside those by which a peer is known to know this folder."""
+MAX_MISSED = 16
+_FORMAT = 1
+_TAIL = struct.Struct("<QQB")
+"""Of a hello: nonce of the sender, nonce that it knows of the receiver (0: none), how many others the sender's folder holds."""
+_NONCE = struct.Struct("<Q")
+
+
+class FolderLineage:
+    """Of one raft folder, from the start of a process on. ``draw`` gives a random 63-bit number; ``majority``: members that are one."""
+
+    def __init__(self, folder: Path, draw: Callable[[], int], majority: int = 2) -> None:
+        self._path = folder / FILE
+        self.nonce = 0
+        """Of this process; durable."""
+        self.earlier: tuple[int, ...] = ()
+        """Of the processes whose memory the folder holds besides, oldest first; bounded."""
+        self.missed: tuple[int, ...] = ()
+        """Nonces by which peers know this member, of processes of which the folder holds nothing: it went back in time."""
+        self.known: dict[str, int] = {}
+        """Peer -> nonce of the last process that was heard of it, or that its folder has followed."""
+        self._known_as: dict[str, int] = {}
+        """Peer -> the nonce of this folder by which it last said to know it."""
+        self.majority = majority
+        self._doubts: dict[str, int] = {}
+        """Peer -> the nonce by which it last said to know this folder, where the folder holds nothing of that process."""
+        self._changed = True
+        self._load()
+        if self.nonce:
+            self._hold(self.nonce)
+        self.nonce = draw() | 1
+        self.sync()
+
+    def holds(self, nonce: int) -> bool:
+        """Whether the folder holds what that process knew."""
+        return nonce == self.nonce or nonce in self.earlier
+
+    def tail_for(self, peer_id: str) -> bytes:
+        """What a hello to the peer says behind its frame."""
+        tail = _TAIL.pack(self.nonce, self.known.get(peer_id, 0), len(self.earlier))
+        return tail + b"".join(map(_NONCE.pack, self.earlier))
+
+    def heard(self, peer_id: str, tail: bytes) -> bool:
+        """Take in what the peer's hello to this very process says; whether it is believed.
+
+        Raises ProtocolError for what is no such tail. What is new is durable with the next ``sync``.
+        """
+        if not tail:
+            return True
+        nonce, known_as, held = _parse(tail)
+        known = self.known.get(peer_id, 0)
+        # One that went back itself has no say: it must hear a leader whose folder was emptied since, and caught up.
+        trusted = bool(self.missed) or known in (0, nonce) or known in held
+        if trusted and known != nonce:
+            self.known[peer_id], self._changed = nonce, True
+        if known_as:
+            self._heard_of_itself(peer_id, known_as, trusted)
+        return trusted
+
+    def _heard_of_itself(self, peer_id: str, nonce: int, trusted: bool) -> None:
+        if self.holds(nonce):
+            self._doubts.pop(peer_id, None)
+            if self._known_as.get(peer_id) != nonce:
+                self._known_as[peer_id], self._changed = nonce, True
+            return
+        self._doubts[peer_id] = nonce
+        # A folder that went back may know a process that was forgotten, and made up for, long ago; but so may this one of the peer.
+        if (trusted or len(self._doubts) >= self.majority) and nonce not in self.missed:
+            self.missed, self._changed = (*self.missed, nonce)[-MAX_MISSED:], True
+
+    def caught_up(self) -> None:
+        """Make durable that the folder holds everything that those processes knew of which it held nothing. What it knew of the
+        peers was as old as the rest of it: they say who they are with their next hello."""
+        if self.missed:
+            self._hold(*self.missed)
+            self.missed, self._changed = (), True
+            self.known.clear()
+        self.sync()
+
+    def _hold(self, *nonces: int) -> None:
+        """One more each; those that a peer knows it by stay, however many have come since."""
+        every = (*self.earlier, *nonces)
+        told = set(self._known_as.values())
+        self.earlier = tuple(n for n in every[:-MAX_EARLIER] if n in told) + every[-MAX_EARLIER:]
+        self._changed = True
+
+    # ---- disk ----------------------------------------------------------------------------------------------------------
+    def sync(self) -> None:
+        """Make durable what has changed: before anything leaves that follows from it."""
+        if not self._changed:
+            return
+        said = {
+            "format": _FORMAT,
+            "nonce": self.nonce,
+            "earlier": self.earlier,
+            "missed": self.missed,
+            "known": self.known,
+            "known_as": self._known_as,
+        }
+        body = json.dumps(said, sort_keys=True).encode()
+        replace_file(self._path, f"{crc32c.crc32c(body):08x}\n".encode() + body)
+        self._changed = False
+
+    def _load(self) -> None:
+        """What is stored; nothing on a new folder, and on one of a version without nonces."""
+        try:
+            crc, _, body = self._path.read_bytes().partition(b"\n")
+            if int(crc, 16) != crc32c.crc32c(body):
+                raise ValueError("checksum")
+            said = load_json(body)
+            version = said["format"]
+            if version == _FORMAT:
+                self.nonce = _nonce(said["nonce"])
+                self.earlier, self.missed = tuple(map(_nonce, said["earlier"])), tuple(map(_nonce, said["missed"]))
+                self.known = {str(peer): _nonce(nonce) for peer, nonce in said["known"].items()}
+                self._known_as = {str(peer): _nonce(nonce) for peer, nonce in said["known_as"].items()}
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StorageError(f"read {self._path}: {error.strerror}") from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise CorruptionError(
+                f"{self._path} can't be trusted ({error}): where other controllers run, remove {self._path.parent}, and this one "
+                "catches up from them before it votes; a single controller goes on without this file alone"
+            ) from None
+        if version != _FORMAT:
+            raise UnknownFormatError(f"{self._path} has format version {version}, this version reads {_FORMAT}")
+
+
+def _nonce(value: object) -> int:
+    return whole_number(value, 1, (1 << 64) - 1)
+
+
+def _parse(tail: bytes) -> tuple[int, int, tuple[int, ...]]:
+    """(nonce of the sender, nonce that it knows of the receiver, the other nonces that the sender holds)."""
+    if len(tail) < _TAIL.size:
+        raise ProtocolError(f"a hello with {len(tail)} bytes behind it")
+    nonce, known_as, count = _TAIL.unpack_from(tail)
+    if not nonce or len(tail) != _TAIL.size + count * _NONCE.size:
+        raise ProtocolError(f"a hello with {len(tail)} bytes for {count} nonces behind it, its own {nonce}")
+    return nonce, known_as, tuple(found for (found,) in _NONCE.iter_unpack(tail[_TAIL.size :]))
+
+
+logger = logging.getLogger("liftpy.raft")
+
+MARKER = "member"
+"""Name of the file that says that the folder's journal is that of a member which votes."""
+
+
+def _draw() -> int:
+    return random.SystemRandom().getrandbits(63)
+
+
+def is_first_start(own_is_new: bool, peers: Collection[Peer], *, majority: bool) -> bool:
+    """Whether there has never been a group, as far as can be known. ``majority``: the operator has given the word."""
+    heard = [peer for peer in peers if peer.heard]
+    if not own_is_new or not all(peer.is_new for peer in heard):
+        return False
+    return len(heard) == len(peers) or (majority and 2 * (len(heard) + 1) > len(peers) + 1)
+
+
+def waits_for(own_is_new: bool, peers: Collection[Peer], *, went_back: bool = False) -> str:
+    """What a member on probation waits for, and what can be done, for people."""
+    missing = ", ".join(peer.node_id for peer in peers if not peer.heard)
+    old = ", ".join(peer.node_id for peer in peers if peer.heard and not peer.is_new)
+    if old or not own_is_new:
+        away = ", ".join(peer.node_id for peer in peers if not peer.up) or "nobody"
+        state = "went back in time, as with an older copy put back" if went_back else "is new or emptied, the group is not"
+        return (
+            f"waits for a leader of the metadata group, without a vote until it has caught up: its folder {state} "
+            f"(known: {old or 'its own entries'}; not connected: {away}). A majority of the other controllers has to run"
+        )
+    return (
+        f"waits for {missing or 'the others to begin'}: the first start of the metadata group takes all its controllers. If one "
+        "can't come, and has never been a member, start a majority of them with --bootstrap-majority"
+    )
+
+
+class Probation:
+    """Of one member, from the opening of its folder on. ``majority``: the operator's word for the first start; ``joins``: the group
+    runs, and this node is to become a member of it: whatever its folder holds, nothing begins here."""
+
+    def __init__(
+        self,
+        folder: Path,
+        members: tuple[str, ...],
+        *,
+        majority: bool = False,
+        joins: bool = False,
+        draw: Callable[[], int] = _draw,
+    ) -> None:
+        self._marker = folder / MARKER
+        self.lineage = FolderLineage(folder, draw, len(members) // 2 + 1)
+        self._alone = len(members) == 1 and not joins
+        """It is the only voter there is."""
+        self._joins = joins
+        self._majority = majority
+        self._core: RaftCore | None = None
+        self._by_id: Mapping[str, Peer] = {}
+        self.has_been_member = self._marker.exists()
+        """The folder's journal is that of a member that votes: it must be there, and whole."""
+        self.over = (self.has_been_member and not self.lineage.missed) or self._alone
+        self.turn = 0
+        """How many times it has begun since the opening: a barrier that was asked for in an earlier turn does not end it."""
+
+    def opened(self, journal: GroupJournal) -> None:
+        """The journal is open, the library is not made yet. What a member on probation stored as its term was no promise to anybody,
+        and an earlier version campaigned: it would never hear a leader again."""
+        if not self.over:
+            journal.forget_promises()
+
+    def attach(self, core: RaftCore, peers: Mapping[str, Peer]) -> None:
+        """The library is made: it obeys from now on."""
+        self._core, self._by_id = core, peers
+        core.on_probation = not self.over
+        self.follow(core.controllers)
+
+    @property
+    def _peers(self) -> Collection[Peer]:
+        return self._by_id.values()
+
+    def follow(self, controllers: ControllerList) -> None:
+        """The log says who the members are."""
+        if self._core is not None:
+            self._alone = controllers.voters == (str(self._core.selfNode.id),)
+            self._joins = self._joins or controllers.index > 0
+            self.lineage.majority = controllers.majority
+
+    def heard(self, peer_id: str, tail: bytes) -> bool:
+        """A peer's hello: whether it is believed. It may tell that the own folder went back: ``FolderLineage.heard``."""
+        trusted = self.lineage.heard(peer_id, tail)
+        if self.lineage.missed and self.over and not self._alone:
+            assert self._core is not None
+            self.over = False
+            self.turn += 1
+            self._core.begin_probation()
+            logger.error(
+                "the raft folder went back in time: %s knows a later process on it than the folder does, as with an older copy put "
+                "back. This controller neither votes nor leads until it has caught up with the others",
+                peer_id,
+            )
+        return trusted
+
+    def look(self) -> None:
+        """After a tick that is flushed: a first start may be complete."""
+        if self.over and not self.has_been_member:
+            self._end()  # the only member there is
+        elif not (self.over or self._joins) and is_first_start(self._own_is_new, self._peers, majority=self._majority):
+            assert self._core is not None
+            # A vote that this member gave before its folder was lost was in one of the terms that its peers know.
+            self._core.vote_is_spent_up_to(max((peer.term for peer in self._peers), default=0))
+            self._end()
+
+    def barrier_applied(self, turn: int) -> None:
+        """A barrier that was asked for by this process in ``turn`` is applied here."""
+        if not self.over and turn == self.turn:
+            self._end()
+
+    def waits_for(self) -> str:
+        """What it waits for, for people; '' when it is over."""
+        return "" if self.over else waits_for(self._own_is_new, self._peers, went_back=self.has_been_member)
+
+    @property
+    def _own_is_new(self) -> bool:
+        assert self._core is not None
+        return self._core.log.last_index <= 1
+
+    def _end(self) -> None:
+        assert self._core is not None
+        self._core.log.sync()
+        self.lineage.caught_up()
+        replace_file(self._marker, f"{self._core.selfNode.id}\n".encode())
+        self.over = self.has_been_member = True
+        self._core.end_probation()
+        logger.info("%s is a voting member of the metadata group", self._core.selfNode.id)

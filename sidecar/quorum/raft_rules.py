@@ -1,0 +1,150 @@
+"""Raft's rules that the library does not keep, kept before it sees a message.
+
+- Truncate only on a real conflict: entries that are already held are stripped, and a re-sent append cuts nothing [M3].
+- A success answer never steps ``nextIndex`` back: what is in flight is not sent again; and an answer counts only in its term.
+- Snapshots are assembled and verified whole before the library may touch its dump file, are ignored when the log holds them
+  already, and never raise the commit index over entries that were not matched [M4].
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from liftpy.errors import StorageError
+from sidecar.quorum.codec import MAX_NUMBER, Message
+from sidecar.quorum.library import Node, RaftCore
+from sidecar.quorum.snapshot_file import MAX_SNAPSHOT_BYTES, decode_snapshot_file
+
+Handler = Callable[[Node, Message], None]
+
+
+class Hardening:
+    """Stands between the sessions and one member's library."""
+
+    def __init__(self, core: RaftCore, handler: Handler, reply: Callable[[Node, Message], Any], counters: Counter[str]) -> None:
+        self._core = core
+        self._handler = handler
+        self._reply = reply
+        self._counters = counters
+        self._snapshots: dict[str, bytearray] = {}
+        """Sender -> the chunks of a snapshot so far; bounded by MAX_SNAPSHOT_BYTES."""
+
+    def session_ended(self, node_id: str) -> None:
+        """A snapshot in the middle begins anew."""
+        self._snapshots.pop(node_id, None)
+
+    def deliver(self, node: Node, message: Message, term: int) -> bool:
+        """Hand a message on, mended; False: end the session. ``term``: the sender's, from the frame."""
+        core = self._core
+        match message["type"]:
+            case "next_node_idx" if term != core.raftCurrentTerm:
+                self._counters["answers of another term"] += 1
+                return True
+            case "next_node_idx" if not 0 < message["next_node_idx"] <= core.log.last_index + 1:
+                self._counters["answers beyond the log"] += 1
+                return False
+            case "next_node_idx" if message["success"] and not message["reset"] and core.leads:
+                before = core.next_index(node)
+                self._handler(node, message)
+                if core.next_index(node) < before:
+                    core.set_next_index(node, before)
+                return True
+            case "append_entries" if "serialized" in message:
+                return self._snapshot(node, message)
+            case "append_entries" if message["prevLogIdx"] is not None and message["term"] >= core.raftCurrentTerm:
+                return self._append(node, message)
+        self._handler(node, message)
+        return True
+
+    # ---- entries -------------------------------------------------------------------------------------------------------
+    def _append(self, node: Node, message: Message) -> bool:
+        log = self._core.log
+        first, last, previous = self._first(), log.last_index, message["prevLogIdx"]
+        if first < previous <= last and self._term_at(previous) != message["prevLogTerm"]:
+            if previous > self._core.raftLastApplied:
+                # From here on nothing is in the leader's log; cutting it now makes every further 'reset' answer point at the
+                # same place, where the library would go round in circles.
+                log.deleteEntriesFrom(previous - first)
+                self._counters["conflicts cut"] += 1
+            self._handler(node, message)
+            return True
+        if not first <= previous < last or self._term_at(previous) != message["prevLogTerm"]:
+            self._handler(node, message)
+            return True
+        self._strip_held(message, last)
+        if not message["entries"] and message["prevLogIdx"] < last:
+            self._beat(node, message, min(message["commit_index"], message["prevLogIdx"]))
+            self._acknowledge(node, message["prevLogIdx"])
+            return True
+        self._handler(node, message)
+        return True
+
+    def _strip_held(self, message: Message, last: int) -> None:
+        entries, count = message["entries"], 0
+        while count < len(entries) and entries[count][1] <= last and self._term_at(entries[count][1]) == entries[count][2]:
+            count += 1
+        if count:
+            message["prevLogIdx"], message["prevLogTerm"] = entries[count - 1][1], entries[count - 1][2]
+            message["entries"] = entries[count:]
+            self._counters["entries held already"] += count
+
+    def _first(self) -> int:
+        entry = self._core.log[0]
+        assert isinstance(entry, tuple)
+        return entry[1]
+
+    def _term_at(self, index: int) -> int:
+        entry = self._core.log[index - self._first()]
+        assert isinstance(entry, tuple)
+        return entry[2]
+
+    def _beat(self, node: Node, message: Message, commit_index: int) -> None:
+        """Only the heartbeat of an append: the leader lives, this much is committed."""
+        self._handler(node, {"type": "append_entries", "term": message["term"], "commit_index": commit_index})
+
+    def _acknowledge(self, node: Node, index: int) -> None:
+        self._reply(node, {"type": "next_node_idx", "next_node_idx": index + 1, "reset": False, "success": True})
+
+    # ---- snapshots -----------------------------------------------------------------------------------------------------
+    def _snapshot(self, node: Node, message: Message) -> bool:
+        if message["term"] < self._core.raftCurrentTerm:
+            return True
+        piece, held = message["serialized"], min(message["commit_index"], self._core.raftCommitIndex)
+        if not piece:
+            self._beat(node, message, held)
+            return True
+        data, is_first, is_last = piece
+        if is_first:
+            self._snapshots[node.id] = bytearray()
+        parts = self._snapshots.get(node.id)
+        if parts is None or len(parts) + len(data) > MAX_SNAPSHOT_BYTES:
+            self._counters["snapshot chunks out of place"] += 1
+            return False
+        parts += data
+        if not is_last:
+            self._beat(node, message, held)
+            return True
+        return self._whole_snapshot(node, message, bytes(self._snapshots.pop(node.id)), held)
+
+    def _whole_snapshot(self, node: Node, message: Message, data: bytes, held: int) -> bool:
+        try:
+            index, term = decode_snapshot_file(data).last[1:]
+        except StorageError:
+            self._counters["snapshots refused"] += 1
+            return False
+        if index >= MAX_NUMBER or term > message["term"]:
+            self._counters["snapshots refused"] += 1
+            return False
+        log, first = self._core.log, self._first()
+        if index <= self._core.raftLastApplied or (first <= index <= log.last_index and self._term_at(index) == term):
+            self._counters["snapshots held already"] += 1
+            self._beat(node, message, held)
+            self._acknowledge(node, index)
+            return True
+        self._counters["snapshots installed"] += 1
+        commit_index = min(message["commit_index"], index)
+        install = {"type": "append_entries", "term": message["term"], "commit_index": commit_index}
+        self._handler(node, {**install, "serialized": (data, True, True)})
+        return True

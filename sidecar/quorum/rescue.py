@@ -1,0 +1,205 @@
+"""The rescue of a metadata group that has lost its majority for good: offline, from the journals that are left. docs/backup.md.
+
+Every survivor's journal is read as its own process would read it, its entries applied to its snapshot, and what that gives is shown.
+The newest log (by term, then length, as in an election) is taken, and everything in it counts as committed: of what was acknowledged
+it holds all that any survivor does. From it comes an image (``liftpy/core/metadata/rescue.py``) for the new controllers, each of which
+gets the same snapshot and journal, beyond the leap in index and term: members that come back with the old log are behind, whatever
+they voted.
+
+No folder is written to before the new one beside it is whole; what was there is kept as ``raft-before-rescue``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from liftpy.core.base.ids import check_name
+from liftpy.core.base.strict_json import load_json, whole_number
+from liftpy.core.metadata.codec import image_to_bytes
+from liftpy.core.metadata.controller.cluster_events import ClusterEvent, data_loss
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.rescue import LEAP, rescued_image
+from liftpy.core.metadata.snapshot import encode_snapshot
+from liftpy.errors import ConfigError, CorruptionError, InvariantError
+from sidecar.disk.data_folder import DataFolder
+from sidecar.disk.files import make_folder, replace_file, sync_folder
+from sidecar.quorum.codec import Entry
+from sidecar.quorum.journal import GroupJournal
+from sidecar.quorum.library import is_applied
+from sidecar.quorum.probation import MARKER
+from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
+
+logger = logging.getLogger("liftpy.raft")
+RESCUED = "rescued"
+"""Name of the file in a raft folder that says that it began by a rescue."""
+BEFORE = "raft-before-rescue"
+_NEW = "raft-rescued"
+_DIGEST_BYTES = 8
+_NOTHING = b"\x01"
+"""A command of the library's own: an entry that does nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survivor:
+    """One controller's log. ``term``, ``index``: of its last entry. ``digest``: of the image that all its entries give. ``terms``: of
+    the entries that its journal holds, by index."""
+
+    data: Path
+    node_id: str
+    term: int
+    index: int
+    digest: str
+    image: ClusterImage
+    terms: dict[int, int]
+
+    def parts_from(self, other: Survivor) -> int:
+        """The first index at which the two logs hold different entries; 0: one is the beginning of the other, as far as can be
+        seen."""
+        both = sorted(self.terms.keys() & other.terms.keys())
+        return next((index for index in both if self.terms[index] != other.terms[index]), 0)
+
+
+@contextmanager
+def locked(folders: list[Path]) -> Iterator[list[DataFolder]]:
+    """The data folders, each held against a node that would start. Raises ConfigError, FolderLockedError."""
+    with ExitStack() as held:
+        found = []
+        for path in folders:
+            if not (path / "node").is_file():
+                raise ConfigError(f"{path} is no data folder of a node")
+            folder = DataFolder(path)
+            held.callback(folder.close)
+            found.append(folder)
+        yield found
+
+
+def read_survivor(folder: DataFolder, namespace: str, *, elections: bool = True) -> Survivor:
+    """What a controller's folder holds; nothing in it is changed. ``namespace``, ``elections``: as the settings say them, for
+    clusters of feature level 1. Raises ConfigError (it is no controller's), CorruptionError, IncompatibleVersionError."""
+    identity = folder.load_identity()
+    raft = folder.raft
+    if identity is None or not (raft / "journal").is_file():
+        kept = " (a rescue has put one aside there)" if (folder.path / BEFORE).is_dir() else ""
+        raise ConfigError(f"{folder.path} holds no journal of the metadata group{kept}")
+    with tempfile.TemporaryDirectory(prefix="liftpy-rescue-") as copy:
+        shutil.copy2(raft / "journal", Path(copy) / "journal")  # to open one is to write it anew
+        journal = GroupJournal(Path(copy) / "journal", flush=False)
+        entries = [entry for position in range(len(journal)) if isinstance(entry := journal[position], tuple)]
+        journal.close()
+    fsm = ClusterFsm(namespace, elections=elections)
+    term, index = 0, 0
+    if (raft / "snapshot").exists():
+        snapshot = decode_snapshot_file((raft / "snapshot").read_bytes())
+        fsm.restore(snapshot.image)
+        index, term = snapshot.last[1], snapshot.last[2]
+    for command, at, at_term in entries:
+        if at <= index:
+            continue
+        if at != index + 1:
+            raise CorruptionError(f"{raft}: entry {at} follows on {index}: a snapshot is lost, this log can't be used")
+        if is_applied(command, at):
+            fsm.apply(bytes(command[1:]), at)
+        index, term = at, at_term
+    if not index:
+        raise ConfigError(f"{folder.path}: its journal holds nothing")
+    digest = hashlib.blake2b(image_to_bytes(fsm.image), digest_size=_DIGEST_BYTES).hexdigest()
+    terms = {at: at_term for _, at, at_term in entries}
+    return Survivor(
+        data=folder.path, node_id=identity.node_id, term=term, index=index, digest=digest, image=fsm.image, terms=terms
+    )
+
+
+def newest(survivors: list[Survivor]) -> Survivor:
+    """The one whose log is taken. Raises InvariantError where two logs that end alike give different images."""
+    best = max(survivors, key=lambda one: (one.term, one.index))
+    for one in survivors:
+        if (one.term, one.index) == (best.term, best.index) and one.digest != best.digest:
+            raise InvariantError(f"{one.data} and {best.data} end alike and hold different images: keep both, and ask")
+    return best
+
+
+def rescue(
+    chosen: Survivor, folders: list[DataFolder], voters: tuple[str, ...], out: Path | None, now_ns: int
+) -> dict[str, Path]:
+    """Write the new controllers' raft folders: into their data folders where these are given, else below ``out``. Returns where. A
+    given folder of somebody else loses its log to ``raft-before-rescue``: its node comes back as an ordinary one."""
+    if len(set(voters)) != len(voters) or not voters:
+        raise ConfigError("name the new controllers, each once")
+    ids = {folder.path: identity.node_id for folder in folders if (identity := folder.load_identity()) is not None}
+    given = {node_id: path for path, node_id in ids.items()}
+    missing = [node for node in voters if check_name(node, "node") not in given]
+    if missing and out is None:
+        raise ConfigError(
+            f"{', '.join(missing)}: no data folder of theirs is given; say --out, and put what is written there in its place"
+        )
+    for path in ids:
+        if (path / BEFORE).exists():
+            raise ConfigError(f"{path / BEFORE} is there from an earlier rescue: look at it, and move it away")
+    image = rescued_image(chosen.image, voters, now_ns)
+    said = {
+        "index": image.index,
+        "time_ns": now_ns,
+        "detail": f"rescued from {chosen.node_id}'s log: what was decided behind entry {chosen.index} of term {chosen.term} is lost",
+    }
+    written = {}
+    for node in voters:
+        home = given[node] if node in given else (out or Path()) / node
+        make_folder(home)
+        _write(home / _NEW, node, image, chosen, said)
+        written[node] = home / "raft"
+    for node, target in written.items():
+        if node in given:
+            _put_aside(target)
+        (target.parent / _NEW).rename(target)
+        sync_folder(target.parent)
+    for path, node_id in ids.items():
+        if node_id not in voters:
+            _put_aside(path / "raft")
+    return written
+
+
+def _put_aside(raft: Path) -> None:
+    if raft.exists():
+        raft.rename(raft.with_name(BEFORE))
+        sync_folder(raft.parent)
+
+
+def _write(folder: Path, node_id: str, image: ClusterImage, chosen: Survivor, said: dict[str, object]) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    make_folder(folder)
+    term = chosen.term + LEAP
+    previous: Entry = (_NOTHING, image.index - 1, term)
+    last: Entry = (_NOTHING, image.index, term)
+    snapshot = SnapshotFile(last, previous, image.controllers.voters, encode_snapshot(image), image.controllers)
+    replace_file(folder / "snapshot", encode_snapshot_file(snapshot))
+    journal = GroupJournal(folder / "journal")
+    for entry in (previous, last):
+        journal.add(*entry)
+    journal.setRaftCommitIndex(image.index)
+    journal.setCurrentTerm(term, None)
+    journal.sync()
+    journal.close()
+    replace_file(folder / RESCUED, json.dumps(said).encode())
+    replace_file(folder / MARKER, f"{node_id}\n".encode())
+
+
+def rescue_event(folder: Path, index: int) -> ClusterEvent | None:
+    """What is to be told of a raft folder that began by a rescue at ``index``; None: it did not, or has gone on since."""
+    try:
+        said = load_json((folder / RESCUED).read_bytes())
+        if whole_number(said["index"], 0, 1 << 62) != index:
+            return None
+        event = data_loss(index, whole_number(said["time_ns"], 0, 1 << 62), str(said["detail"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    logger.warning("the metadata group was %s", event.detail)
+    return event

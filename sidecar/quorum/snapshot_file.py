@@ -1,0 +1,122 @@
+"""The group's snapshot file: verified whole before anything of it is used. Magic, version, CRC-32C, then a RaftSnapshot."""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import crc32c
+from google.protobuf.message import DecodeError
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.metadata.controller_list import ControllerList, well_formed
+from liftpy.core.wire._pb import raft_pb2 as pb
+from liftpy.errors import CorruptionError, UnknownFormatError
+from sidecar.disk.files import replace_file
+from sidecar.quorum.codec import MAX_NUMBER, Entry
+from sidecar.quorum.journal import GroupJournal
+
+_HEAD = struct.Struct("<4sII")
+_MAGIC, _VERSION = b"LFRS", 1
+MAX_SNAPSHOT_BYTES = 512 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFile:
+    """The state after the entry ``last``; ``previous`` is the entry before it. ``image``: ClusterFsm.snapshot()."""
+
+    last: Entry
+    previous: Entry
+    nodes: tuple[str, ...]
+    """That vote."""
+    image: bytes
+    controllers: ControllerList | None = None
+    """As of ``last``; None: those of the settings, which nobody has changed."""
+
+
+def encode_snapshot_file(snapshot: SnapshotFile) -> bytes:
+    """The bytes of the file."""
+    message = pb.RaftSnapshot(nodes=sorted(snapshot.nodes), image=snapshot.image)
+    if snapshot.controllers is not None:
+        held = snapshot.controllers
+        message.learner, message.leaving, message.controllersIndex = held.learner, held.leaving, held.index
+    for target, (command, index, term) in ((message.last, snapshot.last), (message.previous, snapshot.previous)):
+        target.command, target.index, target.term = command, index, term
+    body = message.SerializeToString(deterministic=True)
+    return _HEAD.pack(_MAGIC, _VERSION, crc32c.crc32c(body)) + body
+
+
+def decode_snapshot_file(data: bytes) -> SnapshotFile:
+    """The snapshot; CorruptionError for anything that is not whole and right, UnknownFormatError for another version."""
+    if len(data) < _HEAD.size:
+        raise CorruptionError("the snapshot of the metadata group is shorter than its header")
+    magic, version, crc = _HEAD.unpack_from(data)
+    body = data[_HEAD.size :]
+    if magic != _MAGIC or crc32c.crc32c(body) != crc:
+        raise CorruptionError("the snapshot of the metadata group is damaged")
+    if version != _VERSION:
+        raise UnknownFormatError(f"the snapshot of the metadata group has version {version}, this one reads {_VERSION}")
+    try:
+        message = pb.RaftSnapshot.FromString(body)
+    except DecodeError as error:
+        raise CorruptionError(f"the snapshot of the metadata group does not parse: {error}") from None
+    last, previous = _entry(message.last), _entry(message.previous)
+    if max(last[1:] + previous[1:]) >= MAX_NUMBER or not 0 < previous[1] == last[1] - 1:
+        raise CorruptionError("the snapshot of the metadata group names entries that do not follow each other")
+    return SnapshotFile(last, previous, tuple(message.nodes), message.image, _controllers(message, last[1]))
+
+
+def _controllers(message: pb.RaftSnapshot, last_index: int) -> ControllerList | None:
+    if not message.controllersIndex:
+        return None
+    held = ControllerList(tuple(message.nodes), message.learner, message.leaving, message.controllersIndex)
+    if held.index > last_index or not well_formed(held):
+        raise CorruptionError(f"the snapshot of the metadata group names controllers that there can't be: {held.said()}")
+    return held
+
+
+def _entry(entry: pb.RaftEntry) -> Entry:
+    return entry.command, entry.index, entry.term
+
+
+def write_snapshot_file(path: Path, snapshot: SnapshotFile) -> None:
+    """Write, flush and read back [S16]; the library renames it into place right after, and then trims the journal.
+
+    Raises OSError, and CorruptionError when the file can't be read back.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
+    try:
+        view = memoryview(encode_snapshot_file(snapshot))
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    found = decode_snapshot_file(path.read_bytes())
+    if found != replace(snapshot, nodes=tuple(sorted(snapshot.nodes))):
+        raise CorruptionError("the snapshot of the metadata group can't be read back: the journal keeps its entries")
+
+
+def load_snapshot_file(path: Path) -> SnapshotFile:
+    """What is in the file, which is written anew first: as received, or found at a start, it may never have reached the disk, and the
+    entries that it holds are about to leave the journal [S12]. Raises OSError or StorageError."""
+    data = path.read_bytes()
+    snapshot = decode_snapshot_file(data)
+    replace_file(path, data)
+    return snapshot
+
+
+def trim_journal(journal: GroupJournal, previous: Entry, last: Entry) -> None:
+    """Drop from the journal what a loaded snapshot holds.
+
+    The library throws the whole journal away unless its first two entries are exactly those of the snapshot, which is so only
+    if the process did not die between writing the snapshot and trimming the journal.
+    """
+    for position in range(len(journal) - 1):
+        first, second = journal[position], journal[position + 1]
+        assert isinstance(first, tuple) and isinstance(second, tuple)  # noqa: PT018
+        if first[1:] == previous[1:] and second[1:] == last[1:]:
+            journal.deleteEntriesTo(position)
+            return

@@ -1,0 +1,327 @@
+"""The library's transport on top of ``PeerSessions``: messages through the strict codec, in and out, hardened on the way in.
+
+It also knows what a leader's leases rest on. An answer confirms the leadership at the moment at which the append that it answers was
+SENT: the follower echoes the leader's time stamp. From then on for VOTE_AGAIN_S that follower votes for nobody else, so that no other
+leader can be elected while a majority's confirmations are younger: unless the leader itself has asked for the election.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+
+from liftpy.core.metadata.controller_list import ControllerList
+from liftpy.core.metadata.feature_range import FIRST, LevelRange
+from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.state_checksum import NONE, AppliedDigests, Checkpoint
+from liftpy.core.wire.decode_errors import REFUSED
+from liftpy.errors import ProtocolError
+from sidecar.quorum import codec
+from sidecar.quorum.codec import Message
+from sidecar.quorum.library import FAIL_REASON, Node, RaftCore, Transport
+from sidecar.quorum.peer_sessions import PeerSessions
+from sidecar.quorum.pre_vote import may_grant
+from sidecar.quorum.probation import Probation
+from sidecar.quorum.raft_rules import Hardening
+from sidecar.runtime import clock as clocks
+
+logger = logging.getLogger("liftpy.raft")
+
+VOTE_AGAIN_S = 0.4
+"""How long after an append a follower votes for nobody. At least ``confirmed_within_s`` of the sessions of nodes; and no more than the
+shortest election time-out without the pause between two appends, or a fail-over would need a second election."""
+_GIVE_WAY_S = 0.1
+"""After a grant the member itself does not campaign for so long: two at once would share the votes."""
+_OF_VOTERS = ("request_vote", "response_vote", "pre_vote", "pre_vote_granted")
+"""A member on probation neither sends nor hears them."""
+DIVERGENCES = "controllers with another image"
+_TRANSFER_S = 2.0
+"""An election within this time after the leader has asked for it is one that it asked for."""
+
+
+class SessionTransport(Transport):  # type: ignore[misc]  # the library has no types
+    """Makes of a lossy bus what the library needs: FIFO links that are up or down."""
+
+    def __init__(
+        self,
+        node_id: str,
+        members: tuple[str, ...],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        draw: Callable[[], int] = lambda: random.SystemRandom().getrandbits(63),
+        stamp: Callable[[], int] = clocks.now_ns,
+        spoken: LevelRange = SPOKEN,
+    ) -> None:
+        super().__init__(None, None, [])
+        self._clock = clock
+        self._node_id = node_id
+        peers = tuple(i for i in members if i != node_id)
+        self.sessions = PeerSessions(node_id, peers, self._deliver, self._changed, draw, self._journal_is_new, self._term)
+        self.applied: dict[str, int] = dict.fromkeys(peers, 0)
+        """Applied index of each peer as it last said to this leader; for the status."""
+        self.checkpoints = AppliedDigests(node_id)
+        """Digests of what this member, and its followers, have applied."""
+        self.diverged: Callable[[int], None] = lambda _: None
+        """Called when this member is found to differ from a majority, at an index."""
+        self.levels: dict[str, LevelRange] = {}
+        """Feature levels that each peer, as a follower in this session, says it speaks."""
+        self._spoken = (spoken.least, spoken.most)
+        self._stamp = stamp
+        self._echoes: dict[str, int] = {}
+        """Sender of appends -> the stamp of the newest one in this session."""
+        self._confirmed: dict[str, tuple[int, int]] = {}
+        """Follower -> (term, when this leader had sent what it has answered, ns)."""
+        self._leader_heard_at = self._transfer_asked_at = -1e9
+        self._not_forwarded: list[tuple[Node, int | None]] = []
+        """Commands that the library wanted to forward: it lost the leadership with them in its queue. They are refused, and
+        the proposer repeats them under their operation id."""
+        self._nodes = {i: Node(i) for i in peers}
+        self._core: RaftCore | None = None
+        self._hardening: Hardening | None = None
+        self._probation: Probation | None = None
+
+    def attach(self, core: RaftCore, probation: Probation | None = None) -> None:
+        """The library's node is made: from now on messages can be delivered. ``probation``: who judges the peers' folders and the
+        own one; None: nobody does."""
+        self._core = core
+        self._probation = probation
+        core.followed = self.follow
+        self.sessions.by_log = lambda: core.controllers.index
+        self.follow(core.controllers)
+        if probation is not None:
+            self.sessions.tail_for, self.sessions.judge = probation.lineage.tail_for, self._judge
+        self._hardening = Hardening(core, self._onMessageReceived, self.send, self.sessions.counters)
+
+    def follow(self, controllers: ControllerList) -> None:
+        """The controllers are these from now on: sessions with them, with those before while that is not committed, and nobody else."""
+        assert self._core is not None
+        peers = [i for i in self._core.members if i != self._node_id]
+        self.sessions.follow(peers)
+        for kept in (self._nodes, self.applied, self._confirmed, self.levels):
+            for gone in set(kept) - set(peers):
+                del kept[gone]
+        for node_id in set(peers) - set(self._nodes):
+            self._nodes[node_id], self.applied[node_id] = Node(node_id), 0
+        if self._probation is not None:
+            self._probation.follow(controllers)
+
+    # ---- the library's interface ---------------------------------------------------------------------------------------
+    def addNode(self, node: Node) -> None:
+        """The library is not asked who they are: ``follow``."""
+
+    def dropNode(self, node: Node) -> None:
+        """The same."""
+
+    def send(self, node: Node, message: Message) -> bool:
+        """Put a message into the outbox; the journal is flushed before it leaves."""
+        assert self._core is not None
+        if message["type"] == "apply_command":
+            self._not_forwarded.append((node, message.get("request_id")))
+            return False
+        if self._core.on_probation and message["type"] in _OF_VOTERS:
+            return False
+        if message["type"] == "append_entries":
+            message = {**message, "sent_ns": self._stamp(), "checkpoint": self.checkpoints.agreed}
+        elif message["type"] == "request_vote":
+            message = {**message, "transfer": self._clock() - self._transfer_asked_at < _TRANSFER_S}
+        elif message["type"] == "next_node_idx":
+            message = {**message, "applied_index": self._core.raftLastApplied}
+            message["levels"], message["checkpoint"] = self._spoken, self.checkpoints.newest
+            message["echo_ns"] = 0 if self._core.on_probation else self._echoes.get(node.id, 0)
+            if self._core.on_probation and message["success"]:
+                # No acknowledgement: "send me what comes next", which moves a leader of any version on, and which none counts.
+                message["success"], message["reset"] = False, True
+        return self.sessions.send(node.id, codec.encode(message), self._core.raftCurrentTerm, self._clock())
+
+    # ---- in ------------------------------------------------------------------------------------------------------------
+    def receive(self, sender: str, frame: bytes) -> None:
+        """A frame from the bus; nothing is raised."""
+        self.sessions.receive(sender, frame, self._clock())
+
+    def poll(self) -> None:
+        """Hellos, time-outs, and refusals of what is not forwarded; to be called on every tick."""
+        refused, self._not_forwarded = self._not_forwarded, []
+        for node, request_id in refused:
+            if request_id is not None:
+                answer = {"type": "apply_command_response", "request_id": request_id, "error": FAIL_REASON.NOT_LEADER}
+                self._onMessageReceived(node, answer)
+        self.sessions.poll(self._clock())
+
+    def _deliver(self, sender: str, body: bytes, term: int) -> bool:
+        assert self._hardening is not None
+        assert self._core is not None
+        try:
+            message = codec.decode(body)
+        except ProtocolError:
+            self.sessions.counters[f"{REFUSED}messages"] += 1
+            return False
+        if message.get("term", 0) > term:  # the frame's, which was found to be in reach
+            self.sessions.counters[f"{REFUSED}messages"] += 1
+            return False
+        if self._core.on_probation and (message["type"] in _OF_VOTERS or message["type"] == "timeout_now"):
+            return True
+        if not self.sessions.peers[sender].trusted:
+            return self._deliver_untrusted(sender, message, term)
+        if message["type"] == "request_vote" and not self._may_vote_again(message):
+            self.sessions.counters["votes not given: the leader is there"] += 1
+            return True
+        if message["type"] == "pre_vote":
+            self._pre_vote(sender, message)
+            return True
+        if message["type"] == "pre_vote_granted":
+            self._core.pre_vote_granted(self._nodes[sender], message["term"])
+            return True
+        if message["type"] == "response_vote" and sender not in self._core.controllers.voters:
+            self.sessions.counters["votes of who has none"] += 1
+            return True
+        if message["type"] == "next_node_idx":
+            self._heard(sender, message)
+            # One on probation does not count: if who differs from it gave way, too few might be left that do.
+            self._compare(sender, message["checkpoint"] if message["success"] else NONE)
+            self._answered(sender, message, term)
+        elif message["type"] == "append_entries" and message["term"] >= self._core.raftCurrentTerm:
+            self._leader_heard_at, self._echoes[sender] = self._clock(), message["sent_ns"]
+            self._core.pre_vote.end()
+            if self.checkpoints.differs_from(message.get("checkpoint", NONE)):
+                self.diverged(message["checkpoint"][0])
+        elif message["type"] == "timeout_now" and sender == self._core.leader_id:
+            self._transfer_asked_at = self._clock()
+        return self._hardening.deliver(self._nodes[sender], message, term)
+
+    def _heard(self, sender: str, answer: Message) -> None:
+        """What a follower says of itself."""
+        self.applied[sender] = answer["applied_index"]
+        least, most = answer["levels"]
+        self.levels[sender] = LevelRange(least or FIRST, most or least or FIRST)
+
+    def _compare(self, sender: str, checkpoint: Checkpoint) -> None:
+        """Leader: whether all hold one image, as far as they have told."""
+        core, checkpoints = self._core, self.checkpoints
+        assert core is not None
+        if not core.leads:
+            return
+        checkpoints.told(sender, checkpoint)
+        before, beside = checkpoints.found_count, checkpoints.judge(core.controllers.voters)
+        if checkpoints.found_count > before:
+            self.sessions.counters[DIVERGENCES] += checkpoints.found_count - before
+            logger.error(
+                "controllers hold different images: %s",
+                checkpoints.halted or f"one differs from a majority, near index {checkpoints.newest[0]}",
+            )
+        if beside:
+            self.diverged(checkpoints.newest[0])
+
+    def _may_vote_again(self, request: Message) -> bool:
+        """A leader is never too busy to learn of a higher term: it has the leases in its own hand."""
+        assert self._core is not None
+        quiet = self._clock() - self._leader_heard_at
+        return bool(request["transfer"]) or self._core.leads or quiet >= VOTE_AGAIN_S
+
+    def _pre_vote(self, sender: str, question: Message) -> None:
+        """Whether this member would vote for ``sender``. One that is in a later term than the leader does not hear it any more: the
+        leader makes way for an election in the term after that."""
+        core = self._core
+        assert core is not None
+        granted = may_grant(
+            leads=core.leads,
+            quiet_s=self._clock() - self._leader_heard_at,
+            quiet_needed_s=VOTE_AGAIN_S,
+            turn_is_late=core.turn_is_late,
+            own=(core.log.last_term, core.log.last_index),
+            asker=(question["last_log_term"], question["last_log_index"]),
+        )
+        if granted:
+            core.give_way(_GIVE_WAY_S)
+            self.send(self._nodes[sender], {"type": "pre_vote_granted", "term": core.raftCurrentTerm})
+            return
+        self.sessions.counters["pre-votes not granted"] += 1
+        if core.leads:
+            core.step_down(question["term"])
+
+    def _answered(self, sender: str, answer: Message, term: int) -> None:
+        assert self._core is not None
+        if not self._core.leads or term != self._core.raftCurrentTerm:
+            return
+        now_ns = self._stamp()
+        if answer["echo_ns"]:
+            sent_ns = min(answer["echo_ns"], now_ns)
+        else:  # of a version that does not echo; on probation, which confirms nothing, there is no success
+            sent_ns = now_ns if answer["success"] else 0
+        of_term, before_ns = self._confirmed.get(sender, (0, 0))
+        self._confirmed[sender] = (term, max(sent_ns, before_ns if of_term == term else 0))
+
+    @property
+    def leader_heard_at(self) -> float:
+        """When a leader was heard last, by the clock; long ago: never."""
+        return self._leader_heard_at
+
+    def confirmed_ns(self) -> int:
+        """Leader: until this moment, by ``stamp``, a majority had not voted for anybody else."""
+        assert self._core is not None
+        term = self._core.raftCurrentTerm
+        others = [i for i in self._core.controllers.voters if i != self._node_id]
+        heard = [self._confirmed.get(i, (0, 0)) for i in others]
+        known = sorted((ns if of_term == term else 0 for of_term, ns in heard), reverse=True)
+        needed = (len(others) + 1) // 2
+        if not needed:
+            return self._stamp()
+        return known[needed - 1] if len(known) >= needed else 0
+
+    def _deliver_untrusted(self, sender: str, message: Message, term: int) -> bool:
+        """A folder that went back is sent what it lacks. It elects nobody, commits nothing, confirms no leader and is not one."""
+        core, hardening, node = self._core, self._hardening, self._nodes[sender]
+        assert core is not None
+        assert hardening is not None
+        if message["type"] != "next_node_idx":
+            self.sessions.counters["messages of a folder that went back"] += 1
+            return True
+        self._heard(sender, message)
+        if message["success"]:
+            message = {**message, "success": False, "reset": True}
+        return core.without_confirming(node, lambda: hardening.deliver(node, message, term))
+
+    def _judge(self, peer_id: str, tail: bytes) -> bool:
+        assert self._probation is not None
+        assert self._core is not None
+        trusted = self._probation.heard(peer_id, tail)
+        if not trusted:
+            self._core.forget_match(self._nodes[peer_id])
+        if trusted != self.sessions.peers[peer_id].trusted:
+            self.sessions.counters["folders found caught up" if trusted else "folders found to have gone back"] += 1
+            logger.warning(
+                "the raft folder of %s %s",
+                peer_id,
+                "has caught up: it counts again"
+                if trusted
+                else "went back in time, as with an older copy put back: its votes and acknowledgements count for nothing until it "
+                "has caught up",
+            )
+        return trusted
+
+    def sync(self) -> None:
+        """Make durable by which processes the peers are known: before anything leaves that counts on them."""
+        if self._probation is not None:
+            self._probation.lineage.sync()
+
+    def _changed(self, node_id: str, up: bool) -> None:
+        node = self._nodes[node_id]
+        if up:
+            if self._core is not None:
+                self._core.forget_match(node)
+            self._onNodeConnected(node)
+            return
+        self._onNodeDisconnected(node)
+        self._echoes.pop(node_id, None)
+        self.levels.pop(node_id, None)
+        self.checkpoints.forget(node_id)
+        if self._core is not None and self._hardening is not None:
+            self._core.cancel_snapshot(node)
+            self._hardening.session_ended(node_id)
+
+    def _term(self) -> int:
+        return 0 if self._core is None else int(self._core.raftCurrentTerm)
+
+    def _journal_is_new(self) -> bool:
+        return self._core is not None and self._core.log.last_index <= 1

@@ -1,0 +1,1 @@
+"""What every part of the daemon uses: clock, tasks, timers, settings, logs."""

@@ -1,0 +1,320 @@
+"""What a node logs, and how: as text or JSON, each event by its name, a flood of one told and not retold.
+
+Of one event and partition five lines a second are logged, twenty in a burst; how many were left out is said in a line of its own as
+soon as one may be logged again, or a second later. Errors are never left out. The level can be changed for a time, and falls back by
+itself.
+
+Every event that a node logs: the logger, and how the text of the line begins -> its name, which stays when the words change.
+
+docs/operating.md lists them, and a test looks through the code for lines without a name.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from liftpy.core.base.ids import PartitionKey
+
+KEY_CHARS = 60
+"""Of a text so many tell it from others."""
+EVENTS: dict[tuple[str, str], str] = {
+    ("liftpy.bus", "NATS connection for %s is back, at %s"): "bus.back",
+    ("liftpy.bus", "a connection goes on with the credentials that it has: %s"): "bus.credentials_kept",
+    ("liftpy.bus", "NATS: %r"): "bus.error",
+    ("liftpy.bus", "NATS connection for %s lost (%s); reconnecting"): "bus.lost",
+    ("liftpy.bus", "NATS connection for %s can't be had again yet (%s); trying o"): "bus.still_lost",
+    ("liftpy.bus", "a message on %r can't be taken: %r"): "bus.message_not_taken",
+    ("liftpy.bus", "no NATS server at %s lets this node in yet (%s); trying on"): "bus.not_let_in",
+    ("liftpy.bus", "no connection for standbys yet: %s"): "bus.no_standby_yet",
+    ("liftpy.bus", "%s"): "bus.rights_denied",
+    ("liftpy.bus", "the NATS stream can't be read"): "bus.unreadable",
+    ("liftpy.disk", "HW checkpoint: %s"): "disk.checkpoint_failed",
+    ("liftpy.disk", "%s: a flush took %.1f s; slow ones since the last such line:"): "disk.slow_flush",
+    ("liftpy.housekeeping", "how much space is free in %s can't be told: %s"): "disk.space_unknown",
+    ("liftpy.group", "%s becomes a controller: %s"): "group.becomes_controller",
+    ("liftpy.group", "%s can't become a controller: %s: %s"): "group.cannot_become_controller",
+    ("liftpy.group", "NATS, group's connection: %r"): "group.bus_error",
+    ("liftpy.group", "%s is the only controller in its settings, and a group runs:"): "group.follows",
+    ("liftpy.group", "%s is a controller"): "group.is_controller",
+    ("liftpy.group", "NATS, group's connection: a message can't be taken: %r"): "group.message_not_taken",
+    ("liftpy.group", "%s is no controller any more, it follows the feed"): "group.no_controller",
+    ("liftpy.group", "the settings name the controllers %s, and the group's log %s"): "group.settings_differ",
+    ("liftpy.group", "events can't be kept in their stream now: %s"): "events.not_kept",
+    ("liftpy.groups", "%s: its coordinator has ended, and begins anew: %s"): "groups.coordinator_restarted",
+    ("liftpy.groups", "inbox_prefixes leave out %s.: consumer groups have no coordi"): "groups.no_coordinator",
+    ("liftpy.node", "settings read again; %s"): "node.settings_read",
+    ("liftpy.node", "settings are as they were: %s"): "node.settings_wrong",
+    ("liftpy.proposals", "%s: ISR is now %s"): "isr.changed",
+    ("liftpy.proposals", "%s: leaves the ISR: %s"): "isr.leaves",
+    ("liftpy.proposals", "%s: ISR change not made: %s"): "isr.not_changed",
+    ("liftpy.proposals", "%s: %s leaves the ISR: its last flush took %.3f s, far longe"): "isr.slow_replica",
+    ("liftpy.jetstream", "no connection for the read API of JetStream yet: %s"): "jetstream.not_connected",
+    ("liftpy.jetstream", "the streams are read on %s as well"): "jetstream.served",
+    ("liftpy.housekeeping", "%s: compaction dropped %d records"): "log.compacted",
+    ("liftpy.housekeeping", "%s: compaction: %s"): "log.compaction_failed",
+    ("liftpy.node", "%s: %s"): "log.damaged",
+    ("liftpy.node", "%s: the log can't be recovered: %s: %s"): "log.not_recovered",
+    ("liftpy.node", "%s: the folder of the log is gone: records that this node ac"): "log.folder_lost",
+    ("liftpy.node", "%s: all segments of the log are gone: records that this node"): "log.segments_lost",
+    ("liftpy.partition", "%s: recovered: %s"): "log.recovered",
+    ("liftpy.partition", "%s: retention: %s"): "log.retention_failed",
+    ("liftpy.node", "%s: suspect: %s; %d bytes that were not known to be on the d"): "log.suspect",
+    ("liftpy.membership", "handing over: %s"): "membership.hands_over",
+    ("liftpy.membership", "heartbeat not answered: %s"): "membership.heartbeat_unanswered",
+    ("liftpy.membership", "the settings say %s, and the cluster has %s: that holds"): "membership.session_times_differ",
+    ("liftpy.membership", "leaderships are not handed over: %s"): "membership.not_handed_over",
+    ("liftpy.membership", "not registered yet: %s"): "membership.not_registered",
+    ("liftpy.membership", "registered, but %s"): "membership.registered_but",
+    ("liftpy.membership", "the metadata group was not told of the stop: %s"): "membership.stop_not_told",
+    ("liftpy.raft", "the raft folder went back in time: %s knows a later process "): "metadata.folder_went_back",
+    ("liftpy.raft", "%s says that its term is %d, which can't be true beside %d"): "metadata.impossible_term",
+    ("liftpy.raft", "controllers hold different images: %s"): "metadata.images_differ",
+    ("liftpy.raft", "the raft folder held another image than the majority's: it i"): "metadata.folder_set_aside",
+    ("liftpy.raft", "closing the journal: %s"): "metadata.journal_not_closed",
+    ("liftpy.raft", "%s leads the metadata group in term %d"): "metadata.leads",
+    ("liftpy.raft", "the metadata group was %s"): "metadata.rescued",
+    ("liftpy.raft", "%s does not lead the metadata group any more"): "metadata.leads_no_more",
+    ("liftpy.raft", "the controllers are %s here, and %s in the settings of %s: t"): "metadata.lists_differ",
+    ("liftpy.raft", "the metadata group's member stops: %s"): "metadata.member_failed",
+    ("liftpy.raft", "the raft folder of %s %s"): "metadata.peer_folder",
+    ("liftpy.raft", "%s is no controller any more, as of index %d"): "metadata.removed",
+    ("liftpy.raft", "%s is a voting member of the metadata group"): "metadata.votes",
+    ("liftpy.raft", "%s %s"): "metadata.waits",
+    ("liftpy.node", "the wall clock is in doubt, and nothing is removed for its a"): "node.clock_doubted",
+    ("liftpy.node", "the wall clock is trusted again"): "node.clock_trusted",
+    ("liftpy.node", "node %s stops: %s"): "node.failed",
+    ("liftpy.node", "data folder %s was writable for others; it is not any more"): "node.folder_was_writable",
+    ("liftpy.node", "log level is %s for %g s"): "node.log_level_changed",
+    ("liftpy.node", "log level is %s again"): "node.log_level_restored",
+    ("liftpy.node", "this NATS server lets everybody in and everybody may do ever"): "node.open_nats",
+    ("liftpy.node", "another process runs as node %s: waiting for it to end"): "node.predecessor_runs",
+    ("liftpy.node", "node %s restarts to repair %s"): "node.repairs",
+    ("liftpy.node", "starting again in %g s"): "node.starts_again",
+    ("liftpy.node", "the stop takes longer than %g s: leaving without it"): "node.stop_takes_too_long",
+    ("liftpy.node", "node %s stopped %s in %.2f s"): "node.stopped",
+    ("liftpy.node", "the supervisor can't be told %s: %s"): "node.supervisor_silent",
+    ("liftpy.node", "in the background, unexpectedly: %s: %r"): "node.task_ended",
+    ("liftpy.node", "the cluster does not know %s: its data is kept; remove the f"): "node.unknown_folder",
+    ("liftpy.node", "node %s is up as incarnation %d"): "node.up",
+    ("liftpy.partition", "%s: HW checkpoint: %s"): "partition.checkpoint_failed",
+    ("liftpy.partitions", "%s: deleted"): "partition.deleted",
+    ("liftpy.partitions", "%s: deleted: it moved away while this node was down"): "partition.deleted_moved_away",
+    ("liftpy.partitions", "%s: the feed said that it is not held here any more, the con"): "partition.deletion_contradicted",
+    ("liftpy.partitions", "%s: no controller confirms that it is not held here any more"): "partition.deletion_unconfirmed",
+    ("liftpy.partitions", "handing over without knowing that nothing is on its way: %r"): "partition.handed_over_unsure",
+    ("liftpy.partition", "%s: closing the log: %s"): "partition.not_closed",
+    ("liftpy.partition", "records dropped without a stored state partition=%s below=%d"): "partition.dropped_without_state",
+    ("liftpy.partitions", "%s: moved away while this node was down, and can't be delete"): "partition.not_deleted",
+    ("liftpy.partitions", "%s: the log can't be opened: %s: %s"): "partition.not_opened",
+    ("liftpy.partition", "%s: log %d..%d, HW %d"): "partition.opened",
+    ("liftpy.proposals", "%s: its pause ends: %s"): "partition.pause_ends",
+    ("liftpy.partition", "%s: what was set aside can't be removed: %s"): "partition.set_aside_kept",
+    ("liftpy.partition", "%s: what was heard can't be looked for in its log: %s"): "partition.standby_unreadable",
+    ("liftpy.partition", "%s: %s is left out and removed: %s"): "partition.state_left_out",
+    ("liftpy.partition", "%s: all records are here again, removed %s"): "partition.whole_again",
+    ("liftpy.ingest", "publishes that nobody waits for were dropped: %s%s"): "publish.dropped",
+    ("liftpy.ingest", "publishes were lost with a connection that the server closed"): "publish.lost",
+    ("liftpy.ingest", "publishes were lost with a connection, and the server can't "): "publish.lost_unknown",
+    ("liftpy.proposals", "%s: asks for another leader: %s"): "replica.gives_up_leadership",
+    ("liftpy.replica", "%s: heard while standing by: %d to append, %d in the log to "): "replica.heard_standing_by",
+    ("liftpy.proposals", "%s: leader %s lacks committed records, up to offset %d"): "replica.leader_lacks_records",
+    ("liftpy.replica", "%s: no part of this log can be kept, it is fetched anew from"): "replica.log_afresh",
+    ("liftpy.replica", "%s: cut to log end %d"): "replica.log_cut",
+    ("liftpy.replica", "%s: the cut waits for a flush that is not over"): "replica.cut_waits",
+    ("liftpy.proposals", "%s: %s: %s"): "replica.proposal_refused",
+    ("liftpy.replica", "%s: %s %s in epoch %d"): "replica.role_changed",
+    ("liftpy.replica", "%s: %s was served wrong bytes at offset %d: %s"): "replica.served_wrong_bytes",
+    ("liftpy.driver", "%s: %s -> %s"): "replica.step",
+    ("liftpy.driver", "%s: the replica is stopped: %s\n%s"): "replica.stopped",
+    ("liftpy.replica", "%s: storage failed: %s"): "replica.storage_failed",
+    ("liftpy.replication", "%s: offset %d came damaged from the leader, asking again: %s"): "replication.damaged",
+    ("liftpy.replication", "%s: offset %d can't be read for a follower: %s"): "replication.read_failed",
+    ("liftpy.replication", "leader gives no state partition=%s: it is of an earlier vers"): "replication.no_state",
+    ("liftpy.replication", "%s: the batch at offset %d has %d bytes, the NATS server's m"): "replication.too_large",
+    ("liftpy.scrub", "%s: the scrub found damage: %s"): "scrub.damage",
+    ("liftpy.scrub", "%s"): "scrub.interrupted",
+    ("liftpy.scrub", "the scrub's progress can't be stored: %s"): "scrub.not_stored",
+    ("liftpy.services", "%s: service %s has ended: %s: %s"): "service.ended",
+    ("liftpy.services", "%s: %s hands over to %s: %s"): "service.hands_over",
+    ("liftpy.services", "%s: service %s: %s"): "service.problem",
+    ("liftpy.partition", "%s: the log begins at %d now and a service's newest snapshot"): "service.records_gone",
+    ("liftpy.services", "%s: slow services hold up the promotion no longer; it goes o"): "service.slow_promotion",
+    ("liftpy.services", "a frame on the services' subject can't be used: %s"): "service.unreadable_frame",
+    ("liftpy.tracing", "the collector takes no spans; those that are lost are counte"): "tracing.refused",
+    ("liftpy.tracing", "spans can't be made: %r"): "tracing.unmade",
+}
+
+
+logger = logging.getLogger("liftpy.node")
+
+LINES_PER_S = 5.0
+BURST_LINES = 20.0
+MOST_KEYS = 4096
+"""Events and partitions that are told apart; beyond them those that were quiet longest are forgotten."""
+_LATER_S = 1.0
+_OTHER = "other"
+LEVELS = ("debug", "info", "warning", "error")
+_NOISY = ("nats", "pysyncobj", "asyncio")
+_EPOCH_AT = {"replica.role_changed": 3}
+"""Event -> which of its arguments is the LeaderEpoch."""
+
+
+def event_of(record: logging.LogRecord) -> str:
+    """Its name; what has none is called after its logger."""
+    found = EVENTS.get((record.name, str(record.msg)[:KEY_CHARS]))
+    return found or f"{record.name.removeprefix('liftpy.')}.{_OTHER}"
+
+
+def partition_of(record: logging.LogRecord) -> PartitionKey | None:
+    """The one that it is about."""
+    first = record.args[0] if isinstance(record.args, tuple) and record.args else None
+    return first if isinstance(first, PartitionKey) else None
+
+
+class Suppression(logging.Filter):
+    """Leaves lines out; ``say`` logs a record past the filter. ``clock``: monotonic, s. May be called on any thread."""
+
+    def __init__(self, say: Callable[[logging.LogRecord], None], clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._say = say
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._buckets: dict[tuple[str, PartitionKey | None], tuple[float, float]] = {}
+        """(event, partition) -> (lines that may still be logged, as of when)"""
+        self._unsaid: dict[tuple[str, PartitionKey | None], tuple[int, logging.LogRecord]] = {}
+        """How many were left out, and the last of them."""
+        self.messages: Counter[str] = Counter()
+        """Level -> lines that were logged."""
+        self.left_out_count = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether it is logged."""
+        key = event_of(record), partition_of(record)
+        with self._lock:
+            takes = record.levelno >= logging.ERROR or self._takes(key)
+            if takes:
+                self.messages[record.levelname.lower()] += 1
+            else:
+                self.left_out_count += 1
+                count, _ = self._unsaid.get(key, (0, record))
+                self._unsaid[key] = count + 1, record
+            told = self._unsaid.pop(key, None) if takes else None
+        if told is not None:
+            self._tell(*told)
+        return takes
+
+    def _takes(self, key: tuple[str, PartitionKey | None]) -> bool:
+        now = self._clock()
+        left, at = self._buckets.pop(key, (BURST_LINES, now))
+        left = min(BURST_LINES, left + (now - at) * LINES_PER_S)
+        self._buckets[key] = (left - 1, now) if left >= 1 else (left, now)
+        if len(self._buckets) > MOST_KEYS:
+            del self._buckets[next(iter(self._buckets))]
+        return left >= 1
+
+    def tell(self, *, all_of_it: bool = False) -> None:
+        """Say what was left out and has been unsaid for a second; ``all_of_it``: the process ends."""
+        if not self._unsaid:
+            return
+        now = self._clock()
+        with self._lock:
+            due = [key for key in self._unsaid if all_of_it or now - self._buckets.get(key, (0, 0))[1] >= _LATER_S]
+            told = [self._unsaid.pop(key) for key in due]
+        for count, record in told:
+            self._tell(count, record)
+
+    def _tell(self, count: int, last: logging.LogRecord) -> None:
+        text = f"suppressed {count:,} lines like this one: {last.getMessage()}"
+        made = logging.LogRecord(last.name, last.levelno, last.pathname, last.lineno, text, None, None)
+        made.__dict__.update(event=event_of(last), partition_key=partition_of(last), suppressed=count)
+        self._say(made)
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line. ``facts``: of the node, in each."""
+
+    def __init__(self, facts: Callable[[], dict[str, Any]]) -> None:
+        super().__init__()
+        self._facts = facts
+
+    def format(self, record: logging.LogRecord) -> str:
+        """With the fields that docs/operating.md names."""
+        event, key = (
+            getattr(record, "event", "") or event_of(record),
+            getattr(record, "partition_key", None) or partition_of(record),
+        )
+        when = datetime.fromtimestamp(record.created, UTC)
+        line: dict[str, Any] = {
+            "ts": when.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": event,
+            "msg": record.getMessage(),
+            **self._facts(),
+        }
+        if key is not None:
+            line |= {"stream": key.stream, "partition": key.partition}
+        if event in _EPOCH_AT and isinstance(record.args, tuple) and len(record.args) > _EPOCH_AT[event]:
+            line["epoch"] = record.args[_EPOCH_AT[event]]
+        if (suppressed := getattr(record, "suppressed", 0)) > 0:
+            line["suppressed"] = suppressed
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+class NodeLogs:
+    """Of one process."""
+
+    def __init__(self) -> None:
+        self.facts: dict[str, Any] = {}
+        """``node`` and ``incarnation``, as far as they are known."""
+        self._handler: logging.Handler = logging.NullHandler()
+        self.suppression = Suppression(lambda record: self._handler.emit(record))
+        self._level = "info"
+        self._until: Any = None
+
+    def configure(self, level: str, form: str, node_id: str, stream: TextIO | None = None) -> None:
+        """Log to ``stream`` (default: the standard error) from ``level`` on; ``form``: text or json."""
+        self.facts, self._level = {"node": node_id}, level
+        handler = self._handler = logging.StreamHandler(stream or sys.stderr)
+        handler.setFormatter(self._formatter(form))
+        handler.addFilter(self.suppression)
+        logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+        for noisy in _NOISY:
+            logging.getLogger(noisy).setLevel(logging.WARNING)
+
+    def _formatter(self, form: str) -> logging.Formatter:
+        text = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
+        return JsonFormatter(lambda: self.facts) if form == "json" else text
+
+    def reconfigure(self, level: str, form: str) -> None:
+        """From now on; a level that was asked for for a time stays until then."""
+        self._level = level
+        self._handler.setFormatter(self._formatter(form))
+        if self._until is None:
+            logging.getLogger().setLevel(level.upper())
+
+    def change_level(self, level: str, for_s: float, call_later: Callable[[float, Callable[[], None]], Any]) -> None:
+        """Log from ``level`` on, for so long."""
+        if self._until is not None:
+            self._until.cancel()
+        logging.getLogger().setLevel(level.upper())
+        logger.warning("log level is %s for %g s", level, for_s)
+        self._until = call_later(for_s, self._fall_back)
+
+    def _fall_back(self) -> None:
+        self._until = None
+        logger.warning("log level is %s again", self._level)
+        logging.getLogger().setLevel(self._level.upper())
+
+
+LOGS = NodeLogs()

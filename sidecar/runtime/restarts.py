@@ -1,0 +1,83 @@
+"""Which failures a node heals by starting again by itself, and how long it waits: no momentary disk error needs an operator [L11].
+
+A disk that was full or refused one write is believed no more by the process that saw it, and is good again for the next one, which
+reads what is there and writes it anew. What no start can heal (damage, another format version, a folder in use) ends the node.
+
+Leaving a process whose stop hangs, so that whoever stops a node may rely on it.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+
+from liftpy.errors import (
+    CorruptionError,
+    FolderLockedError,
+    IncompatibleVersionError,
+    StorageError,
+    UnknownFormatError,
+    WrongDataDirectoryError,
+)
+
+EXIT_NEVER_AGAIN = 78
+"""Exit code of a node that must not be started again before somebody has looked: its folder is not, or not whole, what it has to be, or
+the cluster is at a feature level that it does not speak."""
+EXIT_TO_REPAIR = 75
+"""Exit code of a node that wants to be started again."""
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
+_CALM_S = 60.0
+"""A node that ran for so long is counted from the beginning."""
+_DISK = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOMEM}
+_FINAL = (CorruptionError, UnknownFormatError, FolderLockedError)
+
+
+def never_again(error: BaseException | None) -> bool:
+    """Whether another start would end the same way, or do harm."""
+    return isinstance(error, (CorruptionError, UnknownFormatError, WrongDataDirectoryError, IncompatibleVersionError))
+
+
+def momentary(error: BaseException | None) -> bool:
+    """Whether the next start may well go right."""
+    if isinstance(error, OSError):
+        return error.errno in _DISK
+    if not isinstance(error, StorageError) or isinstance(error, _FINAL):
+        return False
+    return error.__cause__ is None or isinstance(error.__cause__, OSError) or momentary(error.__cause__)
+
+
+def count_restart(before: int, ran_s: float) -> int:
+    """How many times in a row the node will have started again, ``before`` this one."""
+    return 1 if ran_s >= _CALM_S else before + 1
+
+
+def pause_s(in_a_row: int) -> float:
+    """Seconds to wait before the restart that is the ``in_a_row``th."""
+    return float(min(_FIRST_PAUSE_S * 2 ** min(in_a_row - 1, 16), _LONGEST_PAUSE_S))
+
+
+logger = logging.getLogger("liftpy.node")
+
+_deadlines: list[threading.Timer] = []
+
+
+def leave_the_process_in(seconds: float) -> None:
+    """Whatever hangs, the process is gone then: a supervisor must be able to rely on SIGTERM. Ends with the process."""
+
+    def leave() -> None:
+        logger.critical("the stop takes longer than %g s: leaving without it", seconds)
+        os._exit(1)
+
+    timer = threading.Timer(seconds, leave)
+    timer.daemon = True
+    timer.start()
+    _deadlines.append(timer)
+
+
+def stay_in_the_process() -> None:
+    """The stop is over and the same process starts a node again: it may pause longer than a stop may take."""
+    while _deadlines:
+        _deadlines.pop().cancel()

@@ -1,0 +1,83 @@
+"""What systemd, or whoever started this process, is told: that it is ready, that it lives, what it is doing, that it stops.
+
+A datagram to the socket that ``NOTIFY_SOCKET`` names. While the logs are recovered it is told of progress, and given more time for each
+step of it; a recovery that stands still gets none. From then on it is told three times in each watchdog interval that the node is live.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable
+
+from liftpy.core.observe.node_health import Check
+from sidecar.runtime.tasks import spawn
+
+logger = logging.getLogger("liftpy.node")
+
+_LOOK_S = 0.25
+_MORE_TIME_S = 30
+"""For each step of progress, before it is ready."""
+
+
+class Supervisor:
+    """``address``: of its socket, '' if there is none; ``watchdog_s``: within that it wants to hear of the node, 0: it does not."""
+
+    def __init__(self, address: str, watchdog_s: float = 0.0) -> None:
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+        self._watchdog_s = watchdog_s
+        self._task: asyncio.Task[None] | None = None
+        self._said = ""
+
+    def tell(self, *words: str) -> None:
+        """Send these assignments, such as ``READY=1``; what can't be sent is only logged."""
+        if not self._address:
+            return
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as there:
+                there.sendto("\n".join(words).encode(), self._address)
+        except OSError as error:
+            logger.warning("the supervisor can't be told %s: %s", words[0], error)
+
+    def start(self, live: Callable[[], list[Check]], ready: Callable[[], list[Check]], doing: Callable[[], str]) -> None:
+        """Begin. ``doing``: in words, what it is at before it is ready; other words are progress."""
+        if self._address:
+            self._task = spawn(self._run(live, ready, doing), "telling the supervisor", endless=True)
+
+    async def _run(self, live: Callable[[], list[Check]], ready: Callable[[], list[Check]], doing: Callable[[], str]) -> None:
+        is_ready, barked_at = False, 0.0
+        while True:
+            if not is_ready:
+                is_ready = self._until_ready(ready(), doing())
+            now = time.monotonic()
+            if self._watchdog_s and now - barked_at >= self._watchdog_s / 3 and all(check.ok for check in live()):
+                barked_at = now
+                self.tell("WATCHDOG=1")
+            await asyncio.sleep(min(_LOOK_S, self._watchdog_s / 6) if self._watchdog_s else _LOOK_S)
+
+    def _until_ready(self, checks: list[Check], doing: str) -> bool:
+        if all(check.ok for check in checks):
+            self.tell("READY=1", "STATUS=ready")
+            return True
+        status = doing or next(f"{check.name}: {check.why}" for check in checks if check.why)
+        if status != self._said:
+            self._said = status
+            self.tell(f"STATUS={status}", f"EXTEND_TIMEOUT_USEC={_MORE_TIME_S * 1_000_000}")
+        return False
+
+    def reloading(self) -> None:
+        """Settings are read again; ``reloaded`` follows."""
+        self.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+    def reloaded(self) -> None:
+        """They have been, or are as they were."""
+        self.tell("READY=1", "STATUS=ready")
+
+    def stopping(self) -> None:
+        """The node begins to stop; nothing else is told from now on."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        self.tell("STOPPING=1", "STATUS=stopping")

@@ -1,0 +1,127 @@
+"""The one place that begins background tasks: none of them ends unheard [A6].
+
+A loop that writes checkpoints, beats or looks for space, and ends by an error that nobody expected, leaves a node that looks well
+and is not. So whoever begins something and does not wait for it says ``spawn``: an unexpected end goes to the event loop's
+exception handler, which a node sets by ``fatal_on`` and which stops the node, loudly. Callbacks of the loop (timers, ends of
+flushes) come the same way. Errors that are expected are handled where they are expected, inside the task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from liftpy.errors import LiftError
+from liftpy.nats.cancellation import end_tasks
+
+logger = logging.getLogger("liftpy.node")
+
+T = TypeVar("T")
+_ENDED = "liftpy: background task"
+_OURS = tuple(str(Path(__file__).resolve().parents[2] / package) for package in ("sidecar", "liftpy"))
+
+
+class BackgroundError(LiftError):
+    """Something in the background has ended by an error that nobody expected. Blame: us; start the node again."""
+
+    code = "BACKGROUND"
+
+
+def spawn(work: Coroutine[Any, Any, T], what: str, *, endless: bool = False) -> asyncio.Task[T]:
+    """Begin ``work``, which nobody waits for. ``what``: as it is named in the log. ``endless``: any end but by ``cancel`` is one
+    that nobody expected."""
+    task = asyncio.get_running_loop().create_task(work, name=what)
+    task.add_done_callback(_endless_ended if endless else _ended)
+    return task
+
+
+def attended(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Begin ``work``, whose maker waits for it and takes its errors; what comes after the maker went on is of interest to nobody."""
+    task = asyncio.get_running_loop().create_task(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
+
+
+def spawn_in(
+    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], what: str, *, endless: bool = False
+) -> Callable[[], Coroutine[Any, Any, None]]:
+    """As ``spawn``, on another thread's running loop; return what ends it, to be awaited on the own loop."""
+    begun: list[asyncio.Task[T]] = []
+
+    def begin() -> None:
+        begun.append(spawn(work, what, endless=endless))
+
+    async def end() -> None:
+        await end_tasks(begun)
+
+    loop.call_soon_threadsafe(begin)
+    return lambda: elsewhere(loop, end())
+
+
+async def elsewhere(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
+    """What ``work`` returns or raises on another thread's running loop; cancelled there when it is cancelled here."""
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+
+
+def unexpected(what: str, error: Exception) -> None:
+    """Say that ``what`` can't go on, where somebody else's code would catch the error and go on."""
+    asyncio.get_running_loop().call_exception_handler({"message": f"{what} has ended", "exception": error, _ENDED: what})
+
+
+def _ended(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _tell(task, error)
+
+
+def _endless_ended(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        _tell(task, task.exception() or BackgroundError("it returned"))
+    elif not task.cancelling():
+        _tell(task, BackgroundError("it was cancelled from within"))
+
+
+def _tell(task: asyncio.Task[Any], error: BaseException) -> None:
+    context = {"message": f"{task.get_name()} has ended", "exception": error, _ENDED: task.get_name()}
+    task.get_loop().call_exception_handler(context)
+
+
+def run_loop(work: Coroutine[Any, Any, int]) -> int:
+    """Run ``work`` on an event loop of its own, uvloop's where it is installed, to its end."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(work)
+    return int(uvloop.run(work))
+
+
+def fatal_on(loop: asyncio.AbstractEventLoop, fatal: Callable[[Exception], None]) -> Callable[[], None]:
+    """Call ``fatal`` for unexpected ends of ``spawn``'s tasks and of our callbacks on ``loop``; return what takes that back."""
+    before = loop.get_exception_handler()
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        where = context.get(_ENDED) or (repr(context.get("handle")) if "handle" in context and _is_ours(error) else "")
+        if where and isinstance(error, Exception):
+            logger.critical("in the background, unexpectedly: %s: %r", where, error, exc_info=error)
+            fatal(BackgroundError(f"{where} has ended unexpectedly: {error!r}"))
+        if before is not None:
+            before(loop, context)
+        elif not where:
+            loop.default_exception_handler(context)
+
+    loop.set_exception_handler(handle)
+    return lambda: loop.set_exception_handler(before)
+
+
+def _is_ours(error: BaseException | None) -> bool:
+    """Whether code of this project was running: nats-py's and asyncio's own callbacks fail in ways that they heal themselves."""
+    traceback: TracebackType | None = error.__traceback__ if error is not None else None
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename.startswith(_OURS):
+            return True
+        traceback = traceback.tb_next
+    return False

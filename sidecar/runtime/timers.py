@@ -1,0 +1,148 @@
+"""All deadlines of a node in one wheel with one timer of the event loop, rounded up to a grid so that they fire together.
+
+A replica moves its deadlines with nearly every message ("the leader was heard: 2 s from now"). Such a move costs an assignment:
+the wheel keeps the earlier entry and looks again when that one comes up. A step of the grid that has timers is one slot, whatever their
+number: to set one is an append, and only slots are kept in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Callable
+
+from sidecar.runtime import clock
+
+NS_PER_MS = 1_000_000
+GRID_NS = 5 * NS_PER_MS
+"""Deadlines fire at most this much late, and those of one grid step fire in one wake-up."""
+FAR_NS = 500 * NS_PER_MS
+FAR_GRID_NS = 100 * NS_PER_MS
+"""Those that are set further ahead than FAR_NS may be this much late: what idles, idles in step, and one write carries many."""
+
+SLICE_NS = 8 * NS_PER_MS
+"""When so much time has gone into deadlines of one wake-up, the rest of them wait for the loop's next turn."""
+
+
+class Timer:
+    """One deadline, to be set again and again. ``fire`` is called on the loop, with the deadline no longer set."""
+
+    __slots__ = ("_queued_ns", "_wanted_ns", "fire")
+
+    def __init__(self, fire: Callable[[], None]) -> None:
+        self.fire = fire
+        self._wanted_ns: int | None = None
+        """When it shall fire, monotonic ns; None: it is not set."""
+        self._queued_ns: int | None = None
+        """The slot that it is in, its earliest; never later than wanted, rounded up to the grid."""
+
+
+class Timers:
+    """``set`` and ``cancel`` Timer objects; times are ``clock.now_ns``."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._loop = loop or asyncio.get_running_loop()
+        self._slots: dict[int, list[Timer]] = {}
+        """Step of the grid -> whose time comes by then; one that has another entry in an earlier slot is passed over."""
+        self._order: list[int] = []
+        """A heap of the slots that there are."""
+        self._handle: asyncio.TimerHandle | None = None
+        self._handle_ns = 0
+        self._due: deque[Timer] = deque()
+        """Their time has come; bounded by the timers that there are, each waits once."""
+        self._firing: asyncio.Handle | None = None
+        self._closed = False
+
+    def set(self, timer: Timer, at_ns: int) -> None:
+        """Fire ``timer`` at ``at_ns``, instead of at an earlier setting."""
+        if at_ns - clock.now_ns() > FAR_NS:
+            at_ns = -(-at_ns // FAR_GRID_NS) * FAR_GRID_NS
+        timer._wanted_ns = at_ns
+        slot_ns = _round_up(at_ns)
+        if timer._queued_ns is None or slot_ns < timer._queued_ns:
+            self._push(timer, slot_ns)
+
+    def cancel(self, timer: Timer) -> None:
+        """Don't fire it; not set is fine."""
+        timer._wanted_ns = None
+
+    def _push(self, timer: Timer, slot_ns: int) -> None:
+        if self._closed:
+            return
+        timer._queued_ns = slot_ns
+        slot = self._slots.get(slot_ns)
+        if slot is not None:
+            slot.append(timer)
+            return
+        self._slots[slot_ns] = [timer]
+        heapq.heappush(self._order, slot_ns)
+        if self._handle is None or slot_ns < self._handle_ns:
+            self._arm(slot_ns)
+
+    def _arm(self, slot_ns: int) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        self._handle_ns = slot_ns
+        delay_s = max(0, slot_ns - clock.now_ns()) / 1e9
+        self._handle = self._loop.call_later(delay_s, self._fire)
+
+    def _fire(self) -> None:
+        self._handle = None
+        now_ns = clock.now_ns()
+        order, due = self._order, []
+        while order and order[0] <= now_ns:
+            slot_ns = heapq.heappop(order)
+            for timer in self._slots.pop(slot_ns):
+                if timer._queued_ns != slot_ns:
+                    continue  # an earlier entry took its place
+                timer._queued_ns = None
+                wanted_ns = timer._wanted_ns
+                if wanted_ns is None:
+                    continue
+                if wanted_ns > now_ns:
+                    self._push(timer, _round_up(wanted_ns))
+                else:
+                    due.append(timer)
+        if order and (self._handle is None or order[0] < self._handle_ns):
+            self._arm(order[0])
+        due.sort(key=_wanted)
+        self._due.extend(due)
+        if self._firing is None:
+            self._fire_due()
+
+    def _fire_due(self) -> None:
+        """Those whose time has come, for a slice of the loop's time; the others in its next turns."""
+        self._firing = None
+        due, end_ns = self._due, clock.now_ns() + SLICE_NS
+        while due:
+            timer = due.popleft()
+            now_ns = clock.now_ns()
+            if timer._wanted_ns is not None and timer._wanted_ns <= now_ns:  # not cancelled or moved by one before it
+                timer._wanted_ns = None
+                timer.fire()
+            if now_ns >= end_ns:
+                break
+        if due and not self._closed and self._firing is None:
+            self._firing = self._loop.call_soon(self._fire_due)
+
+    def close(self) -> None:
+        """Stop; nothing fires any more."""
+        self._closed = True
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+        self._slots.clear()
+        self._order.clear()
+        self._due.clear()
+        if self._firing is not None:
+            self._firing.cancel()
+            self._firing = None
+
+
+def _wanted(timer: Timer) -> int:
+    return timer._wanted_ns or 0
+
+
+def _round_up(at_ns: int) -> int:
+    return -(-at_ns // GRID_NS) * GRID_NS

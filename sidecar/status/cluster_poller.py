@@ -1,0 +1,465 @@
+"""What a page shows, fetched while somebody looks: all nodes are asked once a second, over NATS, and nobody when nobody looks.
+
+A node that serves a page also asks some others for their history while nobody looks, so that the page still has it when one of them is
+gone. Moments at which a node led and nobody knows what are gaps of the cluster's plots, not zeros.
+
+Each node is asked for its glance and for the seconds of its history that are not known yet; one controller for what happened; and all
+nodes, or one, for the partitions that somebody looks at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+from liftpy.config import NS_PER_S
+from liftpy.core.base.strict_json import is_count
+from liftpy.core.observe.cluster_health import FIRST, MOST_ROWS, Place, partitions_question, states, streams_question
+from liftpy.core.observe.cluster_model import Watching
+from liftpy.core.observe.history import (
+    LENGTHS,
+    NAMES,
+    SECONDS,
+    TENS,
+    History,
+    HistoryRows,
+    of_cluster,
+    question,
+    rows_of,
+    with_gaps,
+)
+from liftpy.core.observe.node_summary import ASKED, MOST_NODES, NodeSummary, glance_of
+from liftpy.core.observe.page_model import checked_row, checked_stream, cluster_object, newest_of, node_row, stream_rows
+from liftpy.core.observe.timeline import FILTERS, fits, marks
+from liftpy.errors import LiftError
+from sidecar.runtime.tasks import spawn
+
+EVERY_S = 1.0
+TIMEOUT_S = 0.9
+"""For a node's answer: a node that is slower is silent for that second."""
+FRESH_S = 0.9
+LOOKED_AT_S = 3.0
+"""A list is asked for again for so long after somebody wanted it."""
+FORGOTTEN_S = 60.0
+"""After so long without anybody who looks, all is forgotten."""
+KEEP_EVERY_S, MOST_KEPT = 10.0, 16
+"""While nobody looks a node asks so often, so many others for the new part of their history: those that follow it by name."""
+KEPT_FOR_S = LENGTHS[TENS] * TENS
+"""So old a history is forgotten: nothing of it could be shown."""
+MOST_EVENTS = 4000
+EVENTS_BACK_S = 4 * 3600
+MOST_LISTS = 16
+"""Of partitions, and as many of streams."""
+_TAIL_S = 5
+"""Of the history, sent each second: nodes answer at different moments."""
+_MARKS_TAIL_S = 30
+MOST_ASKED = 4
+"""Nodes, for what the stream of events holds."""
+NEWEST: tuple[int, ...] = (1 << 63, 0)
+"""Behind all events."""
+_MOST_PAGES = 4
+"""Of events in one look."""
+_ISR = slice(NAMES.index("isr_full"), NAMES.index("isr_under_min") + 1)
+
+
+class NodesAsker(Protocol):
+    """How nodes are asked."""
+
+    async def ask(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
+        """Its answer; raises LiftError."""
+
+    async def node_ids(self) -> list[str]:
+        """Whom to ask first; raises LiftError."""
+
+
+class _List:
+    """Partitions that somebody looks at: of all nodes those of ``stream``, or all of ``node``."""
+
+    def __init__(self, stream: str, node: str, after: Place) -> None:
+        self.stream, self.node, self.after = stream, node, after
+        self.wanted_s = 0.0
+        self.said: dict[str, Any] = {}
+        self.rows: list[dict[str, Any]] = []
+        self.was_told = False
+        self._counted: dict[tuple[str, int, str], tuple[float, int, int]] = {}
+
+    def put(self, now_s: float, said: dict[str, Any]) -> None:
+        """Node -> what it answered."""
+        self.was_told = True
+        self.said = {node: one for node, one in said.items() if isinstance(one, dict)}
+        if self.stream:
+            rows = stream_rows({node: one.get("rows") for node, one in self.said.items()})[:MOST_ROWS]
+        else:
+            told = self.said.get(self.node, {}).get("rows")
+            rows = [kept for row in (told if isinstance(told, list) else []) if (kept := checked_row(row)) is not None]
+            rows = [{**row, "told_by": self.node} for row in rows[:MOST_ROWS]]
+        counted = {}
+        for row in rows:
+            key = row["stream"], row["partition"], row["told_by"]
+            counted[key] = now_s, row["records_in"], row["bytes_in"]
+            before = self._counted.get(key)
+            grown = before is not None and now_s > before[0] and row["records_in"] >= before[1]
+            row["records_in_s"] = (
+                (row["records_in"] - before[1]) / (now_s - before[0]) if grown and before is not None else None
+            )
+        self.rows, self._counted = rows, counted
+
+    def shown(self) -> dict[str, Any]:
+        """For the page; ``after``: behind which the next page begins, None: there is none."""
+        more = any(one.get("more") is True for one in self.said.values())
+        last = self.rows[-1] if self.rows and more else None
+        counts = [one["count"] for one in self.said.values() if type(one.get("count")) is int]
+        return {
+            "rows": self.rows,
+            "after": [last["urgency"], last["stream"], last["partition"]] if last is not None else None,
+            "count": max(counts, default=0) if not self.stream else None,
+            "unanswered": sorted(set() if self.stream else {self.node} - self.said.keys()),
+        }
+
+
+class _Streams:
+    """Streams that somebody looks at, from one on."""
+
+    def __init__(self) -> None:
+        self.wanted_s = 0.0
+        self.said: dict[str, Any] = {}
+        """For the page; {}: nobody has told them yet."""
+
+
+class Viewing:
+    """One for all visitors of a port. ``own``: of the node that serves it, which needs no copy."""
+
+    def __init__(
+        self,
+        namespace: str,
+        asker: NodesAsker,
+        own: tuple[str, History] | None = None,
+        now: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._namespace = namespace
+        self._asker = asker
+        self._own = own
+        self._now = now
+        self._wall = wall
+        self._looking = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self.viewers = 0
+        self._looked = asyncio.Event()
+        self._wanted_s = self._looked_s = -FORGOTTEN_S
+        self._named: list[str] = []
+        self.seq = 0
+        self._histories: dict[str, History] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        self._watching = Watching(self._namespace)
+        oldest = self._wall() - KEPT_FOR_S if self._own is not None else math.inf
+        self._histories = {node: one for node, one in self._histories.items() if one.newest > oldest}
+        self._glances: dict[str, NodeSummary | None] = {}
+        self._lists: dict[tuple[str, str, Place], _List] = {}
+        self._streams: dict[tuple[int, str], _Streams] = {}
+        self.events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
+        self.events_told = True
+        """Whether some controller tells them."""
+        self._place = (0, -1)
+
+    # ---- looking -----------------------------------------------------------------------------------------------------------
+    async def fresh(
+        self, *, stream: str = "", node: str = "", after: Place = FIRST, streams_after: tuple[int, str] = (-1, "")
+    ) -> None:
+        """Returns when all that a page wants was asked for within the last second."""
+        self._wanted_s = self._now()
+        streams = self._wanted_streams(streams_after)
+        wanted = self._wanted(stream, node, after) if stream or node else None
+        if self._task is None or self._task.done():
+            self._task = spawn(self._watch(), "asking nodes for a page")
+        async with self._looking:
+            new = not streams.said or (wanted is not None and not wanted.was_told)
+            if new or self._now() - self._looked_s > FRESH_S:
+                await self._look()
+
+    def _wanted(self, stream: str, node: str, after: Place) -> _List:
+        found = self._lists.get((stream, node, after))
+        if found is None:
+            while len(self._lists) >= MOST_LISTS:
+                del self._lists[min(self._lists, key=lambda key: self._lists[key].wanted_s)]
+            found = self._lists[stream, node, after] = _List(stream, node, after)
+        found.wanted_s = self._now()
+        return found
+
+    def _wanted_streams(self, after: tuple[int, str]) -> _Streams:
+        found = self._streams.get(after)
+        if found is None:
+            while len(self._streams) >= MOST_LISTS:
+                del self._streams[min(self._streams, key=lambda key: self._streams[key].wanted_s)]
+            found = self._streams[after] = _Streams()
+        found.wanted_s = self._now()
+        return found
+
+    async def _watch(self) -> None:
+        """Each second while there are viewers, and then until all is forgotten."""
+        while self.viewers or self._now() - self._wanted_s < FORGOTTEN_S:
+            await asyncio.sleep(EVERY_S - self._wall() % EVERY_S + 0.1)  # nodes sample at the full second
+            if self.viewers:
+                async with self._looking:
+                    await self._look()
+        async with self._looking:
+            self._forget()
+
+    async def keep(self) -> None:
+        """Until it is cancelled: take in what other nodes have sampled, for when one of them is gone."""
+        while True:
+            await asyncio.sleep(KEEP_EVERY_S)
+            if not self.viewers:
+                async with self._looking:
+                    await self.take_histories()
+
+    async def take_histories(self) -> None:
+        """Of the nodes that follow this one by name, at most ``MOST_KEPT``."""
+        own = self._own[0] if self._own is not None else ""
+        with suppress(LiftError):
+            nodes = [node for node in sorted(await self._asker.node_ids()) if node != own]
+            after = [node for node in nodes if node > own]
+            await asyncio.gather(*map(self._ask_history, [*after, *nodes[: len(nodes) - len(after)]][:MOST_KEPT]))
+
+    async def changed(self) -> None:
+        """Returns when something new was heard."""
+        await self._looked.wait()
+
+    async def _look(self) -> None:
+        nodes = self._watching.nodes(self._named)
+        if not nodes:
+            with suppress(LiftError):
+                self._named = nodes = await self._asker.node_ids()
+        nodes = nodes[:MOST_NODES]
+        now_s = self._now()
+        told = dict(zip(nodes, await asyncio.gather(*map(self._ask_glance, nodes)), strict=True))
+        self._glances = told
+        self._watching.put(now_s, told)
+        self._lists = {key: one for key, one in self._lists.items() if now_s - one.wanted_s < LOOKED_AT_S}
+        self._streams = {key: one for key, one in self._streams.items() if now_s - one.wanted_s < LOOKED_AT_S}
+        answering = [node for node in nodes if told[node] is not None]
+        await asyncio.gather(
+            *(self._ask_history(node) for node in answering),
+            *(self._ask_list(one, answering) for one in self._lists.values()),
+            self._ask_events(answering),
+            self._ask_streams(answering),
+        )
+        self._looked_s = self._now()
+        self.seq += 1
+        looked, self._looked = self._looked, asyncio.Event()
+        looked.set()
+
+    async def _ask(self, node: str, asked: dict[str, Any]) -> Any:
+        """The one field that the answer has; None: it does not answer."""
+        with suppress(LiftError):
+            kind = next(iter(asked))
+            return (await self._asker.ask(node, json.dumps(asked).encode(), TIMEOUT_S)).get(kind)
+        return None
+
+    async def _ask_glance(self, node: str) -> NodeSummary | None:
+        with suppress(LiftError):
+            return glance_of((await self._asker.ask(node, ASKED, TIMEOUT_S)).get("glance"))
+        return None
+
+    async def _ask_history(self, node: str) -> None:
+        if self._own is not None and node == self._own[0]:
+            self._histories[node] = self._own[1]
+            return
+        history = self._histories.get(node)
+        steps = [SECONDS] if history is not None else [TENS, TENS, TENS, SECONDS]
+        history = self._histories.setdefault(node, History())
+        after = {TENS: 0, SECONDS: history.newest}
+        for step in steps:
+            rows = rows_of(await self._ask(node, question(step, after[step])))
+            if rows is not None and rows.count:
+                history.take(rows)
+                after[step] = rows.first + (rows.count - 1) * step
+
+    async def _ask_list(self, wanted: _List, answering: list[str]) -> None:
+        asked = partitions_question(wanted.stream, wanted.after)
+        nodes = answering if wanted.stream else [wanted.node]
+        wanted.put(
+            self._now(), dict(zip(nodes, await asyncio.gather(*(self._ask(node, asked) for node in nodes)), strict=True))
+        )
+
+    async def _ask_streams(self, answering: list[str]) -> None:
+        leader = self._watching.model().metadata_leader
+        wanted = list(self._streams.items())  # others may come meanwhile
+        for node in [leader, *answering] if leader in answering else answering:
+            done = True
+            for after, streams in wanted:
+                said = await self._ask(node, streams_question(after))
+                if isinstance(said, dict) and isinstance(said.get("rows"), list):
+                    rows = [kept for row in said["rows"] if (kept := checked_stream(row)) is not None]
+                    more = said.get("more") is True and rows
+                    next_after = [rows[-1]["urgency"], rows[-1]["stream"]] if more else None
+                    streams.said = {"rows": rows, "after": next_after, "count": said.get("count")}
+                else:
+                    done = False
+            if done:
+                return
+
+    async def _ask_events(self, answering: list[str]) -> None:
+        controllers = [node for node in answering if (one := self._glances[node]) is not None and one.is_controller]
+        since_ns = int((self._wall() - EVENTS_BACK_S) // 60 * 60) * NS_PER_S  # the same for all who ask in a minute
+        for node in controllers:
+            for _ in range(_MOST_PAGES):
+                said = await self._ask(node, {"events": {"after": list(self._place), "since_ns": since_ns}})
+                if not isinstance(said, dict) or not isinstance(said.get("events"), list):
+                    break
+                self.events_told = True
+                self.events.extend(event for event in said["events"] if _is_event(event))
+                match said.get("after"):
+                    case [int(index), int(number)]:
+                        self._place = index, number
+                if said.get("more") is not True:
+                    return
+            else:
+                return
+        self.events_told = bool(self.events)
+
+    # ---- what there is -----------------------------------------------------------------------------------------------------
+    def cluster(self, streams_after: tuple[int, str] = (-1, "")) -> dict[str, Any]:
+        """The cluster's page."""
+        known = self._streams.get(streams_after)
+        return self._object({"streams": (known and known.said) or {"rows": [], "after": None, "count": None}})
+
+    def node(self, node: str, after: Place = FIRST) -> dict[str, Any]:
+        """A node's; its ``partitions`` are those that were told last."""
+        row = next((node_row(one) for one in self._watching.model().rows if one.node == node), None)
+        return self._object({"node": row, "partitions": self._wanted("", node, after).shown()})
+
+    def stream(self, stream: str, after: Place = FIRST) -> dict[str, Any]:
+        """A stream's."""
+        shown = self._wanted(stream, "", after).shown()
+        rates = [row["records_in_s"] for row in shown["rows"] if row["records_in_s"] is not None]
+        problems = sum(1 for row in shown["rows"] if row["problem"])
+        facts = {
+            "stream": stream,
+            "records_in_s": sum(rates) if rates else None,
+            "shown": len(shown["rows"]),
+            "problems": problems,
+        }
+        return self._object({"stream": facts, "partitions": shown})
+
+    async def happened(self, **only: str) -> dict[str, Any]:
+        """Events, the newest first, at most ``MOST_ROWS``: what was told since some hours ago, and behind that what the stream of
+        events holds, where there is one. Of a ``kind``, ``stream`` or ``node``, between ``since`` and ``until`` (wall clock, s),
+        ``before`` an event (exclusive). ``older``: where the next page begins, None: there is none."""
+        since_ns, until_ns = (round(float(only.get(name) or 0) * NS_PER_S) for name in ("since", "until"))
+        before = place_before(only.get("before", ""))
+        told = [event for event in self.events if _place(event) < before[:2] and fits(event, only)]
+        told = [one for one in told if since_ns <= one["time_ns"] and (not until_ns or one["time_ns"] < until_ns)][::-1]
+        found, more, kept = told[:MOST_ROWS], len(told) > MOST_ROWS, None
+        oldest = self.events[0] if self.events else None
+        if not more and (oldest is None or oldest["time_ns"] > since_ns):
+            behind: dict[str, Any] = {
+                "since_ns": since_ns,
+                "until_ns": until_ns,
+                "before": list(before) if before != NEWEST else None,
+            }
+            if oldest is not None and before[:2] > _place(oldest):
+                behind["before"], at_ns = list(_place(oldest)), oldest["time_ns"] + 1
+                behind["until_ns"] = min(until_ns or at_ns, at_ns)
+            behind |= {name: only[name] for name in FILTERS if name in only}
+            if (kept := await self._kept(behind, MOST_ROWS - len(found))) is not None:
+                found, more = found + kept["events"], kept["more"]
+        last = _place(found[-1]) if found else None
+        if kept is not None and kept["more"]:
+            last = kept["last"] or last
+        older = ".".join(map(str, last)) if more and last is not None else None
+        page = {"events": found, "count": len(found), "told": self.events_told or kept is not None, "kept": kept is not None}
+        return self._object({**page, "older": older})
+
+    async def _kept(self, behind: dict[str, Any], limit: int) -> dict[str, Any] | None:
+        """What the stream of events holds; None: there is none, or nobody answers who has it."""
+        if limit < 1:
+            return {"events": [], "more": True, "last": None}
+        known = [node for node, one in self._glances.items() if one is not None]
+        known.sort(key=lambda node: not self._glances[node].is_controller)  # type: ignore[union-attr]
+        asked: set[str] = set()
+        while known and len(asked) < MOST_ASKED:
+            node = known.pop(0)
+            asked.add(node)
+            said = await self._ask(node, {"events": {"kept": behind, "limit": limit}})
+            if not isinstance(said, dict):
+                continue
+            if isinstance(said.get("kept"), list):
+                last = said.get("last")
+                is_place = isinstance(last, list) and len(last) in (2, 3) and all(type(one) is int for one in last)
+                events = [event for event in said["kept"] if _is_event(event)]
+                return {"events": events, "more": said.get("more") is True, "last": last if is_place else None}
+            if isinstance(at := said.get("at"), list):
+                known = [one for one in at if isinstance(one, str) and one in self._glances and one not in asked]
+        return None
+
+    def _object(self, page: dict[str, Any]) -> dict[str, Any]:
+        newest = newest_of(of_cluster(list(self._histories.values()), SECONDS, int(self._wall()) - _TAIL_S))
+        cluster = cluster_object(self._watching.model(), newest)
+        return {"seq": self.seq, "time_ms": round(self._wall() * 1000), "cluster": cluster, "page": page}
+
+    def history(self, step: int, node: str = "", after: int = 0) -> HistoryRows:
+        """Of the cluster, or of a node: all that is known."""
+        known = [one for name, one in self._histories.items() if not node or name == node]
+        rows = of_cluster(known, step, after)
+        return rows if node else with_gaps(rows, self._unknown())
+
+    def _unknown(self) -> list[tuple[float, float]]:
+        """(after, until), wall clock, s: a node was there, and nobody knows what it did. From its last sample until it was fenced."""
+        found = []
+        for event in self.events:
+            if event.get("kind") == "node_fenced":
+                fenced_s = event["time_ns"] / NS_PER_S
+                history = self._histories.get(str(event.get("node")))
+                found.append((history.known_before(fenced_s) if history is not None else 0.0, fenced_s))
+        for node, state in states(self._glances).items():
+            if state == "silent" and (history := self._histories.get(node)) is not None:
+                found.append((history.newest, math.inf))
+        return found
+
+    def timeline(self, step: int, after: int = 0) -> dict[str, Any]:
+        """Node -> what it led, (first second, partitions...), None: a gap; and the marks. ``nodes``: all rows, in order."""
+        led = {}
+        for node in sorted(self._histories):
+            rows = of_cluster([self._histories[node]], step, after)
+            isr = zip(*rows.columns[_ISR], strict=True)
+            led[node] = {
+                "first": rows.first,
+                "led": [None if full != full else round(full + below + under, 1) for full, below, under in isr],
+            }
+        found = marks((event for event in self.events if event["time_ns"] / 1e9 > after), step)
+        nodes = sorted({*self._glances, *self._histories})
+        return {"step": step, "nodes": nodes, "led": led, "marks": [list(mark) for mark in found]}
+
+    def live(self, shown: dict[str, Any], node: str = "") -> dict[str, Any]:
+        """``shown``, with what is new of the plots."""
+        second = int(self._wall())
+        tail = self.history(SECONDS, node, second - _TAIL_S).as_object()
+        return {**shown, "tail": tail, "timeline": self.timeline(SECONDS, second - _MARKS_TAIL_S)}
+
+
+def _is_event(said: Any) -> bool:
+    """Whether a node has told what can be shown."""
+    return isinstance(said, dict) and all(is_count(said.get(name)) for name in ("time_ns", "index", "number"))
+
+
+def _place(event: dict[str, Any]) -> tuple[int, ...]:
+    return event["index"], event["number"]
+
+
+def place_before(text: str) -> tuple[int, ...]:
+    """Of ``?before=index.number`` or ``index.number.offset`` (in the stream of events); '': behind all. Raises ValueError."""
+    if not text:
+        return NEWEST
+    numbers = tuple(map(int, text.split(".")))
+    if len(numbers) not in (2, 3) or not all(0 <= number < 1 << 63 for number in numbers):
+        raise ValueError("before: index.number or index.number.offset")
+    return numbers

@@ -1,0 +1,171 @@
+"""HTTP as pages need it: GET alone, one request a connection, from one's own browser only, and the few that are live go on.
+
+Who asks under a name that is not ours is refused (421): a page elsewhere whose name leads here would read this one otherwise. Of what
+is served a browser may use our own scripts, styles and data, and nothing else: names stay text even where they look like markup.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import NamedTuple
+
+from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.request_guard import RequestGuard
+from sidecar.runtime.tasks import attended
+
+REQUEST_TIMEOUT_S = 5.0
+"""For the head of a request, and for each write of its answer."""
+MOST_CONNECTIONS = 32
+"""One more closes the oldest connection that has said nothing yet, and is closed itself where all are being answered."""
+MOST_LIVE = 8
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+"""Under which a page is asked for, whatever the port: a tunnel has another one."""
+JSON = "application/json"
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+HTML = "text/html; charset=utf-8"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
+
+
+class Live(NamedTuple):
+    """An answer without an end: one event a text."""
+
+    events: AsyncGenerator[bytes, None]
+
+
+Respond = Callable[[bytes], "bytes | Awaitable[bytes | Live]"]
+"""A request's head -> its answer."""
+
+
+def http(status: str, kind: str, body: bytes, *, kept_s: int = 0) -> bytes:
+    """An answer; ``kept_s``: the browser may keep it for so long."""
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
+    kept = f"max-age={kept_s}" if kept_s else "no-store"
+    more = "Cross-Origin-Resource-Policy: same-origin\r\nReferrer-Policy: no-referrer\r\n"
+    head += f"Cache-Control: {kept}\r\nContent-Security-Policy: {POLICY}\r\nX-Content-Type-Options: nosniff\r\n{more}\r\n"
+    return head.encode() + body
+
+
+def host_of(request: bytes) -> bytes:
+    """The name that the visitor's browser takes this page for, without the port: a foreign site's, if that has sent it here."""
+    hosts = [line[5:].strip().lower() for line in request.split(b"\r\n")[1:] if line[:5].lower() == b"host:"]
+    if len(hosts) != 1:
+        return b""
+    name, _, port = hosts[0].rpartition(b":")
+    return name if port.isdigit() else hosts[0]
+
+
+class Serving:
+    """Answers on one address. ``respond``: as ``Respond``; ``counters``: of the node."""
+
+    def __init__(self, respond: Respond, counters: Counter[str] | None = None) -> None:
+        self._respond = respond
+        self._guard = RequestGuard("HTTP", Counter() if counters is None else counters)
+        self._server: asyncio.Server | None = None
+        self.connections = 0
+        self.live_count = 0
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._silent: dict[asyncio.StreamWriter, None] = {}
+        """Connections without a whole request so far, the oldest first."""
+
+    async def open(self, host: str, port: int) -> int:
+        """Listen; returns the port. Raises OSError when it is taken."""
+        self._server = await asyncio.start_server(self._handle, host, port)
+        bound: int = self._server.sockets[0].getsockname()[1]
+        return bound
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it listens."""
+        return self._server is not None
+
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self._writers.add(writer)
+        self._silent[writer] = None
+        try:
+            if self.connections <= MOST_CONNECTIONS or self._close_oldest_silent(writer):
+                request = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), REQUEST_TIMEOUT_S)
+                self._silent.pop(writer, None)
+                answer = await self._answer(request)
+                if isinstance(answer, bytes):
+                    writer.write(answer)
+                    await asyncio.wait_for(writer.drain(), REQUEST_TIMEOUT_S)
+                else:
+                    await self._go_on(answer, reader, writer)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # a visitor that goes away or speaks no HTTP
+        finally:
+            try:
+                await _closed(writer)
+            finally:
+                self.connections -= 1
+                self._writers.discard(writer)
+                self._silent.pop(writer, None)
+
+    def _close_oldest_silent(self, newcomer: asyncio.StreamWriter) -> bool:
+        """Make room for ``newcomer``: a visitor that connects and says nothing must not keep a probe out. False: nobody is silent."""
+        oldest = next(iter(self._silent))
+        if oldest is newcomer:
+            return False
+        del self._silent[oldest]
+        oldest.transport.abort()  # its reader sees the end, and gives the place back
+        return True
+
+    async def _answer(self, request: bytes) -> bytes | Live:
+        """What is answered, 500 where that raises: a request concerns nobody else [A15]."""
+        answer: bytes | Live = http("500 Internal Server Error", TEXT, b"this request failed, the log says why\n")
+
+        async def respond() -> None:
+            nonlocal answer
+            found = self._respond(request)
+            answer = found if isinstance(found, bytes) else await found
+
+        await self._guard.run(respond(), b"")
+        return answer
+
+    async def _go_on(self, live: Live, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Until the visitor goes: that is seen at once, so that the place is free for the same page loaded anew."""
+        if self.live_count >= MOST_LIVE:
+            writer.write(http("503 Service Unavailable", TEXT, b"so many watch already\n"))
+            return
+        self.live_count += 1
+        sending = attended(_send_all(live, writer))
+        gone = attended(reader.read(1))
+        try:
+            await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await end_tasks([sending, gone])
+            self.live_count -= 1
+            await live.events.aclose()
+
+    async def close(self) -> None:
+        """Listen no more, and end what is live."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for writer in list(self._writers):
+            writer.close()
+
+
+async def _closed(writer: asyncio.StreamWriter) -> None:
+    """In bounded time, also where the visitor takes nothing of what is still to be sent: he would keep it, and a socket, for ever."""
+    writer.close()
+    try:
+        await asyncio.wait_for(writer.wait_closed(), REQUEST_TIMEOUT_S)
+    except (OSError, TimeoutError):
+        pass  # he goes away by himself, or is cut off
+    finally:
+        writer.transport.abort()
+
+
+async def _send_all(live: Live, writer: asyncio.StreamWriter) -> None:
+    head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\nCache-Control: no-store\r\n"
+    writer.write(f"{head}Content-Security-Policy: {POLICY}\r\nX-Content-Type-Options: nosniff\r\n\r\n".encode())
+    async for text in live.events:
+        writer.write(b"data: " + text + b"\n\n")
+        await asyncio.wait_for(writer.drain(), REQUEST_TIMEOUT_S)

@@ -1,0 +1,51 @@
+"""How late the node's event loop is: a timer ten times a second says it.
+
+The same timer looks who leads the metadata group, so that changes of that are counted, and has the lines of the log told that were left
+out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from liftpy.core.base.instruments import Instruments
+from sidecar.runtime.logs import LOGS
+
+EVERY_S = 0.1
+
+
+class LoopWatch:
+    """``start`` it on the loop. ``leader``: node id of the metadata leader as known here, '' when there is none; ``look``: called
+    each time."""
+
+    def __init__(self, instruments: Instruments, leader: Callable[[], str], look: Callable[[], None] = lambda: None) -> None:
+        self._look = look
+        self._instruments = instruments
+        self._leader_now = leader
+        self._leader = ""
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+
+    def start(self) -> None:
+        """Begin."""
+        self._wait(asyncio.get_running_loop())
+
+    def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._due = loop.time() + EVERY_S
+        self._timer = loop.call_at(self._due, self._turned, loop)
+
+    def _turned(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._instruments.loop_lag.observe(max(0.0, loop.time() - self._due))
+        LOGS.suppression.tell()
+        self._look()
+        leader = self._leader_now()
+        if leader and leader != self._leader:
+            self._instruments.leader_changes += bool(self._leader)
+            self._leader = leader
+        self._wait(loop)
+
+    def close(self) -> None:
+        """End."""
+        if self._timer is not None:
+            self._timer.cancel()

@@ -1,0 +1,398 @@
+"""Where a node's status is asked for: ``<ns>.status.<node>`` over NATS, and a page on loopback if a port is configured.
+
+The page is the only port that a node opens, and only on 127.0.0.1: the cluster's pages (``site.py``), ``/status`` JSON of this node,
+``/metrics`` Prometheus, of one stream by partition ``/metrics/partitions?stream=S``; ``/livez`` and ``/readyz`` for whoever starts and
+stops it. ``/status`` has ``PAGE_PARTITIONS`` partitions, or ``?count=N``, in order; ``?after=STREAM/PARTITION`` those behind that one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Protocol
+from urllib.parse import parse_qsl
+
+import nats.errors
+
+from liftpy.client.admin_requests import RELOAD, object_of
+from liftpy.core.base.ids import check_name
+from liftpy.core.base.strict_json import load_json, whole_number
+from liftpy.core.observe.history import History
+from liftpy.core.observe.node_health import told
+from liftpy.core.observe.node_summary import ASKED as GLANCE_ASKED
+from liftpy.core.wire.inboxes import InboxRule, reply_to
+from liftpy.core.wire.ping import encode_presence
+from liftpy.core.wire.subjects import Subjects
+from liftpy.errors import ConfigError, UnavailableError
+from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.request_guard import RequestGuard
+from sidecar.runtime.logs import LEVELS, LOGS
+from sidecar.runtime.settings import STATUS_OFF, NodeSettings, address_of
+from sidecar.runtime.tasks import spawn
+from sidecar.status.answers import FAILED, PageAnswers
+from sidecar.status.cluster_poller import Viewing
+from sidecar.status.figures import Figures, NodeFigures
+from sidecar.status.health import ASKED, Health
+from sidecar.status.http import JSON, LOOPBACK, TEXT, Live, Serving, host_of, http
+from sidecar.status.metrics import MOST_PARTITIONS, by_partition, exposition
+from sidecar.status.node_summary import GlanceDesk, glance_at
+from sidecar.status.report import Reporter
+from sidecar.status.sampler import Said, Sampler
+from sidecar.status.site import Site
+from sidecar.transport.connection import BusConnection, send_answer
+from sidecar.transport.liveness import QUESTION
+
+_HOST = "127.0.0.1"
+_LONGEST_NUMBER = 10
+PAGE_PARTITIONS = 500
+"""In one answer over NATS, and on a page of the status port that names no other number."""
+MOST_ON_A_PAGE = 5000
+MOST_GATHERING = 64
+"""Pages that are being gathered from a node's processes at once, over NATS; who asks beyond hears nothing."""
+_HEALTH = (b"/livez", b"/readyz")
+_THERE = b"/, /node/ID, /stream/NAME, /events, /api/live, /status, /livez, /readyz, /metrics, /metrics/partitions?stream=S\n"
+
+
+class Whole(Protocol):
+    """The status of a node of several processes, gathered from them."""
+
+    async def page(self, after: tuple[str, int], count: int) -> dict[str, Any]:
+        """As ``Reporter.page``."""
+
+    async def of_stream(self, stream: str, count: int) -> list[dict[str, Any]]:
+        """As ``Reporter.of_stream``."""
+
+    async def add(self, found: Figures) -> None:
+        """Add the other processes' figures."""
+
+    async def rows(self, own: dict[str, Any], said: Any) -> dict[str, Any]:
+        """Join what this process answers to a question about partitions with what the others do."""
+
+    def sampled(self) -> list[Said]:
+        """What the other processes have counted, as of their last samples."""
+
+
+class StatusDesk:
+    """``reporter`` may be set after the start: a node says where its page is when it registers, before it has partitions."""
+
+    def __init__(self, settings: NodeSettings, counters: Counter[str] | None = None) -> None:
+        self._settings = settings
+        self._counters = Counter[str]() if counters is None else counters
+        self._bus: BusConnection | None = None
+        self._inboxes: Sequence[InboxRule] = ()
+        self._guard = RequestGuard("status", self._counters, self._reject)
+        self.serving = Serving(self._respond, self._counters)
+        self.probes = Serving(self.probed, self._counters)
+        self.change_hosts(settings.page_hosts)
+        self._site: Site | None = None
+        self._viewing: Viewing | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self.reporter: Reporter | None = None
+        self.whole: Whole | None = None
+        """None: the node is one process."""
+        self.on_level: Callable[[str, float], None] = lambda level, for_s: None
+        """Tells other processes of the node."""
+        self.on_reload: Callable[[], Awaitable[dict[str, Any]]] = _nothing_to_reload
+        """Reads the settings again, and says what came of it."""
+        self._gathering = 0
+        self._figures: NodeFigures | None = None
+        self._glances = GlanceDesk(self._glance, guard=self._guard)
+        self.health: Health | None = None
+        self.history = History()
+        self.answers = PageAnswers(self.history, lambda: self.reporter, self._gather, self._most_bytes, guard=self._guard)
+        self.answers.joins = self._joined_rows
+        self._sampler: Sampler | None = None
+        self.url = ""
+
+    def change_hosts(self, hosts: Iterable[str]) -> None:
+        """Names under which the page may be asked for from now on, beside those of loopback."""
+        self._names = frozenset(name.encode() for name in (*LOOPBACK, *hosts))
+
+    async def open_page(self) -> None:
+        """Listen on loopback if a port is configured, and where probes ask; raise ConfigError when it is taken."""
+        if self._settings.probe_listen:
+            address = address_of(self._settings.probe_listen)
+            try:
+                await self.probes.open(*address)
+            except OSError as error:
+                raise ConfigError(f"probe_listen {self._settings.probe_listen} can't be used: {error}") from None
+        port = self._settings.status_port
+        if port == STATUS_OFF:
+            return
+        try:
+            self.url = f"http://{_HOST}:{await self.serving.open(_HOST, port)}"
+        except OSError as error:
+            raise ConfigError(f"status_port {port} can't be used: {error}") from None
+
+    def listen(self, bus: BusConnection, subjects: Subjects, inboxes: Sequence[InboxRule]) -> None:
+        """Answer requests over NATS, under any of ``inboxes``: of applications, and of nodes, which ask whether this one is there."""
+        self._bus, self._inboxes = bus, inboxes
+        node = self._settings.node_id
+        for subject, handler in {
+            subjects.status(node): self._asked,
+            subjects.control_level(node): self._level_asked,
+            subjects.control_settings(node): self._reload_asked,
+        }.items():
+            bus.listen(subject, self._guard.handler(handler))
+        own = self._settings.node_id
+        asker = NodeAsker(own, bus, subjects, self)
+        self._viewing = Viewing(self._settings.namespace, asker, own=(own, self.history))
+        self._site = Site(self._viewing)
+
+    def _answer(self, reply: bytes, answer: bytes) -> None:
+        assert self._bus is not None
+        send_answer(self._bus, self._inboxes, self._counters, reply, (answer,))
+
+    def _most_bytes(self) -> int:
+        """Of one answer, as the NATS server says now."""
+        return self._bus.max_payload if self._bus is not None else 1 << 20
+
+    def _reject(self, reply: bytes, error: Exception) -> None:
+        self._answer(reply, FAILED)
+
+    def _is_inbox(self, reply: bytes) -> bool:
+        return reply_to(reply, self._inboxes, self._counters) is not None
+
+    def _asked(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        if not self._is_inbox(reply):
+            return
+        answer = partial(self._answer, reply)
+        if payload == QUESTION:
+            answer(encode_presence(time.time_ns()))  # no report: whoever asks may ask often
+        elif payload == ASKED and self.health is not None:
+            answer(json.dumps(self.health.report()).encode())
+        elif payload == GLANCE_ASKED and self.reporter is not None:
+            self._glances.ask(answer)
+        elif self.answers.ask(payload, answer):
+            pass
+        elif self.reporter is not None and self.whole is None:
+            answer(_page_of(self.reporter, payload, self._most_bytes()))
+        elif self.whole is not None and self._gathering < MOST_GATHERING:
+            sending = self._send_whole(self.whole, payload, answer, self._most_bytes())
+            spawn(self._guard.run(sending, reply), "a status page")
+
+    def _level_asked(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        if self._is_inbox(reply):
+            self._answer(reply, json.dumps(_change_level(payload, self.on_level)).encode())
+
+    def _reload_asked(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        if self._is_inbox(reply):
+            spawn(self._guard.run(self._reload(reply, payload), reply), "reading the settings again")
+
+    async def _reload(self, reply: bytes, payload: bytes) -> None:
+        said = await self.on_reload() if payload == RELOAD else {"error": f"asked is {RELOAD.decode()}, and nothing else"}
+        self._answer(reply, json.dumps(said).encode())
+
+    def begin_history(self) -> None:
+        """Sample the node each second from now on: there is a reporter."""
+        assert self.reporter is not None
+        whole = self.whole
+        self._sampler = Sampler(self.history, self.reporter, others=whole.sampled if whole is not None else tuple)
+        self._sampler.start()
+        if self._viewing is not None and self.url:
+            self._keeping = spawn(self._viewing.keep(), "keeping the history of other nodes")
+
+    async def _gather(self, reporter: Reporter) -> Figures:
+        if self._figures is None:
+            self._figures = NodeFigures(reporter)
+        found = await self._figures.gather()
+        if self.whole is not None:
+            await self.whole.add(found)
+        return found
+
+    async def _joined_rows(self, own: dict[str, Any], said: Any) -> dict[str, Any]:
+        return own if self.whole is None else await self.whole.rows(own, said)
+
+    async def _send_whole(self, whole: Whole, payload: bytes, send: Callable[[bytes], None], limit_bytes: int) -> None:
+        self._gathering += 1
+        try:
+            page = await whole.page(_asked_after(payload), PAGE_PARTITIONS)
+        finally:
+            self._gathering -= 1
+        send(_within(page, limit_bytes))
+
+    async def _own_whole(self, whole: Whole, path: bytes, part: _Part, stream: str, wanted: bool) -> bytes:
+        if path == b"/status":
+            return http("200 OK", JSON, json.dumps(await whole.page(*part)).encode() if wanted else b"")
+        rows = await whole.of_stream(stream, MOST_PARTITIONS)
+        return http("200 OK", TEXT, by_partition(rows) if wanted else b"")
+
+    async def answered(self, asked: bytes) -> bytes:
+        """What is asked over NATS, for the page of this node itself; b'': nothing, yet."""
+        if asked == GLANCE_ASKED and self.reporter is not None:
+            made: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+            self._glances.ask(lambda answer: None if made.done() else made.set_result(answer))
+            return await made
+        return await self.answers.answered(asked)
+
+    async def _glance(self) -> bytes:
+        assert self.reporter is not None
+        return glance_at(await self._gather(self.reporter), self.reporter).encode()
+
+    async def _metrics(self, reporter: Reporter, wanted: bool) -> bytes:
+        """Gathered in slices, put into words in a thread: neither keeps the loop."""
+        found = await self._gather(reporter)
+        return http("200 OK", TEXT, await asyncio.to_thread(exposition, found) if wanted else b"")
+
+    def _healthy(self, path: bytes, query: bytes) -> bytes:
+        """200 or 503, with a line for each check where ``?verbose`` asks, or one fails."""
+        assert self.health is not None
+        asked = dict(parse_qsl(query.decode("ascii", "replace"), keep_blank_values=True))
+        synced = path == b"/readyz" and "synced" in asked
+        checks = self.health.synced() if synced else self.health.ready() if path == b"/readyz" else self.health.live()
+        well = all(check.ok for check in checks)
+        body = told(checks) if "verbose" in asked or not well else "ok\n"
+        return http("200 OK" if well else "503 Service Unavailable", TEXT, body.encode())
+
+    def _respond(self, request: bytes) -> bytes | Awaitable[bytes | Live]:
+        words = request.split(b"\r\n", 1)[0].split()
+        path, _, query = words[1].partition(b"?") if len(words) >= 2 else (b"", b"", b"")
+        if host_of(request) not in self._names:
+            return http(
+                "421 Misdirected Request", TEXT, b"this page has the names 127.0.0.1 and localhost, and those of page_hosts\n"
+            )
+        if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
+            return http("405 Method Not Allowed", TEXT, b"GET only\n")
+        if path in _HEALTH and self.health is not None:
+            return self._healthy(path, query)
+        if path in (b"/status", b"/metrics", b"/metrics/partitions"):
+            return self._own(path, query, words[0] == b"GET")
+        if self._site is None:
+            return http("503 Service Unavailable", TEXT, b"starting\n")
+        found = self._site.respond(path.decode("ascii", "replace"), query)
+        return found if found is not None else http("404 Not Found", TEXT, _THERE)
+
+    def _own(self, path: bytes, query: bytes, wanted: bool) -> bytes | Awaitable[bytes]:
+        """What this node says of itself; ``wanted``: with the body."""
+        part = _part(query)
+        if part is None:
+            text = f"?count=1 to {MOST_ON_A_PAGE} and &after=STREAM/PARTITION, as they are or left out\n"
+            return http("400 Bad Request", TEXT, text.encode())
+        if self.reporter is None:
+            return http("503 Service Unavailable", TEXT, b"starting\n")
+        if path == b"/metrics":
+            return self._metrics(self.reporter, wanted)
+        if self.whole is not None:
+            return self._own_whole(self.whole, path, part, _stream(query), wanted)
+        if path == b"/status":
+            return http("200 OK", JSON, json.dumps(self.reporter.page(*part)).encode() if wanted else b"")
+        shown = by_partition(self.reporter.of_stream(_stream(query), MOST_PARTITIONS))
+        return http("200 OK", TEXT, shown if wanted else b"")
+
+    def probed(self, request: bytes) -> bytes | Awaitable[bytes | Live]:
+        """At ``probe_listen``, by whatever name: health and metrics, for a kubelet or a Prometheus that can't reach loopback."""
+        words = request.split(b"\r\n", 1)[0].split()
+        path, _, query = words[1].partition(b"?") if len(words) == 3 else (b"", b"", b"")
+        if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
+            return http("405 Method Not Allowed", TEXT, b"GET only\n")
+        if path in _HEALTH and self.health is not None:
+            return self._healthy(path, query)
+        if path != b"/metrics":
+            return http("404 Not Found", TEXT, b"/livez, /readyz and /metrics\n")
+        return self._own(path, b"", words[0] == b"GET")
+
+    async def close(self) -> None:
+        """Close the page."""
+        await end_tasks([self._keeping])
+        await self.probes.close()
+        if self._sampler is not None:
+            self._sampler.close()
+        await self.serving.close()
+
+
+class NodeAsker:
+    """Satisfies ``NodesAsker`` for a node's own page: it asks itself without NATS, others by its connection."""
+
+    def __init__(self, own: str, bus: BusConnection, subjects: Subjects, desk: StatusDesk) -> None:
+        self._own = own
+        self._bus = bus
+        self._subjects = subjects
+        self._desk = desk
+
+    async def ask(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
+        """Its answer; raises LiftError."""
+        if node == self._own:
+            return object_of(node, await self._desk.answered(asked))
+        try:
+            answer = await self._bus.request(self._subjects.status(check_name(node, "node")), asked, timeout=timeout_s)
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            raise UnavailableError(f"{node} does not answer: {error}") from None
+        return object_of(node, answer.data)
+
+    async def node_ids(self) -> list[str]:
+        """All that this node's image has."""
+        reporter = self._desk.reporter
+        return sorted(reporter.group.image.nodes) if reporter is not None else []
+
+
+def _page_of(reporter: Reporter, payload: bytes, limit_bytes: int) -> bytes:
+    """As much of the list of partitions as goes into one message, and into few milliseconds, behind where the question says."""
+    after = _asked_after(payload)
+    count = PAGE_PARTITIONS
+    while True:
+        body = json.dumps(reporter.page(after, count)).encode()
+        if len(body) <= limit_bytes or not count:
+            return body
+        count //= 2
+
+
+def _within(page: dict[str, Any], limit_bytes: int) -> bytes:
+    """As much of its partitions as goes into one message."""
+    while len(body := json.dumps(page).encode()) > limit_bytes and page["partitions"]:
+        page = {**page, "partitions": page["partitions"][: len(page["partitions"]) // 2], "more": True}
+    return body
+
+
+def _asked_after(payload: bytes) -> tuple[str, int]:
+    """``{"after": [stream, partition]}``; anything else asks for the first page."""
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        stream, partition = load_json(payload)["after"]
+        return str(stream), whole_number(partition, -1, 1 << 31)
+    return "", -1
+
+
+MOST_S = 24 * 3600.0
+"""A level that was asked for holds at most so long."""
+
+
+async def _nothing_to_reload() -> dict[str, Any]:
+    return {"error": "this process has no settings of its own"}
+
+
+def _change_level(payload: bytes, tell: Callable[[str, float], None]) -> dict[str, Any]:
+    """``{"level": "debug", "for_s": 300}``; what is said to who asked."""
+    try:
+        asked = load_json(payload)
+        level, for_s = asked["level"], float(asked["for_s"])
+        if level not in LEVELS or not 0 < for_s <= MOST_S:
+            raise ValueError("out of bounds")
+    except (ValueError, TypeError, KeyError, OverflowError):
+        return {"error": f"level: one of {', '.join(LEVELS)}; for_s: above 0, at most {MOST_S:g}"}
+    LOGS.change_level(level, for_s, asyncio.get_running_loop().call_later)
+    tell(level, for_s)
+    return {"level": level, "for_s": for_s}
+
+
+_Part = tuple[tuple[str, int], int]
+"""((stream, partition) behind which it begins, how many)."""
+
+
+def _part(query: bytes) -> _Part | None:
+    """What a page is asked for; None: nothing of the sort. Names that are nobody's change nothing."""
+    fields = dict(parse_qsl(query.decode("ascii", "replace")))
+    stream, slash, partition = fields.get("after", "/-1").rpartition("/")
+    count = fields.get("count", str(PAGE_PARTITIONS))
+    try:
+        after, wanted = (stream, int(partition[:_LONGEST_NUMBER])), int(count[:_LONGEST_NUMBER])
+    except ValueError:
+        return None
+    return (after, wanted) if slash and 1 <= wanted <= MOST_ON_A_PAGE else None
+
+
+def _stream(query: bytes) -> str:
+    return dict(parse_qsl(query.decode("ascii", "replace"))).get("stream", "")

@@ -1,0 +1,1 @@
+"""NATS: ingest, replication, reads, control, acks. The only folder besides ``sidecar/quorum`` that speaks to NATS."""

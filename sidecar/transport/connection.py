@@ -1,0 +1,511 @@
+"""One of a node's NATS connections for data: nats-py for the handshake, credentials and reconnects; our own way in and out.
+
+Publishing, subscribing and receiving are synchronous here, because effects are carried out in order, without a task each: what
+is sent is given to the transport, in few writes for all of a turn of the event loop (``outlet.py``), and what comes is parsed where
+it arrives (``receiving.py``). Only this module, ``receiving.py`` and the parsers name private parts of nats-py;
+``check_nats_py`` refuses to run where they are missing.
+
+Bounds: what waits to be sent is at most ``send_buffer_bytes``, of each connection; beyond that, and while disconnected,
+replication traffic is dropped and counted (the protocol repeats it), acks are kept up to ``_KEPT_BYTES``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.subscription import Subscription
+
+from liftpy.core.publish.acks import AckResendBuffer
+from liftpy.core.publish.ports import Refuser
+from liftpy.core.replication.role import all_have_lost_it
+from liftpy.core.wire.inboxes import Allows, reply_to
+from liftpy.core.wire.subjects import Subjects
+from liftpy.errors import ConfigError
+from liftpy.nats.connection import Receiver, receive
+from liftpy.nats.parser import Denied, StrictConnection
+from liftpy.nats.urls import shown, shown_address
+from sidecar.runtime import clock
+from sidecar.runtime.settings import NodeSettings
+from sidecar.runtime.tasks import spawn, unexpected
+from sidecar.transport.credentials import Keys
+from sidecar.transport.parser import Sink, SinkParser
+from sidecar.transport.write_coalescer import Buffer, Outlet
+
+logger = logging.getLogger("liftpy.bus")
+
+SEND_BUFFER_BYTES = 64 * 1024 * 1024
+_KEPT_BYTES = 2 * 1024 * 1024
+_LEFT_BYTES = 256 * 1024
+"""Received while the reading task is busy; beyond it the socket is left alone."""
+_CONNECT_TIMEOUT_S = 5
+_RECONNECT_WAIT_S = 0.1
+_RETIRE_TIMEOUT_S = 1.0
+_LONGEST_HEARING_S = 16.0
+_PING_INTERVAL_S = 2
+_SAY_EVERY_S = 1.0
+_SHOWN_BYTES = 200
+_MOST_TOLD = 8
+_PRIVATE = (
+    "_pending", "_pending_data_size", "_flush_queue", "_subs", "_sid", "_ps", "_status", "_flusher_task", "_transport",
+    "_server_info",
+)  # fmt: skip
+
+
+def check_nats_py() -> None:
+    """Raise ConfigError if this nats-py does not have the private parts that the data path uses."""
+    probe = Client()
+    missing = [name for name in _PRIVATE if not hasattr(probe, name)]
+    missing += [name for name in ("_process_err", "_process_op_err", "_read_loop", "_remove_sub") if not hasattr(Client, name)]
+    if missing:
+        raise ConfigError(f"this version of nats-py lacks {', '.join(missing)}: install nats-py>=2.12,<3")
+
+
+class Problems:
+    """Of a connection. ``told``: why it could not be had again, as far as that was said; None while it is there, or was never."""
+
+    def __init__(self) -> None:
+        self.last = ""
+        self.told: set[str] | None = None
+
+    def is_news(self) -> bool:
+        """Whether the last one is to be said: each is once, and not more than a few, until the connection is back."""
+        if self.told is None or self.last in self.told or len(self.told) >= _MOST_TOLD:
+            return False
+        self.told.add(self.last)
+        return True
+
+
+class Listener:
+    """A subscription whose messages go to a sink. ``close`` may be called twice and while disconnected."""
+
+    def __init__(self, connection: BusConnection, sid: int) -> None:
+        self._connection = connection
+        self._sid = sid
+
+    def close(self) -> None:
+        """Stop listening; messages that are on their way are dropped."""
+        self._connection._forget(self._sid)
+
+    def feed_to(self, sink: Sink, given_up: Callable[[int], None]) -> None:
+        """Give what comes from now on to another sink."""
+        self._connection.redirect(self._sid, sink, given_up)
+
+    def leave(self) -> None:
+        """Unsubscribe, but take what is on its way until ``close``; when the connection has ``settled`` there is no more."""
+        self._connection._unsubscribe(self._sid)
+
+
+class BusConnection(StrictConnection):
+    """nats-py's client with a synchronous way in and out. Make it with ``open_bus``.
+
+    ``errors``: kind -> count of nats-py's asynchronous errors, disconnects, dropped sends, messages that were not taken.
+    """
+
+    def __init__(self, name: str = "", send_buffer_bytes: int = 0) -> None:
+        super().__init__()
+        self.name = name
+        """For logs and status: what the connection is for."""
+        self._send_buffer_bytes = send_buffer_bytes or SEND_BUFFER_BYTES
+        self._sinks: dict[bytes, Sink] = {}
+        self._ps = self._parser = SinkParser(self, self._sinks, self.errors)
+        self._receiver: Receiver | None = None
+        """Of the connection that there is; None: before the handshake is done, and where nats-py alone reads and writes."""
+        self._outlet: Outlet | None = None
+        """Of the same."""
+        self._taking = False
+        """A read is being parsed, in the callback that brought it."""
+        self._behind: list[Callable[[], None]] = []
+        """What is to be called when that is done."""
+        self._on_reconnect: list[Callable[[], None]] = []
+        self._on_change: list[Callable[[bool], None]] = []
+        self._leaving: list[Listener] = []
+        self._retiring: asyncio.Task[None] | None = None
+        self._unheard: list[Callable[[], None]] = []
+        self._hearing: asyncio.Task[None] | None = None
+        self._failing = False
+        """A message could not be taken, and it was logged within the last second."""
+        self._problems = Problems()
+        self._unsure = AckResendBuffer()
+        """Answers to publishers."""
+        self._lost_ns = 0
+        self._left_server = ""
+        """The id of the server that was lost last."""
+        self.all_have_lost_it = False
+        """As of the last reconnect: what was published before it went past everybody."""
+        self.inbox = ""
+        """Under which this connection is answered, without the last dot; unguessable. Set when it is opened."""
+
+    # ---- out ----------------------------------------------------------------------------------------------------------
+    def send(
+        self, subject: str, pieces: Sequence[Buffer], reply: str = "", *, keep: bool = False, headers: bytes = b""
+    ) -> bool:
+        """Publish the concatenation of ``pieces`` without copying it, behind the header block ``headers`` if there is one; False
+        (counted) when it can't be sent now.
+
+        ``keep``: while disconnected keep it for the next connection, if there is room (acks). The pieces must not change
+        until they are sent. ``subject`` must be a checked one: it is written as it is.
+        """
+        size_bytes = len(headers) + sum(map(len, pieces))
+        connected = self._is_up
+        if self.unsent_bytes + size_bytes > (self._send_buffer_bytes if connected else _KEPT_BYTES if keep else 0):
+            self.errors["send buffer full" if connected else "dropped while disconnected"] += 1
+            return False
+        if size_bytes > self._max_payload:
+            self.errors["larger than max_payload"] += 1
+            return False
+        if headers:
+            self._write(
+                (f"HPUB {subject} {reply} {len(headers)} {size_bytes}\r\n".encode(), headers, *pieces, b"\r\n"), size_bytes
+            )
+        else:
+            self._write((f"PUB {subject} {reply} {size_bytes}\r\n".encode(), *pieces, b"\r\n"), size_bytes)
+        self.stats["out_msgs"] += 1
+        self.stats["out_bytes"] += size_bytes
+        return True
+
+    def send_lines(self, lines: Sequence[bytes]) -> None:
+        """Write complete protocol lines (PUB with payload) that ``acks`` has built in bulk; kept while disconnected, and what was
+        written shortly before is written again then (``liftpy/core/publish/acks.py``)."""
+        joined = b"".join(lines)
+        size_bytes = len(joined)
+        if self.unsent_bytes + size_bytes > (self._send_buffer_bytes if self._is_up else _KEPT_BYTES):
+            self.errors["acks dropped"] += len(lines)
+            return
+        if self._is_up:
+            self._unsure.note(joined, clock.now_ns())  # what is kept while disconnected is sent by the next connection
+        self._write((joined,), size_bytes)
+        self.stats["out_msgs"] += len(lines)
+        self.stats["out_bytes"] += size_bytes
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What waits to be sent, here and in asyncio's buffer."""
+        receiver, outlet = self._receiver, self._outlet
+        if receiver is None or outlet is None:
+            return self._pending_data_size
+        return self._pending_data_size + outlet.waiting_bytes + receiver.transport.get_write_buffer_size()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more message can be sent, however large."""
+        return self._is_up and self.unsent_bytes + self._max_payload <= self._send_buffer_bytes
+
+    @property
+    def _is_up(self) -> bool:
+        receiver = self._receiver
+        return self._status == Client.CONNECTED and (receiver is None or not receiver.transport.is_closing())
+
+    def _write(self, pieces: Sequence[Buffer], size_bytes: int) -> None:
+        """To the transport, behind what waits for nats-py's flusher if anything does."""
+        outlet = self._outlet
+        if outlet is not None and not self._pending and self._is_up:
+            outlet.write(pieces, size_bytes)
+            return
+        self._let_go()
+        self._pending.extend(pieces)  # type: ignore[arg-type]  # nats-py joins them, whatever they are
+        self._pending_data_size += size_bytes + 1
+        self._kick()
+
+    def hold(self) -> None:
+        """Messages of some bytes follow, and then ``release`` in this turn of the loop: they are written together."""
+        if self._outlet is not None:
+            self._outlet.hold()
+
+    def release(self) -> None:
+        """That was all."""
+        if self._outlet is not None:
+            self._outlet.release()
+
+    def _kick(self) -> None:
+        if self._is_up and self._flush_queue is not None and self._flush_queue.empty():
+            self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
+
+    # ---- in -----------------------------------------------------------------------------------------------------------
+    def listen(
+        self, subject: str, sink: Sink, queue: str = "", given_up: Callable[[int], None] | None = None,
+        refuser: Refuser | None = None,
+    ) -> Listener:  # fmt: skip
+        """Subscribe; ``sink`` gets every message as it is read from the socket. Renewed by nats-py at each reconnect. ``given_up`` is
+        told how many were left out unread, and ``refuser`` refuses unread what it wants to (only in an ``Inflow``)."""
+        self._sid += 1
+        sid = self._sid
+        self._subs[sid] = Subscription(self, sid, subject, queue=queue)
+        self._sinks[b"%d" % sid] = sink
+        self._parser.expect(sid, subject)
+        if self._status == Client.CONNECTED:
+            self._write((f"SUB {subject} {queue} {sid}\r\n".encode(),), 0)
+        return Listener(self, sid)
+
+    def redirect(self, sid: int, sink: Sink, given_up: Callable[[int], None]) -> None:
+        """Another sink gets the messages of a subscription, if there still is one."""
+        if b"%d" % sid in self._sinks:
+            self._sinks[b"%d" % sid] = sink
+
+    def _forget(self, sid: int) -> None:
+        self._parser.forget(sid)
+        if self._sinks.pop(b"%d" % sid, None) is not None:
+            self._unsubscribe(sid)
+
+    def _unsubscribe(self, sid: int) -> None:
+        if self._subs.pop(sid, None) is not None and self._status == Client.CONNECTED:
+            self._write((f"UNSUB {sid} \r\n".encode(),), 0)
+
+    async def _read_loop(self) -> None:
+        """As the strict one's, for what ``_take`` leaves."""
+        self._receiver = receiver = await receive(self, self._take, _LEFT_BYTES)
+        self._outlet = None if receiver is None else Outlet(receiver.transport, asyncio.get_running_loop())
+        try:
+            await super()._read_loop()
+        finally:
+            if receiver is not None:
+                receiver.stop()
+            if self._receiver is receiver:
+                self._receiver = self._outlet = None
+
+    async def _read(self) -> bytes:
+        return await (self._receiver.read() if self._receiver is not None else super()._read())
+
+    def _take(self, data: bytes) -> bytes | None:
+        """What has just arrived; return what is left for the reading task (``receiving.Take``)."""
+        if self.is_closed or self.is_reconnecting:
+            return None  # it belongs to a connection that is given up
+        self._pings_outstanding = 0
+        self._taking = True
+        try:
+            is_done = self._parser.feed(data)
+        finally:
+            self._taking = False
+            behind, self._behind = self._behind, []
+            for callback in behind:
+                _call(callback)
+            self._let_go()
+        return None if is_done else b""
+
+    def _let_go(self) -> None:
+        if self._outlet is not None:
+            self._outlet.let_go()
+
+    def behind_read(self, callback: Callable[[], None]) -> None:
+        """From a sink: call ``callback`` behind the last message of this read, so that what came together is taken together. Where a
+        task is reading, that is in the loop's next turn."""
+        if self._taking:
+            self._behind.append(callback)
+        else:
+            asyncio.get_running_loop().call_soon(callback)
+
+    def sink_failed(self, subject: bytes, error: Exception) -> None:
+        """A message could not be taken: logged, counted, dropped."""
+        self.errors["messages not taken"] += 1
+        if not self._failing:  # a bug; a sender that causes it once can do so a million times
+            self._failing = True
+            logger.error("a message on %r can't be taken: %r", subject[:_SHOWN_BYTES], error, exc_info=error)
+            asyncio.get_running_loop().call_later(_SAY_EVERY_S, self._may_say)
+
+    def _may_say(self) -> None:
+        self._failing = False
+
+    def retire(self, listeners: Sequence[Listener]) -> None:
+        """Leave, and close when nothing is on its way any more; until then the sinks are called."""
+        for listener in listeners:
+            listener.leave()
+        self._leaving.extend(listeners)
+        if self._leaving and (self._retiring is None or self._retiring.done()):
+            self._retiring = spawn(self._retire(), "leaving subscriptions")
+
+    async def _retire(self) -> None:
+        """All that leave together share two round trips."""
+        while self._leaving:
+            leaving, self._leaving = self._leaving, []
+            with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
+                await self.settled(_RETIRE_TIMEOUT_S)
+            for listener in leaving:
+                listener.close()
+
+    def when_heard(self, heard: Callable[[], None]) -> None:
+        """Call ``heard`` once the server has handled all that was sent until now: what was listened to is listened to, also for who
+        speaks to the server over another connection. All who ask together share two round trips; a reconnect begins anew."""
+        self._unheard.append(heard)
+        if self._hearing is None or self._hearing.done():
+            self._hearing = spawn(self._hear(), "subscriptions being confirmed")
+
+    async def _hear(self) -> None:
+        wait_s = _RETIRE_TIMEOUT_S
+        while self._unheard and not self.is_closed:
+            asking, self._unheard = self._unheard, []
+            try:
+                await self.settled(wait_s)
+            except (nats.errors.Error, TimeoutError, OSError):
+                wait_s = min(wait_s * 2, _LONGEST_HEARING_S)  # the answer may wait behind a burst that is read before it
+                self._unheard = asking + self._unheard
+                await asyncio.sleep(_RECONNECT_WAIT_S)
+                continue
+            for heard in asking:
+                heard()
+
+    async def settled(self, timeout_s: float) -> None:
+        """Wait until the server has handled all that was sent and what it had sent before has arrived; raises as ``flush``."""
+        self._let_go()
+        for _ in range(2):  # nats-py's PING overtakes what waits to be sent; the second one can't
+            await self.flush(timeout_s)  # type: ignore[arg-type]  # nats-py says int, and waits for any number
+
+    # ---- life ---------------------------------------------------------------------------------------------------------
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` after each reconnect."""
+        self._on_reconnect.append(callback)
+
+    def on_denial(self, callback: Denied) -> None:
+        """Call ``callback`` when the server refuses a publish or a subscription."""
+        self._parser.denials.append(callback)
+
+    @property
+    def last_problem(self) -> str:
+        """In words; '': there was none."""
+        return self._problems.last
+
+    @property
+    def asks_who_comes(self) -> bool:
+        """Whether the server wants credentials; where it does not, everybody may do everything."""
+        return bool(self._server_info.get("auth_required"))
+
+    def on_change(self, callback: Callable[[bool], None]) -> None:
+        """Call ``callback`` with whether the connection is up, each time when it is lost and when it is back."""
+        self._on_change.append(callback)
+
+    async def stop(self) -> None:
+        """Close it for good."""
+        self._let_go()
+        await self.close()
+
+    async def _process_op_err(self, e: Exception) -> None:
+        """Say why, before nats-py reconnects."""
+        self._problems.last = str(e) or type(e).__name__
+        await super()._process_op_err(e)
+
+    async def _count_error(self, error: Exception) -> None:
+        self.errors[type(error).__name__] += 1
+        self._problems.last = str(error) or type(error).__name__
+        logger.debug("NATS: %r", error)
+        if self._problems.is_news():
+            logger.warning("NATS connection for %s can't be had again yet (%s); trying on", self.name, self.last_problem)
+
+    async def _disconnected(self) -> None:
+        self.errors["disconnected"] += 1
+        self._problems.told = {self.last_problem}
+        self._left_server, self._lost_ns = str(self._server_info.get("server_id", "")), clock.now_ns()
+        if not self.is_closed:
+            logger.warning("NATS connection for %s lost (%s); reconnecting", self.name, self.last_problem)
+            self._tell_all([partial(changed, False) for changed in self._on_change])
+
+    async def _reconnected(self) -> None:
+        self._problems.told = None
+        where = shown_address(self.connected_url) or "?"
+        logger.info("NATS connection for %s is back, at %s", self.name, where)
+        server = str(self._server_info.get("server_id", ""))
+        if again := self._unsure.again(self._lost_ns):
+            self._write((again,), len(again))
+        self.all_have_lost_it = all_have_lost_it(len(self.servers), self._left_server, server)
+        self._tell_all([*self._on_reconnect, *(partial(changed, True) for changed in self._on_change)])
+
+    def _tell_all(self, callbacks: Sequence[Callable[[], None]]) -> None:
+        """nats-py would swallow what one raises, or take it for a server that can't be had, and the others would hear nothing."""
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception as error:
+                unexpected(f"what follows the NATS connection for {self.name}", error)
+
+
+class Sends(Protocol):
+    """A connection that sends."""
+
+    def send(self, subject: str, pieces: Sequence[Buffer], reply: str = "", *, headers: bytes = b"") -> bool:
+        """As ``BusConnection.send``."""
+
+
+def send_answer(
+    bus: Sends,
+    rules: Sequence[Allows],
+    counters: Counter[str],
+    reply: bytes | str,
+    pieces: Sequence[Buffer],
+    *,
+    headers: bytes = b"",
+    under: str = "",
+) -> bool:
+    """Answer a request: send ``pieces`` to its reply subject, if that is an inbox [A5].
+
+    Args:
+        bus: The connection.
+        rules: Whose inboxes may be answered.
+        counters: Where a reply subject that is no inbox is counted.
+        reply: The reply subject of the request, as it came.
+        pieces: The answer, in pieces.
+        headers: The header block of the answer.
+        under: What the reply subject has to begin with, where only the inbox of one node may be answered.
+
+    Returns:
+        False when nothing was sent.
+    """
+    subject = reply_to(reply, rules, counters, under)
+    if subject is None:
+        return False
+    return bus.send(subject, pieces, headers=headers) if headers else bus.send(subject, pieces)
+
+
+def _call(callback: Callable[[], None]) -> None:
+    """As the event loop calls: what it raises concerns neither the others nor the connection, and is told loudly."""
+    try:
+        callback()
+    except Exception as error:
+        context = {"message": f"{callback} behind a read has failed", "exception": error}
+        asyncio.get_running_loop().call_exception_handler(context)
+
+
+Connection = TypeVar("Connection", bound=BusConnection)
+
+
+async def open_bus(settings: NodeSettings, make: Callable[[], Connection], keys: Keys | None = None) -> Connection:
+    """A connection that reconnects for ever; keeps trying at the start too, until cancelled. ``keys``: None, those of ``settings``."""
+    keys = keys or Keys(settings.credentials)
+    check_nats_py()
+    announced = False
+    inbox = Subjects(settings.namespace).inbox(settings.node_id)
+    while True:
+        connection = make()
+        connection.inbox = f"{inbox}.{secrets.token_hex(11)}"
+        options: dict[str, Any] = (credentials := keys.credentials).nats_options()
+        try:
+            await connection.connect(
+                servers=list(settings.nats),
+                name=f"liftpy-{settings.node_id}-{connection.name}",
+                error_cb=connection._count_error,
+                disconnected_cb=connection._disconnected,
+                reconnected_cb=connection._reconnected,
+                connect_timeout=_CONNECT_TIMEOUT_S,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=_RECONNECT_WAIT_S,
+                ping_interval=_PING_INTERVAL_S,
+                max_outstanding_pings=2,
+                inbox_prefix=inbox.encode(),
+                **options,
+            )
+            connection.options["max_reconnect_attempts"] = -1
+            keys.add(connection, credentials)
+            return connection
+        except (OSError, TimeoutError, nats.errors.Error) as error:
+            with contextlib.suppress(Exception):
+                await connection.stop()
+            if not announced:
+                why = connection.last_problem or error
+                logger.warning("no NATS server at %s lets this node in yet (%s); trying on", shown(settings.nats), why)
+                announced = True
+            await asyncio.sleep(_RECONNECT_WAIT_S)

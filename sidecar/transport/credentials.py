@@ -1,0 +1,132 @@
+"""What a node proves itself to NATS by: of all its connections at once, and changed while it runs.
+
+A connection takes what holds when it connects, again each time. ``change`` has all that are open connect anew: each is away for as long
+as that takes, and all its subscriptions come with it. ``prove`` tries other credentials first, on a connection of its own: what the
+server does not accept, or a user that may not hear what a node must, never takes the place of what works.
+
+What NATS does not let this node do: said at once and once, not found out as a time-out.
+
+While a node starts, a refusal in its own namespace ends the start: without that right nothing would ever come of it. Later, and for
+the subjects of streams, it is an error in the log: rights may be given back without a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from liftpy.core.wire.subjects import Subjects
+from liftpy.errors import ConfigError, NotAllowedError, UnavailableError
+from liftpy.nats.credentials import Credentials
+from liftpy.nats.parser import StrictConnection, watch_denials
+from liftpy.nats.transport import open_connection
+from sidecar.runtime.tasks import spawn
+
+logger = logging.getLogger("liftpy.bus")
+
+PROVE_S = 3
+"""So long a server may take to let a connection in that tries credentials."""
+
+
+class Keys:
+    """Of one node; its connections may live on several event loops. Thread: that of whoever makes it, but for ``add``."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self.credentials = credentials
+        """What holds now."""
+        self._open: weakref.WeakKeyDictionary[StrictConnection, asyncio.AbstractEventLoop] = weakref.WeakKeyDictionary()
+
+    def add(self, connection: StrictConnection, opened_by: Credentials) -> None:
+        """``connection`` was opened on this loop by these: it is renewed from now on, and at once if others hold by now."""
+        self._open[connection] = asyncio.get_running_loop()
+        if opened_by is not self.credentials:
+            spawn(_renewed(connection, self.credentials), "connecting anew with other credentials")
+
+    def change(self, credentials: Credentials) -> None:
+        """All connections go on with these."""
+        self.credentials = credentials
+        for connection, loop in list(self._open.items()):
+            with contextlib.suppress(RuntimeError):  # a loop that has ended has no connections
+                loop.call_soon_threadsafe(_renew, connection, credentials)
+
+
+def _renew(connection: StrictConnection, credentials: Credentials) -> None:
+    spawn(_renewed(connection, credentials), "connecting anew with other credentials")
+
+
+async def _renewed(connection: StrictConnection, credentials: Credentials) -> None:
+    try:
+        await connection.renew(credentials.nats_options())
+    except ConfigError as error:  # a file that was there a moment ago
+        logger.error("a connection goes on with the credentials that it has: %s", error)
+
+
+async def prove(servers: Sequence[str], subjects: Subjects, node_id: str, credentials: Credentials, *, works: bool) -> None:
+    """Raise ConfigError where a node can't go on with ``credentials``. ``works``: what it has lets it in now; else nobody says what is
+    wrong, and what nobody refuses is taken."""
+    try:
+        connection = await open_connection(
+            servers, credentials=credentials, name=f"liftpy-{node_id}-credentials", timeout_s=PROVE_S
+        )
+    except NotAllowedError as error:
+        raise ConfigError(str(error)) from None
+    except UnavailableError as error:
+        if works:
+            raise ConfigError(f"{error}; with what this node has it is let in") from None
+        return
+    denied: list[str] = []
+    try:
+        unwatch = watch_denials(connection, lambda is_publish, subject: denied.append(subject))
+        with contextlib.suppress(Exception):  # a connection that ends meanwhile was let in
+            await connection.subscribe(subjects.notify(node_id), cb=_ignored)
+            for _ in range(2):  # nats-py's PING overtakes the subscription; the second one can't
+                await connection.flush(PROVE_S)
+        unwatch()
+    finally:
+        with contextlib.suppress(Exception):
+            await connection.close()
+    if denied:
+        raise ConfigError(
+            f"NATS does not let that user subscribe on {denied[0]}: give it the rights that `liftpy rights --role node` prints"
+        )
+
+
+async def _ignored(_: object) -> None:
+    """What comes meanwhile is heard by the node itself."""
+
+
+_MAX_SAID = 64
+"""Subjects that are named in the log; those beyond are only counted."""
+
+
+class RightsWatch:
+    """``denied`` is for ``watch_denials``; call ``started`` when the node is up. ``fatal``: ends the start."""
+
+    def __init__(self, namespace: str, fatal: Callable[[Exception], None], counters: Counter[str]) -> None:
+        self._namespace = namespace
+        self._fatal = fatal
+        self._counters = counters
+        self._is_starting = True
+        self._said: set[tuple[bool, str]] = set()
+
+    def started(self) -> None:
+        """From now on a refusal ends nothing."""
+        self._is_starting = False
+
+    def denied(self, is_publish: bool, subject: str) -> None:
+        """NATS does not let this node publish, or else subscribe, on ``subject``."""
+        self._counters["refused by NATS's rights"] += 1
+        error = NotAllowedError(
+            f"NATS does not let this node {'publish' if is_publish else 'subscribe'} on {subject}: give its user the rights that "
+            f"`liftpy rights --role node --namespace {self._namespace}` prints"
+        )
+        if self._is_starting and subject.startswith(f"{self._namespace}."):
+            self._is_starting = False
+            self._fatal(error)
+        elif len(self._said) < _MAX_SAID and (is_publish, subject) not in self._said:
+            self._said.add((is_publish, subject))
+            logger.error("%s", error)

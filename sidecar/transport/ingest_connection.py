@@ -1,0 +1,497 @@
+"""The connection that publishes come in by, and their acks go out: read quickly, taken in small steps.
+
+A nats-server holds at most 64 MiB for a connection that reads too slowly, and then cuts it: what it held is lost. So the socket is read
+as fast as it gives, into a buffer of bytes as they came (compact: nothing is parsed), and what is in there is taken a few milliseconds
+at a time, so that fetches, heartbeats and answers never wait behind a burst [A11]. While a burst lasts a thread reads the socket
+(``socket_thread.py``): the loop gets to it once in a turn, and that may be late. The thread is not used with TLS.
+
+When the buffer is half full the socket is left alone: the server then slows fast publishers down, before it cuts. ``Overflow`` says
+when it is about to: then the other half is used. When that is full as well, whole messages are left out, counted by their subscription,
+but for those that wait for an answer. What the server has sent before a connection was lost is taken all the same. While a partition
+can hold no more, ``Gate`` says how much to take.
+
+What was lost with connections that a server cut: it knows what it had delivered, we know what arrived [A11].
+
+The difference was with the server, or on its way. Of connections that are closed a nats-server tells named accounts only, not the
+global one; there what it said last, while the connection was open, is the least that was lost. A server that is gone can't be asked.
+What is published before a connection is back, and heard by no subscription, isn't in any number either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+import nats.errors
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.publish.memory_budget import MemoryBudget
+from liftpy.core.publish.ports import Refuser
+from liftpy.core.replication.inflight_limits import Gate, NodeIntake
+from liftpy.core.replication.load_shedding import Overflow
+from liftpy.nats.cancellation import end_tasks
+from sidecar.runtime import clock
+from sidecar.runtime.tasks import spawn
+from sidecar.transport.connection import BusConnection, Listener
+from sidecar.transport.parser import Sink
+from sidecar.transport.server_pending import Backlog, ConnectionStats
+from sidecar.transport.shedding_parser import InflowParser
+from sidecar.transport.socket_thread import SocketThread
+
+cuts_logger = logging.getLogger("liftpy.ingest")
+
+_TRIES = 5
+_TRY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    server_id: str
+    client_id: int
+    last: ConnectionStats | None
+    """What its server said of it last, while it was open."""
+
+
+class Cuts:
+    """Of one connection of a node, ever."""
+
+    def __init__(self, backlog: Backlog | None, overflow: Overflow) -> None:
+        self._backlog = backlog
+        self._overflow = overflow
+        self._cuts: deque[_Cut] = deque()
+        """Lost connections whose last bytes are still in the buffer."""
+        self._seen = 0
+        """Messages that had arrived when the last of the others was passed."""
+        self.lost_messages = 0
+        """Delivered by a server, and never arrived."""
+        self.unknown = 0
+        """Connections of which nobody can say it."""
+        self._last: ConnectionStats | None = None
+
+    def lost(self, server_id: str, client_id: int) -> None:
+        """A connection was lost; what it brought before may not have been looked at yet."""
+        last, self._last = self._last, None
+        self._cuts.append(_Cut(server_id, client_id, last))
+
+    def passed(self, seen: int) -> None:
+        """All that it brought has been looked at: ``seen`` messages since the node started."""
+        cut, arrived = self._cuts.popleft(), seen - self._seen
+        self._seen = seen
+        spawn(self._judge(cut, arrived), "counting what a cut connection cost")
+
+    def told(self, told: ConnectionStats) -> None:
+        """What the server says of the connection while it is open."""
+        self._last = told
+
+    async def _judge(self, cut: _Cut, arrived: int) -> None:
+        told = await self._ask(cut)
+        self.unknown += told is None
+        named = cut.server_id, cut.client_id
+        known = [t.delivered for t in (told, cut.last) if t is not None and (t.server_id, t.client_id) == named]
+        lost = max([arrived, *known]) - arrived
+        self.lost_messages += lost
+        if told is None:
+            least = f"{lost} at least" if lost else "an unknown number"
+            cuts_logger.warning("publishes were lost with a connection, and the server can't say how many: %s", least)
+            return
+        if "pending" in told.reason.lower():
+            self._overflow.cut_at(told.backlog_bytes)
+        if lost:
+            cuts_logger.warning("publishes were lost with a connection that the server closed (%s): %d", told.reason, lost)
+
+    async def _ask(self, cut: _Cut) -> ConnectionStats | None:
+        """What the server says of the connection, once it is closed; None if it says nothing."""
+        answers: asyncio.Queue[ConnectionStats] = asyncio.Queue()
+        for _ in range(_TRIES if self._backlog is not None else 0):
+            assert self._backlog is not None
+            self._backlog.ask(cut.server_id, cut.client_id, answers.put_nowait, at_once=True)
+            try:
+                told = await asyncio.wait_for(answers.get(), _TRY_S)
+            except TimeoutError:
+                continue
+            if told.reason:
+                return told
+            await asyncio.sleep(_TRY_S)
+        return None
+
+
+logger = logging.getLogger("liftpy.bus")
+
+_PIECE_BYTES = 64 * 1024
+"""Parsed at a time; the clock is looked at in between."""
+_TURN_BYTES = 256 * 1024
+_REFUSING_BYTES = 1024 * 1024
+"""The same while most of it is refused."""
+_TURN_NS = 4_000_000
+"""After so many bytes, or so much time of this thread (not of others, that would make small batches on a busy machine), everything
+else on the loop has its turn."""
+_GIVING_UP_NS = 8_000_000
+"""The same for what is left out."""
+_FULL_PARTS = 16
+"""With less room than one of so many parts of it the buffer counts as full."""
+_LOOK_AGAIN_S = 0.005
+_STILL_THERE_S = 0.5
+_LARGE_BYTES = 32 * 1024
+"""A read that brought as much has left more behind, probably."""
+_BURST_NS = 30_000_000
+"""If no read was smaller for so long, a thread reads. It costs a switch for each read, so that mostly the loop does it."""
+_CALM_NS = 200_000_000
+"""So long after the last large read the loop reads again."""
+
+
+class _Boundary:
+    """Takes the parser's place for nats-py, which resets it when a connection is lost: here that marks a place in the buffer."""
+
+    def __init__(self, lost: Callable[[], None]) -> None:
+        self.reset = lost
+
+
+class Inflow(BusConnection):
+    """``node``: the node's sums, for the bound and the gate; ``asks``: another connection, to ask the server over how much it holds;
+    ``room``: is told how long bytes wait here. ``stop`` ends it."""
+
+    def __init__(
+        self,
+        node: NodeIntake,
+        buffer_bytes: int,
+        send_buffer_bytes: int = 0,
+        asks: BusConnection | None = None,
+        name: str = "ingest",
+        room: MemoryBudget | None = None,
+    ) -> None:
+        super().__init__(name, send_buffer_bytes)
+        self._parser: InflowParser = InflowParser(self, self._sinks, self.errors)
+        self._ps = _Boundary(self._lost)  # type: ignore[assignment]
+        self._node = node
+        self._room_of_node = room or MemoryBudget()
+        self._gate = Gate(node)
+        self._backlog = Backlog(asks) if asks is not None else None
+        self.overflow = Overflow()
+        self.cuts = Cuts(self._backlog, self.overflow)
+        self._buffer_bytes = buffer_bytes
+        self._chunks: deque[bytes | None] = deque()
+        """As read from the socket; None: a connection was lost there."""
+        self._position = 0
+        """In the first chunk: what is before it has been parsed."""
+        self._arrived_bytes = 0
+        """Into the buffer, ever; the loop and the thread take turns in counting."""
+        self._done_bytes = 0
+        """Out of the buffer, ever."""
+        self._due_to = 0
+        """Up to this count of arrived bytes is read in any case, while the buffer is not full."""
+        self.most_waiting_bytes = 0
+        self.taken_bytes = 0
+        """Parsed and not left out, ever."""
+        self._parsing = False
+        self._arrived = asyncio.Event()
+        self._room = asyncio.Event()
+        self._thread: SocketThread | None = None
+        self._told = False
+        """The loop is going to hear that the thread has read something."""
+        self.bursts = 0
+        """How often a thread took over."""
+        self._large_ns = 0
+        """When a read was large last."""
+        self._burst_ns = 0
+        """Since when all were; 0: the last one was not."""
+        self._loop = asyncio.get_running_loop()
+        self._pump_task = spawn(self._pump(), "taking publishes", endless=True)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Read and not parsed."""
+        return self._arrived_bytes - self._done_bytes
+
+    @property
+    def passed_bytes(self) -> tuple[int, int]:
+        """That have come from the socket, and that were parsed, ever."""
+        return self._arrived_bytes, self._done_bytes
+
+    @property
+    def left_out(self) -> int:
+        """Messages that were left out unread."""
+        return self._parser.left_out
+
+    def listen(
+        self, subject: str, sink: Sink, queue: str = "", given_up: Callable[[int], None] | None = None,
+        refuser: Refuser | None = None,
+    ) -> Listener:  # fmt: skip
+        """As in every connection; ``given_up`` is told how many messages were left out, ``refuser`` refuses what it wants to."""
+        listener = super().listen(subject, sink, queue)
+        if given_up is not None:
+            self._parser.tell(self._sid, given_up)
+        if refuser is not None:
+            self._parser.refuse_by(self._sid, refuser)
+        return listener
+
+    def redirect(self, sid: int, sink: Sink, given_up: Callable[[int], None]) -> None:
+        """As in every connection, of ``given_up`` too."""
+        super().redirect(sid, sink, given_up)
+        self._parser.tell(sid, given_up)
+
+    # ---- from the socket ---------------------------------------------------------------------------------------------
+    def _take(self, data: bytes) -> bytes | None:
+        if not self._takes_at_once(data):
+            return data
+        left = super()._take(data)
+        if left is None:
+            self._hand_over()
+        return left
+
+    async def _taken(self, data: bytes) -> None:
+        if self._takes_at_once(data):
+            await self._parse(data)
+        else:
+            self._append(data)
+            self._arrived.set()
+        if self._hand_over():
+            return
+        if self._is_full():
+            self.errors["held back: the ingest buffer is full"] += 1
+        while not self._reads():
+            self._room.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._room.wait(), _STILL_THERE_S)
+            self._pings_outstanding = 0  # this node is the one that does not read
+
+    def _takes_at_once(self, data: bytes) -> bool:
+        """Whether ``data`` need not go through the buffer; then it counts as taken."""
+        if self._chunks or self._parsing or len(data) > _PIECE_BYTES or not self._may_take():
+            return False
+        self._see(len(data))
+        self.taken_bytes += len(data)
+        self._done_bytes += len(data)
+        return True
+
+    def _see(self, size_bytes: int) -> None:
+        """So much was read: by the loop or by the thread, never by both."""
+        self._arrived_bytes += size_bytes
+        if size_bytes >= _LARGE_BYTES:
+            self._large_ns = clock.now_ns()
+            self._burst_ns = self._burst_ns or self._large_ns
+        elif size_bytes:
+            self._burst_ns = 0
+
+    def _append(self, data: bytes) -> None:
+        self._chunks.append(data)
+        self._see(len(data))
+        self.most_waiting_bytes = max(self.most_waiting_bytes, self.waiting_bytes)
+
+    def _may_take(self) -> bool:
+        return self._gate.may_take(self.taken_bytes, self._fills(), clock.now_ns())
+
+    def _is_full(self) -> bool:
+        return self.waiting_bytes + self._node.held_bytes >= self._buffer_bytes
+
+    def _fills(self) -> bool:
+        return 2 * (self.waiting_bytes + self._node.held_bytes) >= self._buffer_bytes
+
+    def _reads(self) -> bool:
+        """Whether more is to be read from the socket; the thread asks, too."""
+        if not self._fills():
+            return True
+        if self._is_full():
+            return False
+        return self._arrived_bytes < self._due_to or not self.overflow.leaves_alone(self._arrived_bytes, clock.now_ns())
+
+    def _lost(self) -> None:
+        self._end_thread()
+        self._gate.cut_off()
+        self.overflow.cut_off()
+        self.cuts.lost(*self._identity())
+        self._parser.lost += 1
+        self._chunks.append(None)
+        self._arrived.set()
+
+    # ---- by the thread -----------------------------------------------------------------------------------------------
+    def _hand_over(self) -> bool:
+        """In a burst let a thread read from now on; False where that can't be, or not yet: something waits for the reading task."""
+        receiver = self._receiver
+        if self._thread is not None or not self._burst_ns or self._large_ns - self._burst_ns < _BURST_NS:
+            return self._thread is not None
+        if receiver is None or not receiver.is_idle or self.is_reconnecting or self.is_closed:
+            return False
+        transport = receiver.transport
+        descriptor = transport.get_extra_info("socket")
+        if transport.get_extra_info("ssl_object") or transport.is_closing() or descriptor is None:
+            return False
+        transport.pause_reading()
+        try:
+            self._thread = SocketThread(descriptor.fileno(), self._read_aside, self._reads, lambda: self._call(self._hand_back))
+        except (OSError, RuntimeError):  # no descriptor, or no thread, is to be had: the connection is as good as before
+            transport.resume_reading()
+            self.errors["no thread to read a burst"] += 1
+            self._burst_ns = 0
+            return False
+        self.bursts += 1
+        return True
+
+    def _hand_back(self) -> None:
+        """The loop reads again; it also learns that the connection has ended, if that is why."""
+        if self._end_thread() and self._receiver is not None and not self._receiver.transport.is_closing():
+            self._receiver.transport.resume_reading()
+
+    def _end_thread(self) -> bool:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.stop()
+        return thread is not None
+
+    def _read_aside(self, data: bytes) -> None:
+        """In the thread."""
+        self._append(data)
+        if not self._told:
+            self._told = True
+            self._call(self._tell)
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is gone
+            self._loop.call_soon_threadsafe(callback)
+
+    def _tell(self) -> None:
+        self._told = False
+        self._pings_outstanding = 0
+        self._arrived.set()
+
+    # ---- to the sinks ------------------------------------------------------------------------------------------------
+    async def _parse(self, data: bytes) -> None:
+        self._parsing = True
+        try:
+            await self._parser.parse(data)
+        finally:
+            self._parsing = False
+
+    async def _pump(self) -> None:
+        while True:
+            while not self._chunks:
+                await self._idle()
+            await self._make_room()
+            if self._may_take():
+                await self._take_some()
+                await asyncio.sleep(0)
+            else:
+                await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def _idle(self) -> None:
+        """Wait for what comes next; when a burst is over the loop reads again. What comes then need not pass by here."""
+        self._look_at_age()
+        if self._thread is not None and clock.now_ns() - self._large_ns >= _CALM_NS:
+            self._hand_back()
+        self._arrived.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if self._thread is None else _CALM_NS / 1e9):
+                await self._arrived.wait()
+
+    async def _take_some(self) -> None:
+        """One turn's worth."""
+        most_bytes = _REFUSING_BYTES if self._look_at_age() else _TURN_BYTES
+        end_ns, taken_bytes = time.thread_time_ns() + _TURN_NS, 0
+        while self._chunks and taken_bytes < most_bytes and time.thread_time_ns() < end_ns and self._may_take():
+            piece = self._next_piece()
+            taken_bytes += len(piece)
+            self.taken_bytes += len(piece)
+            await self._parse_piece(piece)
+        self._say_whether_there_is_room()
+
+    def _look_at_age(self) -> bool:
+        """See for how long bytes have waited here; whether too long."""
+        room = self._room_of_node
+        room.look_at_age(self._arrived_bytes, self._done_bytes, clock.now_ns())
+        self._parser.pauses = room.is_late or room.is_limited
+        return room.is_late
+
+    async def _make_room(self) -> None:
+        """Ask how much the server holds, in time; leave out what can't wait."""
+        if (
+            self._backlog is not None
+            and self.is_connected
+            and 4 * (self.waiting_bytes + self._node.held_bytes) >= self._buffer_bytes
+        ):
+            self._backlog.ask(*self._identity(), partial(self._heard, self._arrived_bytes))
+        if not self._fills():
+            self.overflow.roomy()
+            return
+        if self._thread is not None:
+            self._pings_outstanding = 0  # this node is the one that does not read
+        room_bytes = self._buffer_bytes - self.waiting_bytes - self._node.held_bytes
+        is_full = room_bytes * _FULL_PARTS <= self._buffer_bytes
+        due_bytes = self.overflow.due_bytes(is_full, self._arrived_bytes, self._done_bytes, clock.now_ns())
+        self._due_to = self._arrived_bytes + due_bytes
+        if due_bytes > max(room_bytes, 0):
+            await self._leave_out(due_bytes - max(room_bytes, 0))
+
+    def _identity(self) -> tuple[str, int]:
+        """By which the server knows this connection."""
+        return self._server_info.get("server_id", ""), self._client_id or 0
+
+    def _heard(self, read_bytes: int, told: ConnectionStats) -> None:
+        if (told.server_id, told.client_id) == self._identity() and not told.reason:
+            self.cuts.told(told)
+            self.overflow.heard(told.backlog_bytes, read_bytes, told.asked_ns)
+
+    async def _leave_out(self, due_bytes: int) -> None:
+        end_ns, done_bytes = time.thread_time_ns() + _GIVING_UP_NS, 0
+        self._parser.leaving_out = True
+        try:
+            while self._chunks and done_bytes < due_bytes and time.thread_time_ns() < end_ns:
+                piece = self._next_piece()
+                done_bytes += len(piece)
+                await self._parse_piece(piece)
+        finally:
+            self._parser.leaving_out = False
+        self._say_whether_there_is_room()
+
+    def _say_whether_there_is_room(self) -> None:
+        if self._reads():
+            self._room.set()
+            if self._thread is not None:
+                self._thread.room()
+
+    async def _parse_piece(self, piece: bytes) -> None:
+        try:
+            await self._parse(piece)
+        except (OSError, nats.errors.Error) as error:
+            await self._unreadable(error)
+        except Exception as error:
+            logger.exception("the NATS stream can't be read")
+            await self._unreadable(error)
+
+    def _next_piece(self) -> bytes:
+        """Some bytes of the first chunk; empty where a connection was lost."""
+        chunk = self._chunks[0]
+        if chunk is None:
+            self._chunks.popleft()
+            self._parser.lost -= 1
+            self._parser.reset()
+            self.cuts.passed(self._parser.seen)
+            return b""
+        piece = chunk if len(chunk) <= _PIECE_BYTES else chunk[self._position : self._position + _PIECE_BYTES]
+        self._position += len(piece)
+        self._done_bytes += len(piece)
+        if self._position >= len(chunk):
+            self._chunks.popleft()
+            self._position = 0
+        return piece
+
+    async def _unreadable(self, error: Exception) -> None:
+        """The frames can't be told apart any more: the rest of that connection's bytes is of no use."""
+        self.errors["unreadable streams"] += 1
+        if not self._parser.lost:
+            await self._process_op_err(error)
+        while self._chunks and self._chunks[0] is not None:
+            self._next_piece()
+
+    # ---- life ----------------------------------------------------------------------------------------------------------
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        self._end_thread()
+        await super()._close(status, do_cbs)
+
+    async def stop(self) -> None:
+        """Take no more, and close."""
+        await end_tasks([self._pump_task])
+        await self.close()

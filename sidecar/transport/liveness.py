@@ -1,0 +1,72 @@
+"""Whether a node is gone: the bus knows at once when its connection has ended.
+
+A node listens on ``<ns>.status.<node>`` as long as it is connected. A request there is answered by the node, or by NATS itself
+with "no responders", or by nobody (a node that stands still). Only the second is a proof.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import nats.errors
+from nats.aio.client import Client
+
+from liftpy.core.metadata.duplicate_process_check import Sign
+from liftpy.core.wire import envelope
+from liftpy.core.wire.envelope import MessageType
+from liftpy.core.wire.subjects import Subjects
+from liftpy.nats.cancellation import end_tasks
+from sidecar.runtime.tasks import spawn
+
+QUESTION = envelope.encode(MessageType.STATUS_REQUEST, b"present?")
+"""What is asked; answered without a status report. In an envelope, so that no stream takes it for a publish."""
+_ANSWER_TIMEOUT_S = 0.5
+
+
+async def look_for(connection: Client, subjects: Subjects, node_id: str) -> Sign:
+    """Ask once whether anybody listens for the node."""
+    try:
+        await connection.request(subjects.status(node_id), QUESTION, timeout=_ANSWER_TIMEOUT_S)
+    except nats.errors.NoRespondersError:
+        return Sign.ABSENT
+    except (nats.errors.TimeoutError, TimeoutError):
+        return Sign.SILENT
+    except (nats.errors.Error, OSError):
+        return Sign.UNASKED
+    return Sign.PRESENT
+
+
+async def is_absent(connection: Client, subjects: Subjects, node_id: str) -> bool:
+    """Whether nobody listens for the node; False also when nothing is known: no answer proves nothing."""
+    return await look_for(connection, subjects, node_id) is Sign.ABSENT
+
+
+class Probes:
+    """What the leaders of this node ask about their followers; one request for a node at a time, however many ask."""
+
+    def __init__(self, connection: Client, subjects: Subjects) -> None:
+        self._connection = connection
+        self._subjects = subjects
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._waiting: dict[str, list[Callable[[], None]]] = {}
+
+    def ask(self, node_id: str, absent: Callable[[], None]) -> None:
+        """Call ``absent``, later and on the loop, if nobody listens for the node."""
+        self._waiting.setdefault(node_id, []).append(absent)
+        if node_id not in self._asking:
+            self._asking[node_id] = spawn(self._ask(node_id), f"asking for {node_id}")
+
+    async def _ask(self, node_id: str) -> None:
+        asked = self._waiting.pop(node_id)
+        try:
+            if self._connection.is_connected and await is_absent(self._connection, self._subjects, node_id):
+                for absent in asked:
+                    absent()
+        finally:
+            del self._asking[node_id]
+            self._waiting.pop(node_id, None)  # who asked meanwhile asks again
+
+    async def close(self) -> None:
+        """Ask no more."""
+        await end_tasks(list(self._asking.values()))

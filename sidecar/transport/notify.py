@@ -1,0 +1,154 @@
+"""``<ns>.notify.<node>``: what leaders tell idle followers (PartitionNotification) and their replicas (LeaderNotice), what followers of
+quiet partitions ask leaders together (QuietFetches), how services are (ServiceReport), and what the metadata leader asks a leader
+(StepAside, LeaderQuestion)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import replication_pb2 as pb
+from liftpy.core.wire._pb import service_pb2
+from liftpy.core.wire.decode_errors import REPLY, refused
+from liftpy.core.wire.envelope import MessageType
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import Subjects
+from liftpy.errors import ProtocolError
+from liftpy.nats.request_guard import RequestGuard
+from sidecar.transport.connection import BusConnection, send_answer
+
+Deliver = Callable[[str, int, str, events.Event], None]
+"""(stream, partition, stream uid or '', event) -> to the replica of that partition on this node, if there is one."""
+StepAside = Callable[[pb.StepAside, Callable[[], None]], None]
+"""(request, what to call when it is done)."""
+QuietFetches = Callable[[bytes, memoryview], None]
+"""(where its answer goes, a question without its envelope); raises ProtocolError."""
+Testify = Callable[[pb.LeaderQuestion], bool]
+"""Whether this node serves as the leader that is asked for."""
+ServiceReported = Callable[[service_pb2.ServiceReport], None]
+"""How the services beside another replica are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """What may be asked of a node on its notify subject, and who answers."""
+
+    step_aside: StepAside
+    testify: Testify
+    quiet_fetches: QuietFetches
+    service_reported: ServiceReported
+
+
+class Notifications:
+    """Both directions for a whole node. Of a node of several processes each listens to all; what a partition is told is its process's
+    to hear, and what is asked of one its process's to answer (``share``)."""
+
+    def __init__(
+        self,
+        bus: BusConnection,
+        subjects: Subjects,
+        node_id: str,
+        inboxes: InboxRule,
+        deliver: Deliver,
+        requests: Requests,
+        counters: Counter[str],
+        share: WorkerShare = WHOLE,
+    ) -> None:
+        self._share = share
+        self._bus = bus
+        self._subjects = subjects
+        self._node_id = node_id
+        self._inboxes = inboxes
+        self._deliver = deliver
+        self._requests = requests
+        self._counters = counters
+        guard = RequestGuard("notify", counters)
+        self._listener = bus.listen(subjects.notify(node_id), guard.handler(self._arrived))
+        self._wake_frames: dict[PartitionKey, bytes] = {}
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._listener.close()
+
+    def wake(self, key: PartitionKey, effect: do.NotifyReplica) -> None:
+        """Tell an idle follower that there is something to fetch."""
+        frame = self._wake_frames.get(key)
+        if frame is None:
+            frame = frames.sealed(pb.PartitionNotification(stream=key.stream, partition=key.partition, streamUid=key.uid))
+            self._wake_frames[key] = frame
+        self._bus.send(self._subjects.notify(effect.replica), (frame,))
+
+    def forget(self, key: PartitionKey) -> None:
+        """The partition has left this node."""
+        self._wake_frames.pop(key, None)
+
+    def send_notice(self, key: PartitionKey, effect: do.SendNotice) -> None:
+        """Tell replicas who leads and what is committed."""
+        notice = pb.LeaderNotice(
+            stream=key.stream,
+            partition=key.partition,
+            leader=self._node_id,
+            leaderEpoch=effect.leader_epoch,
+            epoch=effect.epoch,
+            epochStartOffset=effect.epoch_start_offset,
+            highWatermark=effect.high_watermark,
+            logStartOffset=effect.log_start_offset,
+            streamUid=key.uid,
+        )
+        frame = frames.sealed(notice)
+        for replica in effect.replicas:
+            self._bus.send(self._subjects.notify(replica), (frame,))
+
+    def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        try:
+            kind, body = envelope.decode(payload)
+            if kind is MessageType.PARTITION_NOTIFICATION:
+                wake = frames.parse(body, pb.PartitionNotification)
+                self._deliver(wake.stream, wake.partition, wake.streamUid, events.WokenUp())
+                return
+            if kind is MessageType.QUIET_FETCHES:
+                self._requests.quiet_fetches(reply, body)
+                return
+            if kind is MessageType.SERVICE_REPORT:
+                self._requests.service_reported(frames.parse(body, service_pb2.ServiceReport))
+                return
+            if kind in (MessageType.STEP_ASIDE, MessageType.LEADER_QUESTION) and not self._inboxes.allows(reply):
+                self._counters[REPLY] += 1
+                return
+            if kind is MessageType.STEP_ASIDE:
+                request = frames.parse(body, pb.StepAside)
+                if not self._share.holds(request.stream, request.partition):
+                    return  # another process of this node answers
+                self._requests.step_aside(request, lambda: self._answer(reply, request))
+                return
+            if kind is MessageType.LEADER_QUESTION:
+                question = frames.parse(body, pb.LeaderQuestion)
+                if not self._share.holds(question.stream, question.partition):
+                    return
+                testimony = pb.LeaderTestimony(serves=self._requests.testify(question), question=question)
+                self._answer(reply, testimony)
+                return
+            if kind is not MessageType.LEADER_NOTICE:
+                raise ProtocolError(f"{kind.name} does not belong on a notify subject")
+            notice = frames.parse(body, pb.LeaderNotice)
+        except ProtocolError as error:
+            self._counters[refused(error)] += 1
+            return
+        event = events.NoticeReceived(
+            leader=notice.leader,
+            leader_epoch=notice.leaderEpoch,
+            epoch=notice.epoch,
+            epoch_start_offset=notice.epochStartOffset,
+            high_watermark=notice.highWatermark,
+            log_start_offset=notice.logStartOffset,
+        )
+        self._deliver(notice.stream, notice.partition, notice.streamUid, event)
+
+    def _answer(self, reply: bytes, answer: pb.StepAside | pb.LeaderTestimony) -> None:
+        send_answer(self._bus, (self._inboxes,), self._counters, reply, (frames.sealed(answer),))

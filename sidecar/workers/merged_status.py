@@ -1,0 +1,187 @@
+"""One truth of a node of several processes: their reports as one report, their figures as one set of figures.
+
+Each row of the table of metrics says here how it is joined: what the first process alone knows (OWN), the largest (MOST), the smallest
+(LEAST); all else is a sum. Counters never fall: a worker that does not answer is joined with what it said last, and one that ends takes
+the node with it.
+
+WholeNode: the status of a node of several processes, asked of each of them and joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import itemgetter
+from typing import Any
+
+from liftpy.core.base.instruments import Histogram
+from liftpy.core.observe.cluster_health import MOST_ROWS, limit_of
+from sidecar.status.figures import MOST_ENDED, Figures
+from sidecar.status.report import Reporter
+from sidecar.status.sampler import Said
+from sidecar.workers.worker_status import process_facts
+from sidecar.workers.workers import Workers
+
+OWN = frozenset({
+    "build_info", "node_info", "feature_level", "feature_level_supported", "disk_free_bytes", "disk_size_bytes", "metadata_has_leader",
+    "metadata_is_leader", "metadata_commit_index", "metadata_applied_index", "metadata_journal_bytes", "metadata_held", "cluster_nodes",
+    "cluster_streams", "cluster_partitions_offline", "cluster_partitions_electing", "cluster_elections_total",
+    "cluster_folders_lost_total", "partition_budget", "metadata_divergence_total", "metadata_leader_changes_total",
+    "metadata_late_ticks_total", "metadata_proposals_failed_total", "metadata_proposal_duration_seconds",
+    "metadata_fsync_duration_seconds", "failover_duration_seconds",
+})  # fmt: skip
+MOST = frozenset({
+    "replica_lag_records", "replica_lag_seconds", "service_lag_records", "service_output_age_seconds", "service_snapshot_age_seconds",
+    "recovery_duration_seconds", "clock_doubted", "clock_skew_seconds", "coordinator_state_bound_bytes",
+    "group_lag_seconds", "ingest_unread_seconds",
+})  # fmt: skip
+LEAST = frozenset({"nats_connected", "connection_up", "log_flushes_on_loop"})
+AGES = frozenset({"scrub_age_seconds"})
+"""The largest, but -1 (never) is larger than any."""
+
+
+def add_figures(found: Figures, told: dict[str, Any]) -> None:
+    """Join ``found`` with what a worker told of its own (``figures_to_json``)."""
+    found.pids += told.get("pids", ())
+    found.ended_services = [*found.ended_services, *told.get("ended_services", ())][:MOST_ENDED]
+    for name, labels, figure in told.get("numbers", ()):
+        if name not in OWN:
+            row = found.numbers.setdefault(name, {})
+            held = row.get(tuple(labels))
+            row[tuple(labels)] = figure if held is None else _joined(name, held, figure)
+    for name, labels, counts, total in told.get("histograms", ()):
+        if name not in OWN:
+            _add_histogram(found, name, tuple(labels), counts, total)
+
+
+def _joined(name: str, held: float, figure: float) -> float:
+    if name in MOST:
+        return max(held, figure)
+    if name in LEAST:
+        return min(held, figure)
+    if name in AGES:
+        return -1 if -1 in (held, figure) else max(held, figure)
+    return held + figure
+
+
+def _add_histogram(found: Figures, name: str, labels: tuple[str, ...], counts: list[int], total: float) -> None:
+    held = found.histograms[name][labels]
+    joined = Histogram(held.bounds)  # the one that is held is the process's own, and goes on counting
+    joined.counts = [mine + other for mine, other in zip(held.counts, counts, strict=True)]
+    joined.total = held.total + total
+    found.histograms[name][labels] = joined
+
+
+def joined_rows(own: dict[str, Any], told: Iterable[dict[str, Any]], limit: int) -> dict[str, Any]:
+    """Of ``PageAnswers.partitions``: the ``limit`` most urgent rows of all processes, in order."""
+    rows, count, problems, more = list(own["rows"]), own["count"], own["problems"], own["more"]
+    for one in told:
+        rows += one.get("rows", ())
+        count, problems = count + one.get("count", 0), problems + one.get("problems", 0)
+        more = more or one.get("more", False)
+    rows.sort(key=itemgetter("urgency", "stream", "partition"))
+    return {"rows": rows[:limit], "more": more or len(rows) > limit, "count": count, "problems": problems}
+
+
+# ---- reports --------------------------------------------------------------------------------------------------------------
+_SUMS = ("counters", "refused")
+_ADDED = ("copies", "flush_place", "descriptors", "scrub")
+_OF_ONE = frozenset(
+    {"on_loop", "last_full_pass_s", "last_finding", "partition_budget", "pass_began_s", "position", "base_offset"}
+)
+"""Fields of those that are no counts: the first process's stand."""
+
+
+def joined_page(
+    own: dict[str, Any], others: Iterable[tuple[int, dict[str, Any]]], after: tuple[str, int], count: int
+) -> dict[str, Any]:
+    """The page of the whole node: of ``own`` (the first process's) and those of workers, by number; at most ``count`` partitions,
+    behind ``after``. ``answers`` false: what that worker told last is shown, if it ever did."""
+    page = dict(own)
+    processes = [{"worker": 0, "answers": True, **page.pop("process")}]
+    for number, told in others:
+        processes.append({"worker": number, "answers": told.get("answers", False), **told.get("process", {})})
+        if "process" in told:
+            _join(page, number, told)
+    place = itemgetter("stream", "partition")
+    rows = sorted((row for row in page["partitions"] if place(row) > after), key=place)
+    page["partitions"], page["more"] = rows[:count], page["more"] or len(rows) > count
+    page["coordinators"] = sorted(page["coordinators"], key=lambda one: one["partition"])
+    page["workers"] = processes
+    return page
+
+
+def _join(page: dict[str, Any], number: int, told: dict[str, Any]) -> None:
+    page["partitions"] = [*page["partitions"], *told["partitions"]]
+    page["more"] = page["more"] or told["more"]
+    page["coordinators"] = [*page["coordinators"], *told["coordinators"]]
+    page["failed_partitions"] = {**page["failed_partitions"], **told["failed_partitions"]}
+    page["connections"] = {**page["connections"], **{f"{name}.{number}": one for name, one in told["connections"].items()}}
+    page["flush_times"] = {name: max(ms, told["flush_times"][name]) for name, ms in page["flush_times"].items()}
+    for name in _SUMS:
+        page[name] = _sums(page[name], told[name])
+    for name in _ADDED:
+        page[name] = _added(page[name], told[name])
+    derived, more = page["derived"], told["derived"]
+    page["derived"] = {
+        **_added(derived, more),
+        "held": _sums(derived["held"], more["held"]),
+        "refused": _sums(derived["refused"], more["refused"]),
+    }
+    nats, theirs = page["nats"], told["nats"]
+    page["nats"] = {
+        **_added(nats, theirs),
+        "connected": nats["connected"] and theirs["connected"],
+        "max_payload_bytes": nats["max_payload_bytes"],
+        "errors": _sums(nats["errors"], theirs["errors"]),
+    }
+
+
+def _sums(own: dict[str, int], more: dict[str, int]) -> dict[str, int]:
+    return {name: own.get(name, 0) + more.get(name, 0) for name in (*own, *(name for name in more if name not in own))}
+
+
+def _added(own: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value + more[name] if _is_count(name, value) and _is_count(name, more.get(name)) else value
+        for name, value in own.items()
+    }
+
+
+def _is_count(name: str, value: Any) -> bool:
+    return name not in _OF_ONE and isinstance(value, int | float) and not isinstance(value, bool)
+
+
+class WholeNode:
+    """``reporter``: the first process's own."""
+
+    def __init__(self, reporter: Reporter, workers: Workers) -> None:
+        self._reporter = reporter
+        self._workers = workers
+
+    async def page(self, after: tuple[str, int], count: int) -> dict[str, Any]:
+        """As ``Reporter.page``; and ``workers``, each process by itself."""
+        told = await self._workers.look(what="page", after=list(after), count=count)
+        own = {**self._reporter.page(after, count), "process": process_facts(self._reporter)}
+        return joined_page(own, enumerate(told, 1), after, count)
+
+    async def of_stream(self, stream: str, count: int) -> list[dict[str, Any]]:
+        """As ``Reporter.of_stream``."""
+        told = await self._workers.look(what="stream", stream=stream, count=count)
+        rows = self._reporter.of_stream(stream, count)
+        for one in told:
+            rows += [row for row in one.get("rows", ()) if row["stream"] == stream]
+        return sorted(rows, key=lambda row: row["partition"])[:count]
+
+    async def rows(self, own: dict[str, Any], said: Any) -> dict[str, Any]:
+        """As ``PageAnswers.partitions``, which ``own`` is of."""
+        told = await self._workers.look(what="partitions", said=said)
+        return joined_rows(own, (one for one in told if one["answers"]), limit_of(said.get("limit", MOST_ROWS)))
+
+    def sampled(self) -> list[Said]:
+        """What the workers have counted, as of their last samples."""
+        return [handle.sampled for handle in self._workers.handles if handle.sampled]
+
+    async def add(self, found: Figures) -> None:
+        """Join the first process's figures with those of the others."""
+        for told in await self._workers.look(what="figures"):
+            add_figures(found, told)

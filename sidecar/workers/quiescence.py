@@ -1,0 +1,88 @@
+"""Quiet fetches of a node of several processes: one question may name partitions of all of them, and gets one answer.
+
+The node's first process takes the question apart, asks each worker for its part, and answers for all. A worker that is silent has
+counted none of its own: they are over, and their followers fetch by themselves, as they would have had it answered so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+from google.protobuf.message import DecodeError
+
+from liftpy.core.base.worker_assignment import share_of
+from liftpy.core.wire._pb import replication_pb2 as pb
+from liftpy.core.wire.worker_frames import FrameKind
+from liftpy.nats.request_guard import RequestGuard
+from sidecar.partition.quiescence import QuietTalk
+from sidecar.runtime.tasks import spawn
+from sidecar.workers.worker_process import WorkerHandle
+
+WITHIN_S = 0.3
+MOST_AT_ONCE = 256
+"""Questions that wait for workers; those beyond go unanswered, and are asked again."""
+
+
+class SharedQuiet:
+    """``talk``: the first process's own."""
+
+    def __init__(self, talk: QuietTalk, handles: Sequence[WorkerHandle], counters: Counter[str] | None = None) -> None:
+        self._talk = talk
+        self._guard = RequestGuard("quiet fetches", Counter() if counters is None else counters)
+        self._handles = handles
+        self._waiting = 0
+
+    def received(self, reply: bytes, body: memoryview) -> None:
+        """A question, without its envelope; raises ProtocolError."""
+        question = self._talk.asked(reply, body)
+        if question is None or self._waiting >= MOST_AT_ONCE:
+            return
+        parts = taken_apart(question, len(self._handles) + 1)
+        own = parts.pop(0, None)
+        over = [] if own is None else _places(own, self._talk.over(_part(question, own)))
+        if not parts:
+            self._talk.answer(reply, question, over)
+            return
+        self._waiting += 1
+        gathering = self._gather(reply, question, over, parts)
+        spawn(self._guard.run(gathering, reply), "quiet fetches of workers")
+
+    async def _gather(self, reply: bytes, question: pb.QuietFetches, over: list[int], parts: dict[int, list[int]]) -> None:
+        try:
+            asked = (self._ask(self._handles[share - 1], question, places) for share, places in parts.items())
+            for more in await asyncio.gather(*asked):
+                over += more
+            self._talk.answer(reply, question, sorted(over))
+        finally:
+            self._waiting -= 1
+
+    async def _ask(self, handle: WorkerHandle, question: pb.QuietFetches, places: list[int]) -> list[int]:
+        said = await handle.ask(FrameKind.QUIET, _part(question, places).SerializeToString(), WITHIN_S)
+        if said is None:
+            return places
+        try:
+            answer = pb.QuietFetchesAnswer.FromString(said)
+        except DecodeError:
+            return places
+        return _places(places, answer.over) if answer.count == len(places) else places
+
+
+def taken_apart(question: pb.QuietFetches, workers: int) -> dict[int, list[int]]:
+    """Number of a share -> the places of its fetches in the question, ascending."""
+    parts: dict[int, list[int]] = {}
+    for place, fetch in enumerate(question.fetches):
+        parts.setdefault(share_of(fetch.stream, fetch.partition, workers), []).append(place)
+    return parts
+
+
+def _part(question: pb.QuietFetches, places: list[int]) -> pb.QuietFetches:
+    part = pb.QuietFetches(replicaID=question.replicaID, incarnation=question.incarnation, question=question.question)
+    part.fetches.extend(question.fetches[place] for place in places)
+    return part
+
+
+def _places(places: list[int], of_part: Sequence[int]) -> list[int]:
+    """The same in the whole question; what is none of the part's is left out."""
+    return [places[place] for place in of_part if place < len(places)]

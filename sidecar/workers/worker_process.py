@@ -1,0 +1,260 @@
+"""WorkerHandle: the node's end of one worker process: started, spoken with, watched, ended.
+
+A worker that does not answer is no part of the node any more: whoever suspended it, or whatever it hangs in, the node's heartbeats
+would keep its leaderships where nobody serves them. So the node pings it with each beat of its own, and a worker that leaves more
+of them unanswered in a row than fit into a session takes the node down. Silence is counted in the node's own turns: one that stood
+still itself accuses nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from typing import Any, Protocol, cast
+
+from google.protobuf.message import DecodeError
+
+from liftpy.core.base.worker_assignment import WorkerShare
+from liftpy.core.wire.worker_frames import Frame, FrameKind, FrameReader, encode
+from liftpy.errors import CorruptionError, LiftError, ProtocolError, StorageError
+from sidecar.dev.nats_server import spawn
+from sidecar.runtime.settings import worker_environment
+
+logger = logging.getLogger("liftpy.workers")
+
+MOST_UNSENT_BYTES = 640 * 1024 * 1024
+"""Of frames that a worker has not read: an image, and what came since."""
+_END_S = 5.0
+"""For a process that has said that it stopped: on a loaded machine an interpreter takes seconds to end, and a kill is no clean stop."""
+ANSWER_S = 1.0
+"""For what status asks."""
+
+
+class WorkerError(LiftError):
+    """A worker process has ended, or is silent, or has failed: so has its node. Blame: its log says; start the node again."""
+
+    code = "WORKER"
+
+
+class WorkerListener(Protocol):
+    """What a worker says to its node, beside answers."""
+
+    def worker_proposes(self, worker: WorkerHandle, frame: Frame) -> None:
+        """PROPOSE."""
+
+    def worker_distrusts(self) -> None:
+        """The image is contradicted."""
+
+    def worker_failed(self, error: Exception) -> None:
+        """The node can't go on."""
+
+    def worker_damaged(self, reason: str) -> None:
+        """The node has to come back to repair something."""
+
+
+def failure_of(number: int, body: bytes) -> Exception:
+    """Of FATAL, as an error that ends the node in the way in which the worker's would."""
+    said = json.loads(body)
+    text = f"worker {number}: {said['text']}"
+    if said["never_again"]:
+        return CorruptionError(text)
+    return StorageError(text) if said["momentary"] else WorkerError(text)
+
+
+class WorkerHandle(asyncio.Protocol):
+    """``start`` it; ``most_silent``: pings in a row that it may leave unanswered."""
+
+    def __init__(self, share: WorkerShare, hears: WorkerListener, most_silent: int) -> None:
+        self.share = share
+        self._hears = hears
+        self._most_silent = most_silent
+        self._reader = FrameReader()
+        self._transport: asyncio.Transport | None = None
+        self._process: subprocess.Popen[Any] | None = None
+        self._unanswered = 0
+        self._is_heard = False
+        self._is_stopping = False
+        self._has_failed = False
+        self._token = 0
+        self._asked: dict[int, asyncio.Future[bytes]] = {}
+        self._events: dict[FrameKind, asyncio.Future[Frame]] = {}
+        self.signs: dict[str, Any] = {}
+        """What it said last of how it is."""
+        self.sampled: dict[str, Any] = {}
+        """What it has counted, as of its last sample."""
+        self._told: dict[str, dict[str, Any]] = {}
+        """What it answered last, by what was asked."""
+
+    # ---- life ------------------------------------------------------------------------------------------------------------
+    async def start(self, lock: int, setup: dict[str, Any]) -> None:
+        """Start the process, with ``lock`` (the data folder's) inherited, and tell it what it is."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        loop = asyncio.get_running_loop()
+        for kind in (FrameKind.RECOVERED, FrameKind.SETTLED, FrameKind.CLOSED, FrameKind.STOPPED):
+            self._events[kind] = loop.create_future()
+        with theirs:
+            command = [sys.executable, "-P", "-m", "sidecar.node.worker_main", str(theirs.fileno()), str(lock)]
+            start = lambda: spawn(  # noqa: E731
+                command,
+                signal.SIGKILL,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), lock),
+                env=worker_environment(),
+                start_new_session=True,  # Ctrl-C is for the node, which stops its workers in good order
+            )
+            self._process = await loop.run_in_executor(None, start)
+        ours.setblocking(False)
+        await loop.create_unix_connection(lambda: self, sock=ours)
+        self.send(FrameKind.SETUP, 0, json.dumps(setup).encode())
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid if self._process is not None else 0
+
+    def send(self, kind: FrameKind, token: int = 0, body: bytes = b"") -> None:
+        """Say it; a worker that has ended hears nothing."""
+        self.send_bytes(encode(kind, token, body))
+
+    def send_bytes(self, frame: bytes) -> None:
+        """The same of a frame that goes to all."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        transport.write(frame)
+        if transport.get_write_buffer_size() > MOST_UNSENT_BYTES:
+            self._fail(WorkerError(f"worker {self.share.number} does not read what it is told"))
+
+    async def happened(self, kind: FrameKind) -> Frame:
+        """Wait for its RECOVERED, SETTLED, CLOSED or STOPPED; raises WorkerError where it ends before."""
+        return await asyncio.shield(self._events[kind])
+
+    def event(self, kind: FrameKind) -> asyncio.Future[Frame]:
+        """The same, as a future that is not to be cancelled."""
+        return self._events[kind]
+
+    def beat(self) -> None:
+        """Ping it; to be called with each beat of the node's, on its loop."""
+        if not self._is_heard or self._is_stopping or self._has_failed:
+            return
+        if self._unanswered >= self._most_silent:
+            self._fail(
+                WorkerError(
+                    f"worker {self.share.number} (process {self.pid}) stands still: {self._unanswered} pings unanswered"
+                )
+            )
+            return
+        self._unanswered += 1
+        self.send(FrameKind.PING)
+
+    async def stop(self, timeout_s: float) -> bool:
+        """End it, in good order if that takes no longer than this; whether everything that it had acknowledged is on the disk."""
+        self._is_stopping = True
+        clean = False
+        if self._transport is not None and not self._has_failed:
+            self.send(FrameKind.STOP)
+            with contextlib.suppress(TimeoutError, WorkerError):
+                clean = bool((await asyncio.wait_for(self.happened(FrameKind.STOPPED), timeout_s)).token)
+        process = self._process
+        if process is not None:
+            if not clean:
+                process.kill()
+            code = await asyncio.to_thread(_end_of, process)
+            clean = clean and code == 0
+        if self._transport is not None:
+            self._transport.close()
+        return clean
+
+    def _fail(self, error: Exception) -> None:
+        if self._has_failed:
+            return
+        self._has_failed = True
+        if self._process is not None:
+            self._process.kill()  # it must not speak for the node any more
+        self._hears.worker_failed(error)
+
+    # ---- questions -------------------------------------------------------------------------------------------------------
+    async def ask(self, kind: FrameKind, body: bytes, timeout_s: float) -> bytes | None:
+        """The answer's body; None: there is none in this time."""
+        self._token += 1
+        token = self._token
+        answer = self._asked[token] = asyncio.get_running_loop().create_future()
+        self.send(kind, token, body)
+        try:
+            return await asyncio.wait_for(answer, timeout_s)
+        except TimeoutError:
+            return None
+        finally:
+            del self._asked[token]
+
+    async def look(self, what: dict[str, Any]) -> dict[str, Any]:
+        """What it tells of itself; where it does not answer, what it told last of the same kind: counts never fall. ``answers``: it
+        does."""
+        kind = str(what["what"])
+        said = await self.ask(FrameKind.ASK, json.dumps(what).encode(), ANSWER_S) if self._is_heard else None
+        if said is not None:
+            self._told[kind] = json.loads(said)
+        return {**self._told.get(kind, {}), "answers": said is not None}
+
+    # ---- asyncio.Protocol ------------------------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The channel stands."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods alone
+
+    def data_received(self, data: bytes) -> None:
+        """What it says."""
+        try:
+            for frame in self._reader.feed(data):
+                self._heard(frame)
+        except (ProtocolError, DecodeError, struct.error, ValueError, KeyError) as error:
+            self._fail(WorkerError(f"worker {self.share.number} says what nobody understands: {error!r}"))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """It has ended."""
+        ended = WorkerError(f"worker {self.share.number} (process {self.pid}) has ended")
+        for event in self._events.values():
+            if not event.done():
+                event.set_exception(ended)
+                event.exception()  # nobody may be waiting
+        if not self._is_stopping:
+            self._fail(ended)
+
+    def _heard(self, frame: Frame) -> None:
+        kind = frame.kind
+        self._is_heard, self._unanswered = True, 0
+        if kind is FrameKind.SIGNS:
+            self.signs = json.loads(frame.body)
+        elif kind is FrameKind.SAMPLED:
+            self.sampled = json.loads(frame.body)
+        elif kind is FrameKind.PROPOSE:
+            self._hears.worker_proposes(self, frame)
+        elif kind in (FrameKind.TOLD, FrameKind.QUIET_OVER):
+            answer = self._asked.get(frame.token)
+            if answer is not None and not answer.done():
+                answer.set_result(frame.body)
+        elif kind in self._events:
+            if not self._events[kind].done():
+                self._events[kind].set_result(frame)
+        elif kind is FrameKind.DISTRUST:
+            self._hears.worker_distrusts()
+        elif kind is FrameKind.REPAIR:
+            self._hears.worker_damaged(f"worker {self.share.number}: {frame.body.decode()}")
+        elif kind is FrameKind.FATAL:
+            self._hears.worker_failed(failure_of(self.share.number, frame.body))
+        elif kind not in (FrameKind.PONG, FrameKind.HELLO):
+            raise ProtocolError(f"{kind.name} from a worker")
+
+
+def _end_of(process: subprocess.Popen[Any]) -> int:
+    """Exit code; one that hangs is killed."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return process.wait(_END_S)
+    process.kill()
+    return process.wait()

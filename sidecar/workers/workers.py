@@ -1,0 +1,215 @@
+"""Workers: what the first process of a node does for the others. Of a node of one process there are none, and nothing is done.
+
+The node is its first process: that one holds the lock, the node file and the clean-stop marker, is the member of the metadata group,
+registers, beats, and answers for status. The others hold partitions alone: they are told the image as it changes, when a heartbeat
+was answered, and to stop; what they want of the group goes through here. There is one incarnation, and it ends with the first of its
+processes that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import struct
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from liftpy.core.base.worker_assignment import WorkerShare
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.image_delta import entry_between
+from liftpy.core.metadata.snapshot import encode_snapshot
+from liftpy.core.observe.node_health import Signs
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.worker_frames import LEASE, Frame, FrameKind, encode
+from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.request_guard import RequestGuard
+from sidecar.disk.data_folder import DataFolder
+from sidecar.metadata.group import MetadataGroup
+from sidecar.runtime.settings import NodeSettings
+from sidecar.runtime.tasks import spawn
+from sidecar.workers.sharing import settings_to_json
+from sidecar.workers.worker_process import WorkerHandle
+
+logger = logging.getLogger("liftpy.workers")
+
+STOP_S = 6.0
+"""A worker that has not stopped by then is killed: the node has no clean stop."""
+_PROPOSAL = struct.Struct(">I")
+
+
+class Workers:
+    """``settings``: of each process (``shared_out``). ``fatal``, ``repair``: as the node's."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        fatal: Callable[[Exception], None],
+        repair: Callable[[str], None],
+        counters: Counter[str] | None = None,
+    ) -> None:
+        self._settings = settings
+        self._counters = Counter[str]() if counters is None else counters
+        self._fatal = fatal
+        self._repair = repair
+        self._group: MetadataGroup | None = None
+        self._image = ClusterImage()
+        self._beating: asyncio.Task[None] | None = None
+        self._proposals: set[asyncio.Task[None]] = set()
+        self._has_begun = False
+        config = settings.replication
+        most_silent = max(3, round(config.session_s / config.heartbeat_s))
+        self.handles = [
+            WorkerHandle(WorkerShare(number, settings.workers), self, most_silent) for number in range(1, settings.workers)
+        ]
+
+    # ---- up --------------------------------------------------------------------------------------------------------------
+    async def start(self, folder: DataFolder, *, clean_stop: bool, flushed_always: bool) -> None:
+        """Start the processes; they recover the logs of their shares at once."""
+        if not self.handles:
+            return
+        said = {"settings": settings_to_json(self._settings), "clean_stop": clean_stop, "flushed_always": flushed_always}
+        for handle in self.handles:
+            await handle.start(folder.lock, {**said, "share": handle.share.number})
+        self._beating = spawn(self._beat(), "watching the workers", endless=True)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.replication.heartbeat_s)
+            for handle in self.handles:
+                handle.beat()
+
+    async def recovered(self) -> dict[str, int]:
+        """Wait until all logs have been looked at: how many are ``damaged``, and ``suspect``. Raises WorkerError."""
+        found = {"damaged": 0, "suspect": 0}
+        for handle in self.handles:
+            said = json.loads((await handle.happened(FrameKind.RECOVERED)).body)
+            found = {name: count + said[name] for name, count in found.items()}
+        return found
+
+    def begin(self, incarnation: int, group: MetadataGroup) -> None:
+        """The node is registered, and its promises are one journal: the workers open what the image shows."""
+        if not self.handles:
+            return
+        self._group = group
+        self._image = group.image
+        image = encode(FrameKind.IMAGE, 0, encode_snapshot(self._image, operations=False))
+        self._has_begun = True
+        for handle in self.handles:
+            handle.send_bytes(image)
+            handle.send(FrameKind.BEGIN, incarnation)
+        group.watch(self._image_changed)
+
+    async def settled(self) -> None:
+        """Wait until they have opened what the image shows. Raises WorkerError."""
+        for handle in self.handles:
+            await handle.happened(FrameKind.SETTLED)
+
+    def _image_changed(self, _: ClusterImage, new: ClusterImage) -> None:
+        old, self._image = self._image, new
+        entry = entry_between(old, new)
+        if entry is None:
+            frame = encode(FrameKind.IMAGE, 0, encode_snapshot(new, operations=False))
+        else:
+            frame = encode(FrameKind.ENTRY, 0, entry.SerializeToString())
+        for handle in self.handles:
+            handle.send_bytes(frame)
+
+    def metadata_heard(self, sent_ns: int, lease_ns: int) -> None:
+        """A heartbeat was answered, and what it showed has been told: leases run on. Each worker judges them by its own clock."""
+        if self._has_begun:
+            for handle in self.handles:
+                handle.send(FrameKind.HEARD, sent_ns, LEASE.pack(lease_ns))
+
+    def change_level(self, level: str, for_s: float) -> None:
+        """Of the log, for a time."""
+        for handle in self.handles:
+            handle.send(FrameKind.LEVEL, 0, json.dumps({"level": level, "for_s": for_s}).encode())
+
+    def change_settings(self, settings: NodeSettings) -> None:
+        """``settings``: of each process; what is live of them."""
+        for handle in self.handles:
+            handle.send(FrameKind.SETTINGS, 0, json.dumps(settings_to_json(settings)).encode())
+
+    # ---- Hears -------------------------------------------------------------------------------------------------------------
+    def worker_proposes(self, worker: WorkerHandle, frame: Frame) -> None:
+        """Pass it on, and the answer back."""
+        (timeout_ms,) = _PROPOSAL.unpack_from(frame.body)
+        request = pb.ControlRequest.FromString(frame.body[_PROPOSAL.size :])
+        guard = RequestGuard("proposal of a worker", self._counters, lambda token, _: self._unavailable(worker, int(token)))
+        proposing = self._propose(worker, frame.token, request, timeout_ms / 1000)
+        task = spawn(guard.run(proposing, b"%d" % frame.token), "what a worker proposes")
+        self._proposals.add(task)
+        task.add_done_callback(self._proposals.discard)
+
+    async def _propose(self, worker: WorkerHandle, token: int, request: pb.ControlRequest, timeout_s: float) -> None:
+        if self._group is None:
+            self._unavailable(worker, token)
+        else:
+            answer = await self._group.propose(request, timeout_s)
+            worker.send(FrameKind.ANSWER, token, answer.SerializeToString())
+
+    def _unavailable(self, worker: WorkerHandle, token: int) -> None:
+        answer = pb.ControlResponse(error=pb.ControlResponse.UNAVAILABLE)
+        worker.send(FrameKind.ANSWER, token, answer.SerializeToString())
+
+    def worker_distrusts(self) -> None:
+        """A controller contradicts the image that the worker was told."""
+        if self._group is not None:
+            self._group.distrust()
+
+    def worker_failed(self, error: Exception) -> None:
+        """With it the node."""
+        self._fatal(error)
+
+    def worker_damaged(self, reason: str) -> None:
+        """The node comes back and repairs it."""
+        self._repair(reason)
+
+    # ---- status ------------------------------------------------------------------------------------------------------------
+    def joined(self, own: Signs) -> Signs:
+        """The signs of all processes, as one."""
+        for handle in self.handles:
+            own = _with(own, handle.signs)
+        return own
+
+    @property
+    def unsynced(self) -> str:
+        """Why replicas in a worker have not caught up yet; '': they have."""
+        return next(
+            (f"worker {h.share.number}: {why}" for h in self.handles if (why := h.signs.get("unsynced", "it starts"))), ""
+        )
+
+    async def look(self, **what: Any) -> list[dict[str, Any]]:
+        """What each tells of itself."""
+        return list(await asyncio.gather(*(handle.look(what) for handle in self.handles)))
+
+    # ---- end ---------------------------------------------------------------------------------------------------------------
+    async def close_subjects(self, timeout_s: float) -> None:
+        """Take no more publishes, answer those that have come; bounded."""
+        for handle in self.handles:
+            handle.send(FrameKind.CLOSE_SUBJECTS, round(timeout_s * 1000))
+        if self.handles:
+            await asyncio.wait([handle.event(FrameKind.CLOSED) for handle in self.handles], timeout=2 * timeout_s)
+
+    async def stop(self) -> bool:
+        """Stop them; whether all was clean. What hangs is killed."""
+        stopped = await asyncio.gather(*(handle.stop(STOP_S) for handle in self.handles))
+        await end_tasks([self._beating, *self._proposals])
+        return all(stopped)
+
+
+def _with(own: Signs, signs: dict[str, Any]) -> Signs:
+    return Signs(
+        failure=own.failure,
+        longest_flush_s=max(own.longest_flush_s, signs.get("longest_flush_s", 0.0)),
+        hung_flush_s=own.hung_flush_s,
+        registered=own.registered,
+        nats=own.nats and signs.get("nats", False),
+        metadata_heard_s=own.metadata_heard_s,
+        session_s=own.session_s,
+        opening=own.opening + signs.get("opening", 0),
+        opened=own.opened and signs.get("opened", False),
+        stopped_for_space=own.stopped_for_space + signs.get("stopped_for_space", 0),
+    )

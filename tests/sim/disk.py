@@ -1,0 +1,158 @@
+"""Simulated disks: ``MemoryStorage`` with latency, errors, a capacity, and what a crash leaves of it.
+
+A kill keeps everything that was written (the page cache survives); a power cut keeps what was synced and any part of what came
+after it; an emptied disk keeps nothing. A flush error is once and final: what it should have made durable may be gone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.small_files import CHECKPOINT_NAME, decode_checkpoint
+from liftpy.core.metadata.directory_identity import DirectoryIdentity
+from liftpy.core.wire.batch import HEADER_SIZE_BYTES, SIGNATURE, SIGNATURE_POSITION, parse_header
+from liftpy.errors import StorageError
+from tests.sim.clock import MS
+
+Keep = Callable[[str, int, int], int]
+"""(file name, bytes that are synced, bytes that are written) -> bytes that a power cut leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskCopy:
+    """What a disk held once; see ``Disk``."""
+
+    folders: dict[str, MemoryStorage]
+    promises: MemoryStorage
+    starts: DirectoryIdentity
+    incarnation: int
+    clean_stop: bool
+    doubtful: bool
+
+
+class Disk:
+    """One node's disk. Partition folders by name, and the node's own small file (its incarnation)."""
+
+    def __init__(self, seed: str) -> None:
+        self.folders: dict[str, MemoryStorage] = {}
+        self.promises = MemoryStorage()
+        """Folder of the journal of promises."""
+        self.folder_number = 0
+        """Which disk it is: an emptied one is another."""
+        self.starts = DirectoryIdentity("disk-0")
+        """Durable: the processes that have started on it."""
+        self.incarnation = 0
+        """Durable: of the process that ran last on this disk, 0 for an empty one."""
+        self.clean_stop = False
+        self.doubtful = False
+        """Durable: a log was found damaged, and the metadata group may not have been told."""
+        self.flush_ns = MS
+        """Latency of one flush."""
+        self.fail_syncs = 0
+        """How many of the next syncs fail."""
+        self.capacity_bytes = 1 << 40
+        self._rng = random.Random(seed)
+
+    def folder(self, name: str) -> MemoryStorage:
+        """The storage of one partition."""
+        if name not in self.folders:
+            self.folders[name] = self._attach(MemoryStorage())
+        return self.folders[name]
+
+    def flush_latency_ns(self) -> int:
+        """How long the next flush takes."""
+        return self.flush_ns // 2 + int(self._rng.random() * self.flush_ns)
+
+    def kill(self) -> None:
+        """The process is gone; what it wrote is still in the page cache."""
+        self._after(power=False)
+
+    def cut_power(self, keep: Keep | None = None) -> None:
+        """Unsynced bytes survive only in part, at any byte, or as ``keep`` says."""
+        self._after(power=True, keep=keep)
+
+    def empty(self) -> None:
+        """Replaced by a new one."""
+        self.folders.clear()
+        self.promises = MemoryStorage()
+        self.folder_number += 1
+        self.starts = DirectoryIdentity(f"disk-{self.folder_number}")
+        self.incarnation = 0
+        self.clean_stop = self.doubtful = False
+
+    def copy(self) -> DiskCopy:
+        """Everything that is written on it, as of now."""
+        folders = {name: storage.crash(power=False) for name, storage in self.folders.items()}
+        return DiskCopy(
+            folders, self.promises.crash(power=False), self.starts, self.incarnation, self.clean_stop, self.doubtful
+        )
+
+    def put_back(self, copy: DiskCopy) -> None:
+        """What it held when ``copy`` was made takes the place of everything; while no process runs."""
+        self.folders = {name: self._attach(storage.crash(power=False)) for name, storage in copy.folders.items()}
+        self.promises = copy.promises.crash(power=False)
+        self.starts, self.incarnation = copy.starts, copy.incarnation
+        self.clean_stop, self.doubtful = copy.clean_stop, copy.doubtful
+
+    def flip_bit(self, name: str) -> bool:
+        """One bit of a partition's log changes at rest; False if there is nothing to change.
+
+        Never one of the last batch that was written whole: nobody could tell that from a torn write, which recovery cuts.
+        """
+        storage = self.folders.get(name)
+        logs = [n for n in storage.names() if n.endswith(".log") and storage.files[n].data] if storage else []
+        if storage is None or not logs:
+            return False
+        chosen = self._rng.choice(logs)
+        data = storage.files[chosen].data
+        torn_or_last = max(data.rfind(SIGNATURE), 0)
+        end = len(data) if chosen != logs[-1] else max(data.rfind(SIGNATURE, 0, torn_or_last) - SIGNATURE_POSITION, 0)
+        if end == 0:
+            return False
+        data[self._rng.randrange(end)] ^= 1 << self._rng.randrange(8)
+        return True
+
+    def flip_newest(self, name: str) -> bool:
+        """One bit of a partition's last batch, behind its signature, changes; if the stored HW says that it was whole."""
+        storage = self.folders.get(name)
+        logs = [n for n in storage.names() if n.endswith(".log") and storage.files[n].data] if storage else []
+        checkpoint = decode_checkpoint(storage.load(CHECKPOINT_NAME)) if storage else None
+        if storage is None or not logs or checkpoint is None:
+            return False
+        data = storage.files[logs[-1]].data
+        position = data.rfind(SIGNATURE) - SIGNATURE_POSITION
+        if position < 0 or len(data) - position < HEADER_SIZE_BYTES:
+            return False
+        header = parse_header(memoryview(bytes(data)), position)
+        if position + header.size_bytes > len(data) or header.last_offset > checkpoint.high_watermark:
+            return False
+        data[position + self._rng.randrange(SIGNATURE_POSITION + len(SIGNATURE), header.size_bytes)] ^= (
+            1 << self._rng.randrange(8)
+        )
+        return True
+
+    def set_capacity(self, free_bytes: int | None) -> None:
+        """Only ``free_bytes`` more fit into each folder; None: no limit."""
+        for storage in self.folders.values():
+            storage.capacity_bytes = 1 << 40 if free_bytes is None else storage.used_bytes() + free_bytes
+
+    def _after(self, power: bool, keep: Keep | None = None) -> None:
+        def some(name: str, synced: int, written: int) -> int:
+            return synced + self._rng.randrange(written - synced + 1) if written > synced else synced
+
+        kept = keep or some
+        self.folders = {name: self._attach(storage.crash(power=power, keep=kept)) for name, storage in self.folders.items()}
+        self.promises = self.promises.crash(power=power, keep=kept)
+        self.fail_syncs = 0
+
+    def _attach(self, storage: MemoryStorage) -> MemoryStorage:
+        def fault(what: str) -> None:
+            if what == "sync" and self.fail_syncs > 0:
+                self.fail_syncs -= 1
+                raise StorageError("simulated flush error")
+
+        storage.fault = fault
+        return storage

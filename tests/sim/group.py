@@ -1,0 +1,205 @@
+"""The metadata group as one log: the real ``ClusterFsm`` and ``ActiveController``, without Raft underneath.
+
+Raft has its own simulator; here the group is what it promises to be, one order of decisions, and the faults are those that
+a node sees: requests and answers that are lost (the outcome is unknown), no metadata leader for a while, and an image
+that reaches every node late, in order, and not at all while its metadata path is cut.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+from liftpy.config import ReplicationConfig, SessionTimes
+from liftpy.core.base.partition import PartitionState
+from liftpy.core.metadata.controller.active_controller import ActiveController, joined
+from liftpy.core.metadata.controller.feature_negotiation import begin_at
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.failure_reports import LeaderQuestion, ProbeResult
+from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.sim.clock import MS, Clock
+
+_TICK_NS = 50 * MS
+
+Answer = Callable[[pb.ControlResponse | None], None]
+Heard = Callable[[pb.ControlResponse], None]
+Gate = Callable[[str, str, Callable[[], None]], bool]
+
+
+class SimGroup:
+    """``watch(old, new)`` is called at each change of the true image; nodes learn of it later through ``deliver``. ``times``: the group
+    begins at the newest feature level, with them in its image; None: at the first one."""
+
+    def __init__(self, clock: Clock, seed: int, config: ReplicationConfig, times: SessionTimes | None = None) -> None:
+        self.clock = clock
+        self.fsm = ClusterFsm(elections=True)
+        self.duties = ActiveController(config, self.fsm.rules)
+        self.images: list[ClusterImage] = [self.fsm.image]
+        """Every image that there was, in order."""
+        self.cut: set[str] = set()
+        """Nodes whose metadata path is cut."""
+        self.loss = 0.0
+        self.slow_ns = 5 * MS
+        """Requests, answers and images take up to this long."""
+        self.late_ns: dict[str, int] = {}
+        """Host -> by how much longer everything takes that is for it."""
+        self.beats: dict[str, tuple[int, int]] = {}
+        """Node -> (incarnation, when) of the last heartbeat that this metadata leader has taken."""
+        self.unheard: set[str] = set()
+        """Hosts of which nothing arrives; what is for them does."""
+        self.twins: set[str] = set()
+        """Hosts on which another process of a node may run: they are told what the node is told."""
+        self.wall_offset_ns = 0
+        """How far the wall clock of the metadata leader is off."""
+        self.available = False
+        self.fenced_at: dict[str, int] = {}
+        """Node -> index of the image that fenced it last."""
+        self.counters: Counter[str] = Counter()
+        self.watch: Callable[[ClusterImage, ClusterImage], None] = lambda old, new: None
+        self.deliver: Callable[[str, ClusterImage], None] = lambda node, image: None
+        self.ask: Callable[[LeaderQuestion, Callable[[ProbeResult], None]], None] = lambda question, answer: None
+        """Puts a question on the bus."""
+        self.look_for: Callable[[str, Callable[[], None]], None] = lambda node, absent: None
+        """Asks the bus for a node; the callback is for "no responders"."""
+        self.gate: Gate | None = None
+        """Of a script: ``gate(node, what, arrive)`` True keeps what travels, ``arrive`` lets it in later."""
+        self._index = 0
+        self._term = 0
+        self._rng = random.Random(f"{seed}/group")
+        if times is not None:
+            self.apply(begin_at(SPOKEN.most, self.fsm.rules, times))
+        self.set_available(True)
+        self._tick()
+
+    @property
+    def image(self) -> ClusterImage:
+        """The truth."""
+        return self.fsm.image
+
+    def partition(self, stream: str, number: int) -> PartitionState:
+        """The truth about one partition."""
+        return self.fsm.image.streams[stream].partitions[number]
+
+    def set_available(self, available: bool) -> None:
+        """Whether there is a metadata leader; a new one knows no heartbeats."""
+        if available == self.available:
+            return
+        self.available = available
+        if available:
+            self._term += 1
+            self.beats.clear()
+            self.duties.lead(self.image, self.clock.now_ns, self._term)
+        else:
+            self.duties.resign()
+
+    # ---- requests --------------------------------------------------------------------------------------------------------
+    def propose(self, host: str, request: pb.ControlRequest, on_answer: Answer) -> None:
+        """One request of ``host``. ``on_answer`` may never be called: then the outcome is unknown."""
+        self._travel(host, request.WhichOneof("request"), lambda: self._requested(host, request, on_answer))
+
+    def _requested(self, host: str, request: pb.ControlRequest, on_answer: Answer) -> None:
+        if not self.available:
+            self.counters["no metadata leader"] += 1
+            return
+        now_ns = self.clock.now_ns
+        if request.HasField("batch"):
+            here, rest = self.duties.divide(request, self.image, now_ns, now_ns)
+            response = here if rest is None else joined(here, self.apply(rest))
+            if rest is None:
+                self._count(request, response)
+        else:
+            answer = self.duties.answer(request, self.image, now_ns, now_ns)
+            response = self.apply(request) if answer is None else answer
+            if answer is not None:
+                self._count(request, answer)
+        self._travel(host, f"{request.WhichOneof('request')} answer", lambda: on_answer(response))
+
+    def apply(self, request: pb.ControlRequest) -> pb.ControlResponse:
+        """Commit and apply ``request`` now."""
+        before = self.image
+        self._index += 1
+        request.operationId = request.operationId or self.new_operation_id()
+        request.timeNs = max(1, self.clock.now_ns + self.wall_offset_ns)
+        response = pb.ControlResponse.FromString(self.fsm.apply(request.SerializeToString(), self._index))
+        self._count(request, response)
+        if self.fsm.last_records:
+            self._changed(before)
+        return response
+
+    def _count(self, request: pb.ControlRequest, response: pb.ControlResponse) -> None:
+        """By kind and outcome; the requests of a batch as if they had come alone."""
+        if not request.HasField("batch"):
+            self.counters[f"{request.WhichOneof('request')} {pb.ControlResponse.Error.Name(response.error)}"] += 1
+            return
+        self.counters["batches"] += 1
+        answers = {answer.number: answer for answer in response.batch.answers}
+        for item in request.batch.requests:
+            answer = answers[item.number]
+            self.counters[f"{item.request.WhichOneof('request')} {pb.ControlResponse.Error.Name(answer.error)}"] += 1
+
+    def new_operation_id(self) -> bytes:
+        """An id that no operation has had; one that is retried keeps its own."""
+        return self._rng.randbytes(16)
+
+    def _changed(self, before: ClusterImage) -> None:
+        image, now_ns = self.image, self.clock.now_ns
+        for node_id, node in image.nodes.items():
+            old = before.nodes.get(node_id)
+            if node.fenced and (old is None or not old.fenced):
+                self.fenced_at[node_id] = image.index
+        self.images.append(image)
+        if self.available:
+            self.duties.image_changed(image, now_ns)
+        self.watch(before, image)
+        for host in (*sorted(image.nodes), *sorted(self.twins)):
+            self.send_image(host)
+
+    def send_image(self, host: str) -> None:
+        """The newest image, on its way to ``host``."""
+        image = self.image
+        self._travel(host, "image", lambda: self.deliver(host, image))
+
+    def heartbeat(self, host: str, node: str, incarnation: int, seen_index: int, on_heard: Heard) -> None:
+        """``on_heard(answer)``; a host that is behind gets the image again."""
+        self._travel(host, "heartbeat", lambda: self._heartbeat(host, node, incarnation, seen_index, on_heard))
+
+    def _heartbeat(self, host: str, node: str, incarnation: int, seen_index: int, on_heard: Heard) -> None:
+        if not self.available:
+            return
+        now_ns, index = self.clock.now_ns, self.image.index
+        beat = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId=node, incarnation=incarnation))
+        SPOKEN.tell(beat.heartbeat)
+        response = self.duties.answer(beat, self.image, now_ns, now_ns)
+        self.beats[node] = (incarnation, now_ns)
+        assert response is not None
+        if seen_index < index:
+            self.send_image(host)
+        self._travel(host, "heartbeat answer", lambda: on_heard(response))
+
+    def _travel(self, host: str, what: str, arrive: Callable[[], None]) -> None:
+        """One way between a host and the metadata leader."""
+        if self.gate is not None and self.gate(host, what, arrive):
+            return
+        is_for_it = what == "image" or what.endswith(" answer")
+        if host in self.cut or self._rng.random() < self.loss or (host in self.unheard and not is_for_it):
+            self.counters["lost on the metadata path"] += 1
+            return
+        delay_ns = MS // 2 + int(self._rng.random() ** 4 * self.slow_ns)
+        if is_for_it:
+            delay_ns += self.late_ns.get(host, 0)
+        self.clock.after(delay_ns, lambda: None if host in self.cut else arrive())
+
+    def _tick(self) -> None:
+        now_ns = self.clock.now_ns
+        if self.available:
+            for request in self.duties.due(now_ns):
+                self.apply(request)
+            for question in self.duties.questions():
+                self.ask(question, partial(self.duties.testified, question))
+            for node in self.duties.overdue(now_ns):
+                self.look_for(node, partial(self.duties.gone, node))
+        self.clock.after(_TICK_NS, self._tick)

@@ -1,0 +1,207 @@
+"""What travels over the simulated NATS: the frames of the protocol as values, with a ghost field that no node looks at."""
+
+from __future__ import annotations
+
+import json
+
+from liftpy.config import AckPolicy
+from liftpy.core.base.dataclass import dataclass
+from liftpy.core.publish.state_transfer import StatePiece, StateQuestion
+from liftpy.core.replication.effects import RejectReason
+from liftpy.core.replication.quiescence import QuietFetch
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import RecordBatch
+from liftpy.core.wire.chunking import NOTHING, Held, Piece
+from liftpy.core.wire.envelope import MAGIC, MessageType
+
+_TYPE = 7
+"""Where an envelope says its type."""
+KEYS = 4
+"""On a compacted stream the key of a message is its id modulo this."""
+_BURST, _GROUPS = 40, 8
+"""Where there are deletes: so many messages in a row are of the same ``KEYS`` keys, then come those of the next group, so that a key is
+left alone for long."""
+DELETED_TO = b"Sim-Delete: "
+"""In the place of a header block: below which subject a delete marker is published, which tells its id."""
+Message = tuple[bytes, bytes, bytes]
+"""(reply subject or b"", payload, header block or b"") as an application publishes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """NATS messages that an application publishes in one go, so that a node reads them together: one record each, ``ids`` their
+    values. ``number`` counts per publisher, from 0."""
+
+    publisher: str
+    number: int
+    ids: tuple[int, ...]
+    policy: AckPolicy
+    messages: tuple[Message, ...]
+
+    def inbox(self, index: int) -> bytes:
+        """Where the answer to message ``index`` goes."""
+        return b"_INBOX.%b.%d.%d" % (self.publisher.encode(), self.number, index)
+
+    def takes_runs(self, index: int) -> bool:
+        """Whether message ``index`` is one that says that its replies count its sender's messages."""
+        payload = self.messages[index][1]
+        return (
+            payload.startswith(MAGIC)
+            and payload[_TYPE] == MessageType.PUBLISH
+            and frames.decode(payload, client_pb2.Message).runs
+        )
+
+
+def key_of(message_id: int, *, deletes: bool) -> int:
+    """On a compacted stream, with or without delete markers; modulo ``KEYS`` it is the id's."""
+    group = message_id // _BURST % _GROUPS if deletes else 0
+    return group * KEYS + message_id % KEYS
+
+
+def is_delete(message_id: int) -> bool:
+    """Whether a message is one, in a stream that has some: now and then, and most at the end of every other burst."""
+    return message_id % 11 == 3 or (message_id // _BURST % 2 == 0 and message_id % _BURST >= _BURST - 3 * KEYS)
+
+
+def id_in(value: bytes | None, subject: str | bytes) -> int:
+    """The number of a record; that of a delete marker stands in its subject."""
+    if value is not None:
+        return int(value)
+    name = subject if isinstance(subject, str) else subject.decode()
+    return int(name.rpartition(".d")[2])
+
+
+def ids_in(batch: RecordBatch) -> tuple[int, ...]:
+    """The numbers of all records."""
+    values, column = batch.values(), batch.columns.subjects
+    subjects = column.to_list() if column is not None else [""] * len(values)
+    return tuple(id_in(value, subject or "") for value, subject in zip(values, subjects, strict=True))
+
+
+def value_in(message: tuple[bytes, bytes, bytes, bytes]) -> int:
+    """The number that a message (subject, reply, payload, header block) carries, plain or enveloped."""
+    payload = message[2]
+    if not payload.startswith(MAGIC):
+        return int(payload)
+    sent = frames.decode(payload, client_pb2.Message)
+    return id_in(None if sent.tombstone else sent.value, message[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """The answer to one message. ``reason`` '': appended at ``offset``, in ``leader_epoch`` (0: a plain publisher is not told)."""
+
+    reason: str
+    offset: int = -1
+    leader_epoch: int = 0
+    duplicate: bool = False
+    detail: str = ""
+    """What a JetStream client is told in words."""
+    record_count: int = 0
+    """Of a run, or of a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class AckFrame:
+    """The bytes of an answer to message ``index`` of a Publish, from ``node``."""
+
+    node: str
+    index: int
+    body: bytes
+
+    def decoded(self) -> Ack:
+        """What the publisher reads in it: an envelope with an Ack, or JSON as JetStream sends it (then ``reason`` is a number)."""
+        if self.body.startswith(MAGIC):
+            ack = frames.decode(self.body, client_pb2.Ack)
+            reason = RejectReason(ack.ackError).name if ack.ackError else ""
+            return Ack(reason, ack.offset, ack.leaderEpoch, ack.duplicate, record_count=ack.recordCount)
+        answer = json.loads(self.body)
+        error = answer.get("error", {"err_code": "", "description": ""})
+        duplicate = answer.get("duplicate", False)
+        return Ack(str(error["err_code"]), answer["seq"] - 1, duplicate=duplicate, detail=error["description"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchRequest:
+    """ReplicationRequest. ``ghost_chain``: digest of the follower's log through ``offset`` when it was sent."""
+
+    replica: str
+    incarnation: int
+    request_id: int
+    offset: int
+    offset_epoch: int
+    leader_epoch: int
+    max_bytes: int
+    uid: str
+    ghost_chain: int | None
+    awaits_more: bool
+    bad_offset: int | None = None
+    held: Held = NOTHING
+    flush_ns: int = 0
+    copy_epoch: int = 0
+    deletes_end: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class QuietQuestion:
+    """QuietFetches. ``ghost_ends``: of the followers' logs when it was sent, in the order of ``fetches``."""
+
+    replica: str
+    incarnation: int
+    fetches: tuple[QuietFetch, ...]
+    ghost_ends: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchResponse:
+    """ReplicationResponse: header and record batches, back to back; or, with ``piece``, a ReplicationPiece."""
+
+    leader_epoch: int
+    high_watermark: int
+    batches: bytes
+    piece: Piece | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRequest:
+    """LeaderEpochOffsetRequest."""
+
+    replica: str
+    asked_epoch: int
+    current_epoch: int
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateRequest:
+    """StateRequest."""
+
+    replica: str
+    uid: str
+    question: StateQuestion
+
+
+@dataclass(frozen=True, slots=True)
+class StateAnswer:
+    """StateResponse; None: later."""
+
+    piece: StatePiece | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFrame:
+    """A read, as the client library sends it."""
+
+    frame: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAnswer:
+    """What a replica answers to it."""
+
+    frame: bytes
+
+    def decoded(self) -> tuple[client_pb2.ReadResponse, memoryview]:
+        """(header, batches)."""
+        return frames.decode_read_response(self.frame)

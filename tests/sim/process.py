@@ -1,0 +1,534 @@
+"""SimNode and Process: a simulated machine, and one life of the sidecar on it.
+
+A process registers with the metadata group before it acts, follows the image as it arrives, sends heartbeats, and runs one
+SimReplica per partition. While it is paused everything that is for it waits, timers and messages, and comes in either order
+afterwards; the disk goes on. Once it is dead nothing reaches it any more.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from liftpy.core.base.clock_trust import ClockTrust
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.partition import PartitionState
+from liftpy.core.log.epoch_promises import PromiseJournal
+from liftpy.core.log.log import Log
+from liftpy.core.log.recovery import OpenReport
+from liftpy.core.metadata import failure_reports
+from liftpy.core.metadata.controller.request_batcher import Answer, RequestBatcher
+from liftpy.core.metadata.failure_reports import ProbeResult
+from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.image import ClusterImage, StreamImage
+from liftpy.core.metadata.image_delta import diff
+from liftpy.core.metadata.node_session import AnsweredHeartbeats, Granted
+from liftpy.core.metadata.sessions import heartbeat_every_s
+from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.publish.memory_budget import MemoryBudget
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.catchup_throttle import CatchupThrottle
+from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.node_connections import INGEST, REPLICATION, DataPath
+from liftpy.core.replication.quiescence import Ended, QuietFetches, WaitQuestion
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.errors import CorruptionError, NoSpaceError
+from tests.sim.clock import MS, MachineClock, S, SimTimer
+from tests.sim.disk import Disk, DiskCopy
+from tests.sim.leaving_replicas import Leaving
+from tests.sim.messages import QuietQuestion
+from tests.sim.network import NO_RESPONDERS
+from tests.sim.sim_replica import SimReplica
+from tests.sim.world import World
+
+_REGISTER_RETRY_NS = 100 * MS
+_RESTART_NS = 500 * MS
+_REPAIR_NS = 50 * MS
+_AWAITS_MORE = 0.8
+"""Share of the nodes."""
+_PROPOSE_TIMEOUT_NS = 1 * S
+_LATE_S = 0.01
+"""What may wait unread: where more comes than a process gets to (a fault), it refuses for most of that time."""
+
+
+def folder_of(key: PartitionKey) -> str:
+    """Its name on a simulated disk, and in the journal of promises there."""
+    return f"{key.stream}-{key.uid}-{key.partition}"
+
+
+class SimNode:
+    """A machine: its disk, its wall clock, and the process that runs on it now (None: down)."""
+
+    def __init__(self, cluster: World, node_id: str, host: str = "") -> None:
+        self.cluster = cluster
+        self.node_id = node_id
+        self.host = host or node_id
+        """Its name on the simulated network: another one for another machine that runs as the same node."""
+        self.disk: Disk = cluster.make_disk(f"{cluster.seed}/{self.host}/disk")
+        self.nonces: set[int] = set()
+        """What the processes on it have drawn."""
+        self.asks_first = False
+        """Its processes ask for the one before them; elsewhere there never is another one, and nobody to ask for."""
+        self.is_gone = False
+        """Nobody starts it any more."""
+        self.wall_offset_ns = 0
+        self.clock = MachineClock(cluster.clock, dict(cluster.plan.clock_ppm).get(self.host, 0))
+        self.awaits_more = random.Random(f"{cluster.seed}/{node_id}/protocol").random() < _AWAITS_MORE
+        """Its fetches take a second answer; the others are of the published protocol, and woken up."""
+        self.process: Process | None = None
+        self.copy: DiskCopy | None = None
+        """Of its disk, to be put back by a fault."""
+        self.logs_copy: DiskCopy | None = None
+        """The same, of which only the logs are put back."""
+        self.lost_data = False
+        """Its disk no longer holds what it acknowledged, and the metadata group has not been told yet."""
+        self.flipped = False
+        """A bit has flipped under the process that runs: it may not have met it yet."""
+        self.went_back = False
+        """Its logs went back in time and its registration does not show it: nobody may take it for complete until it is again."""
+
+    @property
+    def up(self) -> bool:
+        """Whether a process runs."""
+        return self.process is not None
+
+    def start(self) -> None:
+        """Start the sidecar."""
+        if self.process is None and not self.is_gone:
+            self.process = Process(self)
+            self.cluster.begin(self.process)
+
+    def restart(self) -> None:
+        """The process ends, and its supervisor starts it again."""
+        self.crash(power=False)
+        self.cluster.clock.after(_RESTART_NS, self.start)
+
+    def crash(self, *, power: bool) -> None:
+        """The process is gone at once; with ``power``, what was not flushed too."""
+        if self.up:
+            self.stop_process()
+            self.disk.cut_power() if power else self.disk.kill()
+            self.cluster.ended(self, power=power)
+
+    def stop_process(self) -> None:
+        """The process is gone at once."""
+        if self.process is not None:
+            self.process.dead = True
+            if self.process.lost_data and not self.process.replicas:
+                self.lost_data = True  # it died before it opened what its disk has lost: so the next one finds out
+            self.cluster.network.disconnect(self.host)
+            self.process = None
+
+
+class Process:
+    """One life. ``run`` is the door through which everything reaches it."""
+
+    def __init__(self, node: SimNode) -> None:
+        self.node = node
+        self.cluster = node.cluster
+        self.node_id = node.node_id
+        self.config = node.cluster.plan.own_config(node.host)
+        """Its settings."""
+        self.disk = node.disk
+        self.incarnation = 0
+        """0 until the metadata group has answered the registration."""
+        self.lost_data = False
+        """Its disk was not the one that its predecessor wrote to."""
+        self.dead = False
+        self.paused = False
+        self._suspended_ns: int | None = None
+        """Since when its host has been suspended, true time."""
+        self._slept_ns = 0
+        """For how long it has been, all in all: the event loop's timers come so much later."""
+        self._asleep: list[Callable[[], None]] = []
+        """Timers that would have fired while it was."""
+        self._repairs = False
+        self.image = ClusterImage()
+        self.replicas: dict[PartitionKey, SimReplica] = {}
+        self.wishes = RequestBatcher()
+        self.intake = NodeIntake()
+        self.room = MemoryBudget(late_s=_LATE_S)
+        self.derived = NodeDerived(self.cluster.config.node_derived_bytes)
+        self.leaving = Leaving(self, self._stop_replica, self._deleted, self._look_again)
+        self.quiet = QuietFetches(self.cluster.config)
+        self.confirmed: set[int] = set()
+        """Indexes of the quiet fetches of the question under way."""
+        self._data_path = DataPath()
+        self._data_path_is_up = True
+        self.promises = PromiseJournal(self.disk.promises)
+        self._links_up = {REPLICATION: True, INGEST: True}
+        self._backlog: list[tuple[bool, Callable[[], None]]] = []
+        self._heartbeats = AnsweredHeartbeats()
+        self.clocks = ClockTrust(self.node_id)
+
+    @property
+    def host(self) -> str:
+        """Of its machine."""
+        return self.node.host
+
+    @property
+    def copy_pace(self) -> CatchupThrottle:
+        """Of its learners."""
+        return self.leaving.pace
+
+    # ---- the door ------------------------------------------------------------------------------------------------------
+    def run(self, callback: Callable[[], None], *, timer: bool = False) -> None:
+        """Run ``callback`` in this process, now or when the pause ends."""
+        if self.dead:
+            return
+        if self.paused:
+            self._backlog.append((timer, callback))
+        else:
+            callback()
+
+    def pause(self, *, suspended: bool) -> None:
+        """It stands still; or its host sleeps: the clock goes on, and so do leases; the event loop's timers wait for as long."""
+        self.paused, self._suspended_ns = True, self.cluster.clock.now_ns if suspended else None
+        self.cluster.stands_still(self, still=True)
+
+    def resume(self, timers_first: bool) -> None:
+        """The pause is over: everything that waited comes at once."""
+        self.paused = False
+        self.cluster.stands_still(self, still=False)
+        if self._suspended_ns is not None:
+            self._slept_ns += self.cluster.clock.now_ns - self._suspended_ns
+            self._suspended_ns = None
+            asleep, self._asleep = self._asleep, []
+            for fire in asleep:
+                fire()
+        backlog, self._backlog = self._backlog, []
+        for _, callback in sorted(backlog, key=lambda entry: entry[0] is not timers_first):
+            self.run(callback)
+
+    def now_ns(self) -> int:
+        """Monotonic, on this machine's clock."""
+        return self.node.clock.now_ns()
+
+    def at(self, at_ns: int, callback: Callable[[], None]) -> SimTimer:
+        """A timer of the event loop, set for ``at_ns`` on this machine's clock; late by as long as the host sleeps meanwhile."""
+        timer, slept_ns = SimTimer(callback), self._slept_ns
+        due_ns = max(self.node.clock.true_ns(at_ns), self.cluster.clock.now_ns)
+
+        def fire() -> None:
+            late_ns = due_ns + self._slept_ns - slept_ns
+            if self.dead or timer.callback is None:
+                return
+            if self._suspended_ns is not None:
+                self._asleep.append(fire)
+            elif self.cluster.clock.now_ns < late_ns:
+                self.cluster.clock.at(late_ns, fire)
+            else:
+                self.run(callback, timer=True)
+
+        self.cluster.clock.at(due_ns, fire)
+        return timer
+
+    def later(self, delay_ns: int, callback: Callable[[], None]) -> None:
+        """In this process, when it runs."""
+        self.at(self.now_ns() + delay_ns, callback)
+
+    @property
+    def serves_all(self) -> bool:
+        """Whether every log that it has opened has its replica."""
+        return bool(self.incarnation) and not self.leaving.unopened
+
+    def repair(self) -> None:
+        """A log is damaged: the process ends in a moment, and comes back to recover it."""
+        if not self._repairs:
+            self._repairs = True
+            self.cluster.counters["restarts to repair"] += 1
+            self.node.lost_data = True
+            self.later(_REPAIR_NS, self.node.restart)
+
+    # ---- registration ----------------------------------------------------------------------------------------------------
+    def begin(self) -> None:
+        """Open the logs, see what they lost, register."""
+        disk = self.disk
+        if self.node.flipped:  # what it held is found out to be damaged only now, whoever held it when the bit flipped
+            self.cluster.checkers.is_the_last(self.node_id)
+            self.node.flipped = False
+        disk.starts = disk.starts.next(self.cluster.draw_nonce())
+        self.node.nonces.add(disk.starts.nonce)
+        for name in sorted(self.disk.folders):
+            try:
+                self.leaving.unopened[name], report = self._opened(name)
+            except NoSpaceError:  # nothing can be set aside: the process ends, and its supervisor tries again
+                self.cluster.counters["start refused: no space"] += 1
+                self.node.restart()
+                return
+            disk.doubtful = disk.doubtful or report.must_leave_isr
+            self.cluster.counters["damage found"] += bool(report.damage)
+        self._register(not disk.doubtful, self.cluster.group.new_operation_id())
+
+    def _register(self, complete: bool, operation_id: bytes) -> None:
+        if self.incarnation:
+            return
+        request = pb.RegisterNode(
+            nodeId=self.node_id,
+            previousIncarnation=self.disk.incarnation,
+            cleanStop=self.disk.clean_stop and complete,
+            flushedAlways=complete,
+        )
+        SPOKEN.tell(request)
+        self.disk.starts.tell(request)
+        self.cluster.about_to_register(self.node)
+        self.cluster.group.propose(
+            self.host,
+            pb.ControlRequest(registerNode=request, operationId=operation_id),
+            lambda response: self.run(lambda: self._registered(response)),
+        )
+        self.later(_REGISTER_RETRY_NS, lambda: self._register(complete, operation_id))
+
+    def _registered(self, response: pb.ControlResponse | None) -> None:
+        if self.incarnation or response is None or response.error != pb.ControlResponse.OK:
+            return
+        self.incarnation = self.disk.incarnation = response.node.incarnation
+        self.lost_data, self.node.lost_data = self.node.lost_data, self.node.flipped
+        self.disk.starts = self.disk.starts.taken()
+        self.disk.clean_stop = self.disk.doubtful = False
+        stale = self.cluster.stale_image(response.index)
+        self.image_arrived(stale)
+        if self.dead:  # of what it found on its disk
+            return
+        self.cluster.group.send_image(self.host)
+        self.cluster.network.subscribe(self.host, f"status.{self.node_id}", lambda message, reply: reply("here"))
+        self.cluster.network.subscribe(self.host, f"question.{self.node_id}", self._questioned)
+        self.cluster.network.subscribe(self.host, f"quiet.{self.node_id}", self._asked_for_quiet_fetches)
+        self._heartbeat()
+        self._checkpoint()
+        if self.cluster.plan.housekeeping_ns:
+            self.later(self.cluster.plan.housekeeping_ns, self._keep_house)
+        self._ask_for_quiet_fetches()
+
+    # ---- quiet fetches, of all partitions together ---------------------------------------------------------------------
+    def _ask_for_quiet_fetches(self) -> None:
+        questions, ended = self.quiet.due(self.now_ns())
+        for each in ended:
+            self.cluster.counters["quiet fetches: silence"] += 1
+            self._end_quiet(each)
+        for question in questions:
+            ends = tuple(self.replicas[fetch.key].log.flushed_end_offset for fetch in question.fetches)
+            asked = QuietQuestion(self.node_id, self.incarnation, question.fetches, ends)
+            answered = partial(self._quiet_fetches_answered, question)
+            self.cluster.network.request(self.host, f"quiet.{question.leader}", asked, answered)
+        self.later(self.quiet.interval_ns, self._ask_for_quiet_fetches)
+
+    def _asked_for_quiet_fetches(self, question: QuietQuestion, reply: Callable[[frozenset[int]], None]) -> None:
+        if not self.node.awaits_more:
+            return  # of the published protocol: it knows no such question
+        self.confirmed.clear()
+        for index, fetch in enumerate(question.fetches):
+            replica = self.replicas.get(fetch.key)
+            if replica is not None:
+                replica.feed(
+                    ev.QuietFetchReceived(
+                        token=index,
+                        replica=question.replica,
+                        incarnation=question.incarnation,
+                        leader_epoch=fetch.leader_epoch,
+                        request_id=fetch.request_id,
+                    )
+                )
+                if index in self.confirmed:
+                    self.cluster.checkers.quiet_fetch_confirmed(replica, question.replica, question.ghost_ends[index])
+        reply(frozenset(range(len(question.fetches))) - self.confirmed)
+
+    def _quiet_fetches_answered(self, question: WaitQuestion, answer: Any) -> None:
+        if self.dead:
+            return
+        absent = answer is NO_RESPONDERS
+        self._end_quiet(self.quiet.failed(question) if absent else self.quiet.answered(question, answer))
+
+    def _end_quiet(self, ended: Ended | None) -> None:
+        if ended is None:
+            return
+        for fetch in ended.fetches:
+            self.cluster.counters["quiet fetch over"] += 1
+            self.replicas[fetch.key].feed(ev.QuietEnded(heard_ns=ended.heard_ns))
+
+    def _questioned(self, question: failure_reports.LeaderQuestion, reply: Callable[[ProbeResult], None]) -> None:
+        replica = self.replicas.get(question.key)
+        serves = replica is not None and replica.replica.serves(question.leader_epoch, self.now_ns())
+        reply(ProbeResult.SERVES if serves else ProbeResult.DOES_NOT)
+
+    # ---- the image and the lease ---------------------------------------------------------------------------------------
+    def image_arrived(self, image: ClusterImage) -> None:
+        """A newer image: start what is new, tell the replicas, then let the leases that waited for it run."""
+        if not self.incarnation or image.index <= self.image.index:
+            return
+        own = image.nodes.get(self.node_id)
+        if own is not None and own.incarnation > self.incarnation:  # the sidecar stops then; its supervisor starts it again
+            self.cluster.counters["deposed by another registration"] += 1
+            self.node.restart()
+            return
+        old, self.image = self.image, image
+        changes = diff(old, image)
+        live = {node_id: node.incarnation for node_id, node in image.nodes.items() if not node.fenced}
+        changed = {change.key for change in changes.partitions}
+        self.leaving.follow(image)
+        for stream, partition in image.partitions_of(self.node_id):
+            key = stream.key(partition.partition)
+            replica = self.replicas.get(key)
+            if folder_of(key) in self.leaving.ending:
+                continue
+            if replica is None:
+                replica = self._open(stream, partition)
+                if self.dead:
+                    return
+            elif key not in changed and not (changes.nodes or changes.lease_changed):
+                continue
+            replica.update(image.held(stream, partition), live)
+            replica.reads.advanced()
+        self._extend(self._heartbeats.image_seen(image.index))
+
+    def _stop_replica(self, key: PartitionKey) -> str:
+        replica = self.replicas.pop(key)
+        replica.stop()
+        return replica.folder
+
+    def _deleted(self, folder: str) -> None:
+        self.promises.forget(folder)
+
+    def _look_again(self) -> None:
+        """A partition that had gone, and whose data was deleted or kept, may be held here again."""
+        image = self.image
+        live = {node_id: node.incarnation for node_id, node in image.nodes.items() if not node.fenced}
+        for stream, partition in image.partitions_of(self.node_id):
+            key = stream.key(partition.partition)
+            if key not in self.replicas and folder_of(key) not in self.leaving.ending and not self.dead:
+                replica = self._open(stream, partition)
+                replica.update(image.held(stream, partition), live)
+
+    def _open(self, stream: StreamImage, partition: PartitionState) -> SimReplica:
+        name = folder_of(PartitionKey(stream.name, stream.uid, partition.partition))
+        log = self.leaving.unopened.pop(name, None)
+        if log is None:
+            log, _ = self._opened(name)
+        replica = SimReplica(self, stream, partition, log)
+        self.replicas[replica.key] = replica
+        try:
+            self.cluster.checkers.opened(replica)
+        except CorruptionError:  # the first reader meets it; the log has made sure that the next recovery does too
+            self.cluster.counters["damage met by a reader"] += 1
+            self.node.lost_data = True
+            self.node.restart()
+            return replica
+        replica.open()
+        if not self._data_path_is_up:
+            replica.feed(ev.DataPathChanged(is_up=False))
+        return replica
+
+    def promise(self, key: PartitionKey, leader_epoch: int) -> None:
+        """As a node does: with one flush of the journal, though here each for itself."""
+        self.promises.store({folder_of(key): leader_epoch})
+
+    def _opened(self, name: str) -> tuple[Log, OpenReport]:
+        """Open one log; a disk that refuses is tried again, as a process that is restarted does."""
+        self.disk.fail_syncs = 0
+        config = self.cluster.stream_configs[name.split("-")[0]]
+        return Log.open(self.disk.folder(name), config, promised_epoch=self.promises.epoch_of(name))
+
+    def _data_path_looked_at(self) -> None:
+        """The client library tells at once when a connection is lost; a turn of heartbeats later is as good."""
+        network, now_ns = self.cluster.network, self.now_ns()
+        for link in (REPLICATION, INGEST):
+            is_up = self.host not in network.down and (self.host, link) not in network.links_down
+            if is_up is not self._links_up[link]:
+                self._links_up[link] = is_up
+                self._data_path_changed(self._data_path.link_changed(link, is_up, now_ns))
+                for replica in self.replicas.values() if link == INGEST else ():
+                    replica.publishers.link_changed(is_up)
+        self._data_path_changed(self._data_path.due(now_ns))
+
+    def _data_path_changed(self, is_up: bool | None) -> None:
+        if is_up is not None and not self.dead:
+            self._data_path_is_up = is_up
+            for replica in self.replicas.values():
+                replica.feed(ev.DataPathChanged(is_up=is_up))
+
+    def _heartbeat(self) -> None:
+        self._data_path_looked_at()
+        sent_ns = self.now_ns()
+        self.cluster.group.heartbeat(
+            self.host, self.node_id, self.incarnation, self.image.index,
+            lambda answer: self.run(lambda: self._heard(answer, sent_ns)),
+        )  # fmt: skip
+        every_s = heartbeat_every_s(self.config.heartbeat_s, self.image.session_times)
+        self.later(round(every_s * S), self._heartbeat)
+
+    def _heard(self, answer: pb.ControlResponse, sent_ns: int) -> None:
+        if answer.error == pb.ControlResponse.OK:
+            self._extend(self._heartbeats.answered(sent_ns, answer, self.image.index))
+
+    def _extend(self, granted: Granted | None) -> None:
+        if granted is not None:
+            for replica in self.replicas.values():
+                replica.feed(ev.MetadataHeard(sent_ns=granted.sent_ns, lease_ns=granted.lease_ns))
+
+    def _checkpoint(self) -> None:
+        for replica in self.replicas.values():
+            replica.checkpoint()
+        self.later(round(self.cluster.config.hw_checkpoint_s * S), self._checkpoint)
+
+    def _keep_house(self) -> None:
+        self.keep_house()
+        self.later(self.cluster.plan.housekeeping_ns, self._keep_house)
+
+    def keep_house(self) -> None:
+        """One round for all logs."""
+        self._ask_clocks()
+        wall_ns = self.time_of_age_ns()
+        for replica in self.replicas.values():
+            self.cluster.checkers.newest_is_newest(replica)
+            replica.apply_retention(wall_ns)
+            replica.begin_compaction(wall_ns)
+
+    def _ask_clocks(self) -> None:
+        """Whoever can be reached both ways, and does not stand still, answers at once: so no message of a seed has another fate."""
+        network, now_ns = self.cluster.network, self.now_ns()
+        for name in self.clocks.peers(self._nodes()):
+            other = self.cluster.nodes[name]
+            away = network.down & {self.host, other.host} or network.cuts & {(self.host, other.host), (other.host, self.host)}
+            gone = network.links_down & {(self.host, REPLICATION), (other.host, REPLICATION)}
+            if not away and not gone and other.process is not None and not other.process.paused:
+                self.clocks.told(name, other.clock.now_ns() + other.wall_offset_ns, now_ns, now_ns)
+
+    def _nodes(self) -> dict[str, bool]:
+        """That are registered, and whether they are live."""
+        return {name: not node.fenced for name, node in self.image.nodes.items()}
+
+    def time_of_age_ns(self) -> int:
+        """The wall time by which ages are told here, as the sidecar's."""
+        told_ns = self.clocks.time_of_age_ns(self.now_ns() + self.node.wall_offset_ns, self.now_ns(), self._nodes())
+        self.cluster.counters["clock in doubt"] += not told_ns
+        self.cluster.checkers.clocks.told_ages(self.node, told_ns, self.clocks.peers(self._nodes()))
+        return told_ns
+
+    def stamp_ns(self) -> int:
+        """The time that records get which are led here, as the sidecar's."""
+        wall_ns, now_ns = self.now_ns() + self.node.wall_offset_ns, self.now_ns()
+        self.clocks.time_of_age_ns(wall_ns, now_ns, self._nodes())
+        return self.clocks.stamp_ns(wall_ns, now_ns)
+
+    # ---- proposals -------------------------------------------------------------------------------------------------------
+    def propose(self, key: PartitionKey, request: pb.ControlRequest, on_answer: Answer) -> None:
+        """``on_answer`` once: the group's response, or None when none came in time. In batches, as the sidecar's."""
+        self.wishes.put(key, request, on_answer)
+        self._send_wishes()
+
+    def _send_wishes(self) -> None:
+        batch = self.wishes.take()
+        if batch is None:
+            return
+        state = {"open": True}
+
+        def answered(response: pb.ControlResponse | None) -> None:
+            if state["open"]:
+                state["open"] = False
+                self.wishes.answered(response)
+                self._send_wishes()
+
+        self.cluster.group.propose(self.host, batch, lambda response: self.run(lambda: answered(response)))
+        self.later(_PROPOSE_TIMEOUT_NS, lambda: answered(None))

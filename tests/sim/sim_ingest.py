@@ -1,0 +1,392 @@
+"""SimIngest: the data subject of one simulated replica; the shipped ``Ingest`` and ``PendingAcks`` over the simulated NATS.
+
+Bytes of messages go in, bytes of acks come out; the checkers look at each answer before it leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from liftpy.config import NS_PER_S, AckPolicy, Codec
+from liftpy.core.base.invariants import check
+from liftpy.core.base.partition import Pause
+from liftpy.core.publish.acks import PendingAcks
+from liftpy.core.publish.ingest import Ingest
+from liftpy.core.publish.log_state import derived_state
+from liftpy.core.publish.memory_budget import PartitionRoom
+from liftpy.core.publish.message_decoder import MessageDecoder
+from liftpy.core.publish.ports import Refuser, Sink, is_refused_unread
+from liftpy.core.publish.standby import Standby
+from liftpy.core.publish.standby_buffer import Block, NodeHeard, StandbyBuffer
+from liftpy.core.publish.standby_replay import FailoverBacklog, SortingRules
+from liftpy.core.publish.state_file import state_owner
+from liftpy.core.publish.state_transfer import StateGiver, StateTaker
+from liftpy.core.publish.state_writer import Pace, StateWriter, restore_state
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.wire.ack_ranges import answered_by
+from liftpy.core.wire.batch import RecordBatch
+from liftpy.core.wire.inboxes import InboxRule
+from liftpy.errors import LiftError, StorageError
+from tests.sim.messages import DELETED_TO, Ack, AckFrame, Publish
+from tests.sim.network import Reply
+from tests.sim.world import Copy
+
+_TO = b"Sim-To: "
+"""A header that says where below the partition's own subject a message is published."""
+_OF_DEAD_PROCESSES = ("PRODUCER_FENCED", "DIVERGED_PRODUCER")
+_INBOXES = InboxRule(("_INBOX.",))
+_MEMORY_BYTES = 1 << 30
+_LATE_NS = 3600 * NS_PER_S
+"""Values are unique, and say whose they are: so what a standby recognises need not be recent, and order is known by publisher."""
+
+
+STATE_PACE = Pace(1_000_000_000, 2048, 256, 0)
+"""A file each second, where the log has grown at all."""
+
+
+_LOOK_BACK_NS, _LOOK_BACK_BYTES = 3_000_000, 2048
+
+
+_BACK_AFTER_NS = 2 * NS_PER_S
+_STEP_MESSAGES = 3
+"""Of what a standby has heard, in one slice of sorting it: so that there are several, and something comes between them."""
+_SLICE_NS = 2_000_000
+
+
+class _Heard(StandbyBuffer):
+    """``looked_at``: by who leads now."""
+
+    looked_at: Sequence[Block] = ()
+
+    def hold_out(self, now_ns: int) -> list[Block]:
+        """As ever."""
+        self.looked_at = super().hold_out(now_ns)
+        return self.looked_at
+
+
+class SimIngest:
+    """The ``IngestShell`` of one replica, and what it is the shell of."""
+
+    def __init__(self, replica: Copy) -> None:
+        self._replica = replica
+        self._cluster, config = replica.cluster, replica.cluster.config
+        self._sink: Sink | None = None
+        self._refuser: Refuser | None = None
+        self._reads = False
+        """What one Publish has brought is being given to the sink."""
+        self._behind: list[Callable[[], None]] = []
+        self._askers: dict[bytes, tuple[Publish, int, Reply]] = {}
+        """Inbox -> (publish, index of its message, way back)."""
+        self._releasing: do.SendAcks | None = None
+        self._came_while_paused: set[int] = set()
+        self.acks = PendingAcks(self, replica.key, replica.subject)
+        below = f"{replica.subject}.>"
+        self.derived = derived_state(
+            replica.log, below, replica.log.config, self._cluster.config, replica.now_ns, replica.process.derived
+        )
+        self._hearing_lost: Callable[[], None] = lambda: None
+        self._left = False
+        """Publishes go past it: it hands over when its connection is back."""
+        self._reading = False
+        self.derived.on_lacking = self._read_soon
+        owner = state_owner(replica.key)
+        with suppress(StorageError):
+            for why in restore_state(self.derived, replica.log, owner).values():
+                self._cluster.counters[f"derived state left out: {why.partition(' ')[0]}"] += 1
+        self._cluster.counters["derived states restored"] += self.derived.covered > 0
+        self.states = StateWriter(self.derived, replica.log, owner, STATE_PACE, replica.now_ns)
+        self.giver, self.taker = StateGiver(self.derived, owner, replica.now_ns), StateTaker(self.derived, replica.log, owner)
+        self.derived.first_look_bytes = 0  # these logs are too short for a first look to leave anything
+        self.ingest = Ingest(
+            shell=self,
+            subject=replica.subject,
+            config=self._cluster.config,
+            policy=AckPolicy.ALL,
+            codec=Codec.NONE,
+            inboxes=_INBOXES,
+            acks=self.acks,
+            feed=self._comes,
+            wall_ns=self._wall_ns,
+            log_end_offset=lambda: replica.log.log_end_offset,
+            may_refuse=lambda: replica.replica.may_refuse_publishers(replica.now_ns()),
+            may_refuse_for_now=lambda: replica.replica.may_refuse_for_now(replica.now_ns()),
+            derived=self.derived,
+            takes=replica.replica.takes_publishes,
+            on_drop=self._dropped,
+            may_leave=self._may_leave,
+            room=PartitionRoom(replica.process.room, config.ingest_queue_bytes, lambda: 0),
+        )
+        self._heard = _Heard(NodeHeard(_MEMORY_BYTES), config.standby_bytes, round(config.standby_age_s * NS_PER_S))
+        self.standby = Standby(
+            shell=self,
+            subject=replica.subject,
+            reader=MessageDecoder(replica.key, replica.subject, AckPolicy.ALL, _INBOXES),
+            replica=replica.replica,
+            log=replica.log,
+            ids=self.derived.ids,
+            heard=self._heard,
+            now_ns=replica.now_ns,
+            wall_ns=self._wall_ns,
+            rules=SortingRules(
+                doubt_ns=round(replica.process.config.lease_s * NS_PER_S),
+                credit_ns=_LATE_NS,
+                reordered_ns=_LATE_NS,
+                gap_ns=0,
+                slice_ns=0,
+                step_messages=_STEP_MESSAGES,
+                origin=self._publisher,
+            ),
+        )
+
+    def _publisher(self, reply: bytes, value: bytes | None) -> bytes:
+        if value is None:  # a delete marker
+            return reply.partition(b".")[2].rsplit(b".", 2)[0]
+        return self._cluster.publishes[int(value)][0].encode()
+
+    def open(self) -> None:
+        """It leads: go on with what it heard while it stood by."""
+        counters = self.standby.counters
+        was = {name: getattr(counters, name) for name in counters.__slots__}
+        self.standby.take_over(lambda taken: self._open(taken, was))
+
+    def _open(self, taken: FailoverBacklog | None, was: dict[str, int]) -> None:
+        for name, count in was.items():
+            self._cluster.counters[f"standby: {name.replace('_', ' ')}"] += getattr(self.standby.counters, name) - count
+        if taken is not None:
+            messages = [message for block in self._heard.looked_at for message in block.messages]
+            self._cluster.checkers.taken_over(self._replica, messages, taken, self.standby.begun_at)
+        self.ingest.start(taken)
+
+    def fetched(self, batches: Sequence[RecordBatch]) -> None:
+        """They are in the log."""
+        self.derived.fetched(batches)
+        self.standby.shown()
+
+    def cut(self) -> None:
+        """The log is cut."""
+        self.derived.cut()
+        self.standby.cut()
+
+    def started_afresh(self) -> None:
+        """The log is empty, and begins somewhere else."""
+        self.derived.started_afresh()
+        self.taker.started_afresh()
+        self.standby.cut()
+
+    def store_state(self) -> None:
+        """Behind a checkpoint of HW: what is known of the log, where that is due."""
+        unwritten = self.states.begin()
+        if unwritten is not None:
+            self.states.write(unwritten)
+
+    def committed(self, high_watermark: int) -> None:
+        """HW has risen."""
+        self.derived.committed(high_watermark)
+        self.standby.committed(high_watermark)
+
+    def _comes(self, event: ev.Event) -> None:
+        if isinstance(event, ev.PublishesReceived):
+            if self._replica.replica.state.pause is Pause.UNTIL_RESUMED:
+                self._came_while_paused.add(event.token)
+                self._cluster.counters["publishes to what is paused"] += 1
+            self._cluster.counters["publishes that wake"] += self._replica.replica.state.pause.until_publish
+        self._replica.feed(event)
+
+    def appends(self, effect: do.AppendBatch) -> None:
+        """Of what comes while its leader knows that the partition is paused nothing is stored [A13]."""
+        pause = self._replica.replica.state.pause
+        where = self._replica.host, self._replica.key, pause
+        check(effect.token not in self._came_while_paused, "A13", where, "stores what came while it was paused")
+        check(not pause.until_publish, "A13", where, "stores before it is resumed")
+
+    def stepped(self, event: ev.Event) -> None:
+        """The replica may have another role now."""
+        if isinstance(event, ev.PartitionChanged | ev.StopRequested | ev.StorageFailed):
+            self.standby.review()
+
+    def stop(self) -> None:
+        """It leads no more."""
+        self._left, self._hearing_lost = False, lambda: None
+        self.standby.cancel()
+        self.ingest.stop()
+
+    def link_changed(self, is_up: bool) -> None:
+        """The connection that publishes come by is lost, or is back."""
+        if not is_up:
+            self._hearing_lost()
+            self.ingest.link_lost()
+        elif self._left:
+            self._left, heir = False, self._replica.replica.who_hears_for_it()
+            if heir:
+                epoch = self._replica.replica.leader_epoch
+                self._replica.step_aside(
+                    do.StepAside(leader_epoch=epoch, toward=heir, reason="publishes may have gone past it")
+                )
+            self._replica.later(_BACK_AFTER_NS if heir else 0, self.ingest.come_back)
+
+    def _may_leave(self) -> bool:
+        self._left = bool(self._replica.replica.who_hears_for_it())
+        return self._left
+
+    def _read_soon(self) -> None:
+        if not self._reading:
+            self._reading = True
+            self._replica.later(_LOOK_BACK_NS, self._read_beside)
+
+    def _read_beside(self) -> None:
+        self._reading = False
+        if not (self._replica.failed or self._replica.log.closed):
+            with suppress(LiftError):  # damage: the replica has been told
+                if not self.derived.read_beside(_LOOK_BACK_BYTES):
+                    self._read_soon()
+
+    def _wall_ns(self) -> int:
+        return self._replica.process.stamp_ns()
+
+    def _dropped(self, reason: str, count: int) -> None:
+        self._cluster.counters[f"messages dropped: {reason.upper()}"] += count
+
+    def release(self, effect: do.SendAcks) -> None:
+        """Carry out the effect."""
+        self._releasing = effect
+        self.acks.release(effect.policy, effect.through_offset, effect.leader_epoch, self._wall_ns())
+        self._releasing = None
+
+    # ---- the shell -------------------------------------------------------------------------------------------------------
+    @property
+    def max_payload(self) -> int:
+        """Of the simulated NATS, in bytes."""
+        return self._cluster.network.max_payload_bytes
+
+    def listen(
+        self, subject: str, sink: Sink, *, given_up: Callable[[int], None], refuser: Refuser | None = None
+    ) -> _Subscribed:
+        """What one Publish brings arrives in one read."""
+        self._sink, self._refuser = sink, refuser
+        self._cluster.network.subscribe(self._replica.host, subject, self._arrived)
+        return _Subscribed(self, subject)
+
+    def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> _Subscribed:
+        """While it stands by: the same subscription goes on when it leads."""
+        return self.listen(subject, sink, given_up=given_up)
+
+    def later(self, delay_ns: int, callback: Callable[[], None]) -> None:
+        """In the replica's time."""
+        self._replica.later(delay_ns, callback)
+
+    def settle(self, subject: str, callback: Callable[[], None]) -> None:
+        """Call back when all that is on its way on ``subject`` has arrived."""
+        network = self._cluster.network
+        delay_ns = max(network.settled_ns(subject, self._replica.host) - network.clock.now_ns, 0) + 1
+        self._cluster.clock.after(delay_ns, lambda: (self._replica.later(0, callback), None)[1])
+
+    def close(self, subject: str) -> None:
+        """Listen no more."""
+        self._sink = None
+        self._cluster.network.unsubscribe(self._replica.host, subject)
+
+    def when_heard(self, heard: Callable[[], None]) -> None:
+        """When interest has reached every publisher."""
+        self._replica.later(self._cluster.network.noise.interest_ns, heard)
+
+    def behind_read(self, callback: Callable[[], None]) -> None:
+        """Behind the messages of one Publish."""
+        if self._reads:
+            self._behind.append(callback)
+        else:
+            self._replica.later(0, callback)
+
+    def sink_failed(self, subject: bytes, error: Exception) -> None:
+        """No message of a simulation is one that nobody has thought of."""
+        raise error
+
+    def _arrived(self, publish: Publish, reply: Reply) -> None:
+        own, self._reads = self._replica.subject.encode(), True
+        for index, (inbox, payload, block) in enumerate(publish.messages):
+            self._askers[publish.inbox(index)] = publish, index, reply
+            subject = own
+            if block.startswith(DELETED_TO):
+                subject, block = b"%b.d%b" % (own, block[len(DELETED_TO) :]), b""
+            if self._sink is None:
+                continue
+            refuser = self._refuser
+            if refuser is not None and refuser.refuses() and is_refused_unread(inbox, payload, block, refuser.is_new):
+                self._cluster.counters["refused unread"] += 1
+                refuser.refuse([inbox])
+            else:
+                _, mark, rest = block.partition(_TO)
+                self._sink(b"%b.%b" % (own, rest.split(b"\r\n", 1)[0]) if mark else subject, inbox, payload, block)
+        self._reads = False
+        behind, self._behind = self._behind, []
+        for callback in behind:
+            callback()
+
+    def send_lines(self, lines: Sequence[bytes]) -> None:
+        """Answers to publishers, each as a line of the NATS protocol with its payload."""
+        acked: list[tuple[int, int]] = []
+        answers: list[tuple[Reply, AckFrame]] = []
+        for line in lines:
+            head, _, rest = line.partition(b"\r\n")
+            _, inbox, size = head.split()
+            publish, index, reply = self._askers[inbox]
+            frame = AckFrame(self._replica.node_id, index, rest[: int(size)])
+            ack = frame.decoded()
+            answers.append((reply, frame))
+            requests = answered_by(inbox, ack.record_count) if publish.takes_runs(index) else [inbox]
+            for place, request in enumerate(requests):
+                self._look(request, replace(ack, offset=ack.offset + place), place > 0, acked)
+        if acked and self._releasing is not None:
+            self._cluster.checkers.acknowledged(self._replica, acked, self._releasing)
+        for reply, frame in answers:
+            reply(frame)
+
+    def _look(self, inbox: bytes, ack: Ack, in_run: bool, acked: list[tuple[int, int]]) -> None:
+        """What one request is told; ``in_run``: by an Ack to one before it."""
+        check(inbox in self._askers, "A8", self._replica.host, "answers", inbox, "which has its answer, or never asked")
+        publish, index, _ = self._askers.pop(inbox)
+        check(not in_run or publish.takes_runs(index), "A8", self._replica.host, "answers", inbox, "by an Ack to another")
+        if ack.reason in _OF_DEAD_PROCESSES:
+            pass  # an older process is over, whatever became of what it has sent
+        elif ack.reason:
+            self._cluster.checkers.rejected(self._replica, publish.ids[index])
+        elif ack.duplicate:
+            assert self._releasing is not None
+            self._cluster.checkers.answered_again(self._replica, publish.ids[index], ack.offset, self._releasing)
+        else:
+            acked.append((publish.ids[index], ack.offset))
+            self._cluster.checkers.answered(self._replica, publish, ack, self._releasing)
+        self._cluster.counters["answered within a run"] += in_run
+
+
+class _Subscribed:
+    """Of the data subject."""
+
+    is_denied = False
+
+    def __init__(self, shell: SimIngest, subject: str) -> None:
+        self._shell = shell
+        self._subject = subject
+        self.behind_read = shell.behind_read
+
+    def soon(self, callback: Callable[[], None]) -> None:
+        """After what arrives meanwhile."""
+        self._shell.later(_SLICE_NS, callback)
+
+    def when_settled(self, callback: Callable[[], None]) -> None:
+        """When all that is on its way has arrived."""
+        self._shell.settle(self._subject, callback)
+
+    def feed_to(self, sink: Sink, given_up: Callable[[int], None], lost: Callable[[], None]) -> None:
+        """Another one takes what comes."""
+        self._shell._sink, self._shell._hearing_lost = sink, lost
+
+    def close(self) -> None:
+        """Nothing comes any more."""
+        self._shell.close(self._subject)
+
+    def leave(self) -> None:
+        """The same here: what is on its way is lost with the interest."""
+        self._shell.close(self._subject)

@@ -1,0 +1,827 @@
+"""SimReplica: the real ``Replica`` and the real ``Log`` of one partition in one simulated process, and what carries out effects.
+
+The counterpart of the daemon's executor, synchronous and over the simulated network and disk; it keeps the ordering contract of
+``liftpy.core.replication.effects``.
+
+Asking: what a simulated replica asks of the metadata group, the counterpart of ``sidecar.partition.proposals``.
+
+SimFlusher: runs the flushes of one simulated log, when ``GroupCommit`` says so. One is done when its latency has passed, so that a
+power cut in between loses what it covers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.partition import HeldPartition, PartitionState
+from liftpy.core.log.compaction import Compaction
+from liftpy.core.log.compaction_point import Horizon
+from liftpy.core.log.flush import Flush
+from liftpy.core.log.group_commit import GroupCommit
+from liftpy.core.log.log import Log
+from liftpy.core.log.message_chunks import read_portion
+from liftpy.core.log.scrub import scrubbed
+from liftpy.core.metadata.codec import pause_to_pb
+from liftpy.core.metadata.controller.request_batcher import purge_report
+from liftpy.core.metadata.image import StreamImage
+from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.effects import acts_of
+from liftpy.core.replication.follower import FetchAssembly
+from liftpy.core.replication.quiescence import QuietFetch
+from liftpy.core.replication.reads import Chunks, Reads, ReplicaSource
+from liftpy.core.replication.replica import Replica
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.batch import split_batches
+from liftpy.core.wire.chunking import room_bytes
+from liftpy.errors import CorruptionError, DamagedBatchError, LiftError, NoSpaceError, StorageError
+from tests.sim.clock import MS, Clock, SimTimer
+from tests.sim.disk import Disk
+from tests.sim.messages import EpochRequest, FetchRequest, FetchResponse, ReadAnswer, StateAnswer, StateRequest
+from tests.sim.network import NO_RESPONDERS, Reply
+from tests.sim.sim_ingest import SimIngest
+from tests.sim.world import Life, World
+
+
+class Asking:
+    """The part of a ``SimReplica`` that carries these effects out."""
+
+    process: Life
+    cluster: World
+    key: PartitionKey
+    node_id: str
+
+    log: Log
+    state: PartitionState | None
+    """As last heard of."""
+
+    def feed(self, event: ev.Event) -> None:
+        """One event for the replica."""
+        raise NotImplementedError
+
+    def propose_isr(self, effect: do.ProposeIsr) -> None:
+        self.cluster.counters["out of the ISR: slow flushes"] += len(effect.slow)
+        change = pb.ChangeIsr(
+            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, leader=self.node_id,
+            leaderEpoch=effect.leader_epoch, epoch=effect.epoch, isr=sorted(effect.isr),
+            incarnations=dict(effect.incarnations), lost=sorted(effect.lost), evicted=effect.evicted,
+        )  # fmt: skip
+
+        def answered(response: pb.ControlResponse | None) -> None:
+            accepted = None if response is None else response.error == pb.ControlResponse.OK
+            self.feed(ev.IsrChangeAnswered(epoch=effect.epoch, accepted=accepted))
+
+        self.process.propose(self.key, pb.ControlRequest(changeIsr=change), answered)
+
+    def report_leader(self, effect: do.ReportLeader) -> None:
+        report = pb.ReportLeader(
+            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, witness=self.node_id,
+            witnessIncarnation=self.process.incarnation, leader=effect.leader, leaderEpoch=effect.leader_epoch,
+            lastEpoch=effect.last_epoch, newestOffset=effect.newest_offset, highWatermark=effect.high_watermark,
+            leaderLacks=effect.leader_lacks,
+        )  # fmt: skip
+        self.process.propose(self.key, pb.ControlRequest(reportLeader=report), lambda response: None)
+
+    def leave_isr(self, effect: do.LeaveIsr) -> None:
+        self.cluster.counters["leaves the ISR itself"] += 1
+        wish = pb.LeaveIsr(
+            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, node=self.node_id,
+            incarnation=self.process.incarnation, reason=effect.reason,
+        )  # fmt: skip
+        self.process.propose(self.key, pb.ControlRequest(leaveIsr=wish), lambda response: None)
+
+    def give_up_leadership(self, effect: do.GiveUpLeadership) -> None:
+        self.cluster.counters[f"gives up: {effect.reason}"] += 1
+        self._ask_for_another_leader(effect.leader_epoch, effect.reason)
+
+    def wake_partition(self, effect: do.WakePartition) -> None:
+        self.cluster.counters["pauses ended by publishes" if effect.pause.until_publish else "pauses over"] += 1
+        wish = pb.WakePartition(
+            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, leader=self.node_id,
+            leaderEpoch=effect.leader_epoch, pause=pause_to_pb(effect.pause), pauses=effect.pauses,
+        )  # fmt: skip
+        self.process.propose(self.key, pb.ControlRequest(wakePartition=wish), lambda response: None)
+
+    def step_aside(self, effect: do.StepAside) -> None:
+        why = [short for short in ("moves away", "gone past it") if short in effect.reason]
+        self.cluster.counters[
+            "steps aside: " + (f"it {why[0]}" if why == ["moves away"] else (why or ["slow flushes"])[0])
+        ] += 1
+        self._ask_for_another_leader(effect.leader_epoch, effect.reason, effect.toward)
+
+    def _ask_for_another_leader(self, leader_epoch: int, reason: str, toward: str = "") -> None:
+        wish = pb.GiveUpLeadership(
+            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, leader=self.node_id,
+            incarnation=self.process.incarnation, leaderEpoch=leader_epoch, reason=reason, toward=toward,
+        )  # fmt: skip
+        self.process.propose(self.key, pb.ControlRequest(giveUpLeadership=wish), lambda response: None)
+
+    def report_promotion(self, effect: do.ReportPromotion) -> None:
+        report = pb.ReportPromotion(
+            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, candidate=self.node_id,
+            candidateIncarnation=self.process.incarnation, leaderEpoch=effect.leader_epoch, epoch=effect.epoch,
+            replayedEndOffset=effect.replayed_end_offset, newestOffset=effect.newest_offset, finished=effect.finished,
+        )  # fmt: skip
+        self.process.propose(self.key, pb.ControlRequest(reportPromotion=report), lambda response: None)
+
+    def report_purged(self) -> None:
+        """Which purges are done here, where the group does not know."""
+        purged = self.log.cleaning.purged
+        report = purge_report(self.key, self.state, self.node_id, self.process.incarnation, purged) if self.state else None
+        if report is not None:
+            self.process.propose(self.key, report, lambda response: None)
+
+
+class SimFlusher:
+    """The ``FlushShell`` of one log in one process. ``run(callback)``: in the process, when it is not paused. ``dead()``: whether it
+    is gone. ``flushed(end_offset, disk_ns)`` and ``failed(error)``: what is told."""
+
+    def __init__(
+        self,
+        log: Log,
+        disk: Disk,
+        clock: Clock,
+        run: Callable[[Callable[[], None]], None],
+        dead: Callable[[], bool],
+        flushed: Callable[[int, int], None],
+        failed: Callable[[StorageError], None],
+    ) -> None:
+        self._log = log
+        self._disk = disk
+        self._clock = clock
+        self._run = run
+        self._dead = dead
+        self.flushed = flushed
+        self.failed = failed
+        self._interval_ns = round(log.config.flush.interval_s * 1e9)
+        self._latency_ns = 0
+        """Of the flush that runs."""
+        self._device_did: tuple[Flush, StorageError | None] | None = None
+        """The flush that the device did last, and its error."""
+        self.commit = GroupCommit(log, log.config.flush, self)
+
+    def begin(self) -> None:
+        """Start one; the device has done it when its latency has passed."""
+        if (flush := self.commit.start()) is not None:
+            flush.waiter = partial(self._wait, flush)
+            self._latency_ns = latency_ns = self._disk.flush_latency_ns()
+            self._clock.after(latency_ns, lambda: self._passed(flush, latency_ns))
+
+    def _passed(self, flush: Flush, latency_ns: int) -> None:
+        """The device goes on while the process is paused, and hears of the end of it."""
+        if not self._dead() and self.commit.running is flush:
+            error = self._device_does(flush)
+            self._run(lambda: self.commit.ended(flush, latency_ns, error))
+
+    def _device_does(self, flush: Flush) -> StorageError | None:
+        """Once; a second call says how it went."""
+        if self._device_did is None or self._device_did[0] is not flush:
+            error: StorageError | None = None
+            try:
+                flush.run()
+            except StorageError as refused:
+                error = refused
+            self._device_did = (flush, error)
+        return self._device_did[1]
+
+    def wait(self, flush: Flush) -> tuple[int, Exception | None]:
+        """The device does it now."""
+        return self._latency_ns, self._device_does(flush)
+
+    def _wait(self, flush: Flush) -> None:
+        self._device_does(flush)
+
+    def wait_for_checkpoint(self) -> None:
+        """Nothing: a simulated checkpoint is over at once."""
+
+    def arm(self) -> None:
+        """The interval begins."""
+        self._clock.after(self._interval_ns, lambda: self._run(self.commit.interval_over))
+
+    def done(self) -> None:
+        """Nothing: its latency was drawn."""
+
+
+_OVERHEAD_BYTES = 64
+"""Of a message that carries batches."""
+_REPLAY_NS = 3 * MS
+_REPLAY_BYTES = 2048
+"""In one slice: a few batches, so that a replay has several."""
+_DIRTY_RATIO = 0.5
+_STATE_PIECE_BYTES = 256
+"""Of a derived state: so that there are several."""
+
+
+class SimReplica(Asking):
+    """One partition of one process. It is dead when the process is, or when a newer object has taken its place."""
+
+    def __init__(self, process: Life, stream: StreamImage, partition: PartitionState, log: Log) -> None:
+        self.process = process
+        self.node_id = process.node_id
+        self.host = process.host
+        self.key = PartitionKey(stream.name, stream.uid, partition.partition)
+        self.subject = f"{stream.name}.{partition.partition}"
+        self.log = log
+        cluster = process.cluster
+        self.cluster = cluster
+        seed = hash((cluster.seed, process.incarnation, partition.partition))
+        self.replica = Replica(
+            process.node_id, process.incarnation, process.config, seed, process.intake, copy_pace=process.copy_pace
+        )
+        self.failed = ""
+        self.state: PartitionState | None = None
+        self.gone = False
+        """It has been stopped, because the partition is held elsewhere."""
+        source = ReplicaSource(
+            self.replica,
+            log,
+            failed=lambda: bool(self.failed),
+            is_heard=lambda: self.publishers.ingest.heard,
+        )
+        self.reads = Reads[Reply](self.key, self.node_id, source, self, cluster.counters)
+        self._inbox: deque[ev.Event] = deque()
+        self._stepping = False
+        self._timers: dict[ev.Deadline, SimTimer] = {}
+        self._tokens: dict[int, Any] = {}
+        self._replaying: do.ReplayLog | None = None
+        """The last one that was asked for; nobody waits for an earlier one any more."""
+        self._next_token = 1
+        self._kept: dict[str, tuple[FetchRequest, Reply]] = {}
+        """By replica: the way back to a fetch that was answered with nothing."""
+        self._assembly = FetchAssembly()
+        self._waiting: do.SendFetch | None = None
+        """The fetch that leaves when the leader's state is here."""
+        self.publishers = SimIngest(self)
+        self.commit = SimFlusher(
+            log,
+            process.disk,
+            cluster.clock,
+            process.run,
+            lambda: process.dead or self.gone,
+            lambda end_offset, disk_ns: self.feed(ev.LogFlushed(end_offset=end_offset, took_ns=disk_ns)),
+            self._storage_failed,
+        ).commit
+        self._do = acts_of(self)
+
+    def open(self) -> None:
+        """Tell the replica what its log holds."""
+        log = self.log
+        entries = log.epochs.entries
+        start, end, before = log.log_start_offset, log.log_end_offset, log.epochs.before_start
+        opened = ev.LogOpened(
+            log_start_offset=start,
+            log_end_offset=end,
+            high_watermark=log.high_watermark,
+            epochs=entries,
+            persisted_epoch=log.persisted_epoch,
+            epoch_before_start=before,
+        )
+        self.feed(opened)
+        log.on_compacted = lambda horizon: self.feed(ev.LogCompacted(**horizon._asdict()))
+        log.on_compacted(log.horizon)
+        log.on_damage = self._damaged
+        subject = f"notify.{self.node_id}.{self.subject}"
+        self.cluster.network.subscribe(self.host, subject, self._notified)
+        read = f"{self.subject}.read.{self.node_id}"
+        self.cluster.network.subscribe(self.host, read, lambda message, reply: self.reads.asked(message.frame, reply))
+
+    def update(self, held: HeldPartition, incarnations: Mapping[str, int]) -> None:
+        """The metadata shows the partition, its stream's settings or the set of live nodes in a new state."""
+        self.state = held.state
+        self.log.config = held.config
+        self.publishers.ingest.settings_changed(held.config, held.partition_count)
+        self.feed(ev.PartitionChanged(held=held, incarnations=incarnations))
+        if self.log.told(held.state):
+            self.apply_retention(self.process.time_of_age_ns())
+
+    # ---- events in, effects out --------------------------------------------------------------------------------------
+    def feed(self, event: ev.Event) -> None:
+        """One event; those that its effects cause at once follow after all its effects."""
+        if self.gone:
+            return
+        self._inbox.append(event)
+        if self._stepping:
+            return
+        self._stepping = True
+        try:
+            while self._inbox:
+                self._step(self._inbox.popleft())
+        finally:
+            self._stepping = False
+
+    @property
+    def folder(self) -> str:
+        """Of its log, on the simulated disk."""
+        return f"{self.key.stream}-{self.key.uid}-{self.key.partition}"
+
+    def stop(self) -> None:
+        """The partition is held elsewhere: the role is given up and the log closed; what is still on its way comes to nobody."""
+        self.feed(ev.StopRequested())
+        self.gone = True
+        self.publishers.derived.join(NodeDerived())
+        for timer in self._timers.values():
+            timer.cancel()
+        for subject in (f"notify.{self.node_id}.{self.subject}", f"{self.subject}.read.{self.node_id}"):
+            self.cluster.network.unsubscribe(self.host, subject)
+        if not self.log.closed:
+            self.log.close(clean=False)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether events wait that its own effects have caused: then core and log are not in step yet."""
+        return bool(self._inbox)
+
+    def _step(self, event: ev.Event) -> None:
+        cluster = self.cluster
+        effects = self.replica.step(event, self.now_ns())
+        if cluster.trace is not None:
+            cluster.trace.step(self, event, effects)
+        for effect in effects:
+            cluster.checkers.before_effect(self, effect)
+            self._do[type(effect)](effect)
+        cluster.checkers.after_step(self, event)
+        self.publishers.stepped(event)
+        if self.replica.held_bytes:
+            cluster.counters["publishes held"] += 1
+
+    def later(self, delay_ns: int, callback: Callable[[], None]) -> SimTimer:
+        """In this process, when it runs."""
+        return self.process.at(self.now_ns() + delay_ns, callback)
+
+    def _keep(self, what: Any) -> int:
+        token, self._next_token = self._next_token, self._next_token + 1
+        self._tokens[token] = what
+        return token
+
+    # ---- the log -----------------------------------------------------------------------------------------------------
+    def append_batch(self, effect: do.AppendBatch) -> None:
+        self.publishers.appends(effect)
+        batch = self.publishers.ingest.seal(effect)
+        if not self._stored(lambda: self.log.append(batch), effect.token):
+            return
+        self.cluster.checkers.appended(self, batch, led=True)
+        self.publishers.ingest.appended(effect, batch)
+        self.commit.appended()
+
+    def append_fetched(self, effect: do.AppendFetched) -> None:
+        data, batches = self._tokens.pop(effect.token)
+        try:
+            seen = Horizon(effect.leader_high_watermark + 1, effect.leader_epoch)
+            self.log.append_batches(data, batches, compacted=seen)
+        except StorageError as error:
+            self._storage_failed(error)
+            return
+        self.publishers.fetched(batches)
+        self.cluster.checkers.appended(self, data, led=False)
+        self.commit.appended()
+
+    def drop_fetched(self, effect: do.DropFetched) -> None:
+        self._tokens.pop(effect.token)
+        self.cluster.counters[f"dropped answer: {effect.why}"] += 1
+
+    def cut_log(self, effect: do.CutLog) -> None:
+        self._cut(lambda: self.log.cut_after(effect.end_offset - 1), self.publishers.cut)
+        self.cluster.counters["truncation"] += 1
+
+    def start_log_afresh(self, effect: do.StartLogAfresh) -> None:
+        start, deletes_end = effect.start_offset, effect.deletes_end
+        self.cluster.counters["started afresh behind deletes"] += deletes_end > 0
+        self._cut(
+            lambda: self.log.start_afresh(start, deletes_end), self.publishers.started_afresh, behind_deletes=deletes_end > 0
+        )
+        self.cluster.counters["fresh start"] += 1
+
+    def _cut(self, cut: Callable[[], Any], then: Callable[[], None], *, behind_deletes: bool = False) -> None:
+        def cut_and_tell() -> None:
+            cut()
+            then()
+            self.cluster.checkers.cut(self, afresh=behind_deletes)
+            self.feed(ev.LogCut(end_offset=self.log.log_end_offset))
+
+        self._stored(lambda: self.commit.alone(cut_and_tell))
+
+    def drop_prefix(self, log_start_offset: int) -> None:
+        """Retention."""
+        start = min(log_start_offset, self.log.high_watermark + 1)
+        if self.failed or not self._may_drop(start):
+            return
+        if self._stored(lambda: self.commit.alone(lambda: self.log.drop_prefix(log_start_offset))):
+            self._prefix_dropped()
+
+    def _may_drop(self, log_start_offset: int) -> bool:
+        """Whether what the records say of producers and message ids is stored, if need be now."""
+        states = self.publishers.states
+        if not states.may_drop(log_start_offset):
+            self.log.checkpoint()
+            self.publishers.store_state()
+        may_drop = states.may_drop(log_start_offset)
+        self.cluster.counters["records dropped later, for a state"] += not may_drop
+        return may_drop
+
+    def _prefix_dropped(self) -> None:
+        self.cluster.checkers.prefix_dropped(self)
+        self.feed(ev.LogStartMoved(log_start_offset=self.log.log_start_offset))
+
+    def apply_retention(self, now_wall_ns: int) -> None:
+        """What the stream's retention lets go, as housekeeping asks for it."""
+        before, config = self.log.log_start_offset, self.log.config
+        if not self.log.may_give_up or self.failed:
+            return
+        done = self._stored(lambda: self.commit.alone(lambda: self.log.apply_retention(now_wall_ns, may_drop=self._may_drop)))
+        if done and self.log.log_start_offset != before:
+            asked = before < self.log.asked_start
+            self.cluster.counters[
+                "truncated before" if asked else "expired by age" if config.retention_age_s else "expired by bytes"
+            ] += 1
+            self._prefix_dropped()
+
+    def recheck_log(self, effect: do.RecheckLog) -> None:
+        self.cluster.counters[self.log.complaint(effect.offset, effect.replica, self.now_ns()).value] += 1
+
+    def _damaged(self, error: CorruptionError) -> None:
+        """The replica gives its role up, and the process comes back to repair the log [S3]."""
+        if not self.failed:
+            self._stored(lambda: self.commit.alone(self.log.checkpoint))
+            self._storage_failed(error)
+            self.process.repair()
+
+    def raise_high_watermark(self, effect: do.RaiseHighWatermark) -> None:
+        self.log.raise_high_watermark(effect.high_watermark)
+        self.publishers.committed(effect.high_watermark)
+        self.reads.advanced()
+
+    def scrub(self) -> bool:
+        """One whole pass over the log; whether nothing was found."""
+        return scrubbed(self.log, tuple(self.log.segments), 4096)
+
+    def compact(self) -> int:
+        """One run of compaction; how many records it dropped."""
+        compaction = self.log.begin_compaction(0)
+        if compaction is None:
+            return 0
+        compaction.run()
+        return self.commit.alone(lambda: self.log.complete_compaction(compaction))
+
+    def begin_compaction(self, now_wall_ns: int) -> None:
+        """The same as housekeeping does it: beside everything else."""
+        if not self.log.may_be_cleaned or self.failed:
+            return
+        self.report_purged()
+        compaction = self.log.begin_compaction(now_wall_ns, min_dirty_ratio=_DIRTY_RATIO)
+        if compaction is not None:
+            self.later(self.process.disk.flush_latency_ns(), lambda: self._compacted(compaction))
+
+    def _compacted(self, compaction: Compaction) -> None:
+        if self.failed:
+            return
+        try:
+            compaction.run()
+            dropped = self.commit.alone(lambda: self.log.complete_compaction(compaction))
+            self.cluster.counters["records dropped by compaction"] += dropped
+        except CorruptionError as error:
+            self.log.met_damage(error)
+        except StorageError as error:
+            if self.log.closed:
+                self._storage_failed(error)
+
+    def checkpoint(self) -> None:
+        """The interval has passed."""
+        if not self.failed and self.commit.begin_checkpoint():
+            stored = self._stored(self.log.checkpoint)
+            self.commit.checkpoint_ended()
+            if stored:
+                self.publishers.store_state()
+
+    def _stored(self, change: Callable[[], Any], token: int = 0) -> bool:
+        """Whether the log did it; if not, the replica is told. ``token``: of the publishes that were to be appended."""
+        try:
+            change()
+        except StorageError as error:
+            self._storage_failed(error, token)
+            return False
+        return True
+
+    def _storage_failed(self, error: StorageError, token: int = 0) -> None:
+        self.failed = str(error)
+        self.cluster.counters["no space" if isinstance(error, NoSpaceError) else "storage failure"] += 1
+        self.feed(ev.StorageFailed(reason=str(error), no_space=isinstance(error, NoSpaceError), token=token))
+
+    def persist_leader_epoch(self, effect: do.PersistLeaderEpoch) -> None:
+        if self._stored(lambda: self.process.promise(self.key, effect.leader_epoch)):
+            self.log.promised(effect.leader_epoch)
+            self.feed(ev.LeaderEpochPersisted(leader_epoch=effect.leader_epoch))
+
+    def replay_log(self, effect: do.ReplayLog) -> None:
+        if self.cluster.candidates_fail:
+            self.cluster.counters["promotion hangs"] += 1
+            self.later(100 * MS, lambda: self.replay_log(effect))
+            return
+        self._replaying = effect
+        self.later(_REPLAY_NS, lambda: self._replay(effect))
+
+    def _replay(self, effect: do.ReplayLog) -> None:
+        """One slice; the last one, too, takes its time before it is told."""
+        derived = self.publishers.derived
+        if self.failed or self._replaying is not effect:
+            return
+        try:
+            complete = derived.replay(_REPLAY_BYTES)
+        except LiftError:
+            return  # damage: ``_damaged`` has been told
+        self.feed(ev.ReplayProgressed(end_offset=min(derived.end_offset or 0, effect.end_offset)))
+        self.later(_REPLAY_NS, lambda: self._replayed(effect) if complete else self._replay(effect))
+
+    def _replayed(self, effect: do.ReplayLog) -> None:
+        if self._replaying is effect:
+            self.feed(ev.ReplayFinished(end_offset=effect.end_offset))
+
+    # ---- publishers ----------------------------------------------------------------------------------------------------
+    def open_subject(self, effect: do.OpenSubject) -> None:
+        self.publishers.open()
+
+    def close_subject(self, effect: do.CloseSubject) -> None:
+        self.publishers.stop()
+        self._replaying = None
+        for subject in (f"{self.subject}.replicate", f"{self.subject}.offset"):
+            self.cluster.network.unsubscribe(self.host, subject)
+        self._kept.clear()
+
+    def reject_publishes(self, effect: do.RejectPublishes) -> None:
+        self.cluster.counters[f"negative ack: {effect.reason.name}"] += 1
+        state = self.replica.state
+        self.publishers.ingest.reject(effect.token, effect.reason, state.leader, state.leader_epoch, state.epoch)
+
+    def drop_publishes(self, effect: do.DropPublishes) -> None:
+        why = "in silence" if effect.reason is None else effect.reason.name
+        self.cluster.counters[f"publish dropped: {why}"] += 1
+        self.publishers.ingest.drop(effect.token, effect.reason)
+
+    def send_acks(self, effect: do.SendAcks) -> None:
+        self.publishers.release(effect)
+
+    def drop_pending_acks(self, effect: do.DropPendingAcks) -> None:
+        self.publishers.acks.drop()
+
+    # ---- a follower's requests -------------------------------------------------------------------------------------------
+    def send_fetch(self, effect: do.SendFetch) -> None:
+        question = self.publishers.taker.asks(effect.leader_epoch)
+        self._waiting = None if question is None else effect
+        if question is not None:
+            asked = StateRequest(self.node_id, self.key.uid, question)
+            self._request(f"{self.subject}.offset", asked, effect.request_id, lambda answer: self._state_came(effect, answer))
+            return
+        request = FetchRequest(
+            replica=self.node_id, incarnation=self.process.incarnation, request_id=effect.request_id,
+            offset=effect.offset, offset_epoch=effect.offset_epoch, leader_epoch=effect.leader_epoch,
+            max_bytes=effect.max_bytes, uid=self.key.uid, ghost_chain=self.cluster.checkers.chain_at(self, effect.offset),
+            awaits_more=self.process.node.awaits_more, bad_offset=effect.bad_offset,
+            held=self._assembly.asks(effect), flush_ns=effect.flush_ns, copy_epoch=effect.copy_epoch,
+            deletes_end=effect.deletes_end,
+        )  # fmt: skip
+        self._request(f"{self.subject}.replicate", request, effect.request_id)
+
+    def wait_quietly(self, effect: do.WaitQuietly) -> None:
+        fetch = QuietFetch(self.key, effect.leader_epoch, effect.request_id)
+        if not self.process.node.awaits_more or not self.process.quiet.add(fetch, effect.leader, self.now_ns()):
+            self.feed(ev.QuietEnded(heard_ns=None))
+
+    def stop_waiting(self, effect: do.StopWaiting) -> None:
+        self.process.quiet.remove(self.key)
+
+    def confirm_quiet(self, effect: do.ConfirmQuiet) -> None:
+        self.process.confirmed.add(effect.token)
+
+    def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
+        request = EpochRequest(self.node_id, effect.asked_epoch, effect.current_epoch, self.key.uid)
+        self._request(f"{self.subject}.offset", request, effect.request_id)
+
+    def _state_came(self, effect: do.SendFetch, answer: Any) -> None:
+        """The leader's answer to what goes before a fetch; of an earlier question it is late."""
+        if self.process.dead or self.gone or self._waiting is not effect:
+            return
+        self._waiting = None
+        if answer is NO_RESPONDERS:
+            self.publishers.taker.nobody_listens()
+            self.feed(ev.RequestFailed(request_id=effect.request_id, reason="no responders"))
+            return
+        try:
+            goes_on = self.publishers.taker.answered(answer.piece)
+        except StorageError as error:
+            self._storage_failed(error)
+            return
+        if goes_on:
+            self.send_fetch(effect)
+        else:
+            self.feed(ev.RequestFailed(request_id=effect.request_id, reason="not ready"))
+
+    def _request(self, subject: str, request: Any, request_id: int, answered: Callable[[Any], None] | None = None) -> None:
+        answered = answered or (lambda answer: self._answered(answer, request_id))
+        self.cluster.network.request(self.host, subject, request, answered)
+
+    def _answered(self, answer: Any, request_id: int) -> None:
+        if self.process.dead:
+            return
+        if answer is NO_RESPONDERS:
+            self.feed(ev.RequestFailed(request_id=request_id, reason="no responders"))
+        elif isinstance(answer, do.SendFetchRefusal):
+            self.cluster.counters[f"refused: {answer.reason.name}"] += 1
+            self.feed(
+                ev.FetchRefused(
+                    request_id=request_id,
+                    reason=answer.reason,
+                    leader_epoch=answer.leader_epoch,
+                    log_start_offset=answer.log_start_offset,
+                    deletes_end=answer.deletes_end,
+                )
+            )
+        elif isinstance(answer, do.SendEpochAnswer):
+            diverges = answer.leader_epoch != self.replica.log.epochs.latest_epoch
+            self.cluster.counters["diverging epoch" if diverges else "epochs agree"] += 1
+            self.feed(
+                ev.EpochQueryAnswered(
+                    request_id=request_id,
+                    leader_epoch=answer.leader_epoch,
+                    last_offset=answer.last_offset,
+                    current_epoch=answer.current_epoch,
+                    log_start_offset=answer.log_start_offset,
+                )
+            )
+        else:
+            self._fetched(answer, request_id)
+
+    def _fetched(self, answer: FetchResponse, request_id: int) -> None:
+        self.publishers.taker.fetched()
+        data = memoryview(answer.batches)
+        if answer.piece is not None:
+            whole = self._assembly.take(answer.piece) if self._assembly.is_asked(request_id) else None
+            if whole is None:
+                self.feed(ev.FetchPieceArrived(request_id=request_id, leader_epoch=answer.leader_epoch))
+                return
+            self.cluster.counters["batch put together"] += 1
+            data = whole
+        try:
+            batches = split_batches(data)
+        except DamagedBatchError as error:
+            self.cluster.counters["fetched batches that are damaged"] += 1
+            self.feed(ev.RequestFailed(request_id=request_id, reason="damaged", bad_offset=error.offset))
+            return
+        except LiftError:
+            self.feed(ev.RequestFailed(request_id=request_id, reason="unreadable"))
+            return
+        spans = tuple(
+            ev.BatchSpan(base_offset=b.base_offset, last_offset=b.last_offset, leader_epoch=b.leader_epoch) for b in batches
+        )
+        token = self._keep((data, batches)) if spans else 0
+        self.feed(
+            ev.FetchAnswered(
+                token=token,
+                request_id=request_id,
+                leader_epoch=answer.leader_epoch,
+                high_watermark=answer.high_watermark,
+                spans=spans,
+                size_bytes=len(data),
+            )
+        )
+
+    # ---- a leader's answers ----------------------------------------------------------------------------------------------
+    def start_serving(self, effect: do.StartServing) -> None:
+        network = self.cluster.network
+        network.subscribe(self.host, f"{self.subject}.replicate", self._fetch_received)
+        network.subscribe(self.host, f"{self.subject}.offset", self._epoch_query_received)
+
+    def _fetch_received(self, request: FetchRequest, reply: Reply) -> None:
+        r = request
+        self.feed(
+            ev.FetchReceived(
+                token=self._keep((request, reply)), replica=r.replica, offset=r.offset, leader_epoch=r.leader_epoch,
+                offset_epoch=r.offset_epoch, incarnation=r.incarnation, request_id=r.request_id, max_bytes=r.max_bytes,
+                stream_uid=r.uid, awaits_more=r.awaits_more, bad_offset=r.bad_offset, flush_ns=r.flush_ns,
+                copy_epoch=r.copy_epoch, deletes_end=r.deletes_end,
+            )
+        )  # fmt: skip
+
+    def _epoch_query_received(self, request: EpochRequest | StateRequest, reply: Reply) -> None:
+        if isinstance(request, StateRequest):
+            if not self.failed:
+                reply(StateAnswer(self.publishers.giver.give(request.question, _STATE_PIECE_BYTES)))
+            return
+        self.feed(
+            ev.EpochQueryReceived(
+                token=self._keep((request, reply)), replica=request.replica, asked_epoch=request.asked_epoch,
+                current_epoch=request.current_epoch, stream_uid=request.uid,
+            )
+        )  # fmt: skip
+
+    def send_fetch_response(self, effect: do.SendFetchResponse) -> None:
+        request, reply = self._tokens.pop(effect.token)
+        self.cluster.checkers.fetch_accepted(self, request)
+        self._send_batches(effect, request, reply)
+        self.publishers.ingest.settle()
+
+    def keep_fetch(self, effect: do.KeepFetch) -> None:
+        request, reply = self._tokens.pop(effect.token)
+        self.cluster.checkers.fetch_accepted(self, request)
+        self._kept[effect.replica] = (request, reply)
+        self.publishers.ingest.settle()
+
+    def answer_waiter(self, effect: do.AnswerWaiter) -> None:
+        request, reply = self._kept.pop(effect.replica)
+        if effect.from_offset < self.log.log_end_offset:
+            self.cluster.counters["second answer"] += 1
+            self._send_batches(effect, request, reply)
+
+    def tell_waiter(self, effect: do.TellWaiter) -> None:
+        _, reply = self._kept[effect.replica]
+        self.cluster.counters["HW told to a waiter"] += 1
+        reply(FetchResponse(effect.leader_epoch, self.log.high_watermark, b""))
+
+    def _send_batches(self, effect: do.SendFetchResponse | do.AnswerWaiter, request: FetchRequest, reply: Reply) -> None:
+        room = room_bytes(self.cluster.network.max_payload_bytes, _OVERHEAD_BYTES, effect.max_bytes)
+        try:
+            end_offset, held = self.log.log_end_offset, request.held
+            portion = read_portion(self.log, effect.from_offset, effect.max_bytes, room, end_offset=end_offset, held=held)
+        except LiftError:
+            return
+        data = b"" if portion.piece is not None else b"".join(portion.chunks)
+        reply(FetchResponse(effect.leader_epoch, self.log.high_watermark, data, portion.piece))
+
+    def send_fetch_refusal(self, effect: do.SendFetchRefusal) -> None:
+        _, reply = self._tokens.pop(effect.token)
+        reply(effect)
+
+    def send_epoch_answer(self, effect: do.SendEpochAnswer) -> None:
+        request, reply = self._tokens.pop(effect.token)
+        self.cluster.checkers.epoch_answered(self, request, effect)
+        reply(effect)
+
+    def notify_replica(self, effect: do.NotifyReplica) -> None:
+        self.cluster.network.publish(self.host, f"notify.{effect.replica}.{self.subject}", ev.WokenUp())
+
+    def probe_replica(self, effect: do.ProbeReplica) -> None:
+        replica = effect.replica
+        self.cluster.network.request(self.host, f"status.{replica}", "?", lambda answer: self._probed(replica, answer))
+
+    def _probed(self, replica: str, answer: Any) -> None:
+        absent = answer is NO_RESPONDERS and not self.process.dead
+        self.cluster.counters["probe: absent" if absent else "probe: there"] += 1
+        if absent:
+            self.feed(ev.ReplicaAbsent(replica=replica))
+
+    def send_notice(self, effect: do.SendNotice) -> None:
+        notice = ev.NoticeReceived(
+            leader=self.node_id, leader_epoch=effect.leader_epoch, epoch=effect.epoch, epoch_start_offset=effect.epoch_start_offset,
+            high_watermark=effect.high_watermark, log_start_offset=effect.log_start_offset,
+        )  # fmt: skip
+        for replica in effect.replicas:
+            self.cluster.network.publish(self.host, f"notify.{replica}.{self.subject}", notice)
+
+    def _notified(self, event: ev.Event, reply: Reply) -> None:
+        self.feed(event)
+
+    # ---- readers: the ReadShell ------------------------------------------------------------------------------------------
+    @property
+    def max_payload(self) -> int:
+        """Of the simulated NATS, in bytes."""
+        return self.cluster.network.max_payload_bytes
+
+    @property
+    def has_room(self) -> bool:
+        """Always: the simulated network loses what is too much."""
+        return True
+
+    def now_ns(self) -> int:
+        """Monotonic."""
+        return self.process.now_ns()
+
+    def answer(self, asker: Reply, chunks: Chunks) -> None:
+        """One message back to the reader."""
+        asker(ReadAnswer(b"".join(chunks)))
+
+    def request_failed(self, asker: Reply, error: Exception) -> None:
+        """A defect: the simulation is to show it."""
+        raise error
+
+    def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
+        """A timer that fires in this process, when it runs."""
+        return self.process.at(at_ns, callback).cancel
+
+    # ---- time and status -------------------------------------------------------------------------------------------------
+    def set_deadline(self, effect: do.SetDeadline) -> None:
+        timer = self._timers.pop(effect.kind, None)
+        if timer is not None:
+            timer.cancel()
+        if effect.at_ns is None:
+            return
+        kind = effect.kind
+        self._timers[kind] = self.process.at(effect.at_ns, lambda: self.feed(ev.DeadlineReached(kind=kind)))
+
+    def role_changed(self, effect: do.RoleChanged) -> None:
+        self.cluster.counters[f"role {effect.role} {effect.phase}"] += 1
+        self._assembly.forget()
+        self._waiting = None
+        self.cluster.checkers.role_changed(self, effect)
