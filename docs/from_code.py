@@ -20,6 +20,7 @@ import click
 import liftpy
 import sidecar
 from liftpy.config import ALTERABLE, ReplicationConfig, StreamConfig
+from liftpy.core.base.renamed import MODULES
 from liftpy.core.metadata.controller.cluster_events import KINDS, ClusterEvent
 from liftpy.core.metadata.features import FEATURES
 from liftpy.core.publish.acks import JETSTREAM_ERRORS
@@ -203,9 +204,15 @@ def message_types() -> str:
     return _table(("type", "name"), [(one.value, f"`{one.name}`") for one in MessageType])
 
 
+def renamed_modules() -> str:
+    """Modules by their old and new names."""
+    return _table(("until now", "from now on"), ((f"`{old}`", f"`{new}`") for old, new in sorted(MODULES.items())))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "settings": settings, "stream-settings": stream_settings, "errors": errors, "refusals": refusals, "log-events": log_events,
     "cluster-events": cluster_events, "exit-codes": exit_codes, "formats": formats, "levels": levels, "message-types": message_types,
+    "renamed-modules": renamed_modules,
 }  # fmt: skip
 
 

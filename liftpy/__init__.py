@@ -17,6 +17,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from liftpy.core.base import renamed
+
 if TYPE_CHECKING:
     from liftpy.client import (
         Bounds,
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
         UnavailableError,
     )
 
+renamed.install()
 __version__ = "0.1.0"
 __all__ = [
     "AckPolicy",

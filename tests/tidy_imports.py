@@ -31,13 +31,18 @@ def folder_of(module: str, modules: Iterable[str]) -> str:
     return module if any(name.startswith(below) for name in modules) else module.rpartition(".")[0] or module
 
 
-def folder_circles(trees: Mapping[str, ast.Module]) -> list[frozenset[str]]:
-    """Return the groups of folders that import each other. Imports for type checkers count."""
+def folder_imports(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
+    """Return, for each folder, the other folders that its modules import. Imports for type checkers count."""
     folders = {module: folder_of(module, trees) for module in trees}
     edges: dict[str, set[str]] = {folder: set() for folder in folders.values()}
     for module, tree in trees.items():
         edges[folders[module]] |= {folders[name] for name in _imported(tree, trees, types=True) if name in trees}
-    return [group for group in _groups(edges) if len(group) > 1]
+    return {folder: used - {folder} for folder, used in edges.items()}
+
+
+def folder_circles(trees: Mapping[str, ast.Module]) -> list[frozenset[str]]:
+    """Return the groups of folders that import each other."""
+    return [group for group in _groups(folder_imports(trees)) if len(group) > 1]
 
 
 def _groups(edges: Mapping[str, set[str]]) -> list[frozenset[str]]:

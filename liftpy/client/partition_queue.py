@@ -1,4 +1,4 @@
-"""Lane: what a producer has on its way to one partition, in which order it goes out, and what an answer means. Pure.
+"""PartitionQueue: what a producer has on its way to one partition, in which order it goes out, and what an answer means. Pure.
 
 Goal: every record once and in order, whatever is lost or refused on the way. Constraint: several batches are on their way at once, and
 whoever leads next may know some of them.

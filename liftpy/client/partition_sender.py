@@ -252,7 +252,7 @@ class PartitionSender:
         self.addressing = Addressing(address, find, self._moved, errand.failed)
         self.awake = asyncio.Event()
         self.newest: Any = None
-        """Ticket of the batch that took the last record."""
+        """BatchFuture of the batch that took the last record."""
         self._refusal: LiftError | None = None
         self.repeat = Repeat()
         """What of the producer's round is stored."""

@@ -1,6 +1,6 @@
 """``liftpy top``: the cluster at a glance, once a second, in a terminal; over NATS, with the role ``status``.
 
-How ``liftpy top`` looks: a frame of lines for a terminal of a given size, whatever is in the model. Pure.
+How ``liftpy top`` looks: a frame of lines for a terminal of a given size, whatever is in the model.
 
 Everything is said in words and numbers too, so that it can be read without colour. Nothing wraps: what does not fit is left out,
 the least needed columns first, and what is cut ends with ``…``.

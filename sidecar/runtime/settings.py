@@ -45,14 +45,13 @@ import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import check_name
 from liftpy.core.base.worker_assignment import MOST_WORKERS
 from liftpy.core.metadata.feature_range import FIRST
-from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.subject_index import begins_under
 from liftpy.core.publish.memory_budget import LEAST_LIMIT_BYTES
 from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule, check_inbox_prefixes
@@ -60,6 +59,9 @@ from liftpy.core.wire.subjects import JETSTREAM_INBOX, Subjects, check_speaker
 from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
 from liftpy.nats.urls import check_urls, shown
+
+if TYPE_CHECKING:
+    from liftpy.core.metadata.image import ClusterImage
 
 DEFAULT_NATS = "nats://127.0.0.1:4222"
 DEFAULT_NAMESPACE = "liftpy"

@@ -19,6 +19,7 @@ from tests.docs.__main__ import foreign
 from tests.docs.pages import DOCS, ROOT, blocks, dead_links, pages, prose, spans
 
 sys.path.insert(0, str(DOCS))
+import folders
 import from_code
 
 
@@ -143,3 +144,14 @@ def test_blocks_are_read_as_they_stand() -> None:
     assert [b.language for b in found].count("python") > 5
     assert all("```" not in b.text for b in found)
     assert "async with liftpy.connect" not in prose("README.md")
+
+
+def test_picture_of_the_folders_is_up_to_date() -> None:
+    """Sizes may be older."""
+
+    def without_sizes(text: str) -> str:
+        return re.sub(r'class="size">[^<]*<', "", text)
+
+    assert without_sizes(folders.PICTURE.read_text(encoding="utf-8")) == without_sizes(folders.picture()), (
+        "python docs/folders.py"
+    )

@@ -1,4 +1,4 @@
-"""Heard: what a follower has heard on the data subject, as it came, in blocks, bounded in bytes and in age. Pure.
+"""StandbyBuffer: what a follower has heard on the data subject, as it came, in blocks, bounded in bytes and in age. Pure.
 
 What arrives together is one block: nothing is parsed, and no Python statement meets a single message but the one that keeps it. While
 the log goes on, the oldest blocks make room: their leader has had them for the longest. While it stands still (everything that is held

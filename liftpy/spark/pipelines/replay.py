@@ -4,7 +4,7 @@ A task for each partition of the source, which is one round of a producer (``lif
 same name, it
 reads its records again from the first one, and what leaders have of them is left out by their digest. So it does not matter who dies.
 
-What a replay reads: for each partition of its source a share, of a stream or of an archive's files. Pure.
+What a replay reads: for each partition of its source a share, of a stream or of an archive's files.
 
 One task takes one share, from its first record to its last, in the order of offsets.
 """

@@ -238,6 +238,7 @@ def test_what_was_printed_while_the_loop_stood_still_is_committed(
         suspended.set()
         assert written.wait(10)
         time.sleep(0.05)  # noqa: ASYNC251 - until the thread has said so
+        return None
 
     async def look(_: Client) -> bool:
         return begun.is_set()

@@ -354,7 +354,7 @@ def test_names_are_asked_for_until_somebody_says_them_and_then_the_nodes_do() ->
 PROGRAM = """
 import asyncio
 from sidecar.cli import top
-from liftpy.watching import Watching
+from liftpy.core.observe.cluster_model import Watching
 from sidecar.cli.top import View
 from tests.unit.cli.test_top import Nodes
 nodes = Nodes()

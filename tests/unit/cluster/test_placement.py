@@ -257,14 +257,15 @@ def test_ties_of_rendezvous_are_broken_alike_on_every_machine(monkeypatch: pytes
     monkeypatch.setattr(vars(policies)["_Ranking"], "_hashes", lambda _self, partition: near ^ np.uint64(partition))
     expected = placed(nodes, "rendezvous", 60, 5)
     assert expected[0] == ("39", "38", "37", "36", "35")
+    exact = vars(policies)["_scores"]
     for seed in range(4):
         noise = np.random.default_rng(seed)
 
-        def rough(hashes: Any, weights: Any, noise: Any = noise, scores: Any = vars(policies)["_scores"]) -> Any:
+        def rough(hashes: Any, weights: Any, noise: Any = noise, scores: Any = exact) -> Any:
             return scores(hashes, weights) * (1 + noise.uniform(-1e-10, 1e-10, len(hashes)))
 
         with monkeypatch.context() as patched:
-            patched.setattr(policies, "_scores", rough)
+            patched.setitem(vars(policies), "_scores", rough)
             assert placed(nodes, "rendezvous", 60, 5) == expected
 
 

@@ -65,7 +65,7 @@ def test_subjects_are_built_in_one_place() -> None:
     """No other module puts a namespace in front of something."""
     found = []
     for path in [*(ROOT / "liftpy").rglob("*.py"), *(ROOT / "sidecar").rglob("*.py")]:
-        if "_pb" in path.parts or path.name in ("subjects.py", "permissions.py"):
+        if "_pb" in path.parts or path.name in ("subjects.py", "permissions.py", "credentials.py"):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("$SYS."):
