@@ -21,7 +21,6 @@ _CHECKS = "checks of the control plane, for tests and simulators"
 _FIXTURES = "pytest finds fixtures by their names"
 _FAULTS = "for tests of applications"
 UNREFERENCED = {
-    "liftpy.core.publish.state_file.encode_state": _READS_BACK,
     "liftpy.core.base.renamed.RenamedModules.create_module": "Python calls it",
     "liftpy.client.awaitable_context.Opening.throw": "coroutines have it: asyncio cancels by it",
     "liftpy.nats.parser.StrictConnection._process_connect_init": _NATS,

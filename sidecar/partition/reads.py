@@ -67,7 +67,7 @@ class ReadSubjects:
 
     def give_states(self, giver: StateGiver) -> None:
         """Answer backups that ask for the state of producers and message ids."""
-        self._reads.giver = giver
+        self._reads.give_state = giver.give_piece
 
     @property
     def record_count(self) -> int:

@@ -103,6 +103,10 @@ class StateGiver:
         self.given += asked.position + len(piece) == len(self._data)
         return StatePiece(self._end_offset, len(self._data), asked.position, piece)
 
+    def give_piece(self, end_offset: int, position: int, most_bytes: int) -> StatePiece | None:
+        """As ``give``, for a reader's question."""
+        return self.give(StateQuestion(end_offset, position), min(most_bytes, PIECE_BYTES))
+
     def _encoded(self, end_offset: int, data: bytes) -> None:
         self._is_encoding, self._end_offset, self._data = False, end_offset, data
         self._made_ns = self._now_ns()

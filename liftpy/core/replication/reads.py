@@ -23,7 +23,6 @@ from liftpy.core.log.file_ranges import measure, spans_of
 from liftpy.core.log.filtered_read import read_narrow, read_selected
 from liftpy.core.log.log import Log
 from liftpy.core.log.message_chunks import Portion, read_portion
-from liftpy.core.publish.state_transfer import PIECE_BYTES, StateGiver, StateQuestion
 from liftpy.core.replication.epoch_validation import EpochVerdict, Lineage
 from liftpy.core.replication.phases import RoleName
 from liftpy.core.replication.replica import Replica
@@ -57,6 +56,8 @@ _E = pb.ReadResponse
 
 Chunks = Sequence[bytes | memoryview]
 Asker = TypeVar("Asker")
+GiveState = Callable[[int, int, int], tuple[int, int, int, bytes] | None]
+"""(end offset, position, most bytes) that are asked for -> (end offset, total bytes, position, data) of the piece; None: later."""
 """The way back to a reader: a reply subject, or what stands for one in a simulation."""
 _Told = TypeVar("_Told", contravariant=True)
 
@@ -244,8 +245,8 @@ class Reads(Generic[Asker]):
         self._counters = counters
         self._waiting: dict[int, _WaitingReader[Asker]] = {}
         self._next_id = 1
-        self.giver: StateGiver | None = None
-        """Of the state of producers and message ids; None: backups get none."""
+        self.give_state: GiveState | None = None
+        """None: backups get no state of producers and message ids."""
 
     @property
     def waiting_count(self) -> int:
@@ -408,19 +409,18 @@ class Reads(Generic[Asker]):
             head.borderPositions.extend(size.positions)
             if request.asksFiles and self._files is not None:
                 self._tell_files(request, self._files, head)
-        if request.asksState and self.giver is not None:
-            self._tell_state(request, self.giver, head)
+        if request.asksState and self.give_state is not None:
+            self._tell_state(request, self.give_state, head)
         head.endEpoch = self._epoch_below(end)
         self._send(asker, request, head)
 
-    def _tell_state(self, request: pb.ReadRequest, giver: StateGiver, head: pb.ReadResponse) -> None:
+    def _tell_state(self, request: pb.ReadRequest, give_state: GiveState, head: pb.ReadResponse) -> None:
         """A piece of what is known of producers and message ids, also of those whose records are gone [A16]."""
-        room = max(1, min(self._shell.max_payload - _HEADER_ROOM_BYTES, PIECE_BYTES))
-        piece = giver.give(StateQuestion(request.stateEnd, request.statePosition), room)
+        room = max(1, self._shell.max_payload - _HEADER_ROOM_BYTES)
+        piece = give_state(request.stateEnd, request.statePosition, room)
         head.stateLater, head.stateBytes = piece is None, 0
         if piece is not None:
-            head.stateBytes, head.stateEnd = piece.total_bytes, piece.end_offset
-            head.statePosition, head.stateData = piece.position, piece.data
+            head.stateEnd, head.stateBytes, head.statePosition, head.stateData = piece
 
     def _tell_files(self, request: pb.ReadRequest, files: OwnFiles, head: pb.ReadResponse) -> None:
         self._counters[FILES_TOLD] += 1
