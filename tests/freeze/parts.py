@@ -241,6 +241,7 @@ def _normal(text: str) -> str:
     text = re.sub(r"\b[0-9]{6}-[0-9a-f]{8,16}\b", "<uid>", text)
     text = re.sub(r"\b[0-9a-f]{16,32}\b", "<id>", text)
     text = re.sub(r"\bnats://[\w.:]+", "<nats>", text)
+    text = re.sub(r"\b[\w-]{16}(?=\.\d+\b)", "<message>", text)
     text = re.sub(r'"seconds": [\d.]+', '"seconds": <number>', text)
     return re.sub(r"\b\d+(?:\.\d+)? (ms|s)\b", r"<number> \1", text)
 
