@@ -125,7 +125,7 @@ def _gone(page: str) -> list[str]:
 
 
 def test_pages_name_nothing_that_is_gone() -> None:
-    wrong = [line for page in pages() if page != "CHANGELOG.md" for line in _gone(page)]
+    wrong = [line for page in pages() if page not in ("CHANGELOG.md", "docs/renamed.md") for line in _gone(page)]
     assert not wrong, "\n".join(wrong)
 
 
