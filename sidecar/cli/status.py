@@ -149,7 +149,7 @@ def _partition_row(p: dict[str, Any]) -> tuple[str, ...]:
 def _show_offline(console: Console, partitions: list[dict[str, Any]]) -> None:
     """Why partitions have no leader that waits for no node: what they wait for."""
     for p in partitions:
-        if text := why_offline(p["stream"], p["partition"], p["status"], p["isr"], p["incomplete"]):
+        if text := why_offline(p["stream"], p["partition"], p["status"], p["isr"], p.get("incomplete", ())):
             console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -196,15 +196,15 @@ def pieces_of_any_batch() -> Patches:
 
 
 def poison_raises() -> Patches:
-    real = columns.MessageReader._opened
+    real = columns.MessageDecoder._opened
 
-    def opened(self: columns.MessageReader, payload: bytes) -> Any:
+    def opened(self: columns.MessageDecoder, payload: bytes) -> Any:
         published = real(self, payload)
         if published is None:
             raise ValueError("poison")
         return published
 
-    return [method(columns.MessageReader, "_opened", opened)]
+    return [method(columns.MessageDecoder, "_opened", opened)]
 
 
 def any_reply_subject() -> Patches:

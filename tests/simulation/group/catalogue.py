@@ -74,9 +74,9 @@ MEMBERS = (
     ),
     PlantedBug(
         "nothing moves to who joins", "assignment.assign",
-        "kept = {name: have[stream][name][: share[name]] for name in readers[stream]}",
-        "share = {n: max(len(have[stream][n]), 0 if any(have[stream].values()) else share[n]) for n in share}\n"
-        "        kept = {name: have[stream][name][: share[name]] for name in readers[stream]}", 1, "G6",
+        "kept = {name: have[stream].get(name, [])[: share[name]] for name in readers[stream] if share[name]}",
+        "share = {n: max(len(have[stream].get(n, [])), 0 if any(have[stream].values()) else share[n]) for n in share}\n"
+        "        kept = {name: have[stream].get(name, [])[: share[name]] for name in readers[stream] if share[name]}", 1, "G6",
     ),
 )  # fmt: skip
 

@@ -53,7 +53,7 @@ def name(cluster: MemoryCluster) -> str:
 def consume(cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, until: Look, *words: str) -> int:
     """Run it until that is true, then press Ctrl-C; the exit code."""
 
-    def session(_: Any, work: Callable[[Client], Awaitable[None]]) -> None:
+    def session(_: Any, work: Callable[[Client], Awaitable[None]], **_named: Any) -> None:
         async def watched() -> None:
             async with cluster.client() as client, asyncio.timeout(60):
                 working = asyncio.ensure_future(work(client))
@@ -336,7 +336,7 @@ def test_what_a_group_can_not_do_is_refused(words: list[str], says: str, capsys:
 def test_a_queue_is_shown_with_the_workers_that_have_something(
     cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def session(_: Any, work: Callable[[Client], Awaitable[Any]]) -> Any:
+    def session(_: Any, work: Callable[[Client], Awaitable[Any]], **_named: Any) -> Any:
         async def done() -> Any:
             async with cluster.client() as client:
                 return await work(client)
@@ -361,7 +361,7 @@ def test_a_queue_is_shown_with_the_workers_that_have_something(
 def test_cursor_show_behind_the_log_start_counts_only_the_records_that_are_kept(
     cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def session(_: Any, work: Callable[[Client], Awaitable[Any]]) -> Any:
+    def session(_: Any, work: Callable[[Client], Awaitable[Any]], **_named: Any) -> Any:
         async def done() -> Any:
             async with cluster.client() as client:
                 return await work(client)
