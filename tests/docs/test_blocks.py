@@ -324,7 +324,7 @@ async def test_blocks_about_testing() -> None:
 
 
 ELSEWHERE = {
-    "ARCHITECTURE.md": "a simulated history; tests/simulation",
+    "tests/README.md": "a simulated history; tests/simulation",
     "docs/pipelines.md": "Spark; tests/integration/test_spark_*",
     "docs/spark.md": "Spark; tests/integration/test_spark_*",
     "docs/tutorial.md": "test_tutorial.py",
