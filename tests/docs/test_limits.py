@@ -167,7 +167,7 @@ LIMITS: dict[str, Iterable[str]] = {
     "free space at which a node with a full disk returns": [size(housekeeping.SPACE_AGAIN_BYTES)],
     "rate of the scrub": [size(int(str(defaults()["scrub_bytes_per_s"])))],
     "damaged segments that a partition keeps as evidence": [f"{recovery.DAMAGED_KEPT}"],
-    "partitions of one query": [f"{options.MAX_PARTITIONS:,}"],
+    "tasks of `minPartitions`": [f"{options.MAX_PARTITIONS:,}"],
     "rows of one task of an exactly-once write": [size(sink_options.DEFAULT_TASK_BYTES)],
     "rows of an Arrow batch": [f"{range_reader.MAX_ROWS:,} rows", size(range_reader.MAX_BYTES)],
     "size of a `writeId`": [],
