@@ -190,7 +190,10 @@ class DataFolder:
         try:
             version, identity = _identity_in(path.read_bytes())
         except (ValueError, TypeError, KeyError, AttributeError, OSError, InvalidNameError) as error:
-            raise CorruptionError(f"{path} can't be trusted ({error}); the folder's node must join under a new id") from None
+            raise CorruptionError(
+                f"{path} is damaged ({error}): delete the data directory {self.path} and start the node under the same id, and it "
+                "copies its replicas from the other nodes; records that only this node holds are lost then"
+            ) from None
         if version != _FORMAT:
             raise UnknownFormatError(f"{path} has format version {version}, this version reads {_FORMAT}")
         return identity

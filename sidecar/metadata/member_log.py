@@ -143,7 +143,10 @@ class MemberLog:
                 "no other controller holds what it knew, and an older copy of it would know of less than was acknowledged. Without "
                 "the folder the only controller begins anew, and knows of no stream; their records stay in the data folders"
             )
-        return "this node must join under a new node id"
+        return (
+            f"if a majority of the controllers runs without this node, delete {self._folder} and start the node under the same id; "
+            "else see the runbook controllers-lost"
+        )
 
     def _first_index(self) -> int:
         first = self.journal[0]

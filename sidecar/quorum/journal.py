@@ -271,8 +271,9 @@ class GroupJournal:
 
     def _damage(self, position: int, what: str = "") -> CorruptionError:
         return CorruptionError(
-            f"{self._path} is damaged at position {position}{what}: this member may have lost entries and must not vote; "
-            "remove its data folder and let it join under a new node id"
+            f"{self._path} is damaged at position {position}{what}: this member may have lost entries and must not vote; if a "
+            f"majority of the controllers runs without this node, delete {self._path.parent} and start the node under the same id; "
+            "else see the runbook controllers-lost"
         )
 
     def _replay_frame(self, records: memoryview, position: int) -> None:
