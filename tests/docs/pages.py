@@ -33,7 +33,8 @@ class Block:
 @cache
 def pages() -> dict[str, str]:
     """Path below the root -> text, of every page that tells what there is now (CHANGELOG.md tells of what was)."""
-    found = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "deploy").rglob("*.md"), *(ROOT / "tests").glob("*.md")]
+    found = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "deploy").rglob("*.md")]
+    found += [ROOT / "tests" / name for name in ("MEASURED.md", "README.md")]
     return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in sorted(set(found))}
 
 

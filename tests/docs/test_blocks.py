@@ -340,6 +340,6 @@ ELSEWHERE = {
 def test_each_page_with_python_runs_or_is_run_elsewhere() -> None:
     here = {
         "README.md", "docs/consuming.md", "docs/groups.md", "docs/queues.md", "docs/publishing.md", "docs/replicated-services.md",
-        "docs/testing.md",
+        "docs/testing.md", "tests/README.md",
     }  # fmt: skip
     assert {block.page for block in PYTHON} == here | set(ELSEWHERE)
