@@ -1,6 +1,6 @@
 """Blocks of the pages: commands are such, Python compiles and asks for what there is, and what can run without Spark runs, in memory.
 
-The tutorial's blocks run in test_tutorial.py, against real processes.
+The blocks of quickstart and tutorial run in test_tutorial.py, against real processes.
 """
 
 from __future__ import annotations
@@ -241,14 +241,18 @@ def block_of(page: str, beginning: str) -> Block:
 
 
 async def test_blocks_of_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with a_page(monkeypatch, "commands", "receipts") as page:
+    async with a_page(monkeypatch) as page:
         await run(block_of("README.md", "create_stream"), page)
         assert page.printed == ["0 b'one'"]
         await run(block_of("README.md", "client.producer"), page)
         assert await page.stored("orders") == [b"one", b"one", b"two", b"three"]
+
+
+async def test_block_about_calling_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with a_page(monkeypatch, "commands", "receipts") as page:
         page.cluster.serve(Bank, "bank", "commands", output_stream="receipts")
         await page.client.call_service("bank", "commands", b'{"id": "1", "do": "open", "account": "a"}')
-        answer = (await run(block_of("README.md", "call_service"), page))["answer"]
+        answer = (await run(block_of("docs/replicated-services.md", "call_service"), page))["answer"]
         assert json.loads(answer.value)["ok"]
 
 
@@ -327,11 +331,15 @@ ELSEWHERE = {
     "tests/README.md": "a simulated history; tests/simulation",
     "docs/pipelines.md": "Spark; tests/integration/test_spark_*",
     "docs/spark.md": "Spark; tests/integration/test_spark_*",
+    "docs/quickstart.md": "test_tutorial.py",
     "docs/tutorial.md": "test_tutorial.py",
 }
 """Pages whose blocks do not run here, and what does what they say."""
 
 
 def test_each_page_with_python_runs_or_is_run_elsewhere() -> None:
-    here = {"README.md", "docs/consuming.md", "docs/groups.md", "docs/queues.md", "docs/publishing.md", "docs/testing.md"}
+    here = {
+        "README.md", "docs/consuming.md", "docs/groups.md", "docs/queues.md", "docs/publishing.md", "docs/replicated-services.md",
+        "docs/testing.md",
+    }  # fmt: skip
     assert {block.page for block in PYTHON} == here | set(ELSEWHERE)

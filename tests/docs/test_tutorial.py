@@ -1,4 +1,4 @@
-"""The tutorial is what happens: each block runs, in order, against one cluster of its own, and says what the page says."""
+"""Runs each block of the tutorial and of the quickstart in order, on one cluster per page, and compares the output with the page."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 class Evaluator:
     """Of each kind of block; what a block ``python`` has printed is compared with the block ``text`` behind it."""
 
-    def __init__(self, reader: Reader, *, with_spark: bool) -> None:
+    def __init__(self, reader: Reader, page: str, *, with_spark: bool = False) -> None:
         self._reader = reader
+        self._page = page
         self._with_spark = with_spark
         self.said = ""
         self.evaluated: list[str] = []
@@ -44,7 +45,7 @@ class Evaluator:
         kept = [command for command, _ in commands(example.parsed) if not command.startswith(INSTALLING)]
         lines = example.parsed.splitlines(keepends=True)
         block = "".join(line for line in lines if not line.startswith("$ ") or line[2:].rstrip() in kept)
-        self._reader.console(block, f"tutorial.md:{example.line}")
+        self._reader.console(block, f"{self._page}:{example.line}")
         self.evaluated += kept
 
     def python(self, example: Example) -> None:
@@ -57,8 +58,22 @@ class Evaluator:
     def text(self, example: Example) -> None:
         if not self.said:
             return
-        compare(example.parsed, self.said, f"tutorial.md:{example.line}")
+        compare(example.parsed, self.said, f"{self._page}:{example.line}")
         self.evaluated.append("text")
+
+    def run_page(self) -> None:
+        names = ("console", "python", "text")
+        parsers = [CodeBlockParser(language=name, evaluator=getattr(self, name)) for name in names]
+        for example in Sybil(parsers=parsers).parse(DOCS / self._page).examples():
+            example.evaluate()
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_quickstart_says_what_happens(reader: Reader) -> None:
+    evaluator = Evaluator(reader, "quickstart.md")
+    evaluator.run_page()
+    assert evaluator.evaluated.count("python") == evaluator.evaluated.count("text") == 2
 
 
 @pytest.mark.processes
@@ -67,13 +82,8 @@ def test_the_tutorial(reader: Reader, request: pytest.FixtureRequest) -> None:
     """With Spark where tests/docs are asked for, not within the whole suite: a JVM of its own costs as much as all before it."""
     asked = any("tests/docs" in str(argument) for argument in request.config.args)
     with_spark = asked and not spark_problem()
-    evaluator = Evaluator(reader, with_spark=with_spark)
-    names = ("console", "python", "text")
-    page = Sybil(parsers=[CodeBlockParser(language=name, evaluator=getattr(evaluator, name)) for name in names]).parse(
-        DOCS / "tutorial.md"
-    )
-    for example in page.examples():
-        example.evaluate()
+    evaluator = Evaluator(reader, "tutorial.md", with_spark=with_spark)
+    evaluator.run_page()
     assert evaluator.evaluated.count("python") == evaluator.evaluated.count("text") == 2 + with_spark
     assert any(command.startswith("kill -9") for command in evaluator.evaluated)
 

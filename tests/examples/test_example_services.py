@@ -122,7 +122,7 @@ def test_a_state_from_any_snapshot_equals_a_replay_from_the_start(example: type[
 
 
 def test_the_till_has_what_the_world_outside_says(tmp_path: Path) -> None:
-    """As the README says that effects, ticks and their tests are."""
+    """As docs/replicated-services.md says that effects, ticks and their tests are."""
     test = ServiceTest(lambda: Till(str(tmp_path))).send(b"7 cents").advance(1).tick()
     test.run_effects().send(b"8 cents").run_effects().advance(1).tick()
     assert [output.value for output in test.outputs] == [
@@ -132,9 +132,9 @@ def test_the_till_has_what_the_world_outside_says(tmp_path: Path) -> None:
     ]
 
 
-def test_the_readmes_service_runs_as_it_is_printed() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    printed = readme[readme.index("# counter.py") :].split("```")[0]
+def test_service_of_the_page_runs_as_printed() -> None:
+    page = (Path(__file__).parents[2] / "docs/replicated-services.md").read_text()
+    printed = page[page.index("# counter.py") :].split("```")[0]
     names: dict[str, Any] = {}
     exec(compile(printed, "counter.py", "exec"), names)
     first, second = names["Counter"](), names["Counter"]()
@@ -144,9 +144,9 @@ def test_the_readmes_service_runs_as_it_is_printed() -> None:
     assert second.take_snapshot() == first.take_snapshot() == b"a=2\nb=1"
 
 
-def test_the_readmes_test_of_the_service_passes_as_it_is_printed(tmp_path: Path) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
+def test_unit_test_of_the_page_passes_as_printed(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/replicated-services.md").read_text()
     for name in ("counter.py", "test_counter.py"):
-        (tmp_path / name).write_text(readme[readme.index(f"# {name}\n") :].split("```")[0])
+        (tmp_path / name).write_text(page[page.index(f"# {name}\n") :].split("```")[0])
     (tmp_path / "run.py").write_text("import test_counter as t; t.test_a_word_is_forgotten_after_a_minute()")
     subprocess.run([sys.executable, "run.py"], cwd=tmp_path, check=True, timeout=120)

@@ -89,13 +89,13 @@ async def said_by(*words: str) -> bytes:
 
 async def test_the_bank_in_operation(service: Running) -> None:
     bench, customer = service.bench, Customer(service)
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    (printed,) = re.findall(r"liftpy (service call bank .*)", readme)
+    page = (Path(__file__).parents[2] / "docs/replicated-services.md").read_text()
+    (printed,) = re.findall(r"liftpy (service call bank .*)", page)
     assert (
         await said_by(*shlex.split(printed), "--timeout", "60", "--nats", bench.cluster.nats_url)
         == b'{"balance": 0, "id": "1", "ok": true}\n'
     )
-    (printed,) = re.findall(r"answer = (await client\.call_service\(\"bank\", .*)", readme)
+    (printed,) = re.findall(r"answer = (await client\.call_service\(\"bank\", .*)", page)
     client = SimpleNamespace(call_service=partial(bench.client.call_service, timeout_s=PATIENCE_S))
     found: dict[str, Any] = {}
     exec(f"async def call(client):\n    return {printed}", found)

@@ -252,9 +252,9 @@ def test_the_table_is_shown_and_says_what_is_done(capsys: pytest.CaptureFixture[
     said = capsys.readouterr().out
     assert "RestartPreventExitStatus=2 65 69 70 77" in said.replace("\n", " ").replace("  ", " ")
     assert all(f"{code}  " in said for code, _, _ in TABLE)
-    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/replicated-services.md").read_text()
     for code, again, _ in TABLE:
-        assert f"| {code} | {again} |" in readme
+        assert f"| {code} | {again} |" in page
 
 
 def test_the_command_refuses_outputs_without_a_stream_and_ends_as_the_table_says(
