@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -164,7 +165,19 @@ def test_nothing_is_asked_about_a_stream_that_does_not_exist(words: tuple[str, .
 
 
 def test_purge_drops_the_records_of_a_key_given_as_bytes(run: Run, name: str, cluster: MemoryCluster) -> None:
-    code, out, _ = run("stream", "purge", name, "--key", "\udce9", "--yes", "--wait", "--json")
+    done = threading.Event()
+
+    def keep_house() -> None:
+        while not done.wait(0.02):
+            cluster.keep_house()
+
+    keeper = threading.Thread(target=keep_house)
+    keeper.start()
+    try:
+        code, out, _ = run("stream", "purge", name, "--key", "\udce9", "--yes", "--wait", "--json")
+    finally:
+        done.set()
+        keeper.join()
     purged = json.loads(out)["purged"]
     assert (code, [(p["records"], p["of_records"], p["at_least"]) for p in purged]) == (0, [(5, 10, False)] * 2)
     assert held(cluster, name) == [ALL[1::2]] * 2

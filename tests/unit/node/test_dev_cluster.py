@@ -99,7 +99,7 @@ def test_each_node_is_started_with_what_is_its_own(count: int, controllers: str,
             assert environment["LIFTPY_NATS"] == urls.get(name, "nats://far:4")
             assert environment["LIFTPY_RACK"] == "r"
             assert environment["PYTHONUNBUFFERED"] == "1"
-            assert str(Path(dev_cluster.__file__).resolve().parent.parent) in environment["PYTHONPATH"]
+            assert str(Path(dev_cluster.__file__).resolve().parents[2]) in environment["PYTHONPATH"]
             assert made.dies_with == signal.SIGTERM
             assert made.options["start_new_session"], "Ctrl-C is for the parent"
             assert made.options["text"]
