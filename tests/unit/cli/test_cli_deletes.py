@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from liftpy.client import Client
+from liftpy.config import StreamConfig
 from liftpy.testing.memory import MemoryCluster, memory_cluster
 from sidecar.cli.main import main
 
@@ -49,7 +49,7 @@ def name(cluster: MemoryCluster) -> str:
     """A stream of two partitions with ten records each; the key of every other one is ``k``."""
     made = f"orders{next(_numbers)}"
     with cluster.sync_client() as client:
-        client.create_stream(made, f"shop.{made}", partitions=2)
+        client.create_stream(made, f"shop.{made}", partitions=2, config=StreamConfig(dedup_window_s=1.0))
         for number in range(RECORDS):
             for partition in (0, 1):
                 client.publish(made, b"%d" % number, partition=partition, key=b"k" if number % 2 else b"\xe9")
@@ -165,19 +165,7 @@ def test_nothing_is_asked_about_a_stream_that_does_not_exist(words: tuple[str, .
 
 
 def test_purge_drops_the_records_of_a_key_given_as_bytes(run: Run, name: str, cluster: MemoryCluster) -> None:
-    done = threading.Event()
-
-    def keep_house() -> None:
-        while not done.wait(0.02):
-            cluster.keep_house()
-
-    keeper = threading.Thread(target=keep_house)
-    keeper.start()
-    try:
-        code, out, _ = run("stream", "purge", name, "--key", "\udce9", "--yes", "--wait", "--json")
-    finally:
-        done.set()
-        keeper.join()
+    code, out, _ = run("stream", "purge", name, "--key", "\udce9", "--yes", "--wait", "--json")
     purged = json.loads(out)["purged"]
     assert (code, [(p["records"], p["of_records"], p["at_least"]) for p in purged]) == (0, [(5, 10, False)] * 2)
     assert held(cluster, name) == [ALL[1::2]] * 2
