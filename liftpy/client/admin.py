@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from liftpy.client.closest_replica import this_host
 from liftpy.client.placement_plans import PlacementPlan, PlacementWish, plan_from_pb
 from liftpy.client.retrying import retrying
 from liftpy.config import ALTERABLE, DefaultQuota, ReplicationConfig, SessionTimes, StreamConfig
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import check_data_subject, check_name, check_new_stream, check_uid
 from liftpy.core.base.partition import MoveReason, PartitionState, Pause
 from liftpy.core.metadata import codec

@@ -6,13 +6,13 @@ Batches travel whole, so the first one of an answer may begin before the wanted 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.wire.batch import Record, RecordBatch
 
 

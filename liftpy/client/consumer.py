@@ -15,7 +15,7 @@ import secrets
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, Literal
@@ -37,7 +37,6 @@ from liftpy.client.progress import (
 )
 from liftpy.client.range_size import RangeFacts, RangeFiles, facts_of, files_of
 from liftpy.client.retrying import retrying
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import check_uid, shown
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2

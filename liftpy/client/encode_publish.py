@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, ItemsView
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from liftpy.config import AckPolicy
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.envelope import POLICIES

@@ -20,7 +20,7 @@ import socket
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal, Protocol, cast
 
@@ -31,7 +31,6 @@ from liftpy.client.partition_sender import ProducerOptions
 from liftpy.client.positions import Position, Start
 from liftpy.client.service_commands import CommandAnswer
 from liftpy.client.stream_copy import CopyHome, Copying, PartitionFor, Transform
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import PartitionKey, check_name
 from liftpy.core.groups import limits
 from liftpy.core.groups.commands import decode_answer, encode_command, partition_of

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from liftpy.client.group import GroupRefusedError, name_of
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import PartitionKey, check_name
 from liftpy.core.groups.commands import decode_answer, decode_query_answer, encode_command, partition_of
 from liftpy.core.wire._pb import group_pb2 as pb

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from liftpy.client.batch_view import BatchSlice
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import PartitionKey
 
 

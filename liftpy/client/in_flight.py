@@ -10,9 +10,9 @@ import contextlib
 import itertools
 import secrets
 from collections import deque
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.errors import ConfigError, LiftError, NotFoundError, PublishRejectedError
 
 FIRST_WAIT_S = 0.05

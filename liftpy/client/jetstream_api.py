@@ -21,7 +21,7 @@ import json
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
 from itertools import zip_longest
@@ -30,7 +30,6 @@ from typing import Any, NamedTuple
 from liftpy.client.client import Client
 from liftpy.client.consumer import ReadOptions
 from liftpy.client.positions import Bounds
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import check_name
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.metadata.image import StreamImage

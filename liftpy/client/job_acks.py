@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Generic, Protocol, TypeVar
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.groups import limits
 from liftpy.core.wire._pb import group_pb2 as pb

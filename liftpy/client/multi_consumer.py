@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import repeat
 from typing import Any
@@ -19,7 +19,6 @@ from liftpy.client.batch_view import BatchSlice
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.iteration import Iteration
 from liftpy.client.positions import Position
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import check_name, is_internal, shown
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.wire.batch import Record

@@ -19,12 +19,11 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.observe.trace_context import first_marked
 from liftpy.core.publish.digest import RollingDigest
 from liftpy.core.publish.producer_state import after, distance

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from liftpy.client.encode_publish import Address, Addressing
@@ -16,7 +17,6 @@ from liftpy.client.in_flight import PublishAck
 from liftpy.client.partition_queue import BatchResult, PartitionQueue, ProducerBatch, Refusal
 from liftpy.client.retrying import retrying
 from liftpy.client.write_epoch import PlanChangedError, Repeat, Round, offset_in, partitions_in
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.publish.digest import RollingDigest
 from liftpy.core.wire import frames

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.wire._pb import cluster_pb2
 from liftpy.errors import ConfigError

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import operator
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal, SupportsIndex
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import NO_OFFSET, shown
 from liftpy.errors import ConfigError, OffsetOutOfRangeError
 

@@ -11,11 +11,10 @@ What retention takes meanwhile was at the far end of it: the reading ends there,
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.positions import Bounds, out_of_range
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import is_name
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2

@@ -30,7 +30,7 @@ import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Coroutine, Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Literal, Protocol
 
@@ -40,7 +40,6 @@ from liftpy.client.group import now_ns as _now_ns
 from liftpy.client.job_acks import MAX_RANGES, Settlements, gaps, ranges_of, settlement
 from liftpy.client.positions import Bounds
 from liftpy.client.queue_log import LogHome, QueueLog
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import PartitionKey, check_name
 from liftpy.core.groups import limits
 from liftpy.core.groups.commands import partition_of

@@ -6,8 +6,8 @@ A reader that splits a range at ``borders`` has no batch sent twice. They are ad
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import ProtocolError
 

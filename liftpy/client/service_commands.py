@@ -14,11 +14,11 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from liftpy.client.encode_publish import MESSAGE_ID, Address
 from liftpy.client.retrying import retrying
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.services.queries import ERROR_HEADER, NODE_HEADER
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2

@@ -6,8 +6,9 @@ answer.value, answer.position
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from liftpy.client.retrying import retrying
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import check_name
 from liftpy.core.services.queries import (
     AT_LEAST_HEADER,

@@ -21,10 +21,9 @@ sequence 100, digest d), leaves out its first 100 if their digest is d, and send
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.publish.digest import RollingDigest
 from liftpy.core.wire.columnar import RecordColumns
 from liftpy.core.wire.producer_note import MAX_PLAN, MAX_UID_BYTES, PLAN_SHIFT, SourcePosition

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 import ssl
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.wire.inboxes import check_inbox_prefixes
 from liftpy.core.wire.subjects import check_speaker
 from liftpy.errors import ConfigError

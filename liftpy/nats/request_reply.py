@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.errors import LiftError, NotAllowedError
 
 _MAX_DIGITS = 18

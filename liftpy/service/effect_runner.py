@@ -13,10 +13,10 @@ import math
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from liftpy.config import NS_PER_S
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.services.effects import Effect, result_headers, tick_headers
 from liftpy.core.services.machine import ServiceMachine
 from liftpy.core.services.outbox import MAX_OUTPUT_BYTES

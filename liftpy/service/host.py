@@ -16,13 +16,12 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from liftpy.client import Client, ReadOptions
 from liftpy.client.consumer import PartitionReader
 from liftpy.config import NS_PER_S
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.services.bad_records import Failing, SkipDecision
 from liftpy.core.services.machine import ServiceMachine
 from liftpy.core.services.outbox import Outbox

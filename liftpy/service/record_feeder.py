@@ -12,12 +12,12 @@ import logging
 import shlex
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 
 from liftpy.client.batch_view import BatchSlice, one_by_one
 from liftpy.client.consumer import PartitionReader
 from liftpy.client.progress import ReadProgress
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.services.bad_records import DecisionMissedError, Failing, Next, PoisonError, Unit, decided
 from liftpy.core.services.machine import ServiceMachine
 from liftpy.core.services.outbox import Outbox

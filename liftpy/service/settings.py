@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import check_name
 from liftpy.core.services.routing import MAX_ROUTES, Route
 from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES, check_inbox_prefixes

@@ -10,9 +10,9 @@ import contextlib
 import logging
 import time
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.services.snapshot import Identity
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import service_pb2 as pb

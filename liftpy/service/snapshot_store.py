@@ -18,9 +18,9 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.services.snapshot import Identity, Snapshot, decode
 from liftpy.core.services.state_comparison import DIGEST_SIZE_BYTES
 from liftpy.errors import CorruptionError, FolderLockedError, StorageError, UnknownFormatError

@@ -22,13 +22,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from liftpy.client.admin import Admin
 from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.positions import Bounds
 from liftpy.client.range_size import RangeFacts
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.image import StreamImage
 from liftpy.errors import LiftError, LogTruncatedError, NoClusterError, NotFoundError, OffsetOutOfRangeError, UnavailableError

@@ -14,11 +14,10 @@ import secrets
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Generator, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.progress import ReadProgress
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.wire import frames
 from liftpy.core.wire.batch import HEADER_SIZE_BYTES, parse_header
 from liftpy.errors import LiftError

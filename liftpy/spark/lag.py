@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.strict_json import load_json
 from liftpy.errors import ConfigError, LiftError
 from liftpy.spark.offsets import StreamOffsets

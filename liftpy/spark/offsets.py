@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import check_name, shown
 from liftpy.core.base.strict_json import load_json
 from liftpy.errors import ConfigError, NotFoundError

@@ -9,8 +9,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import check_name, shown
 from liftpy.core.base.strict_json import load_json
 from liftpy.errors import ConfigError, NotFoundError

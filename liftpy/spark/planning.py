@@ -21,10 +21,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from liftpy.client.range_size import RangeFacts
-from liftpy.core.base.dataclass import dataclass
 from liftpy.errors import ConfigError, DataLossError, OffsetOutOfRangeError
 from liftpy.spark.offsets import EARLIEST, LATEST, Bounds, OffsetSpec
 

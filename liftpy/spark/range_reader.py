@@ -14,14 +14,13 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
 from liftpy.client.batch_view import BatchSlice, one_by_one
 from liftpy.client.consumer import PartitionReader, ReadOptions
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.log.arrow import ARRAYS, Rows, fixed, timestamps_ns
 from liftpy.errors import DataLossError, LogTruncatedError, UnavailableError
 from liftpy.spark.failures import coded

@@ -19,14 +19,13 @@ import concurrent.futures
 import logging
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from liftpy.client.admin import Admin
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.positions import Bounds
 from liftpy.client.progress import ReadProgress
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.wire.batch import BatchHeader
 from liftpy.errors import DataLossError, NotFoundError, OffsetOutOfRangeError, ProtocolError, UnavailableError
 from liftpy.spark.planning import PlannedRange

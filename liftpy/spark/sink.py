@@ -19,6 +19,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import crc32c
 import pyarrow as pa
@@ -32,7 +33,6 @@ from pyspark.sql.types import StructType
 
 from liftpy.client.admin import Admin
 from liftpy.client.write_epoch import PlanChangedError, Round
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.wire.producer_note import MAX_PLAN
 from liftpy.errors import ConfigError, PublishRejectedError
 from liftpy.spark.failures import SourceError, coded

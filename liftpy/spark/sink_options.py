@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import check_published, shown
 from liftpy.errors import ConfigError
 from liftpy.spark.options import KAFKA, OPTIONS, Access, access_of, check_no_table, choice_of, seconds_of, whole_number_of

@@ -8,7 +8,7 @@ of their content. Without one, rows are sent as they come, and who runs the task
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -19,7 +19,6 @@ from liftpy.client.partition_sender import ManyReceipt, ProducerOptions
 from liftpy.client.producer import Producer, open_producer
 from liftpy.client.progress import BackwardProgress
 from liftpy.client.write_epoch import Round
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.wire.batch import RecordBatch
 from liftpy.core.wire.batch_columns import Columns
 from liftpy.core.wire.producer_note import ProducerNote, SourcePosition

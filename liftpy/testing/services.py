@@ -20,13 +20,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from liftpy.config import NS_PER_S
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.services.effects import Effect, result_headers, tick_headers
 from liftpy.core.services.machine import ServiceMachine
 from liftpy.core.services.outbox import Outbox, Output

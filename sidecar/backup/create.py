@@ -19,7 +19,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -43,7 +43,6 @@ from liftpy.core.backup.manifest import (
     writer_of,
 )
 from liftpy.core.backup.pieces import PIECE_BYTES, chained, kept_pieces, missing_files
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import PartitionKey, is_internal
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.snapshot import encode_snapshot

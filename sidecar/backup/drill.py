@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from liftpy.client import Client
 from liftpy.core.backup.manifest import Manifest
 from liftpy.core.backup.pieces import why_other_producers
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import CorruptionError
 from liftpy.spark.pipelines.replica_reads import Away, Damaged, ReplicaAddress, ReplicaReads

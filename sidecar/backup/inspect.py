@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from liftpy.core.backup.manifest import Manifest, backup_moment, is_backup_id
 from liftpy.core.backup.pieces import check_file, checked_batches, checked_state, doomed_backups, missing_files, unnamed_pieces
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.metadata.image import ClusterImage

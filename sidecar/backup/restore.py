@@ -29,7 +29,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -39,7 +39,6 @@ from liftpy.client.placement_plans import PlacementWish
 from liftpy.config import NO_QUOTA, NS_PER_MS, NS_PER_S, DefaultQuota, SessionTimes, StreamConfig
 from liftpy.core.backup.manifest import Manifest, StreamCopy
 from liftpy.core.backup.pieces import first_leader_epoch
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import PartitionKey, check_name, is_internal
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.placement import MANUAL

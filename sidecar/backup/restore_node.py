@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
-from liftpy.core.base.dataclass import dataclass
 from sidecar.dev.cluster import DevNode
 from sidecar.runtime.settings import Target, child_environment, credentials_environment, nats_environment, quiet_environment
 

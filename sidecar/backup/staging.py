@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from liftpy.config import StreamConfig
 from liftpy.core.backup.manifest import CHAIN_BYTES, PartitionCopy
 from liftpy.core.backup.pieces import checked_batches, checked_state, cut_batch, end_of, without_purged
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import Purge
 from liftpy.core.log.compaction_point import NEVER, Horizon

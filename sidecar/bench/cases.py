@@ -11,10 +11,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import nats
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.errors import UnavailableError
 from sidecar.bench.measuring import Figures, all_cpu_s, measured, measured_together
 from sidecar.bench.systems import OURS, STREAM, System

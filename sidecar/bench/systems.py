@@ -9,6 +9,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -19,7 +20,6 @@ import nats.js.api
 from nats.aio.client import Client
 
 from liftpy.client import connect
-from liftpy.core.base.dataclass import dataclass
 from liftpy.errors import ConfigError, UnavailableError
 from sidecar.bench.jetstream import JetStreamCluster
 from sidecar.bench.kafka import KafkaCluster, require_kafka

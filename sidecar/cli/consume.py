@@ -20,6 +20,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +30,6 @@ import click
 
 from liftpy.client import BatchSlice, Client, Consumer, GroupOptions, parse_start, parse_until
 from liftpy.client.group_part import GroupPart
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.wire.batch import Record
 from liftpy.errors import ConfigError
 from liftpy.nats.cancellation import end_tasks

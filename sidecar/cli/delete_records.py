@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import assert_never
 
@@ -15,7 +16,6 @@ import click
 
 from liftpy.client import Client
 from liftpy.client.positions import Before, Position, parse_start
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.purge import waits_for
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 from sidecar.cli.options import BYTES, connection_options, internal_option, json_option

@@ -8,7 +8,7 @@ import os
 import stat
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import BinaryIO
 
@@ -16,7 +16,6 @@ import click
 
 from liftpy.client import Client, PublishAck, Publisher, PublishOptions
 from liftpy.config import AckPolicy
-from liftpy.core.base.dataclass import dataclass
 from liftpy.errors import (
     LiftError,
     NoClusterError,

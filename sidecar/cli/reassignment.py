@@ -9,12 +9,12 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from liftpy.client import Client
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.reassignment_progress import Movement, Phase, movement_of, movements

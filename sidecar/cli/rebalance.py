@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import click
@@ -12,7 +12,6 @@ from rich.console import Console
 
 from liftpy.client import Client
 from liftpy.client.admin import MoveWish
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.partition import MoveReason, PartitionState, PartitionStatus
 from liftpy.core.metadata.controller.placements import facts_of
 from liftpy.core.metadata.image import ClusterImage

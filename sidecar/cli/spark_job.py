@@ -12,12 +12,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.errors import ConfigError
 from liftpy.spark.options import Access, access_of
 from liftpy.spark.session import is_local, local_session

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
@@ -19,7 +19,6 @@ from liftpy.client import Client, ReadOptions
 from liftpy.client.admin import DEFAULT_REPLICAS, check_min_isr
 from liftpy.client.placement_plans import PlacementPlan, PlacementWish
 from liftpy.config import NO_QUOTA, DefaultQuota, StreamConfig
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.partition import PartitionState, Purge
 from liftpy.core.base.purge import waits_for
 from liftpy.core.metadata.controller.unplaced_streams import why_it_waits

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
 import click
 
 from liftpy.config import ALTERABLE, Codec, FlushPolicy, StreamConfig
-from liftpy.core.base.dataclass import dataclass
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -17,7 +17,7 @@ import time
 import tty
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import click
@@ -26,7 +26,6 @@ from rich.live import Live
 from rich.text import Text
 
 from liftpy.client import Client
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.observe.cluster_health import DEGRADED, OK, Reason
 from liftpy.core.observe.cluster_model import HISTORY, Model, NodeRow, Watching
 from liftpy.core.observe.node_summary import NodeSummary

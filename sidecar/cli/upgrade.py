@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import click
 from rich.console import Console
 
 from liftpy.client import Client
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.metadata.feature_range import FeatureLevels
 from liftpy.core.metadata.features import FEATURES
 from sidecar.cli.health_nats import said_by

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import dataclass
 
 import nats
 import nats.errors
 from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import Client
-from liftpy.core.base.dataclass import dataclass
 from liftpy.errors import UnavailableError
 from sidecar.dev.cluster import DevCluster
 

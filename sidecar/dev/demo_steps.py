@@ -7,12 +7,11 @@ import contextlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from liftpy.client import Client
-from liftpy.core.base.dataclass import dataclass
 from liftpy.errors import DataLossError, LiftError, UnavailableError
 from sidecar.dev.demo_flights import Delays, mean_delays
 from sidecar.dev.demo_processes import LineProcess

@@ -22,13 +22,12 @@ import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from dataclasses import fields as fields_of
 from pathlib import Path
 
 import crc32c
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import PartitionKey, check_name
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.base.worker_assignment import WorkerShare

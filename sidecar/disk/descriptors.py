@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 import resource
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from liftpy.core.base.dataclass import dataclass
 
 if TYPE_CHECKING:
     from sidecar.disk.files import OpenMaps

@@ -32,7 +32,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,6 @@ from typing import Any
 from nats.aio.client import Client as NatsConnection
 
 from liftpy.client.consumer import PartitionReader, ReadOptions
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
 from liftpy.core.groups import limits

@@ -10,9 +10,8 @@ import logging
 import os
 import secrets
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.metadata.directory_identity import DirectoryIdentity
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.errors import StorageError, WrongDataDirectoryError

@@ -9,11 +9,10 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.metadata.controller.cluster_events import EventTrail, events_of
 from liftpy.core.metadata.controller.state_machine import ClusterFsm

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.errors import ConfigError
 from liftpy.nats.credentials import PROOFS, Credentials
 from sidecar.partition.replica_manager import Partitions

@@ -18,11 +18,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.log.log import Log
 from liftpy.core.log.scrub import confirmed, freshly_sealed, next_segment, scan_of

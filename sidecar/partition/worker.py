@@ -14,10 +14,10 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor as Pool
+from dataclasses import dataclass
 from functools import partial
 
 from liftpy.config import NS_PER_S, FlushMode, StreamConfig
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import Instruments, PublishTimes
 from liftpy.core.base.partition import HeldPartition, PartitionState

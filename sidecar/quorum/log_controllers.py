@@ -9,7 +9,8 @@ A node that joins a group which runs has another list to begin with, of the feed
 
 from __future__ import annotations
 
-from liftpy.core.base.dataclass import dataclass
+from dataclasses import dataclass
+
 from liftpy.core.metadata.controller_list import ControllerList, list_of
 from sidecar.quorum.codec import Entry
 

@@ -20,9 +20,8 @@ import logging
 import struct
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.wire.decode_errors import REFUSED
 from liftpy.errors import ProtocolError
 from sidecar.quorum.codec import MAX_NUMBER

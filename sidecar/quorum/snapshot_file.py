@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import crc32c
 from google.protobuf.message import DecodeError
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.metadata.controller_list import ControllerList, well_formed
 from liftpy.core.wire._pb import raft_pb2 as pb
 from liftpy.errors import CorruptionError, UnknownFormatError

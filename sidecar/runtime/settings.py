@@ -43,12 +43,11 @@ import os
 import string
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from liftpy.config import ReplicationConfig
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import check_name
 from liftpy.core.base.worker_assignment import MOST_WORKERS
 from liftpy.core.metadata.feature_range import FIRST

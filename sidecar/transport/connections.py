@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from liftpy.config import NS_PER_S
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.replication.inflight_limits import NodeIntake
 from liftpy.core.replication.node_connections import INGEST, REPLICATION, DataPath

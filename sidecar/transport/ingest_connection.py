@@ -25,11 +25,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import nats.errors
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.publish.ports import Refuser
 from liftpy.core.replication.inflight_limits import Gate, NodeIntake

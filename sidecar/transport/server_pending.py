@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.wire.subjects import SERVER_CONNECTIONS
 from sidecar.runtime import clock

@@ -9,9 +9,9 @@ nothing at random: a plan with noise is no promise.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import combinations
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.invariants import check
 from liftpy.core.replication.node_connections import INGEST, INGEST_GRACE_NS

@@ -14,14 +14,13 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from typing import Any, TypeVar
 
 from nats.aio.client import Client as NatsConnection
 from nats.aio.msg import Msg
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import NO_OFFSET
 from liftpy.core.log.file_ranges import spans_of
 from liftpy.core.log.log import Log

@@ -7,9 +7,8 @@ one comparison [D4, D5]. A chain is found by (LeaderEpoch, last offset), of whic
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.invariants import check
 from liftpy.core.wire.batch import BatchHeader
 from tests.sim.messages import key_of

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 from liftpy.config import AckPolicy
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.publish.state_transfer import StatePiece, StateQuestion
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.replication.quiescence import QuietFetch

@@ -14,9 +14,9 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.replication.node_connections import INGEST, REPLICATION
 from tests.sim.clock import MS, Clock, S
 

@@ -8,11 +8,10 @@ out, leaves all others what they were, in every seed.
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from liftpy.config import CommitPolicy, ReplicationConfig, StreamConfig
-from liftpy.core.base.dataclass import dataclass
 from tests.sim.clock import MS, S
 from tests.sim.network import Noise
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.errors import InvariantError
 from tests.sim import operations, pausing
 from tests.sim.availability import Availability

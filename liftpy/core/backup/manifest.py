@@ -22,10 +22,10 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import check_name, shown
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.errors import CorruptionError, InvalidNameError, UnknownFormatError

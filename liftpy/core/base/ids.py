@@ -7,8 +7,8 @@ A name becomes a NATS subject token and a folder name, so it is checked here, on
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.errors import InvalidNameError
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)

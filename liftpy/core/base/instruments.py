@@ -9,10 +9,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from liftpy.config import AckPolicy
-from liftpy.core.base.dataclass import dataclass
 
 LATENCY_S = tuple(0.00025 * 2**n for n in range(16))
 FAILOVER_S = tuple(0.01 * 2**n for n in range(12))

@@ -6,11 +6,10 @@ every replica of the partition knows it.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from liftpy.config import CommitPolicy, StreamConfig
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import PartitionKey
 
 

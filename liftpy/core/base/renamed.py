@@ -154,7 +154,6 @@ MODULES = {
     "liftpy.cluster.waiting": "liftpy.core.metadata.controller.unplaced_streams",
     "liftpy.cluster.watched": "liftpy.core.metadata.controller_metrics",
     "liftpy.cluster.wishes": "liftpy.core.metadata.controller.request_batcher",
-    "liftpy.dataclass": "liftpy.core.base.dataclass",
     "liftpy.event_groups": "liftpy.core.observe.timeline",
     "liftpy.figures_text": "liftpy.core.observe.page_model",
     "liftpy.glance": "liftpy.core.observe.node_summary",

@@ -19,9 +19,8 @@ A member with a static identity takes over what the member had that joined with 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.groups import limits
 from liftpy.core.groups.assignment import Place, assign
 from liftpy.core.groups.commands import uid_order

@@ -14,9 +14,8 @@ them is set forward.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.groups import limits
 from liftpy.core.groups.assignment import Place
 from liftpy.core.groups.commands import GroupCommandError, decode_command, uid_order

@@ -16,9 +16,9 @@ and says ``given_up``; the next heartbeat leaves it out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import Enum
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.groups import limits
 from liftpy.core.groups.limits import NS_PER_MS

@@ -26,10 +26,9 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.groups import limits
 from liftpy.core.groups.key_order import NO_KEY, KeyOrder
 from liftpy.core.groups.limits import NS_PER_MS

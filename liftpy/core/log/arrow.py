@@ -7,12 +7,12 @@ place), its ends shifted. ``to_arrow`` gives the log's own columns; ``ARRAYS`` t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.wire.batch import RecordBatch
 from liftpy.core.wire.batch_columns import BytesColumn
 

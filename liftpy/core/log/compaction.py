@@ -49,12 +49,11 @@ that is not done.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from liftpy.config import NS_PER_S, StreamConfig
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.partition import PartitionState, Purge
 from liftpy.core.log.segment import Segment, log_name
 from liftpy.core.log.storage import LogFile, Storage

@@ -19,8 +19,8 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.log.log import Log
 from liftpy.core.log.reading import segment_at
 from liftpy.core.log.segment import INDEX_INTERVAL_BYTES, Segment, log_name

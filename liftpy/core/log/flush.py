@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.log.rewrite_unflushed import mark_failed_flush
 from liftpy.core.log.small_files import SegmentSummary, encode_index
 from liftpy.core.log.storage import LogFile, Storage

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.log.compaction_point import HORIZON_NAME
 from liftpy.core.log.segment import Segment, index_name, log_name, walk
 from liftpy.core.log.small_files import (

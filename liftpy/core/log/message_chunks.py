@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from liftpy.core.base.dataclass import dataclass
+from dataclasses import dataclass
+
 from liftpy.core.log.log import Log
 from liftpy.core.wire.batch import parse_header
 from liftpy.core.wire.chunking import NOTHING, Held, Piece

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.invariants import check
 from liftpy.core.log.segment import INDEX_INTERVAL_BYTES, Segment, log_name
 from liftpy.core.wire.batch import BatchHeader, RecordBatch, build_filler, parse_header

@@ -25,9 +25,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.log.compaction_point import HORIZON_NAME
 from liftpy.core.log.rewrite_unflushed import FLUSH_FAILED_NAME, failed_flush, finish_splits, prove, seal
 from liftpy.core.log.segment import Segment, Walk, index_name, log_name, walk

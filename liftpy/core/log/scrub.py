@@ -12,8 +12,8 @@ that are mapped by readers or dirty stay in memory and are read from there; a de
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.log.log import Log
 from liftpy.core.log.segment import Segment, log_name
 from liftpy.core.log.storage import LogFile

@@ -5,9 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.log.small_files import IndexEntry, SegmentSummary
 from liftpy.core.log.storage import LogFile
 from liftpy.core.wire.batch import (

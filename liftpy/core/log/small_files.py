@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import crc32c
 import numpy as np
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.log.leader_epochs import NO_EPOCH, EpochCache
 from liftpy.core.log.storage import Storage
 from liftpy.errors import UnknownFormatError

@@ -24,11 +24,10 @@ voters n1 n2 n3 n4, leaving n3, committed by n1, n2, n4. At 86: voters n1 n2 n4.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from google.protobuf.message import DecodeError
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import check_name, shown
 from liftpy.core.metadata.feature_range import LevelRange
 from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES

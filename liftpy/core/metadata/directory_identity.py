@@ -15,10 +15,9 @@ on the bus before the next one registers (``predecessor.py``), and what the copy
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.metadata.image import NodeImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 

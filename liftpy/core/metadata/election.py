@@ -49,11 +49,10 @@ nothing. With it there are 2,000 promotions.
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
 from liftpy.config import NS_PER_MS, NS_PER_S, ReplicationConfig
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import MoveReason, PartitionState, PartitionStatus
 from liftpy.core.metadata.image import ClusterImage, LeaderReport, StreamImage

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
-
-from liftpy.core.base.dataclass import dataclass
 
 FIRST = 1
 """The level of an image that names none, and the only one of a node that says no range."""

@@ -18,9 +18,9 @@ replaced by 1..2 and heard; the level becomes 2. Somebody starts the old version
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from liftpy.config import ALTERABLE, ALTERABLE_AT_FIRST, NO_QUOTA, QUOTA_SETTINGS
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.metadata.feature_range import FIRST, LevelRange
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb

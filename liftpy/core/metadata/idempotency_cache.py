@@ -12,11 +12,9 @@ empties the window nor keeps it for ever, and hours without requests do not empt
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from immutables import Map
-
-from liftpy.core.base.dataclass import dataclass
 
 OPERATION_ID_SIZE_BYTES = 16
 MAX_OPERATIONS = 65_536

@@ -13,12 +13,11 @@ Derived and never encoded: two images that do not come from one another (one was
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from immutables import Map
 
 from liftpy.config import NO_QUOTA, AckPolicy, CommitPolicy, DefaultQuota, SessionTimes, StreamConfig
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import PartitionKey, is_internal
 from liftpy.core.base.partition import HeldPartition, PartitionState, PartitionStatus
 from liftpy.core.metadata.controller_list import ControllerList

@@ -10,12 +10,12 @@ image goes as a whole.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import zip_longest
 
 from immutables import Map
 
 from liftpy.config import DefaultQuota
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.image import ClusterImage, NodeImage, StreamImage

@@ -6,10 +6,9 @@ CountersMoved record at the end, so that nothing that an entry used can be used 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.base.purge import settled
 from liftpy.core.metadata.codec import partition_to_pb

@@ -6,10 +6,10 @@ the step to it, so that replay decides nothing.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
 from liftpy.config import DefaultQuota, SessionTimes, StreamConfig
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata import codec
 from liftpy.core.metadata.codec import config_from_pb, config_to_pb, quota_from_pb, quota_to_pb

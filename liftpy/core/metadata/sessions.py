@@ -36,8 +36,9 @@ either: nobody's session ends before the first heartbeat came, and from it on th
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from liftpy.config import NS_PER_MS, NS_PER_S, ReplicationConfig, SessionTimes
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 

@@ -14,11 +14,10 @@ overlaps with ``shop.eu`` and with ``shop.eu.2``, but not with ``shop.eu.3``.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from immutables import Map
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.wire.inboxes import token_allows
 
 ANY = "*"

@@ -9,10 +9,10 @@ What is wrong with a partition, in a word, and how urgent that is: lists of part
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from liftpy.config import StreamConfig
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.partition import PartitionState, PartitionStatus, Pause
 from liftpy.core.observe.node_summary import DRAINED, FENCED, NodeSummary
 

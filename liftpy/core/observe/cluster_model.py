@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.observe.cluster_health import ClusterVerdict, judge, leader_of, states
 from liftpy.core.observe.node_summary import NodeSummary, percentile
 

@@ -14,13 +14,13 @@ import binascii
 import sys
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isnan, nan
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.instruments import LATENCY_S
 
 SECONDS, TENS = 1, 10

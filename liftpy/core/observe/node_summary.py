@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.instruments import LATENCY_S
 from liftpy.core.base.strict_json import is_count
 

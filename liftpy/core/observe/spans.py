@@ -5,11 +5,10 @@ How many spans a node, or a client, may make: a token bucket. What does not fit 
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from liftpy.config import NS_PER_S
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.observe.trace_context import TraceContext
 
 Attributes = dict[str, str | int]

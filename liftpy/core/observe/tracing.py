@@ -15,12 +15,11 @@ A command of steps as one span, with one below it for each step: a backup, a res
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from liftpy.config import AckPolicy, Codec
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.observe.spans import Attributes, Span, SpanBudget, SpanTree
 from liftpy.core.observe.trace_context import SAMPLED, TRACEPARENT, TRACEPARENT_BYTES, TraceContext, parse_traceparent
 from liftpy.core.wire.batch import parse_batch

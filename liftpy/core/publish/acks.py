@@ -17,12 +17,12 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count, groupby
 from typing import Protocol
 
 from liftpy.config import AckPolicy
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import PublishTimes
 from liftpy.core.publish.dedup_window import Stored

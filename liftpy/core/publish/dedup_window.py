@@ -26,13 +26,13 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import NamedTuple
 
 import numpy as np
 
 from liftpy.config import NS_PER_S
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.publish.log_state_budget import NodeDerived, Share
 from liftpy.core.publish.log_state_part import NewBatch, cut_up, joined, numbers, packed, sliced
 from liftpy.core.wire.batch_columns import BytesColumn, HeadersColumn

@@ -17,9 +17,7 @@ repeats that it knows, and refuses ids that it does not, until what it let go is
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import field
-
-from liftpy.core.base.dataclass import dataclass
+from dataclasses import dataclass, field
 
 _OPEN_NUMERATOR, _OPEN_DENOMINATOR = 7, 8
 _UNBOUNDED = 1 << 62

@@ -10,11 +10,10 @@ Messages that came together, taken apart by whether somebody waits for an answer
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from liftpy.config import AckPolicy, Codec
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import PartitionKey, is_internal
 from liftpy.core.publish import jetstream_headers
 from liftpy.core.publish.acks import Envelope, Publishers

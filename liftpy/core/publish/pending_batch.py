@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from liftpy.config import Codec
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.instruments import PublishTimes
 from liftpy.core.publish.acks import Publishers
 from liftpy.core.publish.log_state_part import Numbering

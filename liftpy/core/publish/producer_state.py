@@ -34,12 +34,12 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 import crc32c
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.publish.digest import DIGEST_BYTES, RollingDigest
 from liftpy.core.publish.log_state_budget import NodeDerived, Share
 from liftpy.core.publish.log_state_part import NewBatch, joined

@@ -29,9 +29,8 @@ heard the message, and may store it as the next leader.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.log.log import Log
 from liftpy.core.publish.dedup_window import RecentIds

@@ -8,10 +8,9 @@ was heard after the log grew last) nobody has taken any of it, and it is the new
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.publish.message_decoder import RawMessage
 
 MESSAGE_BYTES = 240

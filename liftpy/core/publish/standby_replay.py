@@ -20,10 +20,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import repeat
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.log.log import Log
 from liftpy.core.publish.acks import Publishers
 from liftpy.core.publish.dedup_window import RecentIds, Stored

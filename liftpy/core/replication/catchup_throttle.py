@@ -18,10 +18,9 @@ risen. 10 ms by its bytes, 30 ms by its time: the next learner's turn begins at 
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from liftpy.config import NS_PER_S, ReplicationConfig
-from liftpy.core.base.dataclass import dataclass
 
 _TURNS_PER_S = 20
 """At least so many of a rate, so that turns are short where it is low."""

@@ -10,9 +10,9 @@ that came later, while a deposed one, and those that still follow it, have anoth
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.replication.log_offsets import LogOffsets
 
 

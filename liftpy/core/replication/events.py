@@ -13,11 +13,10 @@ makes a dozen of them for each publish.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeVar, dataclass_transform
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.partition import HeldPartition
 
 T = TypeVar("T")

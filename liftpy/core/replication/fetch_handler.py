@@ -15,7 +15,8 @@ other is woken, and fetches. Whoever waits for a second answer hears of a raised
 
 from __future__ import annotations
 
-from liftpy.core.base.dataclass import dataclass
+from dataclasses import dataclass
+
 from liftpy.core.log.leader_epochs import NO_EPOCH
 from liftpy.core.replication.effects import (
     AnswerWaiter,

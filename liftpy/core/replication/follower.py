@@ -43,8 +43,8 @@ are a batch. Both shells use it. A late or repeated piece of an earlier request 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.log.compaction_point import Horizon
 from liftpy.core.log.leader_epochs import NO_EPOCH

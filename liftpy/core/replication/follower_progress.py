@@ -7,8 +7,9 @@ Times are monotonic ns.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from liftpy.config import NS_PER_S
-from liftpy.core.base.dataclass import dataclass
 
 REACH_NS = 10 * NS_PER_S
 """Request ids follow the follower's clock: one may be as far ahead of the last one as time has gone by, and this much."""

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from liftpy.config import ReplicationConfig
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.replication.events import PublishesReceived
 
 RECORD_OVERHEAD_BYTES = 32

@@ -6,9 +6,8 @@ The core runs ahead of the disk by design: ``log_end_offset`` moves when an appe
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.invariants import check
 from liftpy.core.log.compaction_point import NEVER, Horizon
 from liftpy.core.log.leader_epochs import EpochCache

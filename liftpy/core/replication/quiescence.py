@@ -24,10 +24,9 @@ Pure: the shell ticks it, sends what ``due`` gives, and brings what came of it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from liftpy.config import NS_PER_S, ReplicationConfig
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import PartitionKey
 
 MAX_PER_QUESTION = 512

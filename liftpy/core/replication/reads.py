@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from liftpy.config import NS_PER_S
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import PartitionKey, shown
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.log.corruption_reports import READERS

@@ -27,10 +27,10 @@ Snapshot of a replica for status pages and tests: frozen values, read by nobody 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import assert_never
 
 from liftpy.config import ReplicationConfig
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.partition import PartitionState, PartitionStatus, Pause
 from liftpy.core.log.compaction_point import Horizon
 from liftpy.core.replication import events as ev

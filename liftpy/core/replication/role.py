@@ -22,10 +22,9 @@ what it has heard. Where all have lost the same there is nothing to hand over fo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import HeldPartition, PartitionState, PartitionStatus
 from liftpy.core.replication.catchup_throttle import CatchupThrottle

@@ -21,11 +21,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from statistics import median_low
 
 from liftpy.config import NS_PER_S, ReplicationConfig
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.replication.follower_progress import FollowerProgress
 
 _RECENT = 5

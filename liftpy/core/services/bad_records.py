@@ -22,9 +22,9 @@ dead-letter stream, and appends ``bank/17/5/``, at 40. All nodes wait at 17, rea
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from enum import Enum
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import check_name
 from liftpy.core.publish.jetstream_headers import asked_for
 from liftpy.core.services.service import ServiceFailedError

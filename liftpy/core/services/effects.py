@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.headers import SERVICE_EFFECT, SERVICE_TICK, Pairs
 from liftpy.errors import CorruptionError

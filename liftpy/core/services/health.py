@@ -17,10 +17,9 @@ moved. The code of the leader's node was old, and the others are at 40: the lead
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from liftpy.config import NS_PER_S
-from liftpy.core.base.dataclass import dataclass
 
 REPORT_EVERY_S = 1.0
 QUIET_ROUNDS = 2

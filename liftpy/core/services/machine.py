@@ -8,12 +8,11 @@ past it brings about. A snapshot is a function of the log alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from inspect import isawaitable
 from typing import Any
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.publish.jetstream_headers import first_refused
 from liftpy.core.services.bad_records import DecisionMissedError, OnError, PoisonError, Skips, Unit, decided, is_decision
 from liftpy.core.services.effects import MAX_NAME_BYTES, MAX_PENDING, MAX_PENDING_BYTES, Effect, Pending, effect_of, is_tick

@@ -31,9 +31,8 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections import deque
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.services.service import DivergedError
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.headers import OUTPUT_DIGEST, OUTPUT_ID, OUTPUT_NUMBER, OUTPUT_SERVICE, Pairs

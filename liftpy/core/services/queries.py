@@ -10,7 +10,8 @@ Goal: a wrong answer never, a late one is an error. Bounds: queries and their by
 
 from __future__ import annotations
 
-from liftpy.core.base.dataclass import dataclass
+from dataclasses import dataclass
+
 from liftpy.errors import LiftError
 
 AT_LEAST_HEADER = "Lift-At-Least"

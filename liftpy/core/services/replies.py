@@ -22,8 +22,8 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.wire.batch import Record
 from liftpy.errors import CorruptionError
 

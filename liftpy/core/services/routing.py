@@ -17,9 +17,8 @@ at the end of the alerts, and goes on from output 1.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.services.outbox import OutputConflictError
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.headers import OUTPUT_DIGEST, OUTPUT_ID, OUTPUT_NUMBER, OUTPUT_SERVICE, OUTPUT_TO, Pairs

@@ -33,10 +33,9 @@ A compacted stream takes no services: what compaction has removed is missing in 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from liftpy.config import NS_PER_S
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import PartitionKey, check_name
 from liftpy.core.services.health import Wellbeing
 from liftpy.core.services.state_comparison import MAX_POSITIONS, Difference

@@ -26,12 +26,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import crc32c
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import check_name
 from liftpy.core.services.bad_records import Unit
 from liftpy.core.services.effects import Pending

@@ -17,9 +17,8 @@ from nobody. 400 is taken from n2, or from n3 when n2 breaks off; then 500; 600 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.services.state_comparison import DIGEST_SIZE_BYTES
 
 MAX_OFFERS = 8

@@ -17,9 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import field
-
-from liftpy.core.base.dataclass import dataclass
+from dataclasses import dataclass, field
 
 MAX_POSITIONS = 16
 """Remembered of each service beside each node."""

@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from liftpy.config import NS_PER_S
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import check_name
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.headers import SERVICE_VERSION, Pairs

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence, Sized
+from dataclasses import dataclass
 from enum import Flag
 from itertools import accumulate, chain, pairwise, repeat
 from typing import Any
@@ -23,7 +24,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.errors import CorruptionError
 
 Headers = Sequence[tuple[str, bytes]]

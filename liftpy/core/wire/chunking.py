@@ -13,7 +13,8 @@ How large a record batch is: for who only moves pieces of one, and needs nothing
 
 from __future__ import annotations
 
-from liftpy.core.base.dataclass import dataclass
+from dataclasses import dataclass
+
 from liftpy.errors import ProtocolError
 
 HEADER_SIZE_BYTES = 64

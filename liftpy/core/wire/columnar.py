@@ -6,12 +6,12 @@ Arrow's buffers are such arrays already: offsets, bytes, validity. A batch is cu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from liftpy.config import Codec
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.wire.batch import Body, sized_body
 from liftpy.core.wire.batch_columns import BytesColumn, Columns, ColumnSet, HeadersColumn, laid_out_bytes, laid_out_headers
 from liftpy.errors import ConfigError

@@ -7,11 +7,11 @@ record that has no subject (it came in a producer's batch) fits no subject, one 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import check_subject, shown
 from liftpy.core.wire.batch import RecordBatch
 from liftpy.core.wire.batch_columns import BytesColumn, Mask

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.wire import envelope
 from liftpy.core.wire._pb import client_pb2, cluster_pb2, replication_pb2, service_pb2
 from liftpy.core.wire.chunking import Piece

@@ -13,9 +13,9 @@ subscribe to ``_INBOX.>``.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.wire.subjects import EVENTS_STREAM, GROUPS_INBOX, JETSTREAM_INBOX, SERVER_CONNECTIONS, data_subject
 
 RESPONSES_MAX = 1_000

@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.errors import ConfigError
 from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import coded

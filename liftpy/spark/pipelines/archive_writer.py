@@ -11,14 +11,13 @@ import json
 import os
 import uuid
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.strict_json import load_json
 from liftpy.errors import LiftError, NoSpaceError, StorageError
 from liftpy.spark.pipelines.naming import FileName, tag_of, temporary

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,7 +33,6 @@ from liftpy.client.admin import Admin
 from liftpy.client.consumer import PartitionReader, ReadOptions, read_range
 from liftpy.client.positions import Bounds
 from liftpy.client.progress import ReadProgress
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import is_internal
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.image import StreamImage

@@ -12,14 +12,13 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.log.arrow import to_arrow
 from liftpy.core.wire.batch import RecordBatch
 

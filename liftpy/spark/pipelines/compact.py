@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.errors import ConfigError, DataLossError, NotFoundError
 from liftpy.spark.catalog import Catalog
 from liftpy.spark.offsets import LATEST

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.errors import StorageError
 from liftpy.spark.pipelines.naming import DATA, end_mark, is_temporary, parse_file
 from liftpy.spark.pipelines.tables import Table

@@ -11,13 +11,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from liftpy.client.batch_view import BatchSlice
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.wire.batch_columns import BytesColumn, DictionaryColumn
 from liftpy.core.wire.columnar import ByteArray
 from liftpy.core.wire.partitioner import hashes_of_column

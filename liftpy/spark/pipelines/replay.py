@@ -15,7 +15,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,6 @@ from liftpy.client.admin import Admin
 from liftpy.client.partition_sender import ProducerOptions
 from liftpy.client.producer import Producer, open_producer
 from liftpy.client.write_epoch import Round
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import check_published
 from liftpy.errors import ConfigError, LiftError, NotFoundError, PublishRejectedError, StorageError
 from liftpy.spark.catalog import Catalog

@@ -12,12 +12,11 @@ import re
 import secrets
 import time
 from collections import deque
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from liftpy.client.positions import Bounds
 from liftpy.client.progress import bounds_of, check_head, must_agree
 from liftpy.client.retrying import retrying
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import RecordBatch, split_batches

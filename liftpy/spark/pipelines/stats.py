@@ -7,11 +7,11 @@ travels is a few sums for each.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from liftpy.client.batch_view import one_by_one
-from liftpy.core.base.dataclass import dataclass
 from liftpy.errors import ConfigError
 from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import coded

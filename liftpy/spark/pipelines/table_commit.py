@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.errors import ConfigError, DataLossError, FencedError, NotFoundError
 from liftpy.spark.pipelines.naming import batch_mark, end_mark, uid_mark
 

@@ -7,12 +7,12 @@ are all or nothing, with its marks (``committing.py``).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.spark.pipelines.table_commit import Commit
 
 FORMATS = {"delta": "deltalake", "iceberg": "pyiceberg"}

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.compaction_point import Horizon
 from liftpy.core.log.group_commit import GroupCommit

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from itertools import chain, islice
 from typing import Any
@@ -33,7 +33,6 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from liftpy.config import NS_PER_S
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.metadata.controller.requests import AskedBy, changes_nothing, kind_of

@@ -36,12 +36,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
 from liftpy.config import NS_PER_S, ReplicationConfig
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.controller.active_controller import ActiveController, joined
 from liftpy.core.metadata.controller.feature_negotiation import LevelBootstrap, levels_answer

@@ -23,8 +23,8 @@ the next batch, and so on; a partition whose follower reports again meanwhile st
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.base.purge import to_report

@@ -13,11 +13,11 @@ Constraint: the table is whole. A test compares its rows with the kinds of ``clu
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from liftpy.core.base.cooperative_apply import Steps, finished
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.metadata.controller import elections, nodes, partitions, reassign, settings, streams
 from liftpy.core.metadata.controller import nodes as controllers
 from liftpy.core.metadata.controller import partitions as pausing

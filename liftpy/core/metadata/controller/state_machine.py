@@ -8,12 +8,11 @@ it would guess.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from google.protobuf.message import DecodeError
 
 from liftpy.core.base.cooperative_apply import Steps
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.metadata.codec import stream_to_pb
 from liftpy.core.metadata.controller.request_batcher import decide_batch
 from liftpy.core.metadata.controller.requests import changes_nothing, decide, deciding_on, kind_of

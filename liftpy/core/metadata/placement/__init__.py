@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import isfinite
 from types import MappingProxyType
 
 from liftpy.core.base.cooperative_apply import Steps, finished
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.metadata.placement.facts import (
     NodeFacts,
     NoRoomError,

@@ -6,9 +6,9 @@ What placement says when a map can't be made.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from liftpy.core.base.cooperative_apply import Steps
-from liftpy.core.base.dataclass import dataclass
 from liftpy.errors import ConfigError
 
 Replicas = tuple[str, ...]

@@ -67,10 +67,10 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import ceil, floor
 
-from liftpy.core.base.dataclass import dataclass
 from liftpy.core.metadata.placement.facts import NodeFacts, Replicas, ordered
 
 Key = tuple[str, int]
