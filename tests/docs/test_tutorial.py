@@ -70,7 +70,7 @@ class Evaluator:
 
 @pytest.mark.processes
 @pytest.mark.timeout(300)
-def test_quickstart_says_what_happens(reader: Reader) -> None:
+def test_quickstart_commands_print_what_the_page_shows(reader: Reader) -> None:
     evaluator = Evaluator(reader, "quickstart.md")
     evaluator.run_page()
     assert evaluator.evaluated.count("python") == evaluator.evaluated.count("text") == 2

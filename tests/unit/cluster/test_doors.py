@@ -31,7 +31,7 @@ def test_every_kind_of_request_has_one_row() -> None:
 
 @pytest.mark.parametrize("door", RequestAcl)
 @pytest.mark.parametrize("name", sorted(REQUESTS))
-def test_what_this_version_does_not_know_of_is_refused_at_every_door(name: str, door: RequestAcl) -> None:
+def test_unknown_request_on_each_subject_is_rejected(name: str, door: RequestAcl) -> None:
     request = asked(name)
     getattr(request, name).MergeFromString(bytes.fromhex("c23e0161"))
     assert refusal(door, "n1", request).startswith("UNSUPPORTED: the request holds fields")
@@ -112,7 +112,7 @@ def test_a_kind_of_a_later_version_is_nobody_s() -> None:
 
 @pytest.mark.parametrize("name", NOT_READ)
 @pytest.mark.parametrize("door", list(RequestAcl))
-def test_nobody_speaks_for_somebody_else(door: RequestAcl, name: str) -> None:
+def test_request_in_the_name_of_another_node_is_rejected(door: RequestAcl, name: str) -> None:
     kind, request = REQUESTS[name], asked(name)
     whose = {RequestAcl.INFO: AskedBy.READERS, RequestAcl.ADMIN: AskedBy.OPERATORS, RequestAcl.NODE: AskedBy.NODES}[door]
     assert (refusal(door, "n1", request) == "") is (kind.asked_by is whose)

@@ -96,5 +96,5 @@ def test_where_its_replicas_are_is_said_as_of_any_other() -> None:
 
 
 @pytest.mark.parametrize("door", list(RequestAcl))
-def test_whoever_reads_may_need_the_stream_of_groups(door: RequestAcl) -> None:
+def test_reader_request_that_needs_the_groups_stream_is_accepted(door: RequestAcl) -> None:
     assert refusal(door, "n1", pb.ControlRequest(openGroups=pb.OpenGroups())) == ""

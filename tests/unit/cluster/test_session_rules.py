@@ -92,6 +92,6 @@ def test_a_folder_remembers_the_process_that_registered_last() -> None:
         ({"folderId": ""}, ProcessRelation.FOLLOWS),
     ],
 )
-def test_whose_process_it_is(request_: dict[str, Any], how: ProcessRelation) -> None:
+def test_registration_relates_to_the_process_before_it(request_: dict[str, Any], how: ProcessRelation) -> None:
     known = NodeImage(node_id="a", incarnation=3, folder_id="f", start=5, nonce=50, earlier_nonces=(30, 40))
     assert descent(known, pb.RegisterNode(**({"nodeId": "a", "folderId": "f"} | request_))) is how

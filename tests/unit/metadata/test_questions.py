@@ -49,7 +49,9 @@ def said_about(**fields: int) -> bytes:
         (TimeoutError(), None), (nats.errors.ConnectionClosedError(), None), (b"garbage", None),
     ],
 )  # fmt: skip
-async def test_what_an_accused_is_asked_and_what_it_comes_to(answer: bytes | Exception, testimony: ProbeResult | None) -> None:
+async def test_reported_leader_answer_decides_the_probe_result(
+    answer: bytes | Exception, testimony: ProbeResult | None
+) -> None:
     bus: Any = Bus(answer)
     assert await ask_accused(bus, Subjects(), QUESTION) is testimony
     [(subject, payload)] = bus.asked

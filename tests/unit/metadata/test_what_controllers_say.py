@@ -307,7 +307,9 @@ def witness(serves: bool, about: Any = None) -> bytes:
         (b"nothing", None),
     ],
 )
-async def test_what_an_accused_leader_says(answer: bytes | Exception, said: ProbeResult | None) -> None:
+async def test_controller_asks_a_reported_leader_and_gets_a_probe_result(
+    answer: bytes | Exception, said: ProbeResult | None
+) -> None:
     connection: Any = Asked(answer)
     assert await ask_accused(connection, Subjects("space"), QUESTION) is said
     ((subject, payload, timeout_s),) = connection.asked

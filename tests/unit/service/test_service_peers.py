@@ -65,7 +65,7 @@ def test_only_what_is_offered_and_agreed_on_is_taken_and_two_nodes_count_more_th
         (SnapshotRange(0, 400, 1), "those at 400 from 0 on"),
     ],
 )
-def test_what_was_tried_is_told_with_what_was_within_reach(reach: SnapshotRange, told: str) -> None:
+def test_snapshot_search_that_fails_names_the_sources_in_range(reach: SnapshotRange, told: str) -> None:
     search = PeerSearch()
     search.agreed({400: (A, 2), 600: (B, 1)})
     search.said("n3", "does not answer")
