@@ -86,6 +86,10 @@ class NodeViews:
         """Return once the metadata group is known to have a majority; raises NoMajorityError where it has none."""
         await self._admin.watch_majority()
 
+    async def check_majority(self) -> None:
+        """As ``watch_majority``, and return at once where no controller answers."""
+        await self._admin.watch_majority(is_patient=False)
+
     async def node_log_level(self, node_id: str, level: str, for_s: float, timeout_s: float = 2.0) -> dict[str, Any]:
         """Have a node log from ``level`` on for ``for_s``; needs an operator's rights. The answer may have an ``error``."""
         question = json.dumps({"level": level, "for_s": for_s}).encode()
