@@ -58,6 +58,11 @@ _UNITS = {
     help="Folder with Kafka's jars (`libs` of its distribution): measures Kafka too. Needs java.",
 )
 @click.option(
+    "--out",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Append each result to this file when it is measured, one JSON object per line.",
+)
+@click.option(
     "--plot",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     help="Write a picture of the ratios (PNG; needs matplotlib).",
@@ -74,6 +79,7 @@ def bench(
     publishers: int,
     nats_servers: str,
     kafka_jars: Path | None,
+    out: Path | None,
     plot: Path | None,
     as_json: bool,
 ) -> None:
@@ -83,6 +89,9 @@ def bench(
     each ack; so do jetstream-always and kafka-flushed; JetStream as it comes flushes every two minutes, liftbridge and kafka when the
     system does. Liftbridge takes part when its binary is on the PATH. Ratios are of one run: figures of two runs, or of two
     machines, say nothing beside each other. What else runs on the machine is in all of them: leave it alone.
+
+    A case that fails is named, and the run continues with the next one. Exit code 1: at least one case failed, or the run was
+    interrupted. Ctrl-C ends the run, and the report has what was measured before.
     """
     parts = [percent / 100 for percent in _numbers(loads, "--loads")]
     asked = Asked(seconds, _numbers(sizes, "--sizes"), _numbers(windows, "--windows"), publishers, parts)
@@ -94,13 +103,19 @@ def bench(
         if systems and (OURS not in systems or len(set(systems)) == 1):
             raise ConfigError(f"--plot compares {OURS} with others: give --system {OURS} and at least one more")
     wanted = {name: case for name, case in CASES.items() if not cases or name in cases}
-    found = report(named, wanted, asked, rounds, given, say)
-    if plot is not None:
+    found = report(named, wanted, asked, rounds, given, say, out)
+    if plot is not None and found["rows"]:
         draw(found, plot)
     if as_json:
         click.echo(json.dumps(found, indent=1))
     else:
         show(found, Console(file=sys.stdout))
+        for failure in found["failures"]:
+            click.echo(
+                f"failed: round {failure['round']}, {failure['system']}, case {failure['case']}: {failure['error']}", err=True
+            )
+    if found["failures"] or not found["is_complete"]:
+        raise SystemExit(1)
 
 
 def _numbers(text: str, option: str) -> tuple[int, ...]:
