@@ -26,6 +26,7 @@ UNREFERENCED = {
     "liftpy.nats.parser.StrictConnection._process_connect_init": _NATS,
     "liftpy.nats.parser.StrictConnection._process_info": _NATS,
     "liftpy.client.consumer.Consumer.getone": "for applications",
+    "liftpy.client.consumer.Consumer.has_missed_tombstones": "for applications",
     "liftpy.client.client.Client.consume_many": "for applications",
     "liftpy.client.factories.Processing.processing": "for applications",
     "liftpy.client.sync.SyncClient.processing": "for applications",

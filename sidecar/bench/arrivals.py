@@ -18,6 +18,7 @@ import nats.js.api
 
 from liftpy.client import connect
 from sidecar.bench.open_loop import SMALLEST_BYTES, STAMP, quantiles
+from sidecar.runtime.tasks import attended
 
 _STAMPED = re.compile(rb"\r\nT(\d{19})")
 _INBOX = "_INBOX.arrivals"
@@ -80,10 +81,10 @@ async def run(port: int, stream: str, system: str) -> dict[str, float]:
         SystemExit: the system ended the reading.
     """
     found, loop = Arrivals(), asyncio.get_running_loop()
-    reading = asyncio.ensure_future((read_ours if system == "liftpy" else read_jetstream)(port, stream, found))
+    reading = attended((read_ours if system == "liftpy" else read_jetstream)(port, stream, found))
     is_over = asyncio.Event()
     loop.add_reader(sys.stdin, is_over.set)
-    waiting = asyncio.ensure_future(is_over.wait())
+    waiting = attended(is_over.wait())
     await asyncio.wait({reading, waiting}, return_when=asyncio.FIRST_COMPLETED)
     loop.remove_reader(sys.stdin)
     has_ended = reading.done()
