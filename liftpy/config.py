@@ -213,7 +213,7 @@ class StreamConfig:
     """Of payload and headers as they were sent, of each record where a batch was; 0: what a log takes."""
     optimistic_concurrency: bool = False
     """Each publish names the offset that it expects; one that names none is refused."""
-    max_held_s: float = 0.0
+    min_isr_hold_timeout_s: float = 0.0
     """What nobody waits for is held so long at most while the ISR is too short to commit, then dropped and counted; 0: as long as there
     is room."""
     max_per_subject: int = 0
@@ -241,7 +241,7 @@ class StreamConfig:
                 "delete_retention_s": (0, 100 * year_s),
                 "dedup_window_s": (0, 86_400.0),
                 "max_message_bytes": (0, 1 << 31),
-                "max_held_s": (0, year_s),
+                "min_isr_hold_timeout_s": (0, year_s),
                 "max_per_subject": (0, 1 << 31),
                 **{f"quota_{name}": bounds for name, bounds in _QUOTA_BOUNDS.items()},
             },
@@ -292,7 +292,7 @@ ALTERABLE_AT_FIRST = (
     "read_only",
     "max_message_bytes",
     "optimistic_concurrency",
-    "max_held_s",
+    "min_isr_hold_timeout_s",
     "retention_age_s",
     "retention_bytes",
     "retention_records",
@@ -311,7 +311,7 @@ REFUSED_BY = ("read_only", "max_message_bytes", "optimistic_concurrency")
 class ReplicationConfig:
     """Time-outs and bounds of replication on one node; the defaults are the protocol's."""
 
-    heartbeat_s: float = 0.25
+    heartbeat_interval_s: float = 0.25
     """How often a node tells the metadata leader that it is there."""
     session_s: float = 2.0
     """A node that is not heard for so long is fenced: what it leads gets other leaders."""
@@ -324,11 +324,11 @@ class ReplicationConfig:
     """A follower that has not been at the leader's log end for so long leaves the ISR."""
     max_lag_records: int = 0
     """The same by records that it is behind; 0: by time alone."""
-    probe_after: float = 0.3
+    follower_ping_delay_s: float = 0.3
     """Seconds that followers may hold HW back in silence before the leader asks the bus whether they are there; 0: never."""
     max_idle_wait_s: float = 1.0
     """A follower with nothing to fetch asks again after so long, if nobody wakes it before."""
-    quiet_rounds: int = 2
+    idle_polls_before_quiet: int = 2
     """Fetches in a row that bring no news, an idle wait apart, after which a follower's partition is quiet: it is asked for together
     with others, or more seldom. With 1 a busy one would come and go with every record."""
     fetch_timeout_s: float = 1.0
@@ -341,14 +341,14 @@ class ReplicationConfig:
     """A candidate that shows no progress for so long is passed over."""
     replication_max_bytes: int = 1024 * 1024 - 4096
     """Of batches in one answer to a follower; never more than NATS's ``max_payload`` lets through."""
-    hw_checkpoint_s: float = 1.0
+    hw_checkpoint_interval_s: float = 1.0
     """How often the high watermark is written to the disk."""
     notice_interval_s: float = 1.0
     """How often a leader tells followers that do not ask who leads."""
     ingest_buffer_bytes: int = 256 * 1024 * 1024
     """Of publishes that a node has read and not stored: two million of 100 bytes, some seconds of what it stores. A server itself
     holds 64 MiB for a connection, and cuts it then. Half of it may be held back for partitions that can't take what came."""
-    ingest_late_s: float = 1.0
+    max_queue_delay_s: float = 1.0
     """When something has waited unread for longer, publishes that somebody waits for are refused, before clients take silence for a
     loss and send again; while that lasts already beyond an eighth of it. So they are while answers go out, and all of them later
     than that (``liftpy/core/publish/queue_delay.py``)."""
@@ -360,20 +360,20 @@ class ReplicationConfig:
     """What a leader may have appended and not committed, of one partition; more is held back. It lies in the log, not in memory."""
     node_unreplicated_bytes: int = 512 * 1024 * 1024
     """The same for all partitions that a node leads."""
-    dedup_bytes: int = 64 * 1024 * 1024
+    partition_message_id_bytes: int = 64 * 1024 * 1024
     """Of memory for the message ids within a partition's window: some 350,000 of 36 bytes, 120,000 where each is a batch of its own.
     A leader takes new ones up to seven eighths of it, and refuses more."""
-    producer_bytes: int = 32 * 1024 * 1024
+    partition_producer_bytes: int = 32 * 1024 * 1024
     """Of memory for the producers of a partition: some 20,000. Beyond it no new one is taken."""
     producer_expiry_s: float = 86_400.0
     """A producer that has sent nothing for so long, of the log's time, is forgotten."""
-    subjects_bytes: int = 64 * 1024 * 1024
+    partition_subject_index_bytes: int = 64 * 1024 * 1024
     """Of memory for the last offset of each subject of a partition, where publishers expect last sequences of subjects: some 360,000
     subjects of 40 bytes. With more, such publishes are refused."""
-    node_derived_bytes: int = 512 * 1024 * 1024
+    node_dedup_state_bytes: int = 512 * 1024 * 1024
     """Of memory for the message ids, producers and subjects of all partitions of a node. A leader takes new ones up to seven eighths
     of it, and refuses more (``liftpy/core/publish/log_state_budget.py``)."""
-    state_checkpoint_s: float = 60.0
+    state_checkpoint_interval_s: float = 60.0
     """How often what is derived from a log (message ids, producers, subjects) is written beside it, where the log has grown enough."""
     state_checkpoint_bytes: int = 64 * 1024 * 1024
     """When a log has grown by so much it is written before that; more where it is large."""
@@ -395,30 +395,30 @@ class ReplicationConfig:
     slow_flush_time_s: float = 5.0
     """Spent in slow flushes, by two of them at least: then a follower leaves the ISR, if ``min.isr`` members and two stay, and a leader
     hands over to a member that is fast."""
-    slow_flush_out_s: float = 20.0
+    slow_flush_isr_backoff_s: float = 20.0
     """After its last slow flush such a follower may come back; twice as long each time, up to 16 times, if it is slow again soon."""
     hung_flush_s: float = 30.0
     """A flush, or a stored HW, that takes so long does not end any more: the node says that it is not live."""
-    leader_rest_s: float = 120.0
+    min_leadership_s: float = 120.0
     """A leadership, but for a stream's first one, lasts at least so long before a leader makes way for its slow disk."""
     service_grace_s: float = 5.0
     """A replicated service may be ill beside the leader for so long before the leadership goes to where it is well."""
-    service_ended_s: float = 86_400.0
+    service_ended_retention_s: float = 86_400.0
     """How long a node shows that a replicated service has ended which nobody has stopped, in status, health and metrics. A service that
     comes back is shown no longer."""
-    service_hold_bytes: int = 1024 * 1024 * 1024
+    service_log_retention_bytes: int = 1024 * 1024 * 1024
     """What retention leaves in a log, beyond what it would, for services whose newest snapshot is older; 0: nothing."""
-    copy_bytes_per_second: int = 32 * 1024 * 1024
+    copy_bytes_per_s: int = 32 * 1024 * 1024
     """How fast the learners of a node copy at most, all together; what partitions grow meanwhile does not count (``copying.py``). 0: as
     fast as they can."""
-    copy_share: float = 0.2
+    copy_duty_cycle: float = 0.2
     """Of the time, that goes by with what they copy on its way, or in its flush; the rest is for others. The busier the machines, the
     slower a copy; 1: it never yields."""
-    copy_least_bytes_per_second: int = 4 * 1024 * 1024
+    copy_min_bytes_per_s: int = 4 * 1024 * 1024
     """So fast a copy stays, whatever its share; 0: as slow as it gets."""
-    copy_piece_bytes: int = 128 * 1024
+    copy_fetch_bytes: int = 128 * 1024
     """What a learner asks for at a time, beside what its partition grows by; a larger batch comes as a whole."""
-    preferred_leaders_every: float = 0.0
+    preferred_leader_interval_s: float = 0.0
     """Seconds between looks for partitions that could go back to their preferred leader; 0: only by command."""
     replacement_grace_s: float = 300.0
     """A node that has been down for so long has its replicas made anew on others; 0: never, unless it is drained. Counted by the
@@ -430,51 +430,51 @@ class ReplicationConfig:
     events_stream: bool = False
     """The metadata leader keeps what happened in the cluster in the stream ``_liftpy-events``, not in memory alone; the same on all
     controllers."""
-    copies_at_once: int = 64
+    max_copies: int = 64
     """Replicas that are copied to other nodes at a time, in the whole cluster."""
-    copies_per_node: int = 8
+    max_copies_per_node: int = 8
     """Of them into one node, and the same number from one node."""
 
     def __post_init__(self) -> None:
-        times = {f.name: (0.001, 3600.0) for f in fields(self) if f.name.endswith("_s")}
-        days = {"replacement_grace_s": (0, 30), "service_ended_s": (0, 30), "producer_expiry_s": (1 / 86_400, 365)}
-        _bounded(self, times | {name: (low * 86_400.0, high * 86_400.0) for name, (low, high) in days.items()})
+        days = {"replacement_grace_s": (0, 30), "service_ended_retention_s": (0, 30), "producer_expiry_s": (1 / 86_400, 365)}
         _bounded(
             self,
             {
+                **{f.name: (0.001, 3600.0) for f in fields(self) if f.name.endswith("_s")},
+                **{name: (low * 86_400.0, high * 86_400.0) for name, (low, high) in days.items()},
                 "groups_partitions": (1, 1000),
                 "groups_replicas": (0, 32),
-                "copies_at_once": (1, 10_000),
-                "copies_per_node": (1, 1000),
+                "max_copies": (1, 10_000),
+                "max_copies_per_node": (1, 1000),
                 "max_lag_records": (0, 1 << 62),
                 "slow_flush_factor": (0, 1e6),
-                "probe_after": (0, 3600.0),
-                "quiet_rounds": (1, 1 << 20),
+                "follower_ping_delay_s": (0, 3600.0),
+                "idle_polls_before_quiet": (1, 1 << 20),
                 "replication_max_bytes": (4096, 64 << 20),
                 "ingest_buffer_bytes": (8192, 16 << 30),
                 "ingest_queue_bytes": (512, 4 << 30),
                 "unreplicated_bytes": (512, 4 << 30),
                 "node_unreplicated_bytes": (512, 16 << 30),
                 "ingest_queue_records": (16, 1 << 26),
-                "copy_bytes_per_second": (0, 64 << 30),
-                "copy_share": (0.001, 1.0),
-                "copy_least_bytes_per_second": (0, 64 << 30),
-                "copy_piece_bytes": (4096, 64 << 20),
-                "dedup_bytes": (4096, 16 << 30),
-                "producer_bytes": (4096, 16 << 30),
-                "subjects_bytes": (4096, 16 << 30),
-                "node_derived_bytes": (512, 64 << 30),
-                "state_checkpoint_s": (0.01, 86_400.0),
+                "copy_bytes_per_s": (0, 64 << 30),
+                "copy_duty_cycle": (0.001, 1.0),
+                "copy_min_bytes_per_s": (0, 64 << 30),
+                "copy_fetch_bytes": (4096, 64 << 20),
+                "partition_message_id_bytes": (4096, 16 << 30),
+                "partition_producer_bytes": (4096, 16 << 30),
+                "partition_subject_index_bytes": (4096, 16 << 30),
+                "node_dedup_state_bytes": (512, 64 << 30),
+                "state_checkpoint_interval_s": (0.01, 86_400.0),
                 "state_checkpoint_bytes": (4096, 1 << 40),
                 "standby_bytes": (512, 4 << 30),
                 "node_standby_bytes": (512, 16 << 30),
                 "batch_max_bytes": (4096, 64 << 20),
                 "batch_max_records": (1, 65_536),
-                "preferred_leaders_every": (0, 86_400.0),
+                "preferred_leader_interval_s": (0, 86_400.0),
             },
         )
-        if not self.heartbeat_s < self.lease_s < self.session_s:
-            raise ConfigError("heartbeat_s < lease_s < session_s must hold: a leader gives up before it is replaced")
+        if not self.heartbeat_interval_s < self.lease_s < self.session_s:
+            raise ConfigError("heartbeat_interval_s < lease_s < session_s must hold: a leader gives up before it is replaced")
         check_session_times(*self._session_ms)
         if not self.max_idle_wait_s < self.max_lag_time_s:
             raise ConfigError("max_idle_wait_s must be below max_lag_time_s, or idle followers would leave the ISR")

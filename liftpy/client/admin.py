@@ -20,9 +20,10 @@ from liftpy.client.retrying import retrying
 from liftpy.config import ALTERABLE, DefaultQuota, ReplicationConfig, SessionTimes, StreamConfig
 from liftpy.core.base.ids import check_data_subject, check_name, check_new_stream, check_uid
 from liftpy.core.base.partition import MoveReason, PartitionState, Pause
+from liftpy.core.base.renamed import SETTINGS
 from liftpy.core.metadata import codec
 from liftpy.core.metadata.batch_limits import MAX_BATCH_BYTES, SENT_TOGETHER
-from liftpy.core.metadata.codec import camel_case, config_to_pb, quota_from_pb, times_from_pb
+from liftpy.core.metadata.codec import config_to_pb, quota_from_pb, times_from_pb, wire_name
 from liftpy.core.metadata.describe import ClusterPages, StreamPages
 from liftpy.core.metadata.feature_range import FeatureLevels, said
 from liftpy.core.metadata.image import ClusterImage, NodeImage, StreamImage
@@ -505,13 +506,15 @@ class Admin:
         check_name(name, "stream")
         fixed = sorted(set(settings) - set(ALTERABLE))
         if fixed:
+            if fixed[0] in SETTINGS:
+                raise ConfigError(f"the setting {fixed[0]} is now called {SETTINGS[fixed[0]]}")
             raise ConfigError(f"{', '.join(fixed)}: of a stream that is there, only {', '.join(ALTERABLE)} can be changed")
         wish = cluster_pb2.AlterStream(
             name=name, uid=check_uid(uid), replicationFactor=_count(replication_factor, "replicas"), dryRun=dry_run
         )
         if settings:
             wish.config.CopyFrom(config_to_pb(StreamConfig(**settings)))
-            wish.changed.extend(map(camel_case, sorted(settings)))
+            wish.changed.extend(map(wire_name, sorted(settings)))
         if config_version is not None:
             wish.configVersion = config_version
         until_s = asyncio.get_running_loop().time() + min(_LIVE_S, self._deadline_s)

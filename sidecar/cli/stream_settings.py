@@ -73,9 +73,9 @@ SETTINGS = (
         "Refuse a publish that does not name the offset it expects.",
     ),
     Setting(
-        "max_held_s",
+        "min_isr_hold_timeout_s",
         "--max-held",
-        "max_held_s",
+        "min_isr_hold_timeout_s",
         "Drop, and count, a plain publish held longer than so many seconds while the ISR is short; 0: hold it.",
     ),
     Setting(

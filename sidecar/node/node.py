@@ -340,7 +340,7 @@ class Node:
             )
 
     def _read_tools(self, links: Links) -> ReadTools:
-        host = this_host() if self.settings.offer_files else ""
+        host = this_host() if self.settings.local_file_reads else ""
         return ReadTools(
             links.reads, self.subjects, self._inboxes, self._timers, self.counters, self._memory.reads, self.instruments, host
         )
@@ -369,7 +369,7 @@ class Node:
             intake=self._memory.intake,
             heard=self._memory.heard,
             room=self._memory.room,
-            derived=NodeDerived(settings.replication.node_derived_bytes),
+            derived=NodeDerived(settings.replication.node_dedup_state_bytes),
             copy_pace=pace_of(settings.replication),
             clocks=ClockWatch(settings.node_id, bus, self.subjects, group, self.counters),
             drops=self._drops,
@@ -412,7 +412,9 @@ class Node:
             self.status.answers.share = self.share
         self.status.listen(bus, self.subjects, (self._inboxes, self._node_inboxes))
         self.status.begin_history()
-        self._housekeeping = Housekeeping(self.partitions, settings.replication.hw_checkpoint_s, folder.path, self.repair)
+        self._housekeeping = Housekeeping(
+            self.partitions, settings.replication.hw_checkpoint_interval_s, folder.path, self.repair
+        )
         self._housekeeping.start()
         self._scrub.start()
 

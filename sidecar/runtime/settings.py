@@ -14,13 +14,13 @@ The file::
     weight = 1.0                            # LIFTPY_WEIGHT, --weight; this node's share of partitions, where placement weighs
     status_port = 0                         # LIFTPY_STATUS_PORT; loopback page and metrics, 0: any free port, -1: off
     probe_listen = ""                       # LIFTPY_PROBE_LISTEN; HOST:PORT of another address for probes and metrics, such as a pod's
-    page_hosts = []                         # LIFTPY_PAGE_HOSTS; names under which the page may be asked for, beside those of loopback
-    scrub_bytes_per_s = 1048576             # LIFTPY_SCRUB_BYTES_PER_S; how fast the logs are read back and checked, 0: never
+    dashboard_hostnames = []                # LIFTPY_DASHBOARD_HOSTNAMES; names under which the page may be asked for, beside those of
+    loopback scrub_bytes_per_s = 1048576             # LIFTPY_SCRUB_BYTES_PER_S; how fast the logs are read back and checked, 0: never
     inbox_prefixes = ["_INBOX*."]           # LIFTPY_INBOX_PREFIXES; only these are answered; *: nothing, or _x or -x
     jetstream_api = ""                      # LIFTPY_JETSTREAM_API, --jetstream-api: domain of JetStream's read API; "": not answered
-    host_groups = true                      # LIFTPY_HOST_GROUPS; false: the coordinators of consumer groups run elsewhere
-    offer_files = false                     # LIFTPY_OFFER_FILES; true: readers on this host may be told where the segment files are
-    elections = true                        # LIFTPY_ELECTIONS; false: a partition waits for its leader to come back
+    run_group_coordinators = true           # LIFTPY_RUN_GROUP_COORDINATORS; false: the coordinators of consumer groups run elsewhere
+    local_file_reads = false                # LIFTPY_LOCAL_FILE_READS; true: readers on this host may be told where the segment files
+    are elections = true                        # LIFTPY_ELECTIONS; false: a partition waits for its leader to come back
     bootstrap_majority = false              # --bootstrap-majority; for one start: controllers that are missing have never been any
     metrics_streams = []                    # LIFTPY_METRICS_STREAMS; streams, or such as shop-*, with metrics of their own
     workers = 1                             # LIFTPY_WORKERS, --workers: processes that the node's partitions are shared out among
@@ -42,13 +42,14 @@ from __future__ import annotations
 import os
 import string
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import check_name
+from liftpy.core.base.renamed import SETTINGS
 from liftpy.core.base.worker_assignment import MOST_WORKERS
 from liftpy.core.metadata.feature_range import FIRST
 from liftpy.core.metadata.subject_index import begins_under
@@ -107,8 +108,8 @@ class NodeSettings:
     partitions for weighted placement. ``status_port``: loopback page; 0 any free port, -1 off. ``elections``: the same on all.
     ``probe_listen``: HOST:PORT where /livez, /readyz and /metrics are answered too, and nothing else; '': nowhere.
     ``jetstream_api``: domain under which this node answers JetStream's stateless read API; '': it does not.
-    ``host_groups``: whether the coordinators of consumer groups run here, where replicas of ``_groups`` are.
-    ``offer_files``: whether readers are told this host and the folders of its partitions, to open the segment files themselves.
+    ``run_group_coordinators``: whether the coordinators of consumer groups run here, where replicas of ``_groups`` are.
+    ``local_file_reads``: whether readers are told this host and the folders of its partitions, to open the segment files themselves.
     ``trace``: "otlp": this node's spans of messages whose sender records them go to ``trace_endpoint``; "off": none are made.
     ``workers``: processes of the node, this one among them; they share its partitions out among themselves.
     ``bootstrap_majority``: the operator's word, for the first start of the group, that controllers which can't be reached have never
@@ -125,7 +126,7 @@ class NodeSettings:
     weight: float = 1.0
     status_port: int = STATUS_OFF
     probe_listen: str = ""
-    page_hosts: tuple[str, ...] = ()
+    dashboard_hostnames: tuple[str, ...] = ()
     elections: bool = True
     bootstrap_majority: bool = False
     log_level: str = "info"
@@ -137,8 +138,8 @@ class NodeSettings:
     scrub_bytes_per_s: int = 1024 * 1024
     inbox_prefixes: tuple[str, ...] = DEFAULT_INBOX_PREFIXES
     jetstream_api: str = ""
-    host_groups: bool = True
-    offer_files: bool = False
+    run_group_coordinators: bool = True
+    local_file_reads: bool = False
     workers: int = 1
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
 
@@ -277,6 +278,8 @@ def dev_environment(environment: Mapping[str, str] | None = None) -> tuple[dict[
     environment = os.environ if environment is None else environment
     names = {_PREFIX + f.name.upper() for f in fields(NodeSettings) if f.name not in _SECTIONS}
     names |= {_REPLICATION_PREFIX + f.name.upper() for f in fields(ReplicationConfig)}
+    for prefix in (_PREFIX, _REPLICATION_PREFIX):
+        _check_renamed([name.removeprefix(prefix).lower() for name in names], (), environment, prefix)
     given = {name: environment[name] for name in sorted(names) if environment.get(name)}
     unused = [name for name in given if name in _NOT_OF_DEV]
     return {name: value for name, value in given.items() if name not in _NOT_OF_DEV}, unused
@@ -374,6 +377,7 @@ def _values(
 ) -> dict[str, Any]:
     known = {f.name: f for f in fields(cls) if f.name not in skip}
     unknown = sorted(set(table) - set(known))
+    _check_renamed(known, unknown, environment, prefix)
     if unknown:
         raise ConfigError(f"unknown setting {unknown[0]!r}; known are {', '.join(known)}")
     values: dict[str, Any] = {}
@@ -383,6 +387,16 @@ def _values(
         if raw is not None:
             values[name] = _convert(name, raw, known_field)
     return values
+
+
+def _check_renamed(known: Collection[str], unknown: Iterable[str], environment: Mapping[str, str], prefix: str) -> None:
+    """Raise ConfigError for an old name of a setting, in the file or in the environment. The error names the new one."""
+    for name in unknown:
+        if SETTINGS.get(name) in known:
+            raise ConfigError(f"the setting {name} is now called {SETTINGS[name]}: rename it in the file")
+    for old, new in SETTINGS.items():
+        if new in known and environment.get(prefix + old.upper()):
+            raise ConfigError(f"{prefix}{old.upper()} is now called {prefix}{new.upper()}: rename it in the environment")
 
 
 def _convert(name: str, raw: Any, field: Any) -> Any:
