@@ -1,5 +1,4 @@
-"""The settings of a stream on the command line: an option of ``stream create`` and an entry of ``stream show`` for each field of
-``StreamConfig``. The table below is the only place; a test holds it against the fields."""
+"""Settings of a stream on the command line: one option and one JSON key per field of StreamConfig."""
 
 from __future__ import annotations
 
@@ -18,89 +17,119 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How one field of StreamConfig is given and shown."""
+    """Option and JSON key of one field of StreamConfig."""
 
     field: str
     flag: str
     key: str
-    """In JSON and in what ``show`` prints; the unit is in the name."""
+    """Key in JSON and in the output of ``show``. It ends with the unit."""
     help: str
 
 
 SETTINGS = (
-    Setting("ack_policy", "--ack", "ack", "When a publisher with a reply inbox is answered."),
-    Setting("min_isr", "--min-isr", "min_isr", "In-sync replicas needed to commit.  [default: 2, or 1 with one replica]"),
-    Setting("flush", "--flush", "flush", "When records reach the disk: always, interval:<ms>, none."),
-    Setting("commit_policy", "--commit", "commit", "What commits a record: all in-sync replicas or a majority (quorum)."),
-    Setting("retention_age_s", "--retention-age", "retention_age_s", "Delete records older than this many seconds; 0: keep."),
-    Setting("retention_bytes", "--retention-bytes", "retention_bytes", "Keep about this many bytes a partition; 0: all."),
     Setting(
-        "retention_records", "--retention-records", "retention_records", "Keep about this many records a partition; 0: all."
+        "ack_policy",
+        "--ack",
+        "ack",
+        "When a publish with a reply subject is acked: all (committed), leader (flushed on the leader) or none.",
     ),
-    Setting("max_per_subject", "--max-per-subject", "max_per_subject", "Keep the newest so many of each subject; 0: all."),
-    Setting("compaction", "--compaction", "compaction", "Keep the newest record of each key, drop what it supersedes."),
     Setting(
-        "delete_retention_s", "--delete-retention", "delete_retention_s", "Compaction drops a tombstone after so many seconds."
+        "min_isr", "--min-isr", "min_isr", "In-sync replicas needed to commit a record.  [default: 2, or 1 with one replica]"
     ),
-    Setting("codec", "--codec", "codec", "Compression of what is stored and replicated."),
-    Setting("segment_bytes", "--segment-bytes", "segment_bytes", "A new segment file begins at this many bytes."),
     Setting(
-        "segment_age_s", "--segment-age", "segment_age_s", "A new segment begins after so many seconds; 0: by bytes alone."
+        "flush",
+        "--flush",
+        "flush",
+        "When records are flushed to disk: always (before the commit), interval:<ms> (1 to 60000) or none.",
+    ),
+    Setting(
+        "commit_policy",
+        "--commit",
+        "commit",
+        "Replicas that must have flushed a record: isr (all in-sync replicas) or quorum (a majority).",
+    ),
+    Setting("retention_age_s", "--retention-age", "retention_age_s", "Age at which records are deleted, in seconds. 0: never."),
+    Setting(
+        "retention_bytes",
+        "--retention-bytes",
+        "retention_bytes",
+        "Size of a partition beyond which the oldest records are deleted, in bytes. 0: no limit.",
+    ),
+    Setting(
+        "retention_records",
+        "--retention-records",
+        "retention_records",
+        "Number of records in a partition beyond which the oldest are deleted. 0: no limit.",
+    ),
+    Setting(
+        "max_per_subject", "--max-per-subject", "max_per_subject", "Number of newest records to keep per subject. 0: keep all."
+    ),
+    Setting("compaction", "--compaction", "compaction", "Keep only the newest record of each key."),
+    Setting(
+        "delete_retention_s",
+        "--delete-retention",
+        "delete_retention_s",
+        "Time until compaction deletes a tombstone, in seconds.",
+    ),
+    Setting("codec", "--codec", "codec", "Compression of stored and replicated batches."),
+    Setting("segment_bytes", "--segment-bytes", "segment_bytes", "Size at which a new segment file begins, in bytes."),
+    Setting(
+        "segment_age_s", "--segment-age", "segment_age_s", "Age at which a new segment file begins, in seconds. 0: no limit."
     ),
     Setting(
         "failover_standby",
         "--failover-standby",
         "failover_standby",
-        "Followers listen too: nothing published is lost in a fail-over. It costs throughput.",
+        "Followers also buffer published messages, so that a failover loses none. It lowers the throughput.",
     ),
     Setting(
         "dedup_window_s",
         "--dedup-window",
         "dedup_window_s",
-        "A Nats-Msg-Id is stored once within so many seconds of log time; 0: ids mean nothing.",
+        "Time in which a Nats-Msg-Id is stored once, in seconds of log time. 0: ids are ignored.",
     ),
-    Setting("read_only", "--read-only", "read_only", "Refuse what is published; readers go on."),
+    Setting("read_only", "--read-only", "read_only", "Reject all publishes. Reading goes on."),
     Setting(
         "max_message_bytes",
         "--max-message-bytes",
         "max_message_bytes",
-        "Refuse a larger message (payload and headers); 0: what a log takes.",
+        "Maximum size of payload and headers of a message, in bytes. 0: no limit of the stream.",
     ),
     Setting(
         "optimistic_concurrency",
         "--optimistic-concurrency",
         "optimistic_concurrency",
-        "Refuse a publish that does not name the offset it expects.",
+        "Reject publishes that do not name the offset that they expect.",
     ),
     Setting(
         "min_isr_hold_timeout_s",
         "--max-held",
         "min_isr_hold_timeout_s",
-        "Drop, and count, a plain publish held longer than so many seconds while the ISR is short; 0: hold it.",
+        "Time to hold publishes without reply subject while too few replicas are in sync, in seconds. 0: no limit.",
     ),
     Setting(
         "quota_records_per_s",
         "--quota-records",
         "quota_records_per_s",
-        "Refuse what is published beyond so many records a second, of the whole stream; 0: no bound, both 0: the cluster's default.",
+        "Records per second over all partitions. The leader rejects more. 0 in both quotas: the cluster's default quota.",
     ),
     Setting(
         "quota_bytes_per_s",
         "--quota-bytes",
         "quota_bytes_per_s",
-        "The same in bytes a second, of payload and headers; 0: as above.",
+        "Bytes per second over all partitions, payload and headers. The leader rejects more. 0: no limit.",
     ),
     Setting(
         "quota_by_token",
         "--quota-by-token",
         "quota_by_token",
-        "The quotas hold for each value of this token of the subject, counted from 1; 0: for all together.",
+        "Number of the subject token (from 1) whose values have separate quotas. 0: one quota for the stream.",
     ),
     Setting(
         "quota_exempt",
         "--quota-exempt",
         "quota_exempt",
-        "Without a quota of its own it has none: the cluster's default (liftpy settings default-quota) does not hold.",
+        "The cluster's default quota (liftpy settings default-quota) does not apply to this stream.",
     ),
 )
 _DEFAULT = StreamConfig()
