@@ -372,7 +372,7 @@ class Admin:
             UnavailableError: The metadata group did not answer in time.
         """
         more = self._more(name, partitions, uid, placement or PlacementWish())
-        return await self._whole(await self._command(cluster_pb2.ControlRequest(addPartitions=more)))
+        return await self._whole(await self._with_live_nodes(cluster_pb2.ControlRequest(addPartitions=more)))
 
     async def plan_partitions(
         self, name: str, partitions: int = 0, *, uid: str = "", placement: PlacementWish | None = None
@@ -853,17 +853,21 @@ class Admin:
             wish.changed.extend(map(wire_name, sorted(settings)))
         if config_version is not None:
             wish.configVersion = config_version
+        return await self._whole(await self._with_live_nodes(cluster_pb2.ControlRequest(alterStream=wish)))
+
+    async def _with_live_nodes(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
+        """As ``_command``, for a change that needs live nodes: it is asked for again while some are fenced. After an outage, nodes
+        come back within a session."""
         until_s = asyncio.get_running_loop().time() + min(_LIVE_S, self._deadline_s)
+        are_live = False
         while True:
             try:
-                return await self._whole(await self._command(cluster_pb2.ControlRequest(alterStream=wish)))
+                return await self._command(request)
             except TooFewNodesError:
-                if asyncio.get_running_loop().time() >= until_s:
+                if are_live or asyncio.get_running_loop().time() >= until_s:
                     raise
-                fenced = sorted(node.nodeId for node in await self._nodes() if node.fenced)
-                if not fenced:
-                    raise
-            await asyncio.sleep(_LIVE_AGAIN_S)  # after an outage nodes come back within a session
+                are_live = not any(node.fenced for node in await self._nodes())  # they may have come back since: a last time
+            await asyncio.sleep(0 if are_live else _LIVE_AGAIN_S)
 
     async def describe(self, *, linearizable: bool = False) -> ClusterState:
         """Return the nodes, the streams and the controllers of the cluster.
@@ -1032,16 +1036,21 @@ class Admin:
                 return response
         raise AssertionError("unreachable: the attempts end with a result or an error")
 
-    async def watch_majority(self) -> None:
-        """Return when the metadata group has a leader and a majority. Run it beside a command.
+    async def watch_majority(self, *, is_patient: bool = True) -> None:
+        """Return once a controller says that the metadata group has a leader and a majority, to be run beside a command.
+
+        Args:
+            is_patient: Whether to ask again where no controller answers.
 
         Raises:
-            NoMajorityError: Too few controllers answer. Raised within two seconds, whatever the command waits for.
+            NoMajorityError: Too few controllers are there. It is raised within two seconds, whatever the command waits for.
         """
         majority, time = _Majority(), asyncio.get_running_loop().time
         while True:
             cluster = await self._controllers(_WHO_S)
             majority.said(cluster, time())
+            if cluster is None and not is_patient:
+                return
             if cluster is not None and cluster.metadataLeader and not majority.is_missed:
                 return
             await asyncio.sleep(MAJORITY_S / 5)

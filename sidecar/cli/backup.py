@@ -240,24 +240,28 @@ def restore(
         ends = ", ".join(f"{log.start}..{log.end - 1}" if log.end > log.start else "empty" for log in one.logs)
         click.echo(f"{one.wish.into}: uid {one.uid}, offsets {ends}")
         for number, log in enumerate(one.logs):
-            if log.state_left_out:
-                click.echo(
-                    f"{one.wish.into}/{number}: producers and message ids of records that retention has dropped are not known: "
-                    f"{log.state_left_out}. Before you start such a producer, have it begin behind what is stored",
-                    err=True,
-                )
             if log.asked_end is not None:
                 click.echo(
                     f"{one.wish.into}/{number}: ends at offset {log.end - 1}, not at {log.asked_end - 1} as --until says: the stream "
                     "is compacted, and the backup no longer has what the records between superseded",
                     err=True,
                 )
+    _say_states_left_out(done.states_left_out())
     _say_cursors(done.cursors)
     if any(done.cursors.values()):
         click.echo("set them later: liftpy backup cursors URL", err=True)
     _say_settings(done.settings)
     click.echo(f"{manifest.backup}: readable after {done.served_s:.1f} s, done after {done.took_s:.1f} s")
     return 0 if done.is_whole else EXIT_PARTLY
+
+
+def _say_states_left_out(said: Mapping[str, str]) -> None:
+    for partition, why in said.items():
+        click.echo(
+            f"{partition}: producers and message ids of records that were dropped before the backup are not known: {why}. Before you "
+            "start such a producer, have it begin behind what is stored",
+            err=True,
+        )
 
 
 def _wish(image: ClusterImage, manifest: Manifest, name: str, into: str, subject: str, replicas: int) -> RestoreWish:
@@ -334,6 +338,7 @@ def _backup_restore_shown(manifest: Manifest, done: Restored) -> dict[str, objec
     return {
         "backup": manifest.backup,
         "streams": streams,
+        "states_left_out": done.states_left_out(),
         "cursors": done.cursors,
         "settings": {one.name.replace(" ", "_"): one.shown for one in done.settings},
         "readable_s": round(done.served_s, 3),
@@ -371,10 +376,11 @@ def drill_(
     if as_json:
         said = {name: getattr(done, name) for name in ("backup", "streams", "partitions", "records", "size_bytes")}
         times = {name: round(getattr(done, name), 3) for name in ("served_s", "rto_s", "compared_s", "rpo_s")}
-        click.echo(json.dumps(said | times))
+        click.echo(json.dumps(said | times | {"states_left_out": dict(done.states_left_out)}))
         return
     what = f"{done.streams} streams, {done.records} records, {done.size_bytes / _MIB:.1f} MiB"
     click.echo(f"{done.backup}: {what} are on every replica as they are in the backup")
+    _say_states_left_out(done.states_left_out)
     click.echo(f"RTO {done.rto_s:.1f} s (readable after {done.served_s:.1f} s); compared in {done.compared_s:.1f} s")
     click.echo(f"RPO now {done.rpo_s / 3600:.1f} h")
 

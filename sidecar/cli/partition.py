@@ -117,7 +117,7 @@ def rebalance(only: str | None, timeout_s: float, as_json: bool, target: Target)
     """
 
     async def work(client: Client) -> list[tuple[str, PartitionState]]:
-        state = await client.describe_cluster()
+        state = await client.describe_cluster(linearizable=True)
         if only is not None:
             state.stream(only)
         moves = [(key, node) for key, node in misplaced(state.image) if only in (None, key.stream)]

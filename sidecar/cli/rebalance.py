@@ -84,7 +84,7 @@ def rebalance(
         raise click.UsageError("--cancel and --dry-run exclude each other")
 
     async def work(client: Client) -> None:
-        image = (await client.describe_cluster()).image
+        image = (await client.describe_cluster(linearizable=True)).image
         if cancel:
             await _cancel(client, image, as_json)
             return
