@@ -462,6 +462,7 @@ service.add_command(call)
 @click.option("--dead-letter", "dead_letter_stream", default="", metavar="STREAM", help="Stream for skipped records.")
 @click.option(
     "--snapshot-every",
+    "snapshot_interval_records",
     default=10_000,
     show_default=True,
     help="Number of offsets between two snapshots. Must be equal on all nodes.",
