@@ -221,13 +221,13 @@ class _Taking:
             found.append(_cursor(name, True, await describe_cursor(self.client, name), streams))
         return tuple(cursor for cursor in found if cursor.positions)
 
-    async def _bounds(self, streams: list[StreamImage]) -> dict[tuple[str, int], _Barrier]:
+    async def _bounds(self, streams: list[StreamImage]) -> dict[tuple[str, int], Barrier]:
         """Of every partition, as its leader says, behind the state that its replica has given."""
         room, states = asyncio.Semaphore(_AT_ONCE * 4), asyncio.Semaphore(_AT_ONCE)
 
-        async def ask(stream: StreamImage, number: int) -> tuple[tuple[str, int], _Barrier]:
+        async def ask(stream: StreamImage, number: int) -> tuple[tuple[str, int], Barrier]:
             async with room:
-                found = _Barrier(await self.client.bounds(stream.name, number))
+                found = Barrier(await self.client.bounds(stream.name, number))
             is_without = found.bounds.log_start_offset > 0 or bool(
                 stream.partitions[number].purges
             )  # a restore leaves those out
@@ -242,7 +242,7 @@ class _Taking:
         return dict(await asyncio.gather(*asked))
 
     async def _copied(
-        self, streams: list[StreamImage], barriers: dict[tuple[str, int], _Barrier], before: Manifest | None
+        self, streams: list[StreamImage], barriers: dict[tuple[str, int], Barrier], before: Manifest | None
     ) -> list[StreamCopy]:
         earlier: dict[tuple[str, int], PartitionCopy] = {}
         if before is not None:  # its full pieces hold what purges that were pending then may have given up since
@@ -286,7 +286,7 @@ class _Taking:
 
 
 @dataclass(frozen=True, slots=True)
-class _Barrier:
+class Barrier:
     """Where a partition is copied to. ``state``: what a replica knew of producers and message ids just before; None: the records say
     all that is known, or, without ``knows_dropped``, every replica is on a node of an earlier version and does not tell."""
 
@@ -318,20 +318,20 @@ class _PartitionTaking:
         self._deletes_end: int | None = None
         """Exclusive: delete markers below it were gone from all logs of which something was read, or is kept; None: nothing is."""
 
-    async def barrier(self) -> _Barrier:
+    async def barrier(self) -> Barrier:
         """What a replica knows of producers and message ids, and the bounds behind that: the state covers the log from its start on."""
         for _ in range(_MOVED):
             found = await self._asked_state()
             bounds = await self._home.client.bounds(self._stream.name, self._number)
             if found is None or not found[1] or bounds.uid != self._stream.uid:
-                return _Barrier(bounds, knows_dropped=found is not None)
+                return Barrier(bounds, knows_dropped=found is not None)
             end, data = found
             if end >= bounds.log_start_offset:
                 path = state_path(self._home.id, self._stream.name, self._stream.uid, self._number)
                 await self._home._put(path, data)
                 self._home.written_bytes += len(data)
                 file = StoredFile(path=path, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-                return _Barrier(bounds, StateCopy(file=file, end=end))
+                return Barrier(bounds, StateCopy(file=file, end=end))
         raise UnavailableError(
             f"{self._stream.name}/{self._number}: retention drops records faster than the state of their producers is copied: "
             "take the backup again, or raise the retention of the stream"
@@ -354,7 +354,7 @@ class _PartitionTaking:
             return None
         raise UnavailableError(f"{self._stream.name}/{self._number}: no replica gives the state of its producers: {said}")
 
-    async def run(self, barrier: _Barrier, before: PartitionCopy | None) -> PartitionCopy:
+    async def run(self, barrier: Barrier, before: PartitionCopy | None) -> PartitionCopy:
         bounds, state = barrier.bounds, barrier.state
         start = bounds.log_start_offset
         for _ in range(_MOVED):

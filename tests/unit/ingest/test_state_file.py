@@ -44,7 +44,7 @@ def a_log(storage: MemoryStorage | None = None, **config: Any) -> Log:
 
 
 def a_state(log: Log, window_ns: int = 120, room: int = ROOM, now_ns: Callable[[], int] = lambda: 10**15) -> LogState:
-    return LogState(log, window_ns, room, now_ns, Producers(0, 100), subject="s.>", subjects_bytes=room)
+    return LogState(log, window_ns, room, now_ns, Producers(0, 100), subject="s.>", partition_subject_index_bytes=room)
 
 
 def append(
@@ -354,7 +354,9 @@ def test_when_one_is_written() -> None:
     assert pace.is_due(10, 0, 60)
     assert not pace.is_due(125, 126, 60)
     assert pace.is_due(126, 126, 60)
-    assert pace_of(ReplicationConfig(state_checkpoint_s=2.5, state_checkpoint_bytes=9999)) == Pace(int(2.5 * NS_PER_S), 9999)
+    assert pace_of(ReplicationConfig(state_checkpoint_interval_s=2.5, state_checkpoint_bytes=9999)) == Pace(
+        int(2.5 * NS_PER_S), 9999
+    )
 
 
 def test_the_writer_keeps_count_and_a_full_disk_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
