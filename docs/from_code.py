@@ -28,6 +28,8 @@ from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire.envelope import MessageType
 from liftpy.errors import LiftError
 from liftpy.nats.credentials import Credentials
+from liftpy.spark.options import OPTIONS
+from liftpy.spark.sink_options import SINK_OPTIONS
 from sidecar.cli.main import COMMANDS
 from sidecar.cli.main import liftpy as command_line
 from sidecar.cli.stream_settings import SETTINGS as STREAM_SETTINGS
@@ -213,10 +215,20 @@ def renamed_modules() -> str:
     return _table(("until now", "from now on"), ((f"`{old}`", f"`{new}`") for old, new in sorted(MODULES.items())))
 
 
+def spark_options() -> str:
+    """Options of the format ``liftpy`` for reading."""
+    return _table(("option", "meaning"), ((f"`{name}`", text) for name, text in OPTIONS.items()))
+
+
+def spark_sink_options() -> str:
+    """Options of the format ``liftpy`` for writing."""
+    return _table(("option", "meaning"), ((f"`{name}`", text) for name, text in SINK_OPTIONS.items()))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "settings": settings, "stream-settings": stream_settings, "errors": errors, "refusals": refusals, "log-events": log_events,
     "cluster-events": cluster_events, "exit-codes": exit_codes, "formats": formats, "levels": levels, "message-types": message_types,
-    "renamed-modules": renamed_modules,
+    "renamed-modules": renamed_modules, "spark-options": spark_options, "spark-sink-options": spark_sink_options,
 }  # fmt: skip
 
 
