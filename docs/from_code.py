@@ -21,7 +21,7 @@ import liftpy
 import sidecar
 from liftpy.config import ALTERABLE, REPLICATION_BOUNDS, STREAM_BOUNDS, ReplicationConfig, StreamConfig
 from liftpy.core.base.renamed import MODULES
-from liftpy.core.metadata.controller.cluster_events import KINDS, ClusterEvent
+from liftpy.core.metadata.controller.cluster_events import TEXTS, ClusterEvent
 from liftpy.core.metadata.features import FEATURES
 from liftpy.core.publish.acks import JETSTREAM_ERRORS
 from liftpy.core.replication.effects import RejectReason
@@ -147,7 +147,7 @@ def errors() -> str:
         base = one.__mro__[1].__name__
         rows.append((f"`{one.code}`", f"`{one.__name__}`", f"`{base}`" if base != "Exception" else "",
                      "yes" if one.retryable else "", _said((one.__doc__ or "").partition("\n\n")[0])))  # fmt: skip
-    return _table(("code", "class", "is a", "retry", "what it says"), rows)
+    return _table(("code", "class", "base class", "retry", "meaning"), rows)
 
 
 def refusals() -> str:
@@ -170,8 +170,8 @@ def log_events() -> str:
 def cluster_events() -> str:
     """Their kinds, then their fields."""
     said = _behind(inspect.getmodule(ClusterEvent), "ClusterEvent")
-    kinds = ", ".join(f"`{kind}`" for kind in (*KINDS, "gap"))
-    return f"Kinds: {kinds}.\n\n" + _table(("field", "what it says"), [(f"`{n}`", _said(t)) for n, t in said.items()])
+    kinds = _table(("kind", "what happened"), ((f"`{kind}`", text) for kind, text in TEXTS.items()))
+    return f"{kinds}\n" + _table(("field", "meaning"), [(f"`{n}`", _said(t)) for n, t in said.items()])
 
 
 def _exit_codes() -> Iterator[tuple[int, str, str, str]]:
@@ -188,7 +188,7 @@ def _exit_codes() -> Iterator[tuple[int, str, str, str]]:
 def exit_codes() -> str:
     """Code, where, meaning."""
     rows = [(code, f"`{constant}`", f"`{name}`", text) for code, constant, name, text in _exit_codes()]
-    return _table(("code", "constant", "of", "what it says"), sorted(rows, key=lambda row: (row[0], row[2])))
+    return _table(("code", "constant", "module", "meaning"), sorted(rows, key=lambda row: (row[0], row[2])))
 
 
 def formats() -> str:

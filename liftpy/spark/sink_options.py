@@ -11,13 +11,13 @@ from liftpy.spark.options import KAFKA, OPTIONS, Access, access_of, check_no_tab
 from liftpy.spark.schema import did_you_mean
 
 SINK_OPTIONS = {
-    "stream": "the stream to append to, the same as save(NAME) and start(NAME); without it the column stream says it, row by row",
-    "order": "content (default): each task sorts its rows, so that a micro-batch that is run again is the same one whatever the order "
-    "of a shuffle was; plan: as the plan gives them, for plans without a shuffle",
+    "stream": "name of the stream to append to, or save(NAME) or start(NAME); without it, the column stream names it for each row",
+    "order": "content (default): each task sorts its rows, so that a repeated micro-batch is equal after a shuffle; plan: the order "
+    "of the plan, for plans without a shuffle",
     "nullValues": "error (default), or tombstone: a null value deletes its key in a compacted stream",
-    "writeId": "batch only: a name of this write; one that is run again under it writes nothing twice",
-    "maxTaskBytes": "rows of one task of a write that is exactly once: so much memory (default 1073741824)",
-    "patience": "seconds to keep trying while NATS, or a leader, does not answer (default 120)",
+    "writeId": "batch only: name of this write, 1 to 100 bytes; a second run under the same name writes nothing twice",
+    "maxTaskBytes": "maximum memory for the rows of one task of an exactly-once write, in bytes (default 1073741824)",
+    "patience": "seconds to retry while NATS or a leader does not answer (default 120)",
     **{name: what for name, what in OPTIONS.items() if name.split(".")[0] in ("nats", "namespace")},
 }
 """Option -> description."""
