@@ -20,7 +20,7 @@ import click
 import liftpy
 import sidecar
 from liftpy.config import ALTERABLE, REPLICATION_BOUNDS, STREAM_BOUNDS, ReplicationConfig, StreamConfig
-from liftpy.core.base.renamed import MODULES
+from liftpy.core.base.renamed import MODULES, SETTINGS
 from liftpy.core.metadata.controller.cluster_events import TEXTS, ClusterEvent
 from liftpy.core.metadata.features import FEATURES
 from liftpy.core.publish.acks import JETSTREAM_ERRORS
@@ -225,10 +225,16 @@ def spark_sink_options() -> str:
     return _table(("option", "meaning"), ((f"`{name}`", text) for name, text in SINK_OPTIONS.items()))
 
 
+def renamed_settings() -> str:
+    """Settings by their old and new names."""
+    return _table(("until now", "from now on"), ((f"`{old}`", f"`{new}`") for old, new in sorted(SETTINGS.items())))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "settings": settings, "stream-settings": stream_settings, "errors": errors, "refusals": refusals, "log-events": log_events,
     "cluster-events": cluster_events, "exit-codes": exit_codes, "formats": formats, "levels": levels, "message-types": message_types,
-    "renamed-modules": renamed_modules, "spark-options": spark_options, "spark-sink-options": spark_sink_options,
+    "renamed-modules": renamed_modules, "renamed-settings": renamed_settings, "spark-options": spark_options,
+    "spark-sink-options": spark_sink_options,
 }  # fmt: skip
 
 

@@ -246,7 +246,7 @@ STREAM_BOUNDS: dict[str, tuple[float, float]] = {
     "delete_retention_s": (0, 100 * _YEAR_S),
     "dedup_window_s": (0, 86_400.0),
     "max_message_bytes": (0, 1 << 31),
-    "max_held_s": (0, _YEAR_S),
+    "min_isr_hold_timeout_s": (0, _YEAR_S),
     "max_per_subject": (0, 1 << 31),
     **{f"quota_{name}": bounds for name, bounds in _QUOTA_BOUNDS.items()},
 }
@@ -277,7 +277,7 @@ class StreamConfig:
         read_only: If True, reject all publishes. Default False.
         max_message_bytes: Maximum size of payload and headers of a record. Default 0: no limit of the stream.
         optimistic_concurrency: If True, reject publishes without an expected offset. Default False.
-        max_held_s: Time to hold messages without ack while too few replicas are in sync, in seconds. Then they are
+        min_isr_hold_timeout_s: Time to hold messages without ack while too few replicas are in sync, in seconds. Then they are
             dropped and counted. Default 0: as long as there is room.
         max_per_subject: Number of newest records to keep per subject. Default 0: keep all.
         quota_records_per_s: Records per second over all partitions. Default 0: no limit.
@@ -329,7 +329,7 @@ class StreamConfig:
     """Maximum size of payload and headers of one record, in bytes. 0: no limit of the stream."""
     optimistic_concurrency: bool = False
     """Whether publishes without an expected offset are rejected."""
-    max_held_s: float = 0.0
+    min_isr_hold_timeout_s: float = 0.0
     """Time to hold messages without ack while too few replicas are in sync, in seconds. Then they are dropped and counted.
     0: as long as there is room.
     """
@@ -402,7 +402,7 @@ ALTERABLE_AT_FIRST = (
     "read_only",
     "max_message_bytes",
     "optimistic_concurrency",
-    "max_held_s",
+    "min_isr_hold_timeout_s",
     "retention_age_s",
     "retention_bytes",
     "retention_records",
@@ -421,7 +421,7 @@ REFUSED_BY = ("read_only", "max_message_bytes", "optimistic_concurrency")
 class ReplicationConfig:
     """Timeouts and limits of replication on one node."""
 
-    heartbeat_s: float = 0.25
+    heartbeat_interval_s: float = 0.25
     """Interval of a node's heartbeats to the metadata leader, in seconds."""
     session_s: float = 2.0
     """Time without a heartbeat after which a node is fenced and its partitions get new leaders, in seconds. Initial value
@@ -439,7 +439,7 @@ class ReplicationConfig:
     """Time since a follower was last at the leader's log end, in seconds. After it, the follower leaves the ISR."""
     max_lag_records: int = 0
     """Number of records that a follower may be behind before it leaves the ISR. 0: no limit, only time counts."""
-    probe_after: float = 0.3
+    follower_ping_delay_s: float = 0.3
     """Time that silent followers may hold back commits before the leader asks NATS whether they are connected, in seconds.
     0: never.
     """
@@ -447,7 +447,7 @@ class ReplicationConfig:
     """Interval of a follower's fetches while there are no new records, in seconds. A new record wakes the follower
     earlier.
     """
-    quiet_rounds: int = 2
+    idle_polls_before_quiet: int = 2
     """Number of fetches without new records after which a follower fetches the partition together with other idle ones."""
     fetch_timeout_s: float = 1.0
     """Time without an answer after which a follower sends a fetch again, in seconds."""
@@ -459,7 +459,7 @@ class ReplicationConfig:
     """Time without progress after which an election skips a candidate, in seconds."""
     replication_max_bytes: int = 1024 * 1024 - 4096
     """Maximum size of the batches in one answer to a follower, in bytes. The `max_payload` of NATS may lower it."""
-    hw_checkpoint_s: float = 1.0
+    hw_checkpoint_interval_s: float = 1.0
     """Interval at which a replica writes its high watermark to disk, in seconds."""
     notice_interval_s: float = 1.0
     """Interval at which a leader announces itself to followers that do not fetch, in seconds."""
@@ -467,7 +467,7 @@ class ReplicationConfig:
     """Maximum size of unstored publishes on a node, in bytes. Half of it may be held for partitions that cannot accept
     records. NATS buffers 64 MiB per connection on its side, and closes the connection beyond that.
     """
-    ingest_late_s: float = 1.0
+    max_queue_delay_s: float = 1.0
     """Queue delay beyond which the node rejects publishes that wait for an ack, in seconds. During an overload, the node
     rejects from 1/8 of it until the delay is below 1/16.
     """
@@ -481,23 +481,23 @@ class ReplicationConfig:
     """
     node_unreplicated_bytes: int = 512 * 1024 * 1024
     """Maximum size of appended but uncommitted records over all partitions that a node leads, in bytes."""
-    dedup_bytes: int = 64 * 1024 * 1024
+    partition_message_id_bytes: int = 64 * 1024 * 1024
     """Memory for message ids per partition, in bytes. 64 MiB hold about 350,000 ids of 36 bytes. From 7/8 on, the leader
     rejects publishes with new ids.
     """
-    producer_bytes: int = 32 * 1024 * 1024
+    partition_producer_bytes: int = 32 * 1024 * 1024
     """Memory for producers per partition, in bytes. 32 MiB hold about 20,000. Beyond it, the leader rejects new producers."""
     producer_expiry_s: float = 86_400.0
     """Time without a batch after which a producer is forgotten, in seconds of log time."""
-    subjects_bytes: int = 64 * 1024 * 1024
+    partition_subject_index_bytes: int = 64 * 1024 * 1024
     """Memory for the last offset of each subject per partition, in bytes. 64 MiB hold about 360,000 subjects of 40 bytes.
     Beyond it, the leader rejects publishes that expect a last subject sequence.
     """
-    node_derived_bytes: int = 512 * 1024 * 1024
+    node_dedup_state_bytes: int = 512 * 1024 * 1024
     """Memory for message ids, producers and subjects over all partitions of a node, in bytes. From 7/8 on, leaders reject
     new ones.
     """
-    state_checkpoint_s: float = 60.0
+    state_checkpoint_interval_s: float = 60.0
     """Interval at which message ids, producers and subjects are saved to disk, in seconds. Shorter intervals make a
     restart faster.
     """
@@ -525,13 +525,13 @@ class ReplicationConfig:
     """Time in slow flushes, at least two, after which a follower leaves the ISR or a leader transfers its leadership, in
     seconds.
     """
-    slow_flush_out_s: float = 20.0
+    slow_flush_isr_backoff_s: float = 20.0
     """Time that a slow follower stays out of the ISR after its last slow flush, in seconds. It doubles up to 16 times if
     the follower is soon slow again.
     """
     hung_flush_s: float = 30.0
     """Duration of a flush after which the node reports itself as not live, in seconds."""
-    leader_rest_s: float = 120.0
+    min_leadership_s: float = 120.0
     """Time that a leader keeps its leadership before a slow disk may transfer it, in seconds. The first leader of a stream
     is excepted.
     """
@@ -539,19 +539,19 @@ class ReplicationConfig:
     """Time that a replicated service may be unhealthy on the leader's node before the leadership moves to a healthy one,
     in seconds.
     """
-    service_ended_s: float = 86_400.0
+    service_ended_retention_s: float = 86_400.0
     """Time that status, health and metrics show a service that ended unexpectedly, in seconds."""
-    service_hold_bytes: int = 1024 * 1024 * 1024
+    service_log_retention_bytes: int = 1024 * 1024 * 1024
     """Size of old records that retention keeps for a service whose snapshot is older, in bytes. 0: none."""
-    copy_bytes_per_second: int = 32 * 1024 * 1024
+    copy_bytes_per_s: int = 32 * 1024 * 1024
     """Maximum copy rate of all learners of a node, in bytes per second. New records do not count. 0: no limit."""
-    copy_share: float = 0.2
+    copy_duty_cycle: float = 0.2
     """Fraction of time in which a learner may have a copy request in flight or in a flush. 1 turns this throttle off."""
-    copy_least_bytes_per_second: int = 4 * 1024 * 1024
-    """Minimum copy rate that `copy_share` leaves, in bytes per second. 0: no minimum."""
-    copy_piece_bytes: int = 128 * 1024
+    copy_min_bytes_per_s: int = 4 * 1024 * 1024
+    """Minimum copy rate that `copy_duty_cycle` leaves, in bytes per second. 0: no minimum."""
+    copy_fetch_bytes: int = 128 * 1024
     """Size of one copy request of a learner, in bytes. A larger batch is copied whole."""
-    preferred_leaders_every: float = 0.0
+    preferred_leader_interval_s: float = 0.0
     """Interval at which leaderships return to the preferred leaders, in seconds. 0: only by command."""
     replacement_grace_s: float = 300.0
     """Time that a node may be down before its replicas are created on other nodes, in seconds. 0: never, unless the node
@@ -567,15 +567,15 @@ class ReplicationConfig:
     """Whether the metadata leader also stores cluster events in the stream `_liftpy-events`. Use the same value on all
     controllers.
     """
-    copies_at_once: int = 64
+    max_copies: int = 64
     """Maximum number of replicas that are copied at the same time in the cluster."""
-    copies_per_node: int = 8
+    max_copies_per_node: int = 8
     """Maximum number of replicas that are copied to one node, and from one node, at the same time."""
 
     def __post_init__(self) -> None:
         _bounded(self, REPLICATION_BOUNDS)
-        if not self.heartbeat_s < self.lease_s < self.session_s:
-            raise ConfigError("heartbeat_s < lease_s < session_s must hold: a leader gives up before it is replaced")
+        if not self.heartbeat_interval_s < self.lease_s < self.session_s:
+            raise ConfigError("heartbeat_interval_s < lease_s < session_s must hold: a leader gives up before it is replaced")
         check_session_times(*self._session_ms)
         if not self.max_idle_wait_s < self.max_lag_time_s:
             raise ConfigError("max_idle_wait_s must be below max_lag_time_s, or idle followers would leave the ISR")
@@ -596,36 +596,36 @@ _DAY_S = 86_400.0
 REPLICATION_BOUNDS: dict[str, tuple[float, float]] = {
     **{f.name: (0.001, 3600.0) for f in fields(ReplicationConfig) if f.name.endswith("_s")},
     "replacement_grace_s": (0, 30 * _DAY_S),
-    "service_ended_s": (0, 30 * _DAY_S),
+    "service_ended_retention_s": (0, 30 * _DAY_S),
     "producer_expiry_s": (1, 365 * _DAY_S),
     "groups_partitions": (1, 1000),
     "groups_replicas": (0, 32),
-    "copies_at_once": (1, 10_000),
-    "copies_per_node": (1, 1000),
+    "max_copies": (1, 10_000),
+    "max_copies_per_node": (1, 1000),
     "max_lag_records": (0, 1 << 62),
     "slow_flush_factor": (0, 1e6),
-    "probe_after": (0, 3600.0),
-    "quiet_rounds": (1, 1 << 20),
+    "follower_ping_delay_s": (0, 3600.0),
+    "idle_polls_before_quiet": (1, 1 << 20),
     "replication_max_bytes": (4096, 64 << 20),
     "ingest_buffer_bytes": (8192, 16 << 30),
     "ingest_queue_bytes": (512, 4 << 30),
     "unreplicated_bytes": (512, 4 << 30),
     "node_unreplicated_bytes": (512, 16 << 30),
     "ingest_queue_records": (16, 1 << 26),
-    "copy_bytes_per_second": (0, 64 << 30),
-    "copy_share": (0.001, 1.0),
-    "copy_least_bytes_per_second": (0, 64 << 30),
-    "copy_piece_bytes": (4096, 64 << 20),
-    "dedup_bytes": (4096, 16 << 30),
-    "producer_bytes": (4096, 16 << 30),
-    "subjects_bytes": (4096, 16 << 30),
-    "node_derived_bytes": (512, 64 << 30),
-    "state_checkpoint_s": (0.01, 86_400.0),
+    "copy_bytes_per_s": (0, 64 << 30),
+    "copy_duty_cycle": (0.001, 1.0),
+    "copy_min_bytes_per_s": (0, 64 << 30),
+    "copy_fetch_bytes": (4096, 64 << 20),
+    "partition_message_id_bytes": (4096, 16 << 30),
+    "partition_producer_bytes": (4096, 16 << 30),
+    "partition_subject_index_bytes": (4096, 16 << 30),
+    "node_dedup_state_bytes": (512, 64 << 30),
+    "state_checkpoint_interval_s": (0.01, 86_400.0),
     "state_checkpoint_bytes": (4096, 1 << 40),
     "standby_bytes": (512, 4 << 30),
     "node_standby_bytes": (512, 16 << 30),
     "batch_max_bytes": (4096, 64 << 20),
     "batch_max_records": (1, 65_536),
-    "preferred_leaders_every": (0, 86_400.0),
+    "preferred_leader_interval_s": (0, 86_400.0),
 }
 """Field of ReplicationConfig -> (lowest, highest) value."""

@@ -148,6 +148,16 @@ class LogTruncatedError(DataLossError):
         self.end_offset = end_offset
 
 
+class TombstonesMissedError(LiftError):
+    """Compaction dropped tombstones that this read had not reached, after it had read older records [R12].
+
+    Keys that were deleted would look alive. Do: read again from the start. If it happens again, read faster, or raise
+    ``delete_retention_s`` of the stream.
+    """
+
+    code = "TOMBSTONES_MISSED"
+
+
 class FencedError(LiftError):
     """The request came from an older incarnation or epoch of a node. The node must learn the new state first."""
 

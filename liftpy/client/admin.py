@@ -18,9 +18,10 @@ from liftpy.client.retrying import retrying
 from liftpy.config import ALTERABLE, DefaultQuota, ReplicationConfig, SessionTimes, StreamConfig
 from liftpy.core.base.ids import check_data_subject, check_name, check_new_stream, check_uid
 from liftpy.core.base.partition import MoveReason, PartitionState, Pause
+from liftpy.core.base.renamed import SETTINGS
 from liftpy.core.metadata import codec
 from liftpy.core.metadata.batch_limits import MAX_BATCH_BYTES, SENT_TOGETHER
-from liftpy.core.metadata.codec import camel_case, config_to_pb, quota_from_pb, times_from_pb
+from liftpy.core.metadata.codec import config_to_pb, quota_from_pb, times_from_pb, wire_name
 from liftpy.core.metadata.describe import ClusterPages, StreamPages
 from liftpy.core.metadata.feature_range import FeatureLevels, said
 from liftpy.core.metadata.image import ClusterImage, NodeImage, StreamImage
@@ -371,7 +372,7 @@ class Admin:
             UnavailableError: The metadata group did not answer in time.
         """
         more = self._more(name, partitions, uid, placement or PlacementWish())
-        return await self._whole(await self._command(cluster_pb2.ControlRequest(addPartitions=more)))
+        return await self._whole(await self._with_live_nodes(cluster_pb2.ControlRequest(addPartitions=more)))
 
     async def plan_partitions(
         self, name: str, partitions: int = 0, *, uid: str = "", placement: PlacementWish | None = None
@@ -841,26 +842,32 @@ class Admin:
         check_name(name, "stream")
         fixed = sorted(set(settings) - set(ALTERABLE))
         if fixed:
+            if fixed[0] in SETTINGS:
+                raise ConfigError(f"the setting {fixed[0]} is now called {SETTINGS[fixed[0]]}")
             raise ConfigError(f"{', '.join(fixed)}: of a stream that is there, only {', '.join(ALTERABLE)} can be changed")
         wish = cluster_pb2.AlterStream(
             name=name, uid=check_uid(uid), replicationFactor=_count(replication_factor, "replicas"), dryRun=dry_run
         )
         if settings:
             wish.config.CopyFrom(config_to_pb(StreamConfig(**settings)))
-            wish.changed.extend(map(camel_case, sorted(settings)))
+            wish.changed.extend(map(wire_name, sorted(settings)))
         if config_version is not None:
             wish.configVersion = config_version
+        return await self._whole(await self._with_live_nodes(cluster_pb2.ControlRequest(alterStream=wish)))
+
+    async def _with_live_nodes(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
+        """As ``_command``, for a change that needs live nodes: it is asked for again while some are fenced. After an outage, nodes
+        come back within a session."""
         until_s = asyncio.get_running_loop().time() + min(_LIVE_S, self._deadline_s)
+        are_live = False
         while True:
             try:
-                return await self._whole(await self._command(cluster_pb2.ControlRequest(alterStream=wish)))
+                return await self._command(request)
             except TooFewNodesError:
-                if asyncio.get_running_loop().time() >= until_s:
+                if are_live or asyncio.get_running_loop().time() >= until_s:
                     raise
-                fenced = sorted(node.nodeId for node in await self._nodes() if node.fenced)
-                if not fenced:
-                    raise
-            await asyncio.sleep(_LIVE_AGAIN_S)  # after an outage nodes come back within a session
+                are_live = not any(node.fenced for node in await self._nodes())  # they may have come back since: a last time
+            await asyncio.sleep(0 if are_live else _LIVE_AGAIN_S)
 
     async def describe(self, *, linearizable: bool = False) -> ClusterState:
         """Return the nodes, the streams and the controllers of the cluster.
@@ -1029,8 +1036,11 @@ class Admin:
                 return response
         raise AssertionError("unreachable: the attempts end with a result or an error")
 
-    async def watch_majority(self) -> None:
+    async def watch_majority(self, *, is_patient: bool = True) -> None:
         """Return when the metadata group has a leader and a majority. Run it beside a command.
+
+        Args:
+            is_patient: If False, return at once if no controller answers. Default True: ask until one answers.
 
         Raises:
             NoMajorityError: Too few controllers answer. Raised within two seconds, whatever the command waits for.
@@ -1039,6 +1049,8 @@ class Admin:
         while True:
             cluster = await self._controllers(_WHO_S)
             majority.said(cluster, time())
+            if cluster is None and not is_patient:
+                return
             if cluster is not None and cluster.metadataLeader and not majority.is_missed:
                 return
             await asyncio.sleep(MAJORITY_S / 5)

@@ -130,6 +130,14 @@ class NodeViews:
         """
         await self._admin.watch_majority()
 
+    async def check_majority(self) -> None:
+        """Return when the metadata group has a majority, or at once if no controller answers.
+
+        Raises:
+            NoMajorityError: Too few controllers answer.
+        """
+        await self._admin.watch_majority(is_patient=False)
+
     async def node_log_level(self, node_id: str, level: str, for_s: float, timeout_s: float = 2.0) -> dict[str, Any]:
         """Set the log level of a node for a limited time. Needs operator permissions.
 

@@ -234,6 +234,7 @@ class PartitionReader:
         self.options = options
         self.node = options.node
         self._teller = Teller(options.on_event, stream, partition)
+        self._has_warned = False
         self._max_bytes = min(options.max_bytes, transport.max_payload_bytes - _PAYLOAD_RESERVE_BYTES)
 
     def must_be_usable(self) -> None:
@@ -311,6 +312,13 @@ class PartitionReader:
             self._transport.counters["damaged answers"] += 1
             await self._complain(progress)
             raise
+        if progress.missed_tombstones and not self._has_warned:
+            self._has_warned = True
+            self._transport.counters["reads that missed tombstones"] += 1
+            logger.warning(
+                "tombstones missed partition=%s/%s offset=%d: compaction dropped them before this reader came to them, so that deleted "
+                "keys may look alive; continuing", self.stream, self.partition, progress.next_offset,
+            )  # fmt: skip
         for piece in slices:
             piece.batch.on_damage = self._damaged
         self.node = self.options.node or progress.node
@@ -637,6 +645,15 @@ class Consumer:
             return None
         return self._fetched.next_offset
 
+    @property
+    def has_missed_tombstones(self) -> bool:
+        """Whether compaction dropped tombstones before this consumer reached them, after it had read older records.
+
+        Keys that were deleted then look alive. ``seek("earliest")`` and read again. With ``until="end"`` reading raises
+        TombstonesMissedError instead [R12].
+        """
+        return self._fetched is not None and self._fetched.missed_tombstones
+
     async def seek(self, start: Start) -> None:
         """Continue from another position. A running iteration ends, and its fetched records are dropped.
 
@@ -659,7 +676,7 @@ class Consumer:
         self._start, self._after_epoch = positions.resolved(start, datetime.now(UTC)), 0
         if isinstance(self._start, Position) and not self.backwards:
             self._after_epoch = self._start.leader_epoch
-        self.bounds = self._origin = self._handed_on.last = None
+        self.bounds = self._origin = self._fetched = self._handed_on.last = None
         await self.begin()
 
     async def lag(self) -> int:
@@ -779,6 +796,9 @@ class Consumer:
             earlier, self._fetched = self._fetched, self._position()
             if earlier is not None:
                 self._fetched.learn_compacted(earlier.compacted_end)
+                if self._handed_on.last is not None:
+                    self._fetched.deletes_end = earlier.deletes_end
+                    self._fetched.missed_tombstones = earlier.missed_tombstones
             return self._reader.fetching(self._fetched, until_ns)
 
         return self._reader.ahead(begin)

@@ -46,7 +46,7 @@ OPTIONS = {
     "topicColumn": "true: add a column topic with the name of the stream, for code that was written for Kafka (default false)",
     "columns": "columns to read, comma separated (default: all); Spark does not prune columns of a Python source, so this saves work",
     "isolation": "committed, the only value: uncommitted records may vanish, so a task that runs again would read other rows",
-    "readFrom": "nearest (default): segment files on this host if a node offers them (offer_files), else any in-sync replica; files: "
+    "readFrom": "nearest (default): segment files on this host if a node offers them (local_file_reads), else any in-sync one; files: "
     "the same, with a warning for each task without files; leader: only the leader, over NATS",
     "patience": "seconds to retry while NATS or all replicas do not answer (default 30)",
     "nats.creds": "file with a NATS JWT and its seed",

@@ -14,12 +14,12 @@ The file::
     weight = 1.0                            # LIFTPY_WEIGHT, --weight; share of replicas of this node
     status_port = 0                         # LIFTPY_STATUS_PORT; status page on loopback, 0: any free port, -1: off
     probe_listen = ""                       # LIFTPY_PROBE_LISTEN; HOST:PORT for probes and metrics
-    page_hosts = []                         # LIFTPY_PAGE_HOSTS; more host names for the status page
+    dashboard_hostnames = []                         # LIFTPY_DASHBOARD_HOSTNAMES; more host names for the status page
     scrub_bytes_per_s = 1048576             # LIFTPY_SCRUB_BYTES_PER_S; rate of checking the logs, 0: never
     inbox_prefixes = ["_INBOX*."]           # LIFTPY_INBOX_PREFIXES; prefixes of reply subjects that are answered
     jetstream_api = ""                      # LIFTPY_JETSTREAM_API, --jetstream-api; domain of the JetStream read API
-    host_groups = true                      # LIFTPY_HOST_GROUPS; run coordinators of groups and queues
-    offer_files = false                     # LIFTPY_OFFER_FILES; let readers on this host open segment files
+    run_group_coordinators = true                      # LIFTPY_RUN_GROUP_COORDINATORS; run coordinators of groups and queues
+    local_file_reads = false                     # LIFTPY_LOCAL_FILE_READS; let readers on this host open segment files
     elections = true                        # LIFTPY_ELECTIONS; elect new leaders
     bootstrap_majority = false              # --bootstrap-majority; first start without some controllers
     metrics_streams = []                    # LIFTPY_METRICS_STREAMS; streams with metrics of their own
@@ -42,13 +42,14 @@ from __future__ import annotations
 import os
 import string
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import check_name
+from liftpy.core.base.renamed import SETTINGS
 from liftpy.core.base.worker_assignment import MOST_WORKERS
 from liftpy.core.metadata.feature_range import FIRST
 from liftpy.core.metadata.subject_index import begins_under
@@ -122,7 +123,7 @@ class NodeSettings:
     """Port of the status page and metrics on the loopback address. 0: any free port. -1: off."""
     probe_listen: str = ""
     """HOST:PORT of another address for `/livez`, `/readyz` and `/metrics`, such as the address of a pod. Empty: none."""
-    page_hosts: tuple[str, ...] = ()
+    dashboard_hostnames: tuple[str, ...] = ()
     """Host names that a request to the status page may use in addition to the loopback names."""
     elections: bool = True
     """Whether this cluster elects new leaders. With false, a partition waits until its leader is back."""
@@ -147,9 +148,9 @@ class NodeSettings:
     """Prefixes of the reply subjects that the node answers. `*` stands for nothing, or for a suffix such as `_x` or `-x`."""
     jetstream_api: str = ""
     """JetStream domain under which this node answers the read part of the JetStream API. Empty: not answered."""
-    host_groups: bool = True
+    run_group_coordinators: bool = True
     """Whether this node runs coordinators of groups and queues. With false, run them elsewhere."""
-    offer_files: bool = False
+    local_file_reads: bool = False
     """Whether readers on this host may open the segment files themselves. It makes reading with Spark faster."""
     workers: int = 1
     """Number of processes that share the partitions of this node. Use about one per core at most."""
@@ -292,6 +293,8 @@ def dev_environment(environment: Mapping[str, str] | None = None) -> tuple[dict[
     environment = os.environ if environment is None else environment
     names = {_PREFIX + f.name.upper() for f in fields(NodeSettings) if f.name not in _SECTIONS}
     names |= {_REPLICATION_PREFIX + f.name.upper() for f in fields(ReplicationConfig)}
+    for prefix in (_PREFIX, _REPLICATION_PREFIX):
+        _check_renamed([name.removeprefix(prefix).lower() for name in names], (), environment, prefix)
     given = {name: environment[name] for name in sorted(names) if environment.get(name)}
     unused = [name for name in given if name in _NOT_OF_DEV]
     return {name: value for name, value in given.items() if name not in _NOT_OF_DEV}, unused
@@ -389,6 +392,7 @@ def _values(
 ) -> dict[str, Any]:
     known = {f.name: f for f in fields(cls) if f.name not in skip}
     unknown = sorted(set(table) - set(known))
+    _check_renamed(known, unknown, environment, prefix)
     if unknown:
         raise ConfigError(f"unknown setting {unknown[0]!r}; known are {', '.join(known)}")
     values: dict[str, Any] = {}
@@ -398,6 +402,16 @@ def _values(
         if raw is not None:
             values[name] = _convert(name, raw, known_field)
     return values
+
+
+def _check_renamed(known: Collection[str], unknown: Iterable[str], environment: Mapping[str, str], prefix: str) -> None:
+    """Raise ConfigError for an old name of a setting, in the file or in the environment. The error names the new one."""
+    for name in unknown:
+        if SETTINGS.get(name) in known:
+            raise ConfigError(f"the setting {name} is now called {SETTINGS[name]}: rename it in the file")
+    for old, new in SETTINGS.items():
+        if new in known and environment.get(prefix + old.upper()):
+            raise ConfigError(f"{prefix}{old.upper()} is now called {prefix}{new.upper()}: rename it in the environment")
 
 
 def _convert(name: str, raw: Any, field: Any) -> Any:

@@ -50,7 +50,7 @@ TABLE: dict[str, Row] = {
         (
             "ingest_unread_seconds",
             "",
-            "Approximate queue delay of the oldest unprocessed publish, in seconds (limit: ingest_late_s).",
+            "Approximate queue delay of the oldest unprocessed publish, in seconds (limit: max_queue_delay_s).",
         ),
         (
             "queued_bytes_limit",
@@ -77,12 +77,12 @@ TABLE: dict[str, Row] = {
         (
             "derived_bound_bytes",
             "",
-            "Limit of derived_bytes, in bytes (node_derived_bytes). From 7/8 on, leaders reject new ids, producers and subjects.",
+            "Limit of derived_bytes, in bytes (node_dedup_state_bytes). From 7/8 on, leaders reject new ids, producers and subjects.",
         ),
         (
             "partitions_with_too_many_subjects",
             "",
-            "Number of partitions on this node whose subject index exceeds subjects_bytes (no expected subject sequences).",
+            "Number of partitions on this node whose subject index exceeds partition_subject_index_bytes.",
         ),
         ("partitions", "role", "Number of replicas on this node, by role."),
         (
@@ -280,9 +280,9 @@ TABLE: dict[str, Row] = {
             "",
             "Bytes of records that learners on this node copied, including new records.",
         ),
-        ("copied_backlog_bytes_total", "", "Part of copied_bytes_total that counts for copy_bytes_per_second."),
-        ("copies_put_off_seconds_total", "", "Time that learners waited because of copy_bytes_per_second, in seconds."),
-        ("copies_yielded_seconds_total", "", "Time that learners waited because of copy_share, in seconds."),
+        ("copied_backlog_bytes_total", "", "Part of copied_bytes_total that counts for copy_bytes_per_s."),
+        ("copies_put_off_seconds_total", "", "Time that learners waited because of copy_bytes_per_s, in seconds."),
+        ("copies_yielded_seconds_total", "", "Time that learners waited because of copy_duty_cycle, in seconds."),
         ("log_flush_moves_total", "", "Switches between flushing on the event loop and flushing in threads."),
         ("log_flushes_total", "place", "Flushes of logs, by place (event loop or thread)."),
         ("damaged_segments_total", "", "Damaged segments that recovery or a read found."),

@@ -249,7 +249,7 @@ class MemoryCluster:
         *,
         partition: int = 0,
         output_stream: str = "",
-        tick_s: float = 1.0,
+        tick_interval_s: float = 1.0,
     ) -> None:
         """Run a replicated service as one LEADER instance until the cluster stops.
 
@@ -261,7 +261,7 @@ class MemoryCluster:
             stream: Name of the stream that it reads.
             partition: Number of the partition. Default 0.
             output_stream: Name of the stream for outputs. Default '': none.
-            tick_s: Interval of records that advance log time, in seconds. Default 1.
+            tick_interval_s: Interval of records that advance log time, in seconds. Default 1.
 
         Raises:
             NotFoundError: No such stream.
@@ -270,7 +270,7 @@ class MemoryCluster:
         Example:
             cluster.serve(Counter, "counter", "orders")
         """
-        settings = (name, stream, partition, output_stream, tick_s)
+        settings = (name, stream, partition, output_stream, tick_interval_s)
 
         self._wait_for(self._serve(factory, settings))
 
