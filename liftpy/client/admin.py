@@ -1037,13 +1037,13 @@ class Admin:
         raise AssertionError("unreachable: the attempts end with a result or an error")
 
     async def watch_majority(self, *, is_patient: bool = True) -> None:
-        """Return once a controller says that the metadata group has a leader and a majority, to be run beside a command.
+        """Return when the metadata group has a leader and a majority. Run it beside a command.
 
         Args:
-            is_patient: Whether to ask again where no controller answers.
+            is_patient: If False, return at once if no controller answers. Default True: ask until one answers.
 
         Raises:
-            NoMajorityError: Too few controllers are there. It is raised within two seconds, whatever the command waits for.
+            NoMajorityError: Too few controllers answer. Raised within two seconds, whatever the command waits for.
         """
         majority, time = _Majority(), asyncio.get_running_loop().time
         while True:

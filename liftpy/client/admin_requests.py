@@ -131,7 +131,11 @@ class NodeViews:
         await self._admin.watch_majority()
 
     async def check_majority(self) -> None:
-        """As ``watch_majority``, and return at once where no controller answers."""
+        """Return when the metadata group has a majority, or at once if no controller answers.
+
+        Raises:
+            NoMajorityError: Too few controllers answer.
+        """
         await self._admin.watch_majority(is_patient=False)
 
     async def node_log_level(self, node_id: str, level: str, for_s: float, timeout_s: float = 2.0) -> dict[str, Any]:

@@ -51,7 +51,10 @@ Hook = Callable[[Sequence[PartitionKey]], None]
 
 
 class GroupRefusedError(LiftError):
-    """The coordinator rejected the request. Another member owns the partition or the instance id, or a limit is reached."""
+    """The group coordinator rejected the request. The text says why.
+
+    Another member owns the partition or the instance id, or a limit is reached.
+    """
 
     code = "GROUP_REFUSED"
 

@@ -60,11 +60,11 @@ if TYPE_CHECKING:
 
 NS_PER_S = 1_000_000_000
 TABLE = {
-    "backup_newest_timestamp_seconds": "When the newest whole backup was begun, in Unix time; 0: there is none.",
-    "backup_newest_size_bytes": "Of all that it names.",
-    "backup_whole": "Backups in the store that are whole, by names and sizes of their files.",
-    "backup_damaged": "Those that are not.",
-    "backup_looked_timestamp_seconds": "When the store was looked at.",
+    "backup_newest_timestamp_seconds": "Start time of the newest complete backup, in Unix seconds. 0: there is none.",
+    "backup_newest_size_bytes": "Size of the newest complete backup, in bytes.",
+    "backup_whole": "Number of complete backups in the store, by names and sizes of their files.",
+    "backup_damaged": "Number of incomplete or damaged backups in the store.",
+    "backup_looked_timestamp_seconds": "Time of the last check of the store, in Unix seconds.",
 }
 """``liftpy_`` before each; label ``store``: its URL."""
 

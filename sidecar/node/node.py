@@ -1,10 +1,9 @@
-"""The composition root: builds one node from its settings, takes it down in good order (``running.py`` runs it).
+"""Builds one node from its settings and shuts it down in order. ``run.py`` runs it.
 
-Up: lock and read the data folder, connect, see that no other process runs under this id, join the metadata group (or its feed),
-register a new incarnation, open the partitions that the image shows, say "ready". With ``workers`` above 1 further processes host
-shares of the partitions (``sidecar/workers``); this one is the node, and hosts share 0. Down: hand leaderships over, leave the
-partitions (flushed), tell the group, hand its leadership over, and only if all of that data is on disk write the clean-stop
-marker [S9].
+Start: lock and read the data directory, connect to NATS, check that no other process uses this node id, join the
+metadata group or its feed, register, open the partitions, report "ready". With ``workers`` above 1, other processes
+host parts of the partitions. Stop: transfer leaderships, close and flush partitions, tell the group, transfer its
+leadership, and write the clean-stop marker only if all data is on disk [S9].
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Settings while a node runs: the file is read again, whole; it is applied whole, or not at all.
+"""Reloads the settings of a running node: the whole file is read, and applied completely or not at all.
 
-Flags and the environment are those of the start, and win as they did then. What only a start can change (``LIVE`` lacks it) is told,
-and waits for one.
+Flags and environment variables stay as at the start, and win. Settings outside ``LIVE`` wait for a restart, and the
+answer names them.
 """
 
 from __future__ import annotations

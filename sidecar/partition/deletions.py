@@ -1,5 +1,4 @@
-"""Asks a controller before data is deleted, on a node that knows the cluster by the feed alone
-(``liftpy.core.metadata.data_deletion``)."""
+"""Asks a controller before a node that is not a controller deletes data (``liftpy.core.metadata.data_deletion``)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""ReadSubjects: the subjects on which readers ask, ``.read`` (any replica of the ISR, a queue group) and ``.read.<node>`` (this one).
+"""Receives read requests on the subjects ``.read`` (any ISR member, a queue group) and ``.read.<node>`` (this node).
 
-What is answered is decided in ``liftpy.core.replication.reads``; here is only how it comes and goes.
+``liftpy.core.replication.reads`` decides the answers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Replication over NATS: the leader's side (``.replicate``, ``.offset``) and the follower's side (requests and their answers).
+"""Replication over NATS: the leader's side (``.replicate``, ``.offset``) and the follower's requests and answers.
 
-A follower's reply subject is ``<inbox>.<slot>.<request id>``: one subscription per node, no table of outstanding requests, and
-an answer finds its partition and its request by its subject alone [D16]. A frame that does not parse is counted and dropped, on
-both sides: anybody can send it, and it ends no request. Batches go from the log to the socket as the views that the log gives.
+The reply subject of a follower is ``<inbox>.<slot>.<request id>``, so an answer finds its partition and request by its
+subject [D16]. Malformed frames are counted and dropped. Batches go from the log to the socket without copying.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
-"""What a node proves itself to NATS by: of all its connections at once, and changed while it runs.
+"""NATS credentials of all connections of a node, and their change while it runs.
 
-A connection takes what holds when it connects, again each time. ``change`` has all that are open connect anew: each is away for as long
-as that takes, and all its subscriptions come with it. ``prove`` tries other credentials first, on a connection of its own: what the
-server does not accept, or a user that may not hear what a node must, never takes the place of what works.
+``change`` makes all connections reconnect with new credentials. ``prove`` first tests them on a separate connection,
+including the permissions that a node needs. So bad credentials never replace working ones.
 
-What NATS does not let this node do: said at once and once, not found out as a time-out.
-
-While a node starts, a refusal in its own namespace ends the start: without that right nothing would ever come of it. Later, and for
-the subjects of streams, it is an error in the log: rights may be given back without a restart.
+Permission errors are reported at once. During the start, a missing permission in the node's own namespace ends the
+start. Later it is an error in the log, because permissions may return.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Flush: one group commit. It is made on the log's thread, run in any other one, and completed on the log's thread."""
+"""``Flush``: one group commit. It is created and completed on the thread of the log, and runs in any thread."""
 
 from __future__ import annotations
 

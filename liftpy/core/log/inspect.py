@@ -1,4 +1,4 @@
-"""Looking into a partition's folder without changing a byte: what ``liftpy log dump`` and ``verify`` show."""
+"""Inspects a partition directory without changing it, for ``liftpy log dump`` and ``verify``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What of a log goes into one message: whole batches, or, where not even one fits, a piece of it (see
-``liftpy.core.wire.chunking``)."""
+"""Selects the part of a log that fits into one message: whole batches, or a piece of a large one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Segment: one file of batches back to back, its sparse index in memory, and the walk that finds what a file holds."""
+"""``Segment``: one file of batches with a sparse index in memory, and the scan that finds its contents."""
 
 from __future__ import annotations
 

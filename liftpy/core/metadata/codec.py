@@ -1,8 +1,6 @@
-"""Image values <-> their protobufs. Encoding is canonical: the same image gives the same bytes on every node [M5].
+"""Encodes image values as protobuf and back. The same image gives the same bytes on every node [M5].
 
-Every field of the image that is not derived is here; a new one that is forgotten is found by the round-trip tests.
-
-StreamConfig <-> its protobuf. A field that is not set means the default; a wrong one is a ConfigError that names it.
+A missing field of a StreamConfig means the default. A wrong one raises a ConfigError that names it.
 """
 
 from __future__ import annotations

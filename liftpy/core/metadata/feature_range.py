@@ -1,4 +1,4 @@
-"""LevelRange: the feature levels that a process speaks, as it says them in its messages. Pure."""
+"""``LevelRange``: the feature levels that a process supports. Pure."""
 
 from __future__ import annotations
 

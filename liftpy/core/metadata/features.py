@@ -1,18 +1,11 @@
-"""Feature levels: what a cluster's controllers have agreed to decide, write and say, as one number in the image. Pure.
+"""Feature levels: what the controllers decide, write and send, as one number in the image. Pure.
 
-Goal: during a rolling upgrade two versions apply the same entries and must come to the same image. So a decision never asks which
-version runs: it asks the image for its level, and anything that makes the same entry come to other records, an answer's words or a bug
-fix included, is a new level with a row here. Until an operator finalizes it, every version decides as the level before.
+During a rolling upgrade, two versions apply the same entries and must reach the same image. So decisions depend on the
+level in the image, never on the running version. Any change that makes an entry decide differently, including bug fixes
+and answer texts, needs a new level here. A released row never changes.
 
-Constraint: a row never changes once it is released: versions that are out know it. A version speaks all levels from the first row to
-the last; where it drops old ones, the first row is the oldest level that it still speaks.
-
-Algorithm: a node says its range when it registers and with each heartbeat. The metadata leader finalizes a level that all registered
-nodes and all controllers speak; apply checks that no other node has registered meanwhile. From then on who does not speak it is
-refused, and ends with exit code 78.
-
-Worked example: nodes a and b speak 1..2, c is of the version before and says nothing: 1..1. ``finalize`` is refused and names c. c is
-replaced by 1..2 and heard; the level becomes 2. Somebody starts the old version on c again: it is refused, with both ranges.
+The metadata leader finalizes a level that all nodes and controllers support. From then on nodes without it are
+rejected, and exit with code 78.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Forwarding: a request is asked again under one operation id until somebody has decided it, or its time is over. Pure."""
+"""Repeats a request under one operation id until it is decided or its time is over. Pure."""
 
 from __future__ import annotations
 

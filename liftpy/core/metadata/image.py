@@ -1,13 +1,8 @@
-"""The image: everything the metadata group knows, as one frozen value with structural sharing.
+"""The image: everything that the metadata group knows, as one frozen value with structural sharing.
 
-A change makes a new image that shares all that did not change, so that an image can be kept, compared and encoded
-while the next entries are applied, and two images are compared by identity of their parts (``diff.py``).
-Iteration over an ``immutables.Map`` follows the hash, which differs between processes: whatever is decided or encoded
-from it goes through ``sorted`` first.
-
-The trail: which streams the latest changes of an image touched, so that a difference looks at those alone.
-
-Derived and never encoded: two images that do not come from one another (one was restored) are compared in full.
+A change creates a new image that shares all unchanged parts. So images can be kept, compared by identity, and encoded
+while later entries are applied. The iteration order of an ``immutables.Map`` differs between processes, so decisions
+and encodings use ``sorted``. The trail lists the streams that the latest changes touched. It is not encoded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a node makes of the metadata leader's answers: when a heartbeat extends its leases, and what came of a registration. Pure.
+"""A node's view of its session: when a heartbeat answer extends the leases, and the result of a registration. Pure.
 
-An answered heartbeat extends the lease from the moment it was SENT, and only once the local image is as new as the answer: a node
-that was paused must first see what it has lost [D22].
+An answer extends the lease from the moment that the heartbeat was sent, and only when the local image is as new as the
+answer [D22].
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What moves, as people are shown it, and as placement counts it. Pure, from the image alone."""
+"""Shows which replicas move, for status output and for placement. Pure."""
 
 from __future__ import annotations
 

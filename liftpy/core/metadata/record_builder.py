@@ -1,7 +1,6 @@
-"""A decision in the making: takes from the counters, collects records, ends as (records, response).
+"""Builds the result of a decision: records and a response.
 
-Shared by the decisions of every family. It reads an image and never changes one; the counters it took from become one
-CountersMoved record at the end, so that nothing that an entry used can be used again [C2].
+The counters that a decision used become one CountersMoved record, so that no value is used twice [C2].
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Records: what a decision did. ``replay`` applies them, on the controllers at once, on the other nodes from the feed.
+"""Records: the changes that a decision made. ``replay`` applies them on controllers and other nodes.
 
-A closed union of frozen values; protobufs are made only where bytes are needed. A record holds the state after it, not
-the step to it, so that replay decides nothing.
+A record holds the state after the change, so that replay decides nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The snapshot: a header and the serialized image, compressed. What a controller restores and a new node is fed.
+"""The snapshot: a header and the compressed image, for controllers that restore and nodes that join.
 
-Layout, big endian: magic ``LFTI`` (4) | version, 1 or, from feature level 2 on, 2 (2) | codec, 1: zstd (2) | index of the image (8) |
-size of the serialized image (8) | CRC-32C of header bytes 0-24 and the body (4) | body. Nothing in it is ever unpickled [M13].
+Layout, big endian: magic ``LFTI`` (4) | version, 1 or, from feature level 2 on, 2 (2) | codec, 1: zstd (2) | index of
+the image (8) | size of the serialized image (8) | CRC-32C of header bytes 0-24 and the body (4) | body. Nothing is
+unpickled [M13].
 """
 
 from __future__ import annotations

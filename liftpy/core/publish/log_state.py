@@ -1,16 +1,11 @@
-"""LogState: what ingest keeps of a partition's log on each replica, and how it comes to know it [protocol: Promotion].
+"""``LogState``: the state that a replica derives from its log: message ids, producers, subjects [protocol: Promotion].
 
-It is a fixed set of parts, each a pure function of the same log (``Part``): ``ids`` is what message ids are known, ``producers``
-who has numbered what, ``subjects`` the last record of each subject. One ``end_offset`` stands for all of them: every part has
-taken every batch below it that it needs. Only ``subjects`` may lack what lies below, and reads backwards meanwhile: no publish
-waits for it but those that ask for it.
+Each part is a pure function of the log. One ``end_offset`` applies to all parts. Only ``subjects`` may lack older
+records, and it reads them backwards in the background.
 
-It is fed with every batch that is appended here, the leader's own and fetched ones, so that a promotion finds it ready. Whoever
-has just opened a log knows nothing of it: ``replay`` reads what is needed, in slices, and a leader takes publishes when it has
-reached the log's end. What is appended meanwhile is replayed too.
-
-Where it begins: at the first batch that may lie within the longest reach of a part, seen from the record at HW. Not from the log's end:
-what is above HW may be cut, and then log time falls.
+Every appended batch is added, also on followers, so that a promotion finds the state ready. After a restart, ``replay``
+reads the needed part of the log in slices. A leader accepts publishes when the replay has reached the log end. The
+replay begins at the first batch within the longest window, counted back from the high watermark.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""What a part of the derived state is: a function of the log, told of every change of it by ``LogState``. Pure.
+"""Base class of the parts of ``LogState``, and the column format of their state files. Pure.
 
-A part keeps what it makes of the batches above HW so that a cut can take it back, and folds it into what it keeps when HW passes it.
-It checks no offsets: that batches follow each other, and that no cut goes below what is committed, is seen to for all parts at once.
-
-Columns of a state file, made and read in slices. Pure.
-
-A call into C is one in which no other thread of Python has its turn: a million numbers at once are 0.1 s, in which a node
-answers nobody. So is the end of a list of a million new objects. What is made here comes in pieces, and is never one whole.
+A part keeps the effects of batches above the high watermark separately, so that a truncation can undo them, and merges
+them when they are committed. Columns are encoded and decoded in slices, because one call over a million numbers would
+block the node for 0.1 s.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""From NATS messages to the columns of a record batch: plain bytes, headers, and the enveloped ``Message``.
+"""Decodes NATS messages into the columns of a record batch: plain bytes, headers, and the enveloped ``Message``.
 
-The columns are what ``liftpy.core.wire.batch.build_batch`` takes. A run of plain messages never meets a loop of Python statements
-over records; a message with headers or an envelope is looked at on its own. Whatever looks like an envelope and is not one is
-stored as plain bytes [A6].
-
-Messages that came together, taken apart by whether somebody waits for an answer to them. Pure.
+``liftpy.core.wire.batch.build_batch`` takes the columns. Runs of plain messages are processed without a Python loop per
+record. A message that looks like an envelope but is not one is stored as plain bytes [A6].
 """
 
 from __future__ import annotations

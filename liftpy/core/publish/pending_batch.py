@@ -1,4 +1,4 @@
-"""What ingest counts, and what it holds of publishes that the core has not had appended yet."""
+"""Counters of ingest, and the publishes that the core has not appended yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``Ingest`` and ``Standby`` need of the world: subscriptions to a data subject, and a way for answers."""
+"""Interfaces that ``Ingest`` and ``Standby`` need from the shell: subscriptions and sending acks."""
 
 from __future__ import annotations
 

@@ -1,19 +1,12 @@
-"""What a new leader does with what it heard while it stood by, in steps that give way to everything else. Pure.
+"""Replays the standby buffer on a new leader, in steps, and recognizes the messages that are in the log already. Pure.
 
-In columns, as publishes come: a loop of Python meets each message a few times, and makes nothing for it but what it is recognised by.
-The rules are those of ``standby.py``.
+The rules are in ``standby.py``. A record is recognized by its subject, key, headers and value. Equal records are
+counted: the buffer's first ones match those in the log. A record may appear in the log before it is received, because
+publishing and replication use different connections. This counts for ``credit_ns``, unless the log holds equal records:
+a duplicate is better than a loss.
 
-Which of the messages that a standby has heard stand in its log, and where. Pure.
-
-A record is recognised by all that it holds: subject, key, headers (a message id among them) and value. Where each lies once, that is
-an identity. Equal ones are counted: as many as the log holds are recognised, the first heard first. The log may have shown a record
-before it was heard, for the data subject and replication come by different ways: for ``credit_ns`` that counts. Where the log holds
-equal ones it does not, for who sends the same thing again and again must not have the next one swallowed: rather a duplicate than a
-loss, and each of those is counted as ambiguous.
-
-Worked example, credit 250 ms: "on" is shown at 0 s and heard at 0.1 s: recognised. "on" is shown at 0 s and another one is heard at
-2 s: that is a new one. "on" is shown at 0, 0.1 and 0.2 s, and heard at 0.05 s and at 0.25 s: the first is the one of 0.1 s, the second
-is taken for a new one.
+Example with a credit of 250 ms: "on" is in the log at 0 s and received at 0.1 s: recognized. "on" received at 2 s is a
+new record.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""Events: what happened, in the past tense. ``Replica.step(event, now)`` takes one at a time.
+"""Events of a replica: what happened. ``Replica.step(event, now)`` takes one at a time.
 
-Offsets are inclusive unless the name says ``end_offset`` (exclusive: the offset of the next record). ``token`` is a handle of
-the shell's (a reply subject, a buffer of payloads); the core only hands it back in an effect. Times are monotonic ns, but
-for ``*_wall_ns``. What has to be on the disk before an event may be fed: the contract in ``effects.py``.
+Offsets are inclusive unless the name says ``end_offset`` (exclusive). ``token`` is a handle of the shell, such as a
+reply subject, and the core only returns it in an effect. Times are monotonic nanoseconds, except ``*_wall_ns``.
+``effects.py`` says what must be on disk before an event may be fed.
 
-``value``: what events and effects are. Nobody changes one, which the type checker sees to.
-
-A frozen dataclass sees to it at run time, by a call for each field of each object that is made: four times the price, and a replica
-makes a dozen of them for each publish.
+Events and effects are never changed after creation. They are not frozen dataclasses, because these take four times as
+long to create.
 """
 
 from __future__ import annotations

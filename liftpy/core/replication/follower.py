@@ -127,7 +127,7 @@ _ALIVE = frozenset({RefusalReason.STALE_INCARNATION, RefusalReason.NOT_A_REPLICA
 
 
 class FollowerRole(ReplicaRole):
-    """A follower of ``leader`` (or of the candidate for it)."""
+    """A replica that follows one leader in one LeaderEpoch."""
 
     name = RoleName.FOLLOWER
     phase: Following

@@ -1,15 +1,16 @@
-"""The intake: what a leader appends at once, what it holds back, and what is too much [A11, D20, L7].
+"""Limits of a leader: which publishes it appends, which it holds back, and which it rejects [A11, D20, L7].
 
-Goal: load alone costs nobody the leadership or the place in the ISR, memory stays bounded, and no publish that nobody can be told
-"no" for is lost while there is room for it. Constraint: the order of arrival stays [A4].
-Algorithm: what is appended and not committed is bounded, in bytes, for each partition and for the node: a leader that is faster than
-its followers waits for them. Beyond it, and while the ISR is too short to commit, publishes are held, as they came, and appended in
-order when there is room again. What is held is bounded too, for each partition and for the node; beyond that a publish is refused,
-or dropped where nobody waits. A partition with nothing uncommitted may always append: its next commit goes on with what it holds,
-so that no partition waits for another's.
+Load alone must not cost a leadership or a place in the ISR, memory is bounded, and the order of arrival stays. The
+limits are per partition and per node:
 
-Worked example: ``unreplicated_bytes`` 16 MiB, 12 MiB uncommitted. A batch of 6 MiB is appended (18 MiB), the next is held. HW passes
-4 MiB of it: 14 MiB, the held one is appended.
+- Appended but uncommitted bytes. Beyond the limit, or with too few replicas in sync, publishes are held in order and
+  appended later.
+- Held bytes. Beyond the limit, a publish is rejected, or dropped if it has no reply subject.
+
+A partition without uncommitted records may always append, so no partition waits for another one.
+
+Example: ``unreplicated_bytes`` is 16 MiB and 12 MiB are uncommitted. A batch of 6 MiB is appended (18 MiB). The next
+batch is held until 4 MiB are committed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Whether a node can do what its leaderships ask of it: it has several connections, and none of them shows how the others are. Pure.
+"""Decides whether a node can serve its leaderships with its current NATS connections. Pure.
 
-Goal: a leader that can't be reached makes way, and one whose connection is soon back does not. Constraint: a connection that carries
-publishes may be cut as a slow consumer under load; it is back before long, and an election would not help. Algorithm: without the
-replication connection the data path is down at once; without the one of publishes, when that has lasted for a while.
+Without the replication connection, the node is cut off at once. Without the publish connection, it is cut off only
+after a while: NATS may close it as a slow consumer under load, it reconnects soon, and an election would not help.
 """
 
 from __future__ import annotations

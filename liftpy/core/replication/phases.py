@@ -1,6 +1,6 @@
-"""Roles and phases of a replica, and which phase of a follower may come after which.
+"""Roles and phases of a replica, and the allowed transitions of a follower.
 
-The values are what status, logs and metrics show. A role has its own phases; which role comes when is decided in ``replica.py``.
+Status, logs and metrics show these values. ``replica.py`` decides about changes of the role.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Reads: what a replica answers to a ReadRequest, up to where, and who waits [R1, R4, R6, R7, R9]. Pure, for both shells.
+"""Reads: answers a ReadRequest: which records, up to which offset, and who waits [R1, R4, R6, R7, R9]. Pure.
 
-A committed read goes up to this replica's HW, an uncommitted one (leader only) to its log end. Who asks with ``boundsOnly`` wants the
-partition's latest: a node that the metadata names as leader says it only with a lease and a HW that has reached its epoch's start
-[D8]; any other node says what it has, and that it does not lead.
+A committed read ends at this replica's high watermark, an uncommitted one (leader only) at its log end. For
+``boundsOnly`` only a leader with a lease, whose high watermark has reached the start of its epoch, gives the current
+bounds [D8]. Other nodes give what they know and say that they do not lead.
 
-A reader at the end may wait (long poll): it is answered by the next commit or when its time is over, whichever comes first. Waiting
-readers are bounded, at a partition by number and at a node in bytes; one too many is answered at once.
+A reader at the end may wait (long poll) until the next commit or its time limit. Waiting readers are limited by number
+per partition and by bytes per node. A reader beyond the limit is answered at once.
 """
 
 from __future__ import annotations

@@ -54,21 +54,28 @@ HEADER_SIZE_BYTES = _HEAD.size + _FIELDS_2.size
 
 
 class Section(IntEnum):
-    """What the framework keeps beside timers and skips: only where a service uses it, so that other services' files are as before."""
+    """Optional parts of a snapshot. They are present only if the service uses the feature."""
 
     PARAMETERS = 1
-    """Digest of what the service is made with (``liftpy.core.services.rules``)."""
+    """Digest of the arguments of the service."""
     ANSWERS = 2
-    """What commands of known message ids were answered (``liftpy.core.services.replies``)."""
+    """Replies to commands with message ids."""
     EFFECTS = 3
-    """Effects and offers without a result (``liftpy.core.services.effects``)."""
+    """Effects and offers without a result."""
     VERSION = 4
-    """The active version of the service (``liftpy.core.services.versions``)."""
+    """Active version of the service."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose state it is: a service over one partition of one incarnation of a stream."""
+    """Owner of a snapshot: a service over one partition of a stream.
+
+    Args:
+        service: Name of the service.
+        stream: Name of the stream.
+        uid: Uid of the stream.
+        partition: Number of the partition.
+    """
 
     service: str
     stream: str
@@ -86,12 +93,20 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state of a service after every record below ``position``.
+    """The state of a service after all records below ``position``.
 
-    ``last_epoch``: LeaderEpoch of the last record applied: with ``position`` it names the log's prefix [D5]; 0: none.
-    ``now_ns``: log time. ``output_count``: outputs so far. ``timers``: (time, name), in order. ``output_digest``: of those outputs
-    (``liftpy.core.services.outbox``), 16 bytes; b"" when there are none. ``skips``: what was passed over so far
-    (``liftpy.core.services.bad_records``). ``sections``: (kind, bytes), each kind at most once, none of them empty.
+    Attributes:
+        identity: Owner of the state.
+        position: Offset of the next record.
+        last_epoch: LeaderEpoch of the last applied record. 0: none.
+        now_ns: Log time in nanoseconds since 1970.
+        output_count: Number of outputs so far.
+        timers: (time, name) pairs, sorted.
+        state: Bytes that the service returned.
+        output_digest: Digest of all outputs so far, 16 bytes. b"": none.
+        skips: Records and timers that were skipped.
+        sections: (kind, bytes) pairs, each kind at most once.
+        make: Function that makes ``state`` later. None: ``state`` is complete.
     """
 
     identity: Identity
@@ -105,18 +120,22 @@ class Snapshot:
     skips: tuple[Unit, ...] = ()
     sections: tuple[tuple[Section, bytes], ...] = ()
     make: Callable[[], bytes] | None = None
-    """Makes ``state``, which is empty until then; None: it is there."""
+    """Function that makes ``state``, which is empty until then. None: ``state`` is complete."""
 
     def section(self, kind: Section) -> bytes:
-        """Its bytes, b"" where there are none."""
+        """Return the bytes of a section. b"": there is none.
+
+        Args:
+            kind: Kind of the section.
+        """
         return dict(self.sections).get(kind, b"")
 
     def whole(self) -> Snapshot:
-        """The same with its state. Raises ServiceFailedError."""
+        """Return the snapshot with its state. Raises ServiceFailedError."""
         return self if self.make is None else replace(self, state=self.make(), make=None)
 
     def encode(self) -> bytes:
-        """The bytes of the snapshot's file."""
+        """Return the bytes of the snapshot file."""
         if self.make is not None:
             return self.whole().encode()
         identity = str(self.identity).encode()

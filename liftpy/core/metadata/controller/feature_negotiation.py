@@ -1,22 +1,12 @@
-"""Who speaks which feature levels, as the metadata leader hears it; and whether a level may be set. Pure.
+"""Feature levels of nodes and controllers, and whether a level may be finalized. Pure.
 
-Goal: no level is finalized that a node or a controller does not speak. Constraint: at the first level the image holds nothing of it,
-since versions that know no levels decide beside this one; so it is kept beside the log, from heartbeats and from members' messages.
-A leader that was only just elected has heard nobody, and refuses until it has: a heartbeat later it knows.
+A level that a node or a controller does not support is never finalized. The metadata leader learns the levels from
+heartbeats and from messages of controllers. A new metadata leader knows nothing, and rejects until it has received
+them. A node that does not run must return or be removed first.
 
-A node that does not run is not heard, and its next process may be of any version: it has to come back, or to be removed.
-
-The feature level of a group that is new: the newest that all its controllers speak, set by an entry before anything else. Pure.
-
-Goal: a new cluster begins at the newest level, without an operator. Constraint: a cluster that was ever used stays at its level
-until somebody finalizes; versions that know no levels may be among the controllers, and they apply the same entries.
-
-Algorithm: while the image is that of a group in which nothing was ever decided, its leader lets nothing else into the log. It waits
-until it has heard what every other controller speaks, and orders ``SetFeatureLevel`` for the newest level in common. Nobody is
-registered yet, so apply finds nobody who was not asked; with a node in the image the entry changes nothing. Who is not heard within
-``HEARD_WITHIN_NS`` (a first start with a majority) may be of any version: the group begins at the first level.
-
-Worked example: a and b speak 1..2, c is of the version before and says nothing: 1..1. The level stays 1, nothing is logged for it.
+A new cluster starts at the newest level that all its controllers support. Until this is decided, the leader logs
+nothing else. If a controller is not heard within ``HEARD_WITHIN_NS``, the cluster starts at the first level. Example: a
+and b support 1..2, c has an older version that says nothing. The level stays 1.
 """
 
 from __future__ import annotations

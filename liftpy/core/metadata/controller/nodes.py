@@ -1,11 +1,8 @@
-"""RegisterNode, FenceNode, UnfenceNode, RemoveNode: who is a member, under which incarnation, and what it may still hold.
+"""RegisterNode, FenceNode, UnfenceNode, RemoveNode and ChangeControllers.
 
-A node that starts registers. Whether its data folder still holds all that it acknowledged decides what it may stay in
-("Membership of the ISR" of the protocol; C7, C10, C12).
-
-ChangeControllers: who forms the metadata group [M10]. It counts since the entry was appended
-(``liftpy.core.metadata.controller_list``);
-here it is written down, for everybody who is told by the image, and so that the operation is done once.
+A starting node registers. Whether its data directory is complete decides in which ISRs it may stay (C7, C10, C12).
+ChangeControllers records a change of the controller list in the image [M10]. The change counts from the moment that its
+entry is appended (``liftpy.core.metadata.controller_list``).
 """
 
 from __future__ import annotations

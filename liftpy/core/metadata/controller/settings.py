@@ -1,15 +1,9 @@
-"""SetDefaultQuota: what the cluster's streams have that have no quota of their own. Every leader takes it from the image.
+"""SetDefaultQuota, SetSessionTimes and SetFeatureLevel.
 
-SetSessionTimes: by which sessions end and leases are granted, in the whole cluster. Compare-and-set on the number of the change.
-
-A metadata leader may have granted by the times before, and others may have begun sessions by them. So a change keeps those before until
-the metadata leader says, by SettleSessionTimes, that nothing of them can still count (``session.py``); until then nobody changes them
-again, and what is remembered is never more than one change old.
-
-SetFeatureLevel: an operator finalizes a level, or goes back to the one before. Compare-and-set on who is registered.
-
-The metadata leader has asked, by heartbeats and the group's own messages, who speaks the level (``level_check.py``); that is not in the
-log. What is in the log is whom it has found. So a node of an older version that registers between the two is not passed over.
+SetSessionTimes is a compare-and-set on the number of the change. The previous times count until the metadata leader
+says by SettleSessionTimes that no session and no lease of them can exist. Until then no further change is accepted.
+SetFeatureLevel is a compare-and-set on the registered nodes, so that a node of an older version that registers
+meanwhile is not ignored.
 """
 
 from __future__ import annotations

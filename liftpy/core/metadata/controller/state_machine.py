@@ -1,9 +1,8 @@
-"""ClusterFsm: the metadata group's state machine. Bytes of the log in, bytes of an answer out.
+"""``ClusterFsm``: the state machine of the metadata group. It takes the bytes of log entries and returns answers.
 
-Deterministic: no clock (time is a field of the request), no random, no hash order, so that every controller that
-applies the same entries has the same image [M5]. ``apply`` never raises but for what this version can't know: what can't be done is an
-answer [M6]. From feature level 2 on an entry that says more than this version understands ends it (IncompatibleVersionError):
-it would guess.
+It is deterministic: time is a field of the request, and there is no random number and no hash order. So controllers
+that apply the same entries have the same image [M5]. ``apply`` answers what cannot be done [M6]. From feature level 2
+on, an entry that this version does not understand raises IncompatibleVersionError.
 """
 
 from __future__ import annotations

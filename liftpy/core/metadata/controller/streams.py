@@ -1,10 +1,7 @@
-"""CreateStream, AddPartitions, PlaceStream and DeleteStream.
+"""CreateStream, AddPartitions, PlaceStream, DeleteStream, AlterStream, TruncateBefore and OpenGroups.
 
-AlterStream: another replication factor, other settings. What is wanted is stored, and a target for every partition; the moves follow
-one by one. Settings hold as soon as a replica's node knows them; those by which publishes are refused, with a standby, as a pause that
-ends. TruncateBefore: the same for where a partition's log begins.
-
-OpenGroups: the internal stream of consumer groups' commands is made when somebody needs it first.
+AlterStream stores a new replication factor or settings, and a target for every partition. The moves follow one by one.
+TruncateBefore moves the log start. OpenGroups creates the internal stream of consumer groups on first use.
 """
 
 from __future__ import annotations

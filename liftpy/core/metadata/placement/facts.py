@@ -1,7 +1,4 @@
-"""What placement is told: of each node, and of what is to be placed; and what it gives. Pure.
-
-What placement says when a map can't be made.
-"""
+"""Inputs, results and errors of placement. Pure."""
 
 from __future__ import annotations
 
