@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import click
@@ -49,7 +49,7 @@ from sidecar.backup.restore import (
 )
 from sidecar.backup.staging import Until
 from sidecar.backup.store import DEFAULT_BYTES_PER_S, Store
-from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.options import Duration, Size, connection_options, json_option
 from sidecar.cli.output import table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -375,7 +375,10 @@ def backup() -> None:
 @click.option(
     "--since", default="last", show_default=True, metavar="ID", help="Whose pieces are used again; 'none': all is copied."
 )
-@click.option("--bytes-per-s", default=DEFAULT_BYTES_PER_S, show_default=True, type=click.IntRange(0), help="Bound; 0: none.")
+@click.option(
+    "--bytes-per-s", default=Size.text(DEFAULT_BYTES_PER_S), show_default=True, type=Size(), metavar="SIZE",
+    help="Read at most this many bytes per second; 0: no limit.",
+)  # fmt: skip
 @trace_options
 @json_option
 @connection_options
@@ -415,10 +418,22 @@ def create(
         )
 
 
+class MaxAge(Duration):
+    """An age with its unit. A bare number was hours once: it is rejected."""
+
+    units: ClassVar[Mapping[str, float]] = {unit: factor for unit, factor in Duration.units.items() if unit}
+    example = "26h or 2d"
+
+
 @backup.command("list")
 @url_argument
 @click.option(
-    "--max-age", "max_age_h", default=None, type=click.FloatRange(0), metavar="H", help="Hours that the newest may be old."
+    "--max-age",
+    "max_age_s",
+    default=None,
+    type=MaxAge(),
+    metavar="DURATION",
+    help="How old the newest backup may be, such as 26h.",
 )
 @click.option(
     "--metrics-file",
@@ -428,7 +443,7 @@ def create(
     help="Write for Prometheus's textfile collector how old the newest is: a name that ends with .prom, in its folder.",
 )
 @json_option
-def list_(url: str, max_age_h: float | None, metrics_file: Path | None, as_json: bool) -> int:
+def list_(url: str, max_age_s: float | None, metrics_file: Path | None, as_json: bool) -> int:
     """Show the backups, the newest last. Exit code 1 where there is none, or the newest is not whole, or older than --max-age."""
     found = list_backups(Store.at(url))
     if metrics_file is not None:
@@ -444,8 +459,8 @@ def list_(url: str, max_age_h: float | None, metrics_file: Path | None, as_json:
     newest = found[-1] if found else None
     if newest is None or newest.faults or newest.manifest is None:
         return EXIT_DAMAGED
-    old_h = (time.time_ns() - newest.manifest.created_ns) / _NS_PER_S / 3600
-    return EXIT_DAMAGED if max_age_h is not None and old_h > max_age_h else 0
+    age_s = (time.time_ns() - newest.manifest.created_ns) / _NS_PER_S
+    return EXIT_DAMAGED if max_age_s is not None and age_s > max_age_s else 0
 
 
 def _row(one: Listed) -> tuple[str, ...]:
@@ -503,7 +518,11 @@ def verify(url: str, backup_id: str, as_json: bool) -> int:
 @click.option("--keep", required=True, type=click.IntRange(1), help="So many whole backups, the newest.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @click.option(
-    "--died", multiple=True, metavar="ID", help="Remove what this backup has left: its process has ended. May be repeated."
+    "--unfinished",
+    "died",
+    multiple=True,
+    metavar="ID",
+    help="Remove the files of this unfinished backup, whose process has ended.",
 )
 @json_option
 def prune(url: str, keep: int, dry_run: bool, died: tuple[str, ...], as_json: bool) -> None:

@@ -323,7 +323,7 @@ LINES: dict[str, Callable[[GroupPart], Iterator[bytes]]] = {
 )
 @click.option("--follow", is_flag=True, help="Go on at the end, until Ctrl-C: the default but with --output.")
 @click.option("--reverse", is_flag=True, help="The newest first.")
-@click.option("--filter", "subjects", multiple=True, metavar="SUBJECT", help="Only records of it; with wildcards; repeatable.")
+@click.option("--subject", "subjects", multiple=True, metavar="SUBJECT", help="Only records of it; with wildcards; repeatable.")
 @click.option("--key", "keys", type=BYTES, multiple=True, metavar="KEY", help="Only records with it; repeatable.")
 @click.option("--format", "form", type=click.Choice(["text", "value", "json"]), default="text", show_default=True)
 @click.option(

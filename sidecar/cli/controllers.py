@@ -1,6 +1,6 @@
 """``liftpy controllers``: the metadata group as its leader sees it; add, remove and replace its members, by its own log [M10].
 
-``liftpy controllers rescue``: begin a metadata group again that has lost its majority for good; offline.
+``liftpy controllers force-recover``: begin a metadata group again that has lost its majority for good; offline.
 """
 
 from __future__ import annotations
@@ -19,27 +19,31 @@ from rich.console import Console
 from liftpy.client import Client, ClusterState
 from liftpy.core.base.ids import check_name
 from liftpy.errors import ConfigError, UnavailableError
-from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.options import connection_options, json_option, timeout_option
 from sidecar.cli.output import table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import DEFAULT_NAMESPACE, Target
 
 
-@click.command()
+@click.command(name="force-recover")
 @click.option(
     "--data", "folders", multiple=True, required=True, metavar="FOLDER", type=click.Path(file_okay=False, path_type=Path),
     help="Data folder of a controller that is left, and does not run; all of them, one --data each.",
 )  # fmt: skip
 @click.option(
-    "--as", "voters", default="", metavar="IDS", help="The controllers from now on, comma separated.  [default: only look]"
+    "--new-controllers",
+    "voters",
+    default="",
+    metavar="IDS",
+    help="The controllers from now on, comma separated.  [default: only look]",
 )
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), default=None, metavar="DIR", help="For other machines' nodes."
 )
 @click.option("--namespace", default=DEFAULT_NAMESPACE, show_default=True, metavar="NS", help="The cluster's namespace.")
-@click.option("--yes", "typed", default="", metavar="NAME", help="The namespace once more, in place of typing it.")
+@click.option("--confirm", "typed", default="", metavar="NAMESPACE", help="The namespace once more. Without it you are asked.")
 @json_option
-def rescue(folders: tuple[Path, ...], voters: str, out: Path | None, namespace: str, typed: str, as_json: bool) -> None:
+def force_recover(folders: tuple[Path, ...], voters: str, out: Path | None, namespace: str, typed: str, as_json: bool) -> None:
     """Begin the metadata group again from what one controller has, when a majority of them is lost FOR GOOD.
 
     What was decided behind the end of that log is lost. Stop every controller first, and never start one of the old group again with
@@ -107,13 +111,8 @@ def controllers(context: click.Context, as_json: bool, target: Target) -> None:
 
 def _changing(function: F) -> F:
     """What the subcommands share."""
-    timeout = click.option(
-        "--timeout",
-        "timeout_s",
-        type=click.FloatRange(0, 86_400),
-        default=60.0,
-        show_default=True,
-        help="Seconds to wait for the end of it. The change goes on by itself then; 0: don't wait.",
+    timeout = timeout_option(
+        "60s", "How long to wait for the end of the change. It continues afterwards. 0: do not wait.", low=0, high=86_400
     )
     return timeout(json_option(connection_options(function)))
 
@@ -209,4 +208,4 @@ def _show(found: dict[str, Any]) -> None:
         click.echo(found["under_way"])
 
 
-controllers.add_command(rescue)
+controllers.add_command(force_recover)

@@ -1,12 +1,13 @@
 """``liftpy stream purge``: give up the records of some subjects, or of some keys.
 
-``liftpy stream truncate``: give up the oldest records of a stream.
+``liftpy stream delete-records``: give up the oldest records of a stream.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,7 +19,7 @@ from liftpy.client import Client
 from liftpy.client.positions import Before, Position, parse_start
 from liftpy.core.base.purge import waits_for
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
-from sidecar.cli.options import BYTES, connection_options, internal_option, json_option
+from sidecar.cli.options import BYTES, connection_options, internal_option, json_option, timeout_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
@@ -46,7 +47,7 @@ _COUNT_S = 10.0
 @click.option("--dry-run", is_flag=True, help="Show how many records would go, and do nothing.")
 @click.option("--yes", is_flag=True, help="Don't ask: the records are deleted for good.")
 @click.option("--wait", is_flag=True, help="Until every replica has said that it holds none of them any more.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(0), default=300.0, show_default=True, help="Seconds of --wait.")
+@timeout_option("5m", "How long --wait waits.", low=0, high=math.inf)
 @json_option
 @connection_options
 @internal_option
@@ -58,7 +59,7 @@ def purge(
 
     Replicas drop them one by one, within seconds; what was published with a message id when its dedup window is over. Offsets stay."""
     if not subjects and not keys:
-        raise click.UsageError("name --subject or --key; to give up everything below an offset: liftpy stream truncate")
+        raise click.UsageError("name --subject or --key; to give up everything below an offset: liftpy stream delete-records")
     where = _where(before)
 
     async def plan(client: Client) -> list[_Purged]:
@@ -183,7 +184,7 @@ class Deletion:
         return f"{'at most ' if self.at_most else ''}{self.records} of {self.of_records} records"
 
 
-@click.command()
+@click.command(name="delete-records")
 @click.argument("name")
 @click.option(
     "--before",
@@ -198,11 +199,13 @@ class Deletion:
 @json_option
 @connection_options
 @internal_option
-def truncate(name: str, before: str, partition: int | None, dry_run: bool, yes: bool, as_json: bool, target: Target) -> None:
+def delete_records(
+    name: str, before: str, partition: int | None, dry_run: bool, yes: bool, as_json: bool, target: Target
+) -> None:
     """Give up the records of stream NAME that lie before an offset or a time, for good, on every replica.
 
     Batches stay whole: up to a batch of older records may stay. Files go as whole segments."""
-    where = truncation_of(before)
+    where = deletion_point_of(before)
 
     async def plan(client: Client) -> list[Deletion]:
         image = await client.stream(name)
@@ -245,7 +248,7 @@ def truncate(name: str, before: str, partition: int | None, dry_run: bool, yes: 
         click.echo(f"{name}/{one.partition} {begins} with the batch of {one.first}: {one.words} {goes}")
 
 
-def truncation_of(text: str) -> int | datetime | Before | None:
+def deletion_point_of(text: str) -> int | datetime | Before | None:
     """What ``--before`` means; None: the end of what is committed. Raises ConfigError for everything else."""
     where = parse_start(text, datetime.now(UTC), "--before")
     if isinstance(where, datetime):

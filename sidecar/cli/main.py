@@ -10,6 +10,7 @@ import atexit
 import gc
 import importlib
 import json
+import re
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ from typing import Any
 import click
 
 from liftpy import __version__
+from liftpy.core.base import renamed
 from liftpy.core.base.ids import is_utf8
 from liftpy.errors import ConfigError, LiftError, UnavailableError
 from sidecar.cli.closed_pipe import nobody_reads
@@ -49,7 +51,10 @@ COMMANDS = {
     "service": ("sidecar.cli.service", "Run a replicated service beside a node."),
     "status": ("sidecar.cli.status", "Show nodes, metadata leader and partitions."),
     "top": ("sidecar.cli.top", "Watch the cluster: one word, rates, acks, lag, each node."),
-    "page": ("sidecar.cli.page", "Serve the cluster's web page: state, last minutes, elections; needs no port of a node."),
+    "dashboard": (
+        "sidecar.cli.dashboard",
+        "Serve the cluster's web page: state, last minutes, elections; needs no port of a node.",
+    ),
     "events": ("sidecar.cli.events", "Show what happened in the cluster, and who asked for what."),
     "health": ("sidecar.cli.health", "Say whether a node, or the cluster, is live, ready, caught up; for probes and people."),
     "settings": ("sidecar.cli.settings", "Show a node's settings, and have it read them again while it runs."),
@@ -62,7 +67,7 @@ COMMANDS = {
     "controllers": ("sidecar.cli.controllers", "Show the metadata group; add, remove and replace its members."),
     "upgrade": ("sidecar.cli.upgrade", "Check a rolling upgrade, finalize it, say what it has brought."),
     "backup": ("sidecar.cli.backup", "Take backups, list, verify and prune them, restore one, try that out."),
-    "rights": ("sidecar.cli.rights", "Print the rights that NATS has to give a user."),
+    "permissions": ("sidecar.cli.permissions", "Print the permissions that a NATS user needs."),
     "log": ("sidecar.cli.log", "Look into a partition's folder: dump, verify, repair."),
     "spark": ("sidecar.cli.spark", "Pipelines on Spark: archive streams into tables, audit replicas, measure."),
     "bench": ("sidecar.cli.bench", "Measure liftpy beside JetStream on this machine."),
@@ -192,6 +197,8 @@ def _run(given: list[str]) -> None:
     try:
         code = liftpy.main(args=given, prog_name="liftpy", standalone_mode=False)
     except click.ClickException as error:
+        if isinstance(error, click.UsageError) and (text := new_name(error)):
+            error = click.UsageError(text, error.ctx)
         error.show()
         sys.exit(error.exit_code)
     except LiftError as error:
@@ -203,6 +210,17 @@ def _run(given: list[str]) -> None:
         _show(ConfigError(f"{error.filename}: {error.strerror}"), as_json="--json" in given)
         sys.exit(EXIT_USAGE)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def new_name(error: click.UsageError) -> str:
+    """Return what the command or the option of ``error`` is called now, if the user gave an old name; else ''."""
+    path = "" if error.ctx is None else error.ctx.command_path.partition(" ")[2]
+    if isinstance(error, click.NoSuchOption):
+        new = renamed.OPTIONS.get(f"{path} {error.option_name}".strip())
+        return f"the option {error.option_name} is now called {new}" if new else ""
+    found = re.match(r"No such command '([^']+)'", error.message)
+    old = f"{path} {found[1]}".strip() if found else ""
+    return f"the command liftpy {old} is now called liftpy {renamed.COMMANDS[old]}" if old in renamed.COMMANDS else ""
 
 
 def _show(error: LiftError, *, as_json: bool) -> None:

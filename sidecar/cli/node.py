@@ -2,7 +2,7 @@
 
 ``liftpy node drain``: what a node holds moves to others, its leaderships first; afterwards it can be stopped and removed.
 
-``liftpy node may-stop``: whether others would miss a node, for whoever restarts them one after another.
+``liftpy node can-stop``: whether others would miss a node, for whoever restarts them one after another.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from liftpy.core.metadata.controller.preflight import why_not
 from liftpy.core.metadata.image import ClusterImage, NodeImage
 from liftpy.core.metadata.reassignment_progress import Movement, offline_on
 from liftpy.errors import ConfigError, NotFoundError
-from sidecar.cli.options import connection_options, json_option
-from sidecar.cli.reassignment import follow, timeout_option
+from sidecar.cli.options import connection_options, json_option, timeout_option
+from sidecar.cli.reassignment import follow, move_timeout_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
@@ -32,7 +32,7 @@ from sidecar.runtime.settings import Target
 @click.argument("node_id", metavar="NODE")
 @click.option("--wait", is_flag=True, help="Show how far it is until NODE holds nothing.")
 @click.option("--cancel", is_flag=True, help="NODE stays: what has not begun to move does not.")
-@timeout_option
+@move_timeout_option
 @json_option
 @connection_options
 def drain(node_id: str, wait: bool, cancel: bool, timeout_s: float, as_json: bool, target: Target) -> None:
@@ -104,11 +104,11 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-@click.command(name="may-stop")
+@click.command(name="can-stop")
 @click.argument("node_id", metavar="NODE")
 @json_option
 @connection_options
-def may_stop(node_id: str, as_json: bool, target: Target) -> int:
+def can_stop(node_id: str, as_json: bool, target: Target) -> int:
     """Say whether NODE can be stopped without a partition falling below min.isr, or the metadata group losing its majority: exit code 0
     if so, else 1 with the reasons."""
     check_name(node_id, "node")
@@ -116,7 +116,7 @@ def may_stop(node_id: str, as_json: bool, target: Target) -> int:
     voters = {member.node_id: member.connected for member in state.controllers if not member.learner}
     reasons = why_not(state.image, node_id, voters)
     if as_json:
-        click.echo(json.dumps({"node": node_id, "may_stop": not reasons, "reasons": reasons}))
+        click.echo(json.dumps({"node": node_id, "can_stop": not reasons, "reasons": reasons}))
     else:
         click.echo("\n".join(reasons) or f"{node_id} may stop")
     return 1 if reasons else 0
@@ -132,20 +132,13 @@ def node() -> None:
 
 
 node.add_command(drain)
-node.add_command(may_stop)
+node.add_command(can_stop)
 
 
 @node.command()
 @click.argument("node_id", metavar="NODE")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(0, 3600),
-    default=5.0,
-    show_default=True,
-    help="Seconds for it to have stopped.",
-)
+@timeout_option("5s", "How long the node may take to stop.", low=0)
 @json_option
 @connection_options
 def remove(node_id: str, dry_run: bool, timeout_s: float, as_json: bool, target: Target) -> None:

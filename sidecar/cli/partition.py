@@ -16,7 +16,7 @@ from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.metadata.preferred_leaders import misplaced
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
-from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.options import connection_options, json_option, timeout_option
 from sidecar.cli.reassignment import move
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -24,9 +24,7 @@ from sidecar.runtime.settings import Target
 _POLL_S = 0.05
 
 number_argument = click.argument("number", type=click.IntRange(0), default=0, metavar="[PARTITION]")
-timeout_option = click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(0.1, 3600), default=15.0, show_default=True, help="Seconds to wait."
-)
+_timeout_option = timeout_option("15s", "How long to wait for the new leader.")
 
 
 @click.group()
@@ -41,7 +39,7 @@ partition.add_command(move)
 @click.argument("stream")
 @number_argument
 @click.option("--to", "node", default="", metavar="NODE", help="A live member of the ISR.  [default: the preferred leader]")
-@timeout_option
+@_timeout_option
 @json_option
 @connection_options
 def transfer(stream: str, number: int, node: str, timeout_s: float, as_json: bool, target: Target) -> None:
@@ -61,16 +59,25 @@ def transfer(stream: str, number: int, node: str, timeout_s: float, as_json: boo
 @number_argument
 @click.option("--node", default="", metavar="NODE", help="This replica.  [default: the best one]")
 @click.option("--unclean", is_flag=True, help="Also a replica that may lack committed records: they are LOST then.")
-@click.option("--yes-lose-data", is_flag=True, help="With --unclean: don't ask.")
-@timeout_option
+@click.option(
+    "--confirm",
+    default="",
+    metavar="STREAM/PARTITION",
+    help="With --unclean: the partition once more; else you are asked.",
+)
+@_timeout_option
 @json_option
 @connection_options
 def elect(
-    stream: str, number: int, node: str, unclean: bool, yes_lose_data: bool, timeout_s: float, as_json: bool, target: Target
+    stream: str, number: int, node: str, unclean: bool, confirm: str, timeout_s: float, as_json: bool, target: Target
 ) -> None:
     """Elect a leader of STREAM's PARTITION (0), which is Offline."""
-    if yes_lose_data and not unclean:
-        raise click.UsageError("--yes-lose-data is for --unclean only: a clean election loses nothing")
+    if confirm and not unclean:
+        raise click.UsageError("--confirm is for --unclean only: a clean election loses nothing")
+    if confirm and confirm != f"{stream}/{number}":
+        raise click.UsageError(
+            f"--confirm {confirm} is not this partition: nothing was changed. Use --confirm {stream}/{number}"
+        )
 
     async def look(client: Client) -> StreamImage:
         image = await client.stream(stream)
@@ -82,7 +89,7 @@ def elect(
         return await _moved(client, confirmed or await look(client), number, node, timeout_s=timeout_s, unclean=unclean)
 
     confirmed = None
-    if unclean and not yes_lose_data:
+    if unclean and not confirm:
         confirmed = with_client(target, look)
         click.confirm(f"committed records of {stream}/{number} may be lost for good: go on?", abort=True, err=True)
 
@@ -91,7 +98,7 @@ def elect(
 
 @partition.command()
 @click.option("--stream", "only", default=None, help="This stream only.")
-@timeout_option
+@_timeout_option
 @json_option
 @connection_options
 def rebalance(only: str | None, timeout_s: float, as_json: bool, target: Target) -> None:

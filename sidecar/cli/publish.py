@@ -115,7 +115,8 @@ class _Manner:
 @click.option("--partition", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--subject", default="", help="Publish here; needed where the stream's subject has wildcards.")
 @click.option(
-    "--ack",
+    "--ack-policy",
+    "ack",
     type=click.Choice([p.value for p in AckPolicy]),
     default="all",
     show_default=True,

@@ -19,7 +19,7 @@ from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.reassignment_progress import Movement, Phase, movement_of, movements
 from liftpy.errors import NotFoundError, UnavailableError
-from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.options import connection_options, json_option, timeout_option
 from sidecar.cli.partition_reports import NodeReports, ask_nodes
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -29,13 +29,7 @@ _MEGABYTE = 1_000_000.0
 Concerns = Callable[[Movement], bool]
 
 wait_option = click.option("--wait/--no-wait", default=True, show_default=True, help="Show how far it is until it is done.")
-timeout_option = click.option(
-    "--timeout-s",
-    type=click.FloatRange(0.1, 30 * 86_400.0),
-    default=86_400.0,
-    show_default=True,
-    help="Wait no longer than this; what moves goes on.",
-)
+move_timeout_option = timeout_option("1d", "Wait no longer than this. The moves continue.", high=30 * 86_400.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +145,7 @@ def sentence(now: MoveProgress, left_s: float | None) -> str:
 )
 @click.option("--cancel", is_flag=True, help="They stay where they are; a swap that is beyond its copy is finished.")
 @wait_option
-@timeout_option
+@move_timeout_option
 @json_option
 @connection_options
 def move(

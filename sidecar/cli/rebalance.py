@@ -22,7 +22,7 @@ from liftpy.errors import NotFoundError
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.output import table
 from sidecar.cli.partition_reports import NodeReports, ask_nodes
-from sidecar.cli.reassignment import follow, timeout_option, wait_option
+from sidecar.cli.reassignment import follow, move_timeout_option, wait_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
@@ -57,18 +57,16 @@ class RebalancePlan:
     show_default=True,
     help="What is evened out, by the nodes' weights. Bytes: as the nodes say. Leaders: no log is copied.",
 )
-@click.option(
-    "--leaving", multiple=True, metavar="NODE", help="With --dry-run: as if it were drained; several times, if you like."
-)
+@click.option("--without", multiple=True, metavar="NODE", help="With --dry-run: as if this node were drained. May be repeated.")
 @click.option("--cancel", is_flag=True, help="What an earlier rebalance has not begun to move stays where it is.")
 @wait_option
-@timeout_option
+@move_timeout_option
 @json_option
 @connection_options
 def rebalance(
     dry_run: bool,
     by: str,
-    leaving: tuple[str, ...],
+    without: tuple[str, ...],
     cancel: bool,
     wait: bool,
     timeout_s: float,
@@ -76,8 +74,8 @@ def rebalance(
     target: Target,
 ) -> None:
     """Move replicas so that every node holds its share. It goes on whatever is killed, this command as well."""
-    if leaving and not dry_run:
-        raise click.UsageError("--leaving goes with --dry-run: liftpy node drain NODE moves everything away")
+    if without and not dry_run:
+        raise click.UsageError("--without goes with --dry-run: liftpy node drain NODE moves everything away")
     if cancel and dry_run:
         raise click.UsageError("--cancel and --dry-run exclude each other")
 
@@ -86,12 +84,12 @@ def rebalance(
         if cancel:
             await _cancel(client, image, as_json)
             return
-        unknown = sorted(set(leaving) - set(image.nodes))
+        unknown = sorted(set(without) - set(image.nodes))
         if unknown:
             known = ", ".join(sorted(image.nodes)) or "none"
             raise NotFoundError(f"there is no node {', '.join(unknown)}; there are: {known}")
         reports = await ask_nodes(client, sorted(image.nodes)) if by == "bytes" else {}
-        plan = plan_of(image, by, leaving, reports)
+        plan = plan_of(image, by, without, reports)
         if not as_json:
             _show(plan, dry_run)
         refused = [] if dry_run else await _do(client, image, plan, wait, timeout_s, as_json)

@@ -70,7 +70,7 @@ from liftpy.service.bad_record_writer import DecisionWriter
 from liftpy.service.host import ServiceHost
 from liftpy.service.settings import ServiceSettings
 from sidecar.cli.main import stop_signals
-from sidecar.cli.options import BYTES, connection_options
+from sidecar.cli.options import BYTES, Duration, connection_options, timeout_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.restarts import EXIT_TO_REPAIR, momentary
 from sidecar.runtime.settings import Target
@@ -86,9 +86,7 @@ from sidecar.runtime.tasks import attended
 @click.option(
     "--id", "message_id", default="", metavar="ID", help="Message id: sent twice it has one effect.  [default: a random one]"
 )
-@click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(0.1, 3600), default=5.0, show_default=True, help="Seconds to wait."
-)
+@timeout_option("5s", "How long to wait for the reply.")
 @click.option("--offset", "shows_offset", is_flag=True, help="Say on stderr which record it became, and which node answered.")
 @connection_options
 def call(
@@ -164,7 +162,7 @@ TABLE = (
     (EXIT_PLACE_TAKEN, "no", "another process of the service has its place beside the node, or its folder"),
     (EXIT_DIVERGED, "no", "its state is not that of the other nodes"),
     (EXIT_TO_REPAIR, "yes", "a disk that was full, a stream that was made again: begins anew"),
-    (EXIT_NOT_ALLOWED, "no", "NATS does not give it the rights (liftpy rights --role service)"),
+    (EXIT_NOT_ALLOWED, "no", "NATS does not give it the rights (liftpy permissions --role service)"),
 )
 """(code, whether a new start can help, when)."""
 
@@ -199,7 +197,7 @@ _BY_AN_OPERATOR = "passed over by an operator"
 @click.option("--partition", default=0, show_default=True, help="Which partition of it.")
 @click.option("--offset", required=True, type=click.IntRange(0), help="Of the record that the service can't apply.")
 @click.option("--timer", default="", help="The timer that fails at that offset, where it is one.")
-@click.option("--dead-letter", default="", metavar="STREAM", help="Keep the record there.")
+@click.option("--dead-letter-stream", "dead_letter", default="", metavar="STREAM", help="Keep the record there.")
 @click.option("--force", is_flag=True, help="Also where a service does not answer, or has applied the record already.")
 @connection_options
 def skip(
@@ -224,9 +222,7 @@ def skip(
 @click.option("--stream", required=True, help="The stream that the service reads.")
 @click.option("--partition", default=0, show_default=True, help="Which partition of it.")
 @click.option("--node", "nodes", multiple=True, help="Beside this node; may be given several times.  [default: beside all]")
-@click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(0.1, 3600), default=30.0, show_default=True, help="Seconds to wait."
-)
+@timeout_option("30s", "How long to wait for the snapshots.")
 @connection_options
 def snapshot(name: str, stream: str, partition: int, nodes: tuple[str, ...], timeout_s: float, target: Target) -> None:
     """Have the service NAME store its state now, and wait until it is durable."""
@@ -407,7 +403,7 @@ service.add_command(call)
 )
 @click.option("--node", required=True, help="The sidecar beside which it runs.")
 @click.option("--data", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder for its snapshots.")
-@click.option("--output", default="", metavar="STREAM", help="Where its outputs go: a stream for them alone.")
+@click.option("--output-stream", "output", default="", metavar="STREAM", help="Where its outputs go: a stream for them alone.")
 @click.option(
     "--route",
     "routes",
@@ -417,9 +413,14 @@ service.add_command(call)
     "given several times, the same on all nodes.",
 )
 @click.option(
-    "--dead-letter", "dead_letter_stream", default="", metavar="STREAM", help="Where records go that are passed over."
+    "--dead-letter-stream", "dead_letter_stream", default="", metavar="STREAM", help="Where records go that are passed over."
 )
-@click.option("--snapshot-every", default=10_000, show_default=True, help="Offsets between snapshots: the same on all nodes.")
+@click.option(
+    "--snapshot-interval-records",
+    default=10_000,
+    show_default=True,
+    help="Offsets between snapshots, equal on all nodes.",
+)
 @click.option(
     "--set",
     "given",
@@ -443,11 +444,12 @@ service.add_command(call)
     help="Under which inboxes those who send commands are answered; may be given several times.",
 )
 @click.option(
-    "--tick-s",
-    type=click.FloatRange(0, 3600),
-    default=0.0,
+    "--tick-interval",
+    "tick_interval_s",
+    type=Duration(0, 3600),
+    default="0",
     show_default=True,
-    metavar="SECONDS",
+    metavar="DURATION",
     help="How often at most an empty record is written while a timer is due and nothing arrives; 0: never.",
 )
 @click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]), help="What is logged.")

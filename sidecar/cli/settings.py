@@ -15,7 +15,7 @@ from liftpy.client import Client
 from liftpy.config import NS_PER_S, DefaultQuota, SessionTimes
 from liftpy.core.base.ids import check_name
 from liftpy.errors import ConfigError, UnavailableError
-from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.options import Duration, connection_options, json_option
 from sidecar.cli.output import table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -98,17 +98,25 @@ def default_quota(
     click.echo(json.dumps(asdict(quota)) if as_json else f"default quota: {quota.words}")
 
 
-@settings.command()
+@settings.command(name="node-session")
 @click.option(
-    "--session-s", type=float, help="A node that is not heard for so long is fenced, and what it leads gets other leaders."
+    "--session",
+    "session_s",
+    type=Duration(),
+    metavar="DURATION",
+    help="A node without a heartbeat for this long is fenced. Its partitions get other leaders.",
 )
 @click.option(
-    "--lease-s", type=float, help="For so long a leader that hears nothing of the metadata group may answer; less than that."
+    "--lease",
+    "lease_s",
+    type=Duration(),
+    metavar="DURATION",
+    help="How long a leader may answer without contact to the controllers. It must be shorter than the session.",
 )
-@click.option("--no-wait", is_flag=True, help="Don't wait until the change is settled.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until the change is settled.")
 @json_option
 @connection_options
-def session(session_s: float | None, lease_s: float | None, no_wait: bool, as_json: bool, target: Target) -> None:
+def node_session(session_s: float | None, lease_s: float | None, wait: bool, as_json: bool, target: Target) -> None:
     """Show the session and the lease of all nodes, or set them: they hold at once, whatever the nodes' own settings say. Ends when the
     change is settled: when nothing that was granted before it can still count. Setting needs the rights of an operator."""
     sets = session_s is not None or lease_s is not None
@@ -117,7 +125,7 @@ def session(session_s: float | None, lease_s: float | None, no_wait: bool, as_js
         if not sets:
             return await client.session_times()
         times = await client.set_session_times(session_s=session_s, lease_s=lease_s)
-        return times if no_wait else await _settled(client, times)
+        return await _settled(client, times) if wait else times
 
     times = with_client(target, work)
     if as_json:

@@ -12,7 +12,7 @@ from liftpy.spark.pipelines.archive import COMPRESSIONS, DEFAULT_BATCH_RECORDS, 
 from liftpy.spark.pipelines.archive import archive as run
 from liftpy.spark.pipelines.orphan_files import DEFAULT_AGE_S
 from liftpy.spark.pipelines.tables import FORMATS
-from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.options import Duration, connection_options, json_option
 from sidecar.cli.spark_job import SparkPlace, ends_by_signal, source_options, spark_options
 from sidecar.runtime.settings import Target
 
@@ -28,12 +28,14 @@ from sidecar.runtime.settings import Target
     "--from", "start", default="", help="Where a new archive begins: startingOffsets of the source.  [default: earliest]"
 )
 @click.option("--compression", type=click.Choice(COMPRESSIONS), default="zstd", show_default=True)
-@click.option("--every", "every_s", type=click.FloatRange(0), default=10.0, show_default=True, help="Seconds between commits.")
+@click.option("--trigger-interval", "every_s", type=Duration(), default="10s", show_default=True, metavar="DURATION",
+              help="Time between commits.")  # fmt: skip
 @click.option(
     "--batch-records", type=click.IntRange(1), default=DEFAULT_BATCH_RECORDS, show_default=True, help="In one commit."
 )
-@click.option("--orphan-age", "orphan_age_s", type=click.FloatRange(0), default=DEFAULT_AGE_S, show_default=True,
-              help="Seconds after which files of attempts that died are removed, when it begins.")  # fmt: skip
+@click.option("--orphan-age", "orphan_age_s", type=Duration(), default=Duration.text(DEFAULT_AGE_S), show_default=True,
+              metavar="DURATION",
+              help="Age after which the job removes files of failed attempts, when it starts.")  # fmt: skip
 @click.option("--accept-loss", is_flag=True, help="Go on where retention took records that were not archived yet.")
 @click.option("--dry-run", is_flag=True, help="Show where it would go on and how much waits, and write nothing.")
 @json_option

@@ -12,7 +12,7 @@ from liftpy.spark.pipelines.audit import audit as run
 from liftpy.spark.pipelines.audit_findings import AuditReport
 from liftpy.spark.pipelines.parallel import DEFAULT_TASKS, MAX_TASKS
 from sidecar.cli.main import EXIT_UNAVAILABLE
-from sidecar.cli.options import connection_options, internal_option, json_option
+from sidecar.cli.options import connection_options, internal_option, json_option, timeout_option
 from sidecar.cli.output import table
 from sidecar.cli.spark_job import SparkPlace, optional_spark_options, reached
 from sidecar.runtime.settings import Target
@@ -24,8 +24,7 @@ EVERY_STREAM = ".*"
 
 @click.command()
 @click.argument("streams", nargs=-1)
-@click.option("--patience", "patience_s", type=click.FloatRange(0.1, 3600), default=10.0, show_default=True,
-              help="Seconds for which a replica may not answer until it counts as away.")  # fmt: skip
+@timeout_option("10s", "How long a replica may not answer before it counts as unreachable.")
 @click.option("--tasks", type=click.IntRange(1, MAX_TASKS), default=DEFAULT_TASKS, show_default=True,
               help="Pieces of partitions at a time, without --master.")  # fmt: skip
 @json_option
@@ -33,14 +32,14 @@ EVERY_STREAM = ".*"
 @connection_options
 @internal_option
 def audit(
-    streams: tuple[str, ...], patience_s: float, tasks: int, as_json: bool, place: SparkPlace | None, target: Target
+    streams: tuple[str, ...], timeout_s: float, tasks: int, as_json: bool, place: SparkPlace | None, target: Target
 ) -> int:
     """Read what is committed of STREAMS (all of them, if none is named) from every replica, and say where they first differ.
 
     Exit code 0: replicas agree, 1: they do not, or one holds damage, 3: of some partition there was nothing to compare."""
     wanted = Selection(tuple(sorted(set(streams)))) if streams else Selection(pattern=EVERY_STREAM)
     with reached(target, place, "liftpy audit") as (access, session):
-        report = run(access, wanted, spark=session, patience_s=patience_s, tasks=tasks, internal=target.internal)
+        report = run(access, wanted, spark=session, patience_s=timeout_s, tasks=tasks, internal=target.internal)
     if as_json:
         click.echo(json.dumps(report.to_json()))
     else:

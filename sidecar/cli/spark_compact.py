@@ -23,20 +23,20 @@ from sidecar.runtime.settings import Target
     "--table", default="", help="Read what the archive in this folder has from there.  [default: all from the stream]"
 )
 @click.option("--format", "kind", type=click.Choice(list(FORMATS)), help="Of a new table.  [default: delta]")
-@click.option("--anew", is_flag=True, help="Everything again, not only what is new since the last run.")
+@click.option("--rebuild", is_flag=True, help="Read all records again, not only those since the last run.")
 @click.option("--dry-run", is_flag=True, help="Show how much is new, and write nothing.")
 @json_option
 @spark_options
 @connection_options
 def compact(
-    stream: str, output: str, table: str, kind: str | None, anew: bool, dry_run: bool, as_json: bool, place: SparkPlace,
+    stream: str, output: str, table: str, kind: str | None, rebuild: bool, dry_run: bool, as_json: bool, place: SparkPlace,
     target: Target,
 ) -> None:  # fmt: skip
     """Make the table in --output hold the latest record of each key of STREAM; a tombstone deletes its key.
 
     Each run reads what is new and puts the table's new content in the place of the old, all or nothing."""
     with source_options(target, place) as options:
-        plan = CompactPlan(stream=stream, output=output, kind=kind or "", table=table, anew=anew, source=options)
+        plan = CompactPlan(stream=stream, output=output, kind=kind or "", table=table, anew=rebuild, source=options)
         if dry_run:
             step = next_step(plan, table_at(output, plan.kind))
             starts = {f"{name}/{partition}": offset for (name, partition), offset in sorted(step.starts.items())}

@@ -20,7 +20,7 @@ from sidecar.runtime.settings import Target
 @click.option("--name", required=True, help="Of this replay: run again under it, it writes nothing twice.")
 @click.option("--table", default="", help="Read the archive in this folder.  [default: the stream itself]")
 @click.option("--from", "start", default="", help="startingOffsets of the source.  [default: earliest]")
-@click.option("--to", "end", default="", help="endingOffsets of the source.  [default: latest]")
+@click.option("--until", "end", default="", help="endingOffsets of the source.  [default: latest]")
 @click.option("--partitions", type=click.Choice(["keep", "key"]), default="keep", show_default=True,
               help="Where a record goes: to the partition that it has, or to that of its key.")  # fmt: skip
 @click.option("--rate", type=click.FloatRange(0), default=0.0, help="Records a second at most.  [default: as fast as it goes]")

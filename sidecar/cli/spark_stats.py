@@ -17,7 +17,7 @@ from liftpy.spark.pipelines.parallel import DEFAULT_TASKS, MAX_TASKS
 from liftpy.spark.pipelines.stats import StatsReport
 from liftpy.spark.pipelines.stats import stats as run
 from liftpy.spark.pipelines.stats_plot import plot_problem, save_plot
-from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.options import connection_options, json_option, timeout_option
 from sidecar.cli.output import table
 from sidecar.cli.spark_job import SparkPlace, optional_spark_options, reached
 from sidecar.runtime.settings import Target
@@ -36,17 +36,18 @@ _COLUMNS = (
 @click.option(
     "--until", default="latest", show_default=True, help="latest, -10m, -1000, or JSON for each partition; exclusive."
 )
-@click.option("--every", default="", metavar="TIME", help="Width of a bucket: 10s, 5m, 1h.  [default: so that 60 hold all]")
+@click.option(
+    "--bucket", "every", default="", metavar="DURATION", help="Width of a bucket: 10s, 5m, 1h.  [default: 60 buckets]"
+)
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw it, too, as a PNG.")
-@click.option("--patience", "patience_s", type=click.FloatRange(0.1, 3600), default=30.0, show_default=True,
-              help="Seconds for which nobody may answer.")  # fmt: skip
+@timeout_option("30s", "How long a replica may not answer before it counts as unreachable.")
 @click.option("--tasks", type=click.IntRange(1, MAX_TASKS), default=DEFAULT_TASKS, show_default=True,
               help="Pieces of partitions at a time, without --master.")  # fmt: skip
 @json_option
 @optional_spark_options
 @connection_options
 def stats(
-    streams: tuple[str, ...], start: str, until: str, every: str, plot: Path | None, patience_s: float, tasks: int, as_json: bool,
+    streams: tuple[str, ...], start: str, until: str, every: str, plot: Path | None, timeout_s: float, tasks: int, as_json: bool,
     place: SparkPlace | None, target: Target,
 ) -> None:  # fmt: skip
     """Show rates, sizes, gaps, distinct keys and subjects of STREAMS over time, by partition and as a whole."""
@@ -58,7 +59,7 @@ def stats(
     with reached(target, place, "liftpy stats") as (access, session):
         report = run(
             access, Selection(tuple(sorted(set(streams)))), starting=starting, ending=ending,
-            every_s=_seconds(every), spark=session, patience_s=patience_s, tasks=tasks,
+            every_s=_seconds(every), spark=session, patience_s=timeout_s, tasks=tasks,
         )  # fmt: skip
     if plot is not None:
         save_plot(report, plot)
@@ -73,7 +74,7 @@ def _seconds(text: str) -> float:
         return 0.0
     found: OffsetSpec | None = relative(f"-{text}")
     if found is None or not found.back_ns:
-        raise ConfigError(f"--every = {text!r}: use a time such as 10s, 5m or 1h")
+        raise ConfigError(f"--bucket = {text!r}: use a time such as 10s, 5m or 1h")
     return found.back_ns / 1e9
 
 

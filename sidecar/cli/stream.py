@@ -27,11 +27,11 @@ from liftpy.core.metadata.placement import DEFAULT_POLICY
 from liftpy.core.metadata.reassignment_progress import movements
 from liftpy.core.wire.subjects import data_subject
 from liftpy.errors import LiftError
-from sidecar.cli.delete_records import purge, truncate
+from sidecar.cli.delete_records import delete_records, purge
 from sidecar.cli.options import connection_options, internal_option, json_option
 from sidecar.cli.output import table
 from sidecar.cli.placement import placement_options, show_plan
-from sidecar.cli.reassignment import follow, timeout_option, wait_option
+from sidecar.cli.reassignment import follow, move_timeout_option, wait_option
 from sidecar.cli.session import with_client
 from sidecar.cli.stream_settings import SETTINGS, alterable_options, changed, setting_options, shown
 from sidecar.runtime.settings import Target
@@ -39,11 +39,11 @@ from sidecar.runtime.settings import Target
 
 @click.command()
 @click.argument("name")
-@click.option("--replication-factor", "factor", type=click.IntRange(1, 32), help="Replicas of each partition.")
+@click.option("--replicas", "factor", type=click.IntRange(1, 32), help="Replicas of each partition.")
 @alterable_options
 @click.option("--dry-run", is_flag=True, help="Show what would change, and do nothing.")
 @wait_option
-@timeout_option
+@move_timeout_option
 @json_option
 @connection_options
 @internal_option
@@ -60,7 +60,7 @@ def alter(
     """Give stream NAME other settings, and every partition of it more replicas, or fewer. The leader always stays; a move goes on
     whatever is killed. What is not named stays as it is."""
     if factor is None and not settings:
-        raise click.UsageError("name a --replication-factor or a setting: nothing would change")
+        raise click.UsageError("name --replicas or a setting: nothing would change")
 
     async def work(client: Client) -> tuple[StreamImage, StreamImage, StreamImage]:
         before = await client.stream(name)
@@ -179,7 +179,7 @@ def stream() -> None:
 stream.add_command(alter)
 stream.add_command(pause)
 stream.add_command(resume)
-stream.add_command(truncate)
+stream.add_command(delete_records)
 stream.add_command(purge)
 
 
@@ -269,7 +269,7 @@ class _Wanted:
 
 @stream.command(name="add-partitions")
 @click.argument("name")
-@click.option("--to", "total", type=click.IntRange(2, 10_000), default=None, help="How many there are to be then.")
+@click.option("--partitions", "total", type=click.IntRange(2, 10_000), default=None, help="How many the stream has afterwards.")
 @placement_options
 @json_option
 @connection_options
@@ -279,7 +279,9 @@ def add_partitions(
 ) -> None:
     """Give stream NAME more partitions. Those that it has stay where they are; keys are not moved."""
     if total is None and not placement.assignment:
-        raise click.UsageError("say how many partitions there are to be: --to COUNT, or give an --assignment of the new ones")
+        raise click.UsageError(
+            "say how many partitions there are to be: --partitions COUNT, or give an --assignment of the new ones"
+        )
     if dry_run:
         show_plan(
             with_client(target, lambda client: client.plan_partitions(name, total or 0, placement=placement)), name, as_json

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from liftpy.config import ALTERABLE, Codec, FlushPolicy, StreamConfig
+from sidecar.cli.options import Duration, Size
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,25 +29,26 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("ack_policy", "--ack", "ack", "When a publisher with a reply inbox is answered."),
+    Setting("ack_policy", "--ack-policy", "ack_policy", "When a publisher with a reply inbox is answered."),
     Setting("min_isr", "--min-isr", "min_isr", "In-sync replicas needed to commit.  [default: 2, or 1 with one replica]"),
     Setting("flush", "--flush", "flush", "When records reach the disk: always, interval:<ms>, none."),
-    Setting("commit_policy", "--commit", "commit", "What commits a record: all in-sync replicas or a majority (quorum)."),
-    Setting("retention_age_s", "--retention-age", "retention_age_s", "Delete records older than this many seconds; 0: keep."),
+    Setting(
+        "commit_policy",
+        "--commit-policy",
+        "commit_policy",
+        "What commits a record: all in-sync replicas or a majority (quorum).",
+    ),
+    Setting("retention_age_s", "--retention-age", "retention_age_s", "Delete records older than this, such as 7d; 0: keep."),
     Setting("retention_bytes", "--retention-bytes", "retention_bytes", "Keep about this many bytes a partition; 0: all."),
     Setting(
         "retention_records", "--retention-records", "retention_records", "Keep about this many records a partition; 0: all."
     ),
     Setting("max_per_subject", "--max-per-subject", "max_per_subject", "Keep the newest so many of each subject; 0: all."),
     Setting("compaction", "--compaction", "compaction", "Keep the newest record of each key, drop what it supersedes."),
-    Setting(
-        "delete_retention_s", "--delete-retention", "delete_retention_s", "Compaction drops a tombstone after so many seconds."
-    ),
-    Setting("codec", "--codec", "codec", "Compression of what is stored and replicated."),
+    Setting("delete_retention_s", "--delete-retention", "delete_retention_s", "Compaction drops a tombstone after this time."),
+    Setting("codec", "--compression", "compression", "Compression of what is stored and replicated."),
     Setting("segment_bytes", "--segment-bytes", "segment_bytes", "A new segment file begins at this many bytes."),
-    Setting(
-        "segment_age_s", "--segment-age", "segment_age_s", "A new segment begins after so many seconds; 0: by bytes alone."
-    ),
+    Setting("segment_age_s", "--segment-age", "segment_age_s", "A new segment begins after this time; 0: by bytes alone."),
     Setting(
         "failover_standby",
         "--failover-standby",
@@ -57,7 +59,7 @@ SETTINGS = (
         "dedup_window_s",
         "--dedup-window",
         "dedup_window_s",
-        "A Nats-Msg-Id is stored once within so many seconds of log time; 0: ids mean nothing.",
+        "A Nats-Msg-Id is stored once within this time; 0: ids are ignored.",
     ),
     Setting("read_only", "--read-only", "read_only", "Refuse what is published; readers go on."),
     Setting(
@@ -74,9 +76,9 @@ SETTINGS = (
     ),
     Setting(
         "min_isr_hold_timeout_s",
-        "--max-held",
+        "--min-isr-hold-timeout",
         "min_isr_hold_timeout_s",
-        "Drop, and count, a plain publish held longer than so many seconds while the ISR is short; 0: hold it.",
+        "Drop, and count, a publish without reply subject that is held longer than this while the ISR is below min_isr; 0: hold it.",
     ),
     Setting(
         "quota_records_per_s",
@@ -146,9 +148,9 @@ def shown(config: StreamConfig, replica_count: int) -> dict[str, Any]:
 
 
 def changed(config: StreamConfig, replica_count: int) -> dict[str, Any]:
-    """``shown`` without what is as it comes, for people: ack, min.isr, flush and commit are always there."""
+    """Return ``shown`` without defaults. ack_policy, min_isr, flush and commit_policy are always there."""
     every, ordinary = shown(config, replica_count), shown(_DEFAULT, replica_count)
-    always = ("ack", "min_isr", "flush", "commit")
+    always = ("ack_policy", "min_isr", "flush", "commit_policy")
     return {key: value for key, value in every.items() if key in always or value != ordinary[key]}
 
 
@@ -156,6 +158,18 @@ def _option(setting: Setting, *, altered: bool = False) -> Callable[[Any], Any]:
     """``altered``: what is not given stays as it is."""
     default = getattr(_DEFAULT, setting.field)
     shows = "[default:" not in setting.help and not altered
+    unit = _unit(setting.field)
+    if unit is not None:
+        text = None if altered else unit.text(default)
+        return click.option(
+            setting.flag,
+            setting.field,
+            type=unit(),
+            default=text,
+            show_default=shows,
+            metavar=unit.name.upper(),
+            help=setting.help,
+        )
     words: dict[str, Any] = {"default": None if altered else _text(default), "show_default": shows, "help": setting.help}
     if isinstance(default, bool):
         negative = setting.flag.replace("--", "--no-", 1)
@@ -165,6 +179,13 @@ def _option(setting: Setting, *, altered: bool = False) -> Callable[[Any], Any]:
     else:
         kind = {int: click.INT, float: click.FLOAT}.get(type(default), click.STRING)
     return click.option(setting.flag, setting.field, type=kind, **words)
+
+
+def _unit(field: str) -> type[Duration] | type[Size] | None:
+    """Return the type of an option that has a unit; None for another one."""
+    if field.endswith(("_bytes", "_bytes_per_s")):
+        return Size
+    return Duration if field.endswith("_s") and not field.endswith("_per_s") else None
 
 
 def _value(default: Any, given: Any) -> Any:

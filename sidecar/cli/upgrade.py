@@ -77,7 +77,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def upgrade() -> None:
     """Check a rolling upgrade, finalize it, say what it has brought.
 
-    The order: check; node by node, controllers last and their leader the very last: liftpy node may-stop, stop, install, start, liftpy
+    The order: check; node by node, controllers last and their leader the very last: liftpy node can-stop, stop, install, start, liftpy
     health --synced; soak; finalize. Until then the way back is the same in reverse.
     """
 

@@ -1,4 +1,4 @@
-"""``liftpy rights``: which rights NATS has to give a user, for the configuration of nats-server or for nsc."""
+"""``liftpy permissions``: which permissions NATS has to give a user, for the configuration of nats-server or for nsc."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from sidecar.runtime.settings import Target
 )
 @click.option("--format", "form", default="nats-conf", type=click.Choice(["nats-conf", "nsc"]), show_default=True)
 @connection_options
-def rights(
+def permissions(
     role: str,
     streams: tuple[str, ...],
     subjects: tuple[str, ...],
@@ -60,7 +60,7 @@ def rights(
     form: str,
     target: Target,
 ) -> None:
-    """Print the rights of one NATS user.
+    """Print the NATS permissions of one user.
 
     With --inbox-prefix the user is answered under inboxes of its own (its client needs the same option), with --principal an
     operator's changes carry its name. Only a publisher's --stream without --subject asks the cluster.

@@ -1,4 +1,4 @@
-"""``liftpy page``: the cluster's pages, for a cluster whose nodes open no port; over NATS only, with the role ``status``."""
+"""``liftpy dashboard``: the cluster's pages, for a cluster whose nodes open no port; over NATS only, with the role ``status``."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ DEFAULT_LISTEN = "127.0.0.1:8223"
 @click.command()
 @click.option("--listen", default=DEFAULT_LISTEN, show_default=True, metavar="HOST:PORT", help="Where; port 0: any free one.")
 @click.option(
-    "--host", "hosts", multiple=True, metavar="NAME", help="A name under which it may be asked for, beside loopback's."
+    "--hostname", "hosts", multiple=True, metavar="NAME", help="A host name of the dashboard, beside loopback. May be repeated."
 )
 @json_option
 @connection_options
-def page(listen: str, hosts: tuple[str, ...], as_json: bool, target: Target) -> None:
+def dashboard(listen: str, hosts: tuple[str, ...], as_json: bool, target: Target) -> None:
     """Serve the cluster's pages, and /metrics of all nodes with a label node, until Ctrl-C. Asks over NATS, while somebody looks."""
     address, _, port = listen.rpartition(":")
     if not address or not port.isdigit() or int(port) > 65_535:
