@@ -11,8 +11,9 @@ from liftpy.spark.options import Selection
 from liftpy.spark.pipelines.audit import audit as run
 from liftpy.spark.pipelines.audit_findings import AuditReport
 from liftpy.spark.pipelines.parallel import DEFAULT_TASKS, MAX_TASKS
+from sidecar.cli.help import HelpCommand
 from sidecar.cli.main import EXIT_UNAVAILABLE
-from sidecar.cli.options import connection_options, internal_option, json_option, timeout_option
+from sidecar.cli.options import Duration, connection_options, internal_option, json_option
 from sidecar.cli.output import table
 from sidecar.cli.spark_job import SparkPlace, optional_spark_options, reached
 from sidecar.runtime.settings import Target
@@ -22,11 +23,12 @@ EXIT_DIFFERENT = 1
 EVERY_STREAM = ".*"
 
 
-@click.command()
+@click.command(cls=HelpCommand, example="liftpy spark audit orders")
 @click.argument("streams", nargs=-1)
-@timeout_option("10s", "How long a replica may not answer before it counts as unreachable.")
+@click.option("--timeout", "timeout_s", type=Duration(0.1, 3600), default="10s", show_default=True, metavar="DURATION",
+              help="Time without an answer after which a replica counts as unavailable.")  # fmt: skip
 @click.option("--tasks", type=click.IntRange(1, MAX_TASKS), default=DEFAULT_TASKS, show_default=True,
-              help="Pieces of partitions at a time, without --master.")  # fmt: skip
+              help="Number of partition ranges to read in parallel, without --master.")  # fmt: skip
 @json_option
 @optional_spark_options
 @connection_options
@@ -34,9 +36,10 @@ EVERY_STREAM = ".*"
 def audit(
     streams: tuple[str, ...], timeout_s: float, tasks: int, as_json: bool, place: SparkPlace | None, target: Target
 ) -> int:
-    """Read what is committed of STREAMS (all of them, if none is named) from every replica, and say where they first differ.
+    """Compare the committed records of all replicas of STREAMS, and print the first difference. Without STREAMS, compare all streams.
 
-    Exit code 0: replicas agree, 1: they do not, or one holds damage, 3: of some partition there was nothing to compare."""
+    Exit code 0: the replicas are equal, 1: they differ or one is damaged, 3: at least one partition had nothing to compare.
+    """
     wanted = Selection(tuple(sorted(set(streams)))) if streams else Selection(pattern=EVERY_STREAM)
     with reached(target, place, "liftpy audit") as (access, session):
         report = run(access, wanted, spark=session, patience_s=timeout_s, tasks=tasks, internal=target.internal)
