@@ -62,9 +62,9 @@ NS_PER_S = 1_000_000_000
 TABLE = {
     "backup_newest_timestamp_seconds": "When the newest whole backup was begun, in Unix time; 0: there is none.",
     "backup_newest_size_bytes": "Of all that it names.",
-    "backup_whole": "Backups in the store that are whole, by names and sizes of their files.",
+    "backup_valid": "Backups in the store that are whole, by names and sizes of their files.",
     "backup_damaged": "Those that are not.",
-    "backup_looked_timestamp_seconds": "When the store was looked at.",
+    "backup_checked_timestamp_seconds": "When the store was looked at.",
 }
 """``liftpy_`` before each; label ``store``: its URL."""
 
@@ -76,9 +76,9 @@ def write_metrics(path: Path, url: str, found: Sequence[Listed], now_ns: int) ->
     figures = {
         "backup_newest_timestamp_seconds": newest.created_ns / NS_PER_S if newest is not None else 0,
         "backup_newest_size_bytes": newest.size_bytes if newest is not None else 0,
-        "backup_whole": len(whole),
+        "backup_valid": len(whole),
         "backup_damaged": len(found) - len(whole),
-        "backup_looked_timestamp_seconds": now_ns / NS_PER_S,
+        "backup_checked_timestamp_seconds": now_ns / NS_PER_S,
     }
     registry = CollectorRegistry()
     for name, text in TABLE.items():
