@@ -20,7 +20,7 @@ import click
 import liftpy
 import sidecar
 from liftpy.config import ALTERABLE, REPLICATION_BOUNDS, STREAM_BOUNDS, ReplicationConfig, StreamConfig
-from liftpy.core.base.renamed import MODULES, SETTINGS
+from liftpy.core.base import renamed
 from liftpy.core.metadata.controller.cluster_events import TEXTS, ClusterEvent
 from liftpy.core.metadata.features import FEATURES
 from liftpy.core.publish.acks import JETSTREAM_ERRORS
@@ -212,7 +212,7 @@ def message_types() -> str:
 
 def renamed_modules() -> str:
     """Modules by their old and new names."""
-    return _table(("until now", "from now on"), ((f"`{old}`", f"`{new}`") for old, new in sorted(MODULES.items())))
+    return _table(("until now", "from now on"), ((f"`{old}`", f"`{new}`") for old, new in sorted(renamed.MODULES.items())))
 
 
 def spark_options() -> str:
@@ -227,14 +227,30 @@ def spark_sink_options() -> str:
 
 def renamed_settings() -> str:
     """Settings by their old and new names."""
-    return _table(("until now", "from now on"), ((f"`{old}`", f"`{new}`") for old, new in sorted(SETTINGS.items())))
+    return _table(("until now", "from now on"), ((f"`{old}`", f"`{new}`") for old, new in sorted(renamed.SETTINGS.items())))
+
+
+def renamed_commands() -> str:
+    """Commands by their old and new names."""
+    return _table(
+        ("until now", "from now on"), ((f"`liftpy {old}`", f"`liftpy {new}`") for old, new in sorted(renamed.COMMANDS.items()))
+    )
+
+
+def renamed_options() -> str:
+    """Options by their old and new names."""
+    rows = (
+        (f"`liftpy {old.rpartition(' ')[0]}`", f"`{old.rpartition(' ')[2]}`", f"`{new}`")
+        for old, new in sorted(renamed.OPTIONS.items())
+    )
+    return _table(("command", "until now", "from now on"), rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
     "settings": settings, "stream-settings": stream_settings, "errors": errors, "refusals": refusals, "log-events": log_events,
     "cluster-events": cluster_events, "exit-codes": exit_codes, "formats": formats, "levels": levels, "message-types": message_types,
-    "renamed-modules": renamed_modules, "renamed-settings": renamed_settings, "spark-options": spark_options,
-    "spark-sink-options": spark_sink_options,
+    "renamed-modules": renamed_modules, "renamed-settings": renamed_settings, "renamed-commands": renamed_commands,
+    "renamed-options": renamed_options, "spark-options": spark_options, "spark-sink-options": spark_sink_options,
 }  # fmt: skip
 
 

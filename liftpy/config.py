@@ -425,7 +425,7 @@ class ReplicationConfig:
     """Interval of a node's heartbeats to the metadata leader, in seconds."""
     session_s: float = 2.0
     """Time without a heartbeat after which a node is fenced and its partitions get new leaders, in seconds. Initial value
-    of a new cluster: `liftpy settings session` changes it later.
+    of a new cluster: `liftpy settings node-session` changes it later.
     """
     lease_s: float = 0.9
     """Time that a leader may send acks without a heartbeat answer, in seconds. After a kill, the new leader waits for the

@@ -197,7 +197,7 @@ def check_min_isr(config: StreamConfig, replicas: int) -> None:
     if config.min_isr > replicas:
         raise ConfigError(
             f"min_isr = {config.min_isr} (--min-isr), but a partition has only {replicas} replicas: set more replicas (--replicas, "
-            "--replication-factor), or a lower min_isr"
+            "--replicas), or a lower min_isr"
         )
 
 

@@ -88,7 +88,7 @@ class ServiceSettings:
         if len({route.name for route in self.routes}) < len(self.routes) or len(self.routes) > MAX_ROUTES:
             raise ConfigError(f"routes have different names, and there are at most {MAX_ROUTES}")
         if self.routes and not self.output_stream:
-            raise ConfigError("a route copies from the output stream: name one (--output)")
+            raise ConfigError("a route copies from the output stream: name one (--output-stream)")
         if self.output_stream == self.stream:
             raise ConfigError("output_stream is the stream that the service reads: it would read its own outputs")
         check_inbox_prefixes(self.reply_prefixes)

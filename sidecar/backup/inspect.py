@@ -127,7 +127,9 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
         raise ConfigError("keep at least one backup")
     marks = {path.split("/")[1] for path in store.sizes("running")}
     for unknown in sorted(set(died) - marks):
-        raise NotFoundError(f"--died {unknown}: no such backup is being made; there are: {', '.join(sorted(marks)) or 'none'}")
+        raise NotFoundError(
+            f"--unfinished {unknown}: no such backup is being made; there are: {', '.join(sorted(marks)) or 'none'}"
+        )
     listed = list_backups(store)
     doomed = set(doomed_backups((one.backup for one in listed if not one.faults), keep))
     whole = [one.backup for one in listed if not one.faults and one.backup not in doomed]

@@ -88,7 +88,7 @@ class RestoredSetting:
         if isinstance(value, DefaultQuota):
             rates = f"--records {value.records_per_s} --bytes {value.bytes_per_s} --by-token {value.by_token}"
             return f"liftpy settings default-quota {rates}"
-        return f"liftpy settings session --session-s {_seconds(value.session_ms):g} --lease-s {_seconds(value.lease_ms):g}"
+        return f"liftpy settings node-session --session {_seconds(value.session_ms):g} --lease {_seconds(value.lease_ms):g}"
 
     @property
     def shown(self) -> dict[str, object]:

@@ -125,9 +125,9 @@ async def _services(client: NodeViews, node_id: str) -> list[str]:
     if glance is not None and glance.services_ended:
         why = "; ".join(glance.ended_services) or str(glance.services_ended)
         lines.append(f"[-] {node_id}: services have ended: {why}")
-    if glance is not None and glance.services_failing:
+    if glance is not None and glance.services_blocked:
         lines.append(
-            f"[-] {node_id}: {glance.services_failing} services stand at a record that they cannot apply: liftpy status"
+            f"[-] {node_id}: {glance.services_blocked} services stand at a record that they cannot apply: liftpy status"
         )
     return lines
 

@@ -82,7 +82,7 @@ def upgrade() -> None:
     Order:
       1. liftpy upgrade check
       2. For each node (controllers last, the leading controller at the end):
-         liftpy node may-stop NODE, stop, install, start, liftpy health --synced
+         liftpy node can-stop NODE, stop, install, start, liftpy health --synced
       3. Watch the cluster for some time.
       4. liftpy upgrade finalize
 

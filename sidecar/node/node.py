@@ -335,7 +335,7 @@ class Node:
         if not links.replication.asks_who_comes and not was_said_to_be_open():
             logger.warning(
                 "this NATS server lets everybody in and everybody may do everything: delete streams, forge records, depose leaders. "
-                "Give it users with the rights that `liftpy rights` prints; docs/security.md says what they protect"
+                "Give it users with the rights that `liftpy permissions` prints; docs/security.md says what they protect"
             )
 
     def _make_counts(self) -> NodeCounts:

@@ -110,8 +110,9 @@ class Counts:
 OFTEN = (*BY_STREAM, "acks_waiting", "log_size_bytes", "readers_waiting", "uncommitted_records", "partitions_quiet")
 """What traffic changes."""
 SELDOM = (
-    *(name for name in SUMS if name not in BY_STREAM), "assembling_bytes", "partitions_failed", "partitions_with_too_many_subjects",
-    "partitions_with_set_aside_files",
+    *(name for name in SUMS if name not in BY_STREAM), "fragment_reassembly_bytes", "partitions_failed",
+    "partitions_with_full_subject_index",
+    "partitions_with_quarantined_files",
 )  # fmt: skip
 SHOWN = (
     "led", "partitions_under_replicated", "partitions_under_min_isr", "led_short", "partitions_at_min_isr", "partitions_paused",
@@ -291,7 +292,7 @@ class ByChange:
         row.often = often
         seldom = (
             counters.duplicates, ids.forgotten, producers.forgotten, derived.replayed_bytes, writer.written, writer.failed,
-            reader.poison_envelopes, reader.refused_replies, log.truncated_records, fetches.assembling_bytes,
+            reader.poison_envelopes, reader.refused_replies, log.truncated_records, fetches.fragment_reassembly_bytes,
             executor.storage_failed, subjects.state == "full", bool(worker.set_aside),
         )  # fmt: skip
         if seldom != row.seldom:

@@ -388,7 +388,7 @@ class FetchClient:
         self.fetched.clear()
 
     @property
-    def assembling_bytes(self) -> int:
+    def fragment_reassembly_bytes(self) -> int:
         """Held of a batch that comes in pieces, until it is whole."""
         return self._assembly.held_bytes
 
@@ -600,7 +600,7 @@ class AnswerRouter:
     def reserve(self, slot: int, size_bytes: int) -> bool:
         """Whether ``slot`` may put a batch of so many bytes together. A batch that has begun goes on, and one is always
         allowed: else batches would wait for each other, and the largest would never arrive."""
-        if slot not in self._assembling and self._assembling and self.assembling_bytes + size_bytes > ASSEMBLING_BYTES:
+        if slot not in self._assembling and self._assembling and self.fragment_reassembly_bytes + size_bytes > ASSEMBLING_BYTES:
             return False
         self._assembling[slot] = size_bytes
         return True
@@ -610,7 +610,7 @@ class AnswerRouter:
         self._assembling.pop(slot, None)
 
     @property
-    def assembling_bytes(self) -> int:
+    def fragment_reassembly_bytes(self) -> int:
         """Of the batches that are put together."""
         return sum(self._assembling.values())
 

@@ -88,7 +88,7 @@ async def prove(servers: Sequence[str], subjects: Subjects, node_id: str, creden
             await connection.close()
     if denied:
         raise ConfigError(
-            f"NATS does not let that user subscribe on {denied[0]}: give it the rights that `liftpy rights --role node` prints"
+            f"NATS does not let that user subscribe on {denied[0]}: give it the rights that `liftpy permissions --role node` prints"
         )
 
 
@@ -119,7 +119,7 @@ class RightsWatch:
         self._counters["refused by NATS's rights"] += 1
         error = NotAllowedError(
             f"NATS does not let this node {'publish' if is_publish else 'subscribe'} on {subject}: give its user the rights that "
-            f"`liftpy rights --role node --namespace {self._namespace}` prints"
+            f"`liftpy permissions --role node --namespace {self._namespace}` prints"
         )
         if self._is_starting and subject.startswith(f"{self._namespace}."):
             self._is_starting = False

@@ -84,7 +84,7 @@ def test_what_is_live_ready_and_synced_through_faults(
             until(lambda node=node: row(cluster, node) == (200, 200, 200), "all is well")
         code, said = command(capsys, "health", "--synced", "--cluster", "--probe", *url)
         assert (code, said.count("[+]")) == (0, 7), said
-        assert command(capsys, "node", "may-stop", "n1", *url) == (0, "n1 may stop\n")
+        assert command(capsys, "node", "can-stop", "n1", *url) == (0, "n1 may stop\n")
         port = cluster.nodes["n2"].status_url.rpartition(":")[2]
         assert command(capsys, "health", "--live", "--port", port)[0] == 0
 
@@ -98,10 +98,10 @@ def test_what_is_live_ready_and_synced_through_faults(
         until(lambda: "DEGRADED" in command(capsys, "top", "--once", *url)[1], "top says that n2 is silent, then fenced")
         assert (row(cluster, "n1"), row(cluster, "n2"), row(cluster, "n3")) == ((200, 200, 200), (0, 0, 0), (200, 200, 200))
         assert command(capsys, "health", "--node", "n2", *url)[0] == 3
-        until(lambda: command(capsys, "node", "may-stop", "n1", *url)[0] == 1, "the group would lose its majority")
+        until(lambda: command(capsys, "node", "can-stop", "n1", *url)[0] == 1, "the group would lose its majority")
         code, said = command(capsys, "upgrade", "check", *url)
         assert (code, "[-] n2: does not answer" in said) == (1, True), said
-        reasons = json.loads(command(capsys, "node", "may-stop", "n1", "--json", *url)[1])["reasons"]
+        reasons = json.loads(command(capsys, "node", "can-stop", "n1", "--json", *url)[1])["reasons"]
         assert any("metadata group" in reason for reason in reasons)
         cluster.nodes["n2"].send(signal.SIGCONT)
         until(lambda: row(cluster, "n2") == (200, 200, 200), "it goes on")

@@ -72,8 +72,8 @@ def check_outputs(service: type[Service], output_stream: str) -> None:
     if service.emits or names_emit(service):
         why = "says emits = True" if service.emits else "calls emit"
         raise ConfigError(
-            f"{service.__name__} {why}, and there is no stream for its outputs: name one (--output STREAM), of its own and with as "
-            f"many partitions; if {service.__name__} emits nothing, write emits = False in the class"
+            f"{service.__name__} {why}, and there is no stream for its outputs: name one (--output-stream STREAM), of its own and with "
+            f"as many partitions; if {service.__name__} emits nothing, write emits = False in the class"
         )
 
 

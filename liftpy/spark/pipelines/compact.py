@@ -151,7 +151,7 @@ def check_deletes(views: Views, read: Mapping[tuple[str, int], int]) -> None:
         if deletes_end > end:
             raise DataLossError(
                 f"{stream}/{partition} was read up to {end}, and delete markers below {deletes_end} are gone: what the tables hold may "
-                "have been deleted. Run once with --anew and without --table. Run more often than delete_retention_s, or raise that"
+                "have been deleted. Run once with --rebuild and without --table. Run more often than delete_retention_s, or raise that"
             )
 
 

@@ -1,6 +1,6 @@
 """One run: old nodes, up node by node, down again and up, with kills; soak; finalize; the old version refused; everything compared.
 
-Acknowledged load runs all the time. A node is changed as docs/upgrades.md has it: may-stop, SIGTERM, the other version, start, synced;
+Acknowledged load runs all the time. A node is changed as docs/upgrades.md has it: can-stop, SIGTERM, the other version, start, synced;
 the metadata leader last. At every step some node may be killed, and comes back as the version that it was.
 """
 

@@ -216,8 +216,8 @@ CASES: dict[str, Case] = {
     ),
     "DiskFull": Case(DISK | gauge("disk_free_bytes", (50, 5), (4, 5), (50, 5)), 5.5, 7, 11, NODE),
     "Overloaded": Case(
-        gauge("publish_refused_total", (0, 5), *growing(100, 15), (1400, 20), labels=',reason="overloaded"')
-        | gauge("publish_refused_total", *growing(5, 40), labels=',reason="duplicate"'),
+        gauge("publish_rejected_total", (0, 5), *growing(100, 15), (1400, 20), labels=',reason="overloaded"')
+        | gauge("publish_rejected_total", *growing(5, 40), labels=',reason="duplicate"'),
         9, 13, 30, NODE,
     ),
     "StandbyOverflow": Case(gauge("standby_overflow_total", (0, 5), (7, 40)), 4, 6, 20, NODE),
@@ -227,7 +227,7 @@ CASES: dict[str, Case] = {
         | gauge("nats_reconnects_total", (0, 5), (2, 3), (3, 40), labels=',connection="ingest"'),
         7, 9, 30, NODE,
     ),
-    "ServiceFailing": Case(gauge("services_failing", (0, 5), (1, 10), (0, 5)), 9, 11, 16, NODE),
+    "ServiceFailing": Case(gauge("services_blocked", (0, 5), (1, 10), (0, 5)), 9, 11, 16, NODE),
     "ServiceEnded": Case(gauge("services_ended", (0, 5), (1, 10), (0, 5)), 5, 7, 16, NODE),
     "GroupStuck": Case(
         gauge("group_lag_records", (0, 5), *growing(9, 20), (0, 20), labels=',group="g"')
@@ -238,7 +238,7 @@ CASES: dict[str, Case] = {
         | gauge("group_lag_seconds", *growing(60, 45), labels=',group="idle"'),
         12, 18, 30, JOB | {"group": "g"},
     ),
-    "FolderLost": Case(gauge("cluster_folders_lost_total", (0, 5), (1, 40)), 4, 6, 20, JOB),
+    "FolderLost": Case(gauge("cluster_data_directories_lost_total", (0, 5), (1, 40)), 4, 6, 20, JOB),
     "AuditDropped": Case(gauge("audit_dropped_total", (0, 5), (7, 40)), 4, 6, 20, NODE),
     "BackupOld": Case(
         {'liftpy_backup_newest_timestamp_seconds{job="node",instance="b",store="/b"}': ((0, 1600), (90000, 100))}
@@ -250,14 +250,14 @@ CASES: dict[str, Case] = {
         | {'liftpy_build_info{job="liftpy",instance="n2",version="2"}': ((1, 1500),)},
         1430, 1460, 1520, JOB, every_min=4,
     ),
-    "ClockSkew": Case(gauge("clock_doubted", (0, 5), (1, 10), (0, 5)), 9, 11, 16, NODE),
+    "ClockSkew": Case(gauge("clock_untrusted", (0, 5), (1, 10), (0, 5)), 9, 11, 16, NODE),
     "LevelWaits": Case(
         gauge("feature_level_supported", (2, 1600), labels=',bound="max"') | gauge("feature_level", (1, 1500), (2, 100)),
         1430, 1460, 1520, JOB, every_min=4,
     ),
 }  # fmt: skip
 OTHER_HALVES = {
-    "DamagedSegments": Case(gauge("scrub_findings_total", (3, 5), (4, 40)), 4, 6, 20, NODE),
+    "DamagedSegments": Case(gauge("scrub_damage_total", (3, 5), (4, 40)), 4, 6, 20, NODE),
     "DiskFilling": Case(DISK | gauge("disk_free_bytes", (50, 5), (14, 30), (50, 5)), 19, 21, 36, NODE),
 }
 """Of alerts that have two."""

@@ -24,7 +24,7 @@ from liftpy.core.metadata.rescue import LEAP, rescued_image
 from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import ConfigError, CorruptionError, FolderLockedError, InvariantError, LiftError
-from sidecar.cli.controllers import rescue as command
+from sidecar.cli.controllers import force_recover as command
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
 from sidecar.disk.files import sync_folder
 from sidecar.metadata.member_log import MemberFolder, MemberLog
@@ -314,14 +314,14 @@ def test_the_command_wants_the_name_of_the_cluster(history: list[bytes], tmp_pat
     assert [(row["node"], row["index"], row["taken"]) for row in rows] == [("n1", len(history), True), ("n2", 3, False)]
     assert "is the beginning of that" in run().output
     for words, typed in (
-        (("--as", "n1"), "other\n"),
-        (("--as", "n1", "--yes", "other"), ""),
-        (("--as", "n1,n7", "--yes", "liftpy"), ""),
+        (("--new-controllers", "n1"), "other\n"),
+        (("--new-controllers", "n1", "--confirm", "other"), ""),
+        (("--new-controllers", "n1,n7", "--confirm", "liftpy"), ""),
     ):
         refused = run(*words, typed=typed)
         assert isinstance(refused.exception, LiftError), refused
     assert tree(tmp_path) == before, "nothing was changed"
-    done = run("--as", "n1,n7", "--out", str(tmp_path / "out"), typed="liftpy\n")
+    done = run("--new-controllers", "n1,n7", "--out", str(tmp_path / "out"), typed="liftpy\n")
     assert done.exception is None
     assert "put it into the data folder of n7" in done.output
     assert (tmp_path / "out" / "n7" / "raft" / "journal").is_file()

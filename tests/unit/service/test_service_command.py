@@ -85,7 +85,7 @@ def test_partitions_are_all_or_numbers() -> None:
 
 
 def test_one_of_the_two_flags_is_given(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["service", "tests.examples.bank:Bank", "--stream", "in", "--output", "out", "--node", "n1", "--data", "x"]
+    words = ["service", "tests.examples.bank:Bank", "--stream", "in", "--output-stream", "out", "--node", "n1", "--data", "x"]
     with pytest.raises(SystemExit) as left:
         main.main([*words, "--partition", "0", "--partitions", "all"])
     assert left.value.code == 2

@@ -284,7 +284,7 @@ def test_routes_that_can_not_be(routes: tuple[Route, ...], text: str) -> None:
 
 
 def test_a_route_needs_the_output_stream_that_it_copies_from() -> None:
-    with pytest.raises(ConfigError, match="--output"):
+    with pytest.raises(ConfigError, match="--output-stream"):
         ServiceSettings("s", "in", "n1", Path("/x"), routes=(ALERTS,))
 
 
