@@ -82,7 +82,7 @@ async def run(port: int, stream: str, system: str) -> dict[str, float]:
             await (read_ours if system == "liftpy" else read_jetstream)(port, stream, found)
     except TimeoutError:
         return found.figures()
-    raise SystemExit("the reader ended by itself")
+    raise SystemExit("The process that reads the records ended too early. Run the benchmark again.")
 
 
 if __name__ == "__main__":

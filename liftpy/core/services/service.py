@@ -111,7 +111,7 @@ class Service:
         Asked on any node, with the state as it is there: by default it holds everything that was committed when the query came
         (``liftpy.core.services.queries``). What it raises is the answer to the query; the service goes on.
         """
-        raise NotImplementedError("this service takes no queries")
+        raise NotImplementedError("This service does not support queries. Define on_query in its class.")
 
     def on_effect(self, effect: Effect) -> bytes | None:
         """Do what ``effect`` was called for, in the world outside; what it returns is the effect's result. May be ``async``.
@@ -120,7 +120,7 @@ class Service:
         It may run again, also on another node, when its process died meanwhile, or it raised, or took ``effect_timeout_s``:
         ``effect.id`` is the same then, for the other side to tell.
         """
-        raise NotImplementedError("this service has no effects")
+        raise NotImplementedError("This service has no effects. Define on_effect in its class.")
 
     def on_effect_result(self, effect: Effect, result: bytes) -> None:
         """An effect has its result: a record of the log, as any other. Called once for each effect."""

@@ -302,7 +302,7 @@ def audit(
     answer until it counts as away. Raises NotFoundError, UnavailableError where the cluster does not say what there is, ConfigError.
     """
     if not 0.1 <= patience_s <= 3600:
-        raise ConfigError(f"patience_s = {patience_s} is outside 0.1..3600")
+        raise ConfigError(f"patience_s = {patience_s} (--patience) is outside 0.1..3600. Choose a value in this range.")
     link = link_to(access)
 
     async def planned() -> list[tuple[StreamImage, PartitionAudit]]:

@@ -119,7 +119,7 @@ class ReplicaReads:
             head, _ = await self._patiently(request, -1, self.replica.patience_s)
             if head.stateLater:
                 if time.monotonic() >= patient_s:
-                    raise Away("it has not read its log to the end yet, and does not know all producers and message ids")
+                    raise Away("it has not loaded its state of producers and message ids yet")
                 await asyncio.sleep(_LATER_S)
                 continue
             if not head.stateBytes:
@@ -132,7 +132,7 @@ class ReplicaReads:
             end = head.stateEnd
             held += head.stateData
             if not head.stateData or len(held) > head.stateBytes:
-                raise Away("it sends its state of producers and message ids in pieces that do not fit")
+                raise Away("it sends its state of producers and message ids in inconsistent parts")
             if len(held) == head.stateBytes:
                 return end, bytes(held)
 
@@ -165,7 +165,7 @@ class ReplicaReads:
         except DamagedBatchError as error:
             at = max(error.offset, offset)
             await self._complain(at)
-            raise Damaged(f"it sent bytes that are not what was written: {error}", at) from None
+            raise Damaged(f"it sent damaged records: {error}", at) from None
         next_offset, epoch = offset, 0
         for batch in batches:
             wrong = ""
@@ -179,7 +179,7 @@ class ReplicaReads:
         if head.compacted:  # the tail may have been compacted away
             next_offset = max(next_offset, min(head.nextOffset, head.highWatermark + 1))
         if next_offset == offset:
-            raise Away(f"it sends nothing of offset {offset} although its HW is {head.highWatermark}")
+            raise Away(f"it returned nothing at offset {offset}, although its high watermark is {head.highWatermark}")
         return batches, next_offset
 
     async def _asked(self, request: client_pb2.ReadRequest, offset: int) -> tuple[client_pb2.ReadResponse, memoryview]:
