@@ -35,9 +35,13 @@ def object_of(node_id: str, answer: bytes) -> dict[str, Any]:
     try:
         said = load_json(answer)
     except ValueError as error:
-        raise ProtocolError(f"{node_id} answered its status in a form that is not JSON: {error}") from None
+        raise ProtocolError(
+            f"The status of node {node_id} is not JSON: {error}. Check that node and client have compatible versions."
+        ) from None
     if not isinstance(said, dict):
-        raise ProtocolError(f"{node_id} answered its status in a form that is not a JSON object")
+        raise ProtocolError(
+            f"The status of node {node_id} is not a JSON object. Check that node and client have compatible versions."
+        )
     return said
 
 
@@ -177,7 +181,10 @@ class NodeViews:
         """
         said = (await self._status_page(node_id, SETTINGS, timeout_s)).get("settings")
         if not isinstance(said, list):
-            raise ProtocolError(f"{node_id} does not say its settings: it is of an older version, or only starts")
+            raise ProtocolError(
+                f"Node {node_id} does not report its settings. It has an older version, or it has not finished its "
+                "start. Retry later, or upgrade the node."
+            )
         return said
 
     async def reload_settings(self, node_id: str, timeout_s: float = 5.0) -> dict[str, Any]:

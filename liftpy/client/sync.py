@@ -356,18 +356,24 @@ class _Loop:
         """
         if os.getpid() != self._process:  # before the lock: whoever held it when the process was forked is not here
             work.close()
-            raise ConfigError("this client was opened before a fork, and its thread is in the parent: open one in the child")
+            raise ConfigError(
+                "This client was opened before a fork, and its thread runs in the parent process. Open a new client "
+                "in the child process."
+            )
         with self._lock:
             if self.ended or threading.current_thread() is self._thread:
                 work.close()
                 if self.ended:
-                    raise ClientClosedError("the client is closed")
-                raise ConfigError("a callback in the client's own thread can't wait for the client")
+                    raise ClientClosedError("The client is closed. Open a new client.")
+                raise ConfigError(
+                    "Do not call the client from one of its own callbacks: the call would wait for itself. Call it from "
+                    "another thread."
+                )
             coming = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return coming.result(timeout_s)
         except concurrent.futures.CancelledError:
-            raise ClientClosedError("the client was closed meanwhile") from None
+            raise ClientClosedError("The client was closed during the call. Open a new client.") from None
         except BaseException:
             coming.cancel()  # nothing, where it is what the work has raised
             raise

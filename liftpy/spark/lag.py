@@ -74,7 +74,9 @@ def _sources(progress: Any) -> list[Mapping[str, Any]]:
         document = load_json(document) if isinstance(document, str) else document
         return [dict(source) for source in document["sources"]]
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise ConfigError("this is no progress of a streaming query: give query.lastProgress or event.progress") from None
+        raise ConfigError(
+            "Invalid argument. Pass the progress of a streaming query: query.lastProgress or event.progress."
+        ) from None
 
 
 def _of(source: Mapping[str, Any]) -> Lag | None:

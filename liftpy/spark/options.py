@@ -89,8 +89,8 @@ _FILES = {
     "nats.inboxPrefix": "inbox_prefix",
 }
 NO_TABLES = (
-    "A table of the catalog (CREATE TABLE ... USING liftpy, saveAsTable) can't be a stream: Spark gives a Python source none of the "
-    "table's options: use CREATE TEMPORARY VIEW orders USING liftpy OPTIONS (nats '...', stream 'orders'), and to write save or start"
+    "Catalog tables (CREATE TABLE ... USING liftpy, saveAsTable) are not supported: Spark does not pass their options. To read, use "
+    "CREATE TEMPORARY VIEW orders USING liftpy OPTIONS (nats '...', stream 'orders'). To write, use save or start."
 )
 _OF_TABLES = ("provider", "owner", "external", "is_managed_location")
 """Properties that Spark's catalog gives each table, and a source as if they were options."""
@@ -170,7 +170,7 @@ class Selection:
             if name not in there:
                 near = difflib.get_close_matches(name, there, n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else "; `liftpy stream list` shows those that do exist"
-                raise NotFoundError(f"no stream {name!r}{hint}")
+                raise NotFoundError(f"Stream {name!r} does not exist{hint}. Check `liftpy stream list`.")
         return list(self.streams)
 
     def takes(self, stream: str, partition: int) -> bool:
@@ -215,7 +215,7 @@ class SourceOptions:
         if path := next((value for name, value in given.items() if name.lower() == _PATH), ""):
             if values.get("stream", path) != path:
                 raise ConfigError(
-                    f"load({path!r}) and the option stream = {values['stream']!r} name two streams: drop one of them"
+                    f"load({path!r}) and the option stream = {values['stream']!r} name two streams. Remove one of them."
                 )
             values["stream"] = path
         _check_isolation(values)
@@ -242,20 +242,28 @@ class SourceOptions:
     def check_batch(self) -> None:
         """Raise ConfigError if an option is only for streaming queries."""
         if self.starting is not None and (self.starting.word == "latest" or LATEST in dict(self.starting.offsets).values()):
-            raise ConfigError("startingOffsets can't be latest (or -1) in a batch query: it would read nothing")
+            raise ConfigError(
+                "startingOffsets cannot be latest (or -1) in a batch query, because it would read nothing. Use "
+                "earliest or offsets."
+            )
         if self.cursor:
-            raise ConfigError("cursor is for streaming queries: it says up to where one has come")
+            raise ConfigError("The option cursor is for streaming queries only. Remove it, or use startingOffsets.")
         if self.max_records_per_trigger or self.min_records_per_trigger or self.max_bytes_per_trigger:
             raise ConfigError(
-                "max- and minOffsetsPerTrigger and maxBytesPerTrigger are for streaming queries; use endingOffsets in a batch query"
+                "maxOffsetsPerTrigger, minOffsetsPerTrigger and maxBytesPerTrigger are for streaming queries only. "
+                "Use endingOffsets in a batch query."
             )
 
     def check_streaming(self) -> None:
         """Raise ConfigError if an option is only for batch queries."""
         if self.ending is not None:
-            raise ConfigError("endingOffsets and endingTimestamp are for batch queries; a streaming query ends by its trigger")
+            raise ConfigError(
+                "endingOffsets and endingTimestamp are for batch queries only. End a streaming query with its trigger."
+            )
         if 0 < self.max_records_per_trigger < self.min_records_per_trigger:
-            raise ConfigError("minOffsetsPerTrigger is more than maxOffsetsPerTrigger: no micro-batch could have so many")
+            raise ConfigError(
+                "minOffsetsPerTrigger is more than maxOffsetsPerTrigger. Decrease the first, or increase the second."
+            )
 
     @property
     def take_recreated(self) -> bool:
@@ -267,11 +275,13 @@ def _known(name: str) -> str:
     spelled = _SPELLING.get(name.lower())
     if spelled is None:
         if name.lower() in KAFKA:
-            raise ConfigError(f"{name} is an option of Kafka's source: use {KAFKA[name.lower()]} here")
+            raise ConfigError(f"{name} is an option of Kafka's source. Use {KAFKA[name.lower()]}.")
         if name.lower().startswith("kafka."):
-            raise ConfigError(f"{name} is an option of Kafka's clients and means nothing here. Known are: {', '.join(OPTIONS)}")
+            raise ConfigError(
+                f"{name} is an option of Kafka's clients and has no meaning here. Known options: {', '.join(OPTIONS)}."
+            )
         check_no_table(name)
-        raise ConfigError(f"unknown option {shown(name)}{did_you_mean(name, OPTIONS)}. Known are: {', '.join(OPTIONS)}")
+        raise ConfigError(f"Unknown option {shown(name)}{did_you_mean(name, OPTIONS)}. Known options: {', '.join(OPTIONS)}.")
     return spelled
 
 
@@ -290,23 +300,26 @@ def access_of(values: Mapping[str, str]) -> Access:
     )
     for url in access.servers.split(","):
         if "@" in url:  # whatever else is in it: it has a user in front, and no other place
-            raise ConfigError("option nats holds a user or password, which every plan would show: use nats.creds or the like")
+            raise ConfigError(
+                "The option nats contains a user or password, which every query plan would show. Use nats.creds, "
+                "nats.nkey, or nats.user with nats.passwordFile."
+            )
     if bool(access.user) != bool(access.password_file):
-        raise ConfigError("nats.user and nats.passwordFile belong together; give both or neither")
+        raise ConfigError("nats.user and nats.passwordFile belong together. Set both, or neither.")
     return access
 
 
 def _selection(values: Mapping[str, str]) -> Selection:
     given = [name for name in ("stream", "subscribe", "subscribePattern", "assign") if name in values]
     if len(given) != 1:
-        text = "say what to read: exactly one of the options stream, subscribe, subscribePattern and assign"
+        text = "Set exactly one of the options stream, subscribe, subscribePattern and assign"
         raise ConfigError(text if given else f"{text}. {NO_TABLES}")
     text = values[given[0]]
     if given == ["subscribePattern"]:
         try:
             re.compile(text)
         except (re.error, RecursionError, OverflowError) as error:
-            raise ConfigError(f"subscribePattern = {text!r} is not a regular expression: {error}") from None
+            raise ConfigError(f"subscribePattern = {text!r} is not a valid regular expression: {error}. Correct it.") from None
         return Selection(pattern=text or "$^")
     if given == ["assign"]:
         pairs = _assigned(text)
@@ -322,7 +335,7 @@ def _assigned(text: str) -> tuple[tuple[str, int], ...]:
     except (ValueError, AttributeError, TypeError):
         pairs = set()
     if not pairs or not all(type(partition) is int and partition >= 0 for _, partition in pairs):
-        raise ConfigError(f'assign = {text!r}: use JSON such as {{"orders": [0, 2]}}')
+        raise ConfigError(f'Invalid assign = {text!r}. Use JSON such as {{"orders": [0, 2]}}.')
     return tuple(sorted(pairs))
 
 
@@ -330,8 +343,8 @@ def _check_isolation(values: Mapping[str, str]) -> None:
     """Raise ConfigError for anything but committed."""
     if choice_of(values, "isolation", ("committed", "uncommitted")) == "uncommitted":
         raise ConfigError(
-            "isolation = 'uncommitted' is not for Spark, which runs tasks and micro-batches again and takes what they read for the "
-            "same: records that are not committed may vanish. A Client reads them, by ReadOptions(isolation='uncommitted')"
+            "isolation = 'uncommitted' is not supported in Spark. Spark repeats tasks, and uncommitted records "
+            "may disappear. Use a Client with ReadOptions(isolation='uncommitted')."
         )
 
 
@@ -354,9 +367,11 @@ def _columns(values: Mapping[str, str]) -> tuple[str, ...]:
         return default_columns(include_headers=include_headers, topic=topic)
     columns = check_columns([name.strip() for name in values["columns"].split(",")])
     if include_headers and "headers" not in columns:
-        raise ConfigError("includeHeaders is true but the option columns does not name headers: drop one of them")
+        raise ConfigError(
+            "includeHeaders is true, but the option columns does not contain headers. Remove one of the two options."
+        )
     if topic and "topic" not in columns:
-        raise ConfigError("topicColumn is true but the option columns does not name topic: drop one of them")
+        raise ConfigError("topicColumn is true, but the option columns does not contain topic. Remove one of the two options.")
     return columns
 
 
@@ -366,7 +381,7 @@ def whole_number_of(values: Mapping[str, str], name: str, highest: int, lowest: 
     if name not in values:
         return 0
     if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS and lowest <= int(text) <= highest):
-        raise ConfigError(f"{name} = {shown(text)}: use a whole number from {lowest} to {highest}")
+        raise ConfigError(f"Invalid {name} = {shown(text)}. Use a whole number from {lowest} to {highest}.")
     return int(text)
 
 
@@ -377,7 +392,7 @@ def size_of(values: Mapping[str, str], name: str) -> int:
     found = _SIZE.fullmatch(values[name].strip().lower())
     size_bytes = int(found[1]) << _SIZE_SHIFTS[found[2]] if found else 0
     if not 1 <= size_bytes <= 1 << 60:
-        raise ConfigError(f"{name} = {values[name]!r}: use bytes such as 268435456 or 256m, from 1 to 2^60")
+        raise ConfigError(f"Invalid {name} = {values[name]!r}. Use bytes such as 268435456 or 256m, from 1 to 2^60.")
     return size_bytes
 
 
@@ -391,7 +406,7 @@ def seconds_of(values: Mapping[str, str], name: str, default: float) -> float:
     except ValueError:
         seconds = -1.0
     if not 0.1 <= seconds <= 3600:
-        raise ConfigError(f"{name} = {text!r}: use seconds from 0.1 to 3600")
+        raise ConfigError(f"Invalid {name} = {text!r}. Use seconds from 0.1 to 3600.")
     return seconds
 
 
@@ -401,7 +416,7 @@ def _duration(values: Mapping[str, str], name: str, default_s: float) -> float:
         return default_s
     found = relative(f"-{text.strip()}")
     if found is None or not found.back_ns or found.back_ns > _LONGEST_NS:
-        raise ConfigError(f"{name} = {text!r}: use a duration such as 30s, 15m or 1h, at most 30d")
+        raise ConfigError(f"Invalid {name} = {text!r}. Use a duration such as 30s, 15m or 1h, at most 30d.")
     return found.back_ns / 1e9
 
 
@@ -413,5 +428,5 @@ def choice_of(values: Mapping[str, str], name: str, allowed: tuple[str, ...], de
     """One of ``allowed``, the first unless it is given or there is a ``default``."""
     value = values.get(name, default or allowed[0]).lower()
     if value not in allowed:
-        raise ConfigError(f"{name} = {values[name]!r}: use {' or '.join(allowed)}")
+        raise ConfigError(f"Invalid {name} = {values[name]!r}. Use {' or '.join(allowed)}.")
     return value

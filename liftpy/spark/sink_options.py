@@ -47,12 +47,14 @@ class SinkOptions:
         values = {_known(name): value for name, value in given.items() if name.lower() not in SPARKS_OWN}
         path = next((value for name, value in given.items() if name.lower() == "path"), "")
         if path and values.setdefault("stream", path) != path:
-            raise ConfigError(f"save or start({path!r}) and the option stream = {values['stream']!r} name two streams")
+            raise ConfigError(
+                f"save or start({path!r}) and the option stream = {values['stream']!r} name two streams. Remove one of them."
+            )
         write_id = values.get("writeId", "")
         if "writeId" in values and not 0 < len(write_id.encode(errors="replace")) <= _MAX_ID_BYTES:
-            raise ConfigError(f"writeId has 1 to {_MAX_ID_BYTES} bytes")
+            raise ConfigError(f"Invalid writeId. Use 1 to {_MAX_ID_BYTES} bytes.")
         if not write_id.isprintable():
-            raise ConfigError(f"writeId = {shown(write_id)}: use characters that can be printed")
+            raise ConfigError(f"Invalid writeId = {shown(write_id)}. Use printable characters.")
         return cls(
             access=access_of(values),
             stream=check_published(values["stream"]) if "stream" in values else "",
@@ -66,7 +68,9 @@ class SinkOptions:
     def check_streaming(self) -> None:
         """Raise ConfigError if an option is only for batch writes."""
         if self.write_id:
-            raise ConfigError("writeId is for batch writes: a streaming query has an id of its own, in its checkpoint")
+            raise ConfigError(
+                "writeId is for batch writes only. A streaming query has an id in its checkpoint. Remove writeId."
+            )
 
 
 def _known(name: str) -> str:
@@ -75,11 +79,12 @@ def _known(name: str) -> str:
         return spelled
     if name.lower() == "atomic":
         raise ConfigError(
-            "there is no option atomic: rows are seen as they are committed, each once, not micro-batch by micro-batch (docs/spark.md)"
+            "The option atomic does not exist. Each row is visible once, as soon as it is committed, before its "
+            "micro-batch ends. Remove the option."
         )
     if name.lower() in KAFKA:
-        raise ConfigError(f"{name} is an option of Kafka's sink: use {KAFKA[name.lower()]} here")
+        raise ConfigError(f"{name} is an option of Kafka's sink. Use {KAFKA[name.lower()]}.")
     check_no_table(name)
     near = did_you_mean(name, SINK_OPTIONS)
     whose = " is one of reading, not of writing" if name.lower() in map(str.lower, OPTIONS) else ""
-    raise ConfigError(f"unknown option {shown(name)}{whose}{near}. Known are: {', '.join(SINK_OPTIONS)}")
+    raise ConfigError(f"Unknown option {shown(name)}{whose}{near}. Known options: {', '.join(SINK_OPTIONS)}.")

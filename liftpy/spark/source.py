@@ -107,7 +107,9 @@ class CursorWriter:
                     self._client = Client(transport, self._link.subjects, owns_connection=False)
                 await set_cursor(self._client, self._name, positions)
         except TimeoutError:
-            raise UnavailableError(f"nobody has taken it for {PATIENCE_S:g} s") from None
+            raise UnavailableError(
+                f"No node or NATS server answered within {PATIENCE_S:g} s. Check the option nats and `liftpy health`."
+            ) from None
 
 
 _GO_ON = ". Undo what came of the lost records if you can; begin with a new checkpoint, or go on with failOnDataLoss=false"
@@ -169,7 +171,8 @@ def _with_schema(options: SourceOptions, schema: StructType) -> SourceOptions:
     columns = check_columns(schema.fieldNames())
     if not to_arrow_schema(schema, timezone="UTC").equals(arrow_schema(columns)):
         raise ConfigError(
-            f"the schema must have the source's types, all nullable: {from_arrow_schema(arrow_schema(columns)).simpleString()}"
+            "The schema must have the types of the source, all nullable: "
+            f"{from_arrow_schema(arrow_schema(columns)).simpleString()}. Remove .schema(...), or use this schema."
         )
     return replace(options, columns=columns)
 

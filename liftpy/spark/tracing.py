@@ -55,9 +55,9 @@ def processing(batch: DataFrame, stream: str, *, trace: TracerProvider | None = 
     try:
         from liftpy.client.traced import ClientSpans
     except ImportError as error:
-        raise ConfigError(f"spans need `pip install liftpy[trace]`: {error}") from None
+        raise ConfigError(f"Spans need OpenTelemetry. Install it with `pip install 'liftpy[trace]'`. ({error})") from None
     if _HEADERS not in batch.columns:
-        raise ConfigError("the batch has no column headers: read the stream with the option includeHeaders=true")
+        raise ConfigError("The batch has no column headers. Read the stream with the option includeHeaders=true.")
     created, (partition, offset) = _created_in(batch)
     with ClientSpans(trace, Counter()).process(stream, partition, created, offset, None) as span:
         yield span

@@ -47,12 +47,12 @@ def cluster_options(config: pytest.Config) -> tuple[int, dict[str, str]]:
     try:
         nodes = int(asked)
     except ValueError:
-        raise pytest.UsageError(f"liftpy_nodes = {asked!r} is no number") from None
+        raise pytest.UsageError(f"Invalid liftpy_nodes = {asked!r}. Use a number.") from None
     settings: dict[str, str] = {}
     for line in [*config.getini("liftpy_settings"), *config.getoption("--liftpy-set")]:
         name, equals, value = line.partition("=")
         if not equals or not name.strip().startswith(_PREFIX):
-            raise pytest.UsageError(f"{line!r} is no setting of a node: say {_PREFIX}...=VALUE")
+            raise pytest.UsageError(f"Unknown setting {line!r}. Use {_PREFIX}...=VALUE.")
         settings[name.strip()] = value.strip()
     return nodes, settings
 
@@ -70,7 +70,7 @@ def _liftpy_session(pytestconfig: pytest.Config) -> Iterator[ClusterUnderTest]:
         cluster.start_all()
     except LiftError as error:
         pytest.fail(
-            f"no cluster for the tests: {error}", pytrace=False
+            f"Cannot start the cluster for the tests: {error}", pytrace=False
         )  # not skipped: a green run that tried nothing helps nobody
     yield cluster
     cluster.stop()

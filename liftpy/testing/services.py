@@ -120,7 +120,9 @@ class ServiceTest:
                 return self
             done: Any = None if waiting[0].is_offer else self._run.machine.run_effect(waiting[0])
             self.result(waiting[0], (asyncio.run(done) if inspect.iscoroutine(done) else done) or b"")
-        raise ServiceFailedError(f"after {limit} effects there are more: does each bring about another one?")
+        raise ServiceFailedError(
+            f"More than {limit} effects ran. Does each effect request another one? Increase limit if this is intended."
+        )
 
     def tick(self) -> ServiceTest:
         """Feed a record that only advances log time, as a LEADER with ``tick_interval_s`` appends it.
@@ -160,7 +162,7 @@ class ServiceTest:
             ServiceFailedError: The service raised an error or broke a rule.
         """
         if self._failed:
-            raise ServiceFailedError("the service has failed, and its state is not gone on with: make another ServiceTest")
+            raise ServiceFailedError("The service has failed, so this ServiceTest cannot continue. Create another ServiceTest.")
         record = Record(
             offset=len(self._records),
             timestamp_ns=self._now_ns,
@@ -190,7 +192,10 @@ class ServiceTest:
         before = self.snapshot()
         answer = self._run.machine.query(query)
         if self.snapshot() != before:
-            raise DivergedError("on_query changes the state: a query is no record, and other nodes do not see it")
+            raise DivergedError(
+                "on_query changes the state. A query is not a record, so other nodes would not see the change. Make "
+                "on_query read-only."
+            )
         return answer
 
     def advance(self, seconds: float) -> ServiceTest:
@@ -247,7 +252,7 @@ class ServiceTest:
         what = f"from the snapshot after {place} records"
         if again.machine.snapshot().encode() != run.machine.snapshot().encode():
             raise DivergedError(
-                f"{what}: on_start and take_snapshot do not give the same bytes again: the snapshot lacks something"
+                f"{what}: the state after a restore from the snapshot differs. take_snapshot lacks a part of the state."
             )
         again.feed(self._records[place:])
         end = _Told([_shown(output) for output in again.outputs], {len(self._records): _state(again)}, _replies_of(again))
@@ -322,7 +327,8 @@ def _state(run: _Run) -> str:
     first, second = (run.machine.snapshot().encode() for _ in range(2))
     if first != second:
         raise DivergedError(
-            "take_snapshot gives other bytes when it is called again: it changes the state, or its order is not fixed"
+            "take_snapshot returned other bytes at its second call. It changes the state, or it depends on an "
+            "order such as that of a set."
         )
     return _text(first)
 
@@ -347,18 +353,27 @@ def _compare(one: _Told, other: _Told, how: str) -> None:
     for number, (mine, theirs) in enumerate(zip(one.outputs, other.outputs, strict=False)):
         if tuple(mine) != tuple(theirs):
             raise DivergedError(
-                f"output {number} (of the record at offset {mine[0]}) is another one {how}: {_said(mine)}, then {_said(theirs)}"
+                f"Output {number} (of the record at offset {mine[0]}) differs {how}: {_said(mine)}, then "
+                f"{_said(theirs)}. The callbacks must be deterministic."
             )
     if len(one.outputs) != len(other.outputs):
-        raise DivergedError(f"there are {len(one.outputs)} outputs, and {len(other.outputs)} {how}")
+        raise DivergedError(
+            f"The number of outputs differs {how}: {len(one.outputs)}, then {len(other.outputs)}. The callbacks "
+            "must be deterministic."
+        )
     for said, again in zip_longest(one.replies, other.replies):
         if said is None or again is None or tuple(said) != tuple(again):
             first = said or again
-            raise DivergedError(f"the reply to the record at offset {first[0]} is another one {how}")
+            raise DivergedError(
+                f"The reply to the record at offset {first[0]} differs {how}. The callbacks must be deterministic."
+            )
     for place, state in one.states.items():
         if place in other.states and other.states[place] != state:
             where = "at the end" if place < 0 else f"after {place} records"
-            raise DivergedError(f"the snapshot {where} is another one {how}, with the same outputs: is its order fixed?")
+            raise DivergedError(
+                f"The snapshot {where} differs {how}, although the outputs are equal. Check that take_snapshot has a "
+                "fixed order."
+            )
 
 
 def _said(shown: Shown) -> str:
@@ -376,8 +391,8 @@ def _in_process(factory: Callable[[], Service], records: Sequence[Record], place
         found = getattr(found, part, None)
     if not file or found is not factory:
         raise ConfigError(
-            f"{name or factory!r} can't be found by its name in a module, so no other process can make it: define it at the top of "
-            "a module, or leave those out with verify(hash_seeds=0)"
+            f"Another process cannot import {name or factory!r}. Define it at the top level of a module, or skip "
+            "this check with verify(hash_seeds=0)."
         )
     work = {
         "module": module.__name__ if module is not None else "",
@@ -399,10 +414,10 @@ def _in_process(factory: Callable[[], Service], records: Sequence[Record], place
     )
     if child.returncode:
         last = (child.stderr.strip().splitlines() or ["nothing"])[-1]
-        raise ServiceFailedError(f"in another process the service failed: {last}")
+        raise ServiceFailedError(f"The service failed in another process: {last}")
     answer = json.loads(child.stdout.splitlines()[-1])
     if "diverged" in answer:
-        raise DivergedError(f"in another process: {answer['diverged']}")
+        raise DivergedError(f"The service diverged in another process: {answer['diverged']}")
     return _Told(
         [tuple(output) for output in answer["outputs"]], {int(k): v for k, v in answer["states"].items()}, answer["replies"]
     )
@@ -458,7 +473,7 @@ def _module(name: str, file: Path) -> Any:
             pass
     plan = importlib.util.spec_from_file_location("liftpy_tested_service", file)
     if plan is None or plan.loader is None:
-        raise ConfigError(f"{file} is no Python module")
+        raise ConfigError(f"{file} is not a Python module. Give a path that ends with .py.")
     module = importlib.util.module_from_spec(plan)
     sys.modules[plan.name] = module
     plan.loader.exec_module(module)

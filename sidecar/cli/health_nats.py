@@ -57,7 +57,7 @@ def health(
     After a network partition, the side with the majority reports 1 (the other nodes are fenced). The other side reports 3.
     """
     if node_id is not None and cluster:
-        raise click.UsageError("give --node or --cluster")
+        raise click.UsageError("--node and --cluster cannot be combined. Remove one of them.")
     return show(_by_nats(target, level or "ready", node_id, probe), as_json)
 
 
@@ -150,9 +150,9 @@ async def _published(target: Target, value: bytes) -> int:
         finally:
             await connection.close()
     except (nats.errors.Error, OSError, TimeoutError, ValueError) as error:
-        raise UnavailableError(f"a publish was not answered: {error!r}") from None
+        raise UnavailableError(f"the probe got no ack: {error!r}") from None
     if answer.get("error"):
-        raise UnavailableError(f"a publish was refused: {answer['error'].get('description')}")
+        raise UnavailableError(f"the probe was rejected: {answer['error'].get('description')}")
     return int(answer["seq"]) - 1
 
 

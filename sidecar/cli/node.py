@@ -44,7 +44,7 @@ def drain(node_id: str, wait: bool, cancel: bool, timeout_s: float, as_json: boo
     """
     check_name(node_id, "node")
     if cancel and wait:
-        raise click.UsageError("--cancel and --wait exclude each other")
+        raise click.UsageError("--cancel and --wait cannot be combined. Remove one of them.")
 
     async def work(client: Client) -> dict[str, Any]:
         await client.set_node(node_id, leaving=not cancel)
@@ -205,7 +205,7 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no number, and not {AUTO}", param_hint="WEIGHT") from None
+        raise click.BadParameter(f"{text!r}. Use a number, or {AUTO}.", param_hint="WEIGHT") from None
 
 
 def _show_facts(node: NodeImage, as_json: bool) -> None:

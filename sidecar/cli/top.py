@@ -302,7 +302,7 @@ async def _watch(client: Client, namespace: str, view: View, *, once: bool, as_j
     looking = Looking(client, Watching(namespace))
     await looking.look()
     if not looking.knows_any:
-        raise UnavailableError("no node is known: the metadata group does not answer")
+        raise UnavailableError("The metadata group does not answer, so no node is known. Check `liftpy health`.")
     if once or not (as_json or sys.stdout.isatty()):
         await asyncio.sleep(EVERY_S)
         await looking.look()

@@ -186,7 +186,7 @@ def revert(dry_run: bool, as_json: bool, target: Target) -> int:
         wanted = (await client.feature_levels()).level - 1
         levels = await client.feature_levels(max(wanted, 1))
         if wanted < 1:
-            return 0, FeatureLevels(levels.level, levels.spoken, levels.versions, ("there is no level before 1",)), ""
+            return 0, FeatureLevels(levels.level, levels.spoken, levels.versions, ("There is no level before 1.",)), ""
         return wanted, levels, "" if dry_run or levels.reasons else await client.set_feature_level(wanted)
 
     return _say(*with_client(target, work), as_json)
@@ -199,7 +199,14 @@ def _say(wanted: int, levels: FeatureLevels, done: str, as_json: bool) -> int:
     elif levels.reasons:
         click.echo("\n".join(levels.reasons))
     else:
-        click.echo(done or (f"level {wanted} can be set, {holds} holds" if wanted != holds else f"level {holds} holds already"))
+        click.echo(
+            done
+            or (
+                f"Level {wanted} can be finalized. The current level is {holds}."
+                if wanted != holds
+                else f"The current level is already {holds}."
+            )
+        )
     return 1 if levels.reasons else 0
 
 
@@ -211,7 +218,7 @@ def report(as_json: bool, target: Target) -> None:
 
     async def work(client: Client) -> tuple[FeatureLevels, tuple[str, ...]]:
         levels = await client.feature_levels()
-        back = (await client.feature_levels(levels.level - 1)).reasons if levels.level > 1 else ("there is no level before 1",)
+        back = (await client.feature_levels(levels.level - 1)).reasons if levels.level > 1 else ("There is no level before 1.",)
         return levels, back
 
     levels, back = with_client(target, work)

@@ -580,7 +580,7 @@ class Node:
         took_s = time.monotonic() - began
         LOGS.suppression.tell(all_of_it=True)
         who = f"{self.settings.node_id}, worker {self.share.number}," if self.share.number else self.settings.node_id
-        logger.info("node %s stopped %s in %.2f s", who, "cleanly" if clean else "NOT cleanly", took_s)
+        logger.info("node %s stopped clean=%s seconds=%.2f", who, "yes" if clean else "no", took_s)
         if self._failure is not None:
             return EXIT_TO_REPAIR if momentary(self._failure) else EXIT_NEVER_AGAIN if never_again(self._failure) else 1
         return EXIT_TO_REPAIR if self._repairs else 0

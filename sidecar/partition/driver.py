@@ -84,7 +84,11 @@ class ReplicaDriver:
         self._queue.append(event)
         if self._running or self._held:
             if len(self._queue) > MAX_QUEUE:
-                self._stop_for(InvariantError(f"{self.key}: a step gives rise to more than {MAX_QUEUE} events"))
+                self._stop_for(
+                    InvariantError(
+                        f"Internal error: one step of {self.key} creates more than {MAX_QUEUE} events. Please report it."
+                    )
+                )
             return
         self._run()
 
@@ -153,4 +157,4 @@ def _nothing() -> None:
 
 
 def _nobody(effect: Effect) -> None:
-    raise InvariantError(f"no method carries out {effect}")
+    raise InvariantError(f"Internal error: no method carries out {effect}. Please report it.")

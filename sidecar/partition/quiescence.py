@@ -141,7 +141,7 @@ class QuietTalk:
         try:
             answer = frames.decode(payload, pb.QuietFetchesAnswer)
             if answer.question and answer.question != number:
-                raise MisdirectedError(f"an answer to question {answer.question}, not {number}")
+                raise MisdirectedError(f"received the answer to question {answer.question}, expected {number}")
         except ProtocolError as error:  # the answer itself may still come
             self._counters[refused(error)] += 1
             return
@@ -170,7 +170,7 @@ class QuietTalk:
         question = frames.parse(body, pb.QuietFetches)
         count = len(question.fetches)
         if count > MAX_PER_QUESTION:
-            raise ProtocolError(f"{count} quiet fetches in one question")
+            raise ProtocolError(f"one question has {count} idle fetches, more than allowed")
         if reply_to(reply, (self._inboxes,), self._counters, self._inbox_of(question)) is None:
             return None
         return question

@@ -187,7 +187,7 @@ class LogReplay:
                 complete = self._derived.read_beside()
                 self.touched()
         except LiftError as error:
-            self._failed(error if isinstance(error, StorageError) else StorageError(f"its log can't be replayed: {error}"))
+            self._failed(error if isinstance(error, StorageError) else StorageError(f"The log cannot be replayed: {error}"))
             return
         if not complete:
             factor = _URGENT_PAUSE_FACTOR if wait else _PAUSE_FACTOR
@@ -199,7 +199,7 @@ class LogReplay:
             complete = self._derived.is_complete or self._derived.replay()
             self.touched()
         except LiftError as error:
-            self._failed(error if isinstance(error, StorageError) else StorageError(f"its log can't be replayed: {error}"))
+            self._failed(error if isinstance(error, StorageError) else StorageError(f"The log cannot be replayed: {error}"))
             return
         then = self._then
         if then is None:

@@ -532,7 +532,7 @@ class FetchClient:
                     current_epoch=answer.currentEpoch,
                     log_start_offset=answer.logStartOffset,
                 )
-        raise ProtocolError(f"{kind.name} is not an answer to a request for replication")
+        raise ProtocolError(f"{kind.name} is not a valid answer to a replication request")
 
     def _piece(self, request_id: int, answer: frames.ReplicationPiece) -> events.Event:
         """More of a batch; with its last piece it is an answer like any other."""

@@ -46,7 +46,10 @@ def tick_once(core: RaftCore, transport: SessionTransport, journal: GroupJournal
     if isinstance(core.failure, (IncompatibleVersionError, MetadataDivergedError, UnknownFormatError)):
         raise core.failure
     if core.failure is not None:
-        raise StorageError(f"the metadata state machine or its snapshot failed: {core.failure!r}") from core.failure
+        raise StorageError(
+            f"The metadata state machine or its snapshot failed: {core.failure!r}. Restart the node. If this "
+            "repeats, please report it."
+        ) from core.failure
     transport.sync()
     journal.sync()
 

@@ -166,7 +166,7 @@ class GroupJournal:
     def sync(self) -> None:
         """Make everything durable that has changed. Raises StorageError, from then on always: the process has to start again."""
         if self._failed:
-            raise StorageError(f"write {self._path}: a write has failed before; start again")
+            raise StorageError(f"Cannot write {self._path}: an earlier write failed. Check the disk, then restart the node.")
         self._failed = True
         try:
             spent = self.file_bytes - self.entry_bytes > MAX_SPENT_BYTES
@@ -175,14 +175,19 @@ class GroupJournal:
             elif self._pending or self._meta_changed:
                 self._append_frame()
         except OSError as error:
-            raise StorageError(f"write {self._path}: {error.strerror}") from error
+            raise StorageError(
+                f"Cannot write {self._path}: {error.strerror}. Check the disk, then restart the node."
+            ) from error
         self._failed = False
 
     def _append_frame(self) -> None:
         frame = _frame([*self._pending, self._meta()])
         written = os.write(self._descriptor, frame)
         if written != len(frame):
-            raise StorageError(f"write {self._path}: {written} of {len(frame)} bytes")
+            raise StorageError(
+                f"Short write to {self._path}: {written} of {len(frame)} bytes. Check whether the disk is full, then "
+                "restart the node."
+            )
         if self._flush:
             began = time.monotonic()
             os.fdatasync(self._descriptor)
@@ -252,13 +257,15 @@ class GroupJournal:
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise StorageError(f"read {self._path}: {error.strerror}") from error
+            raise StorageError(f"Cannot read {self._path}: {error.strerror}. Check the disk and its permissions.") from error
         if not data:
             return False
         if data[: len(_MAGIC)] != _MAGIC:
             if data[:4] == _MAGIC[:4] and len(data) >= len(_MAGIC):
-                raise UnknownFormatError(f"{self._path} has another format version: start the version that wrote it")
-            raise CorruptionError(f"{self._path} is not a journal of the metadata group")
+                raise UnknownFormatError(
+                    f"{self._path} has another format version than this version of liftpy. Start the version that wrote it."
+                )
+            raise CorruptionError(f"{self._path} is not a journal of the metadata group. Check --data.")
         position = len(_MAGIC)
         while (records := _frame_at(data, position)) is not None:
             self._replay_frame(records, position)
@@ -269,9 +276,9 @@ class GroupJournal:
 
     def _damage(self, position: int, what: str = "") -> CorruptionError:
         return CorruptionError(
-            f"{self._path} is damaged at position {position}{what}: this member may have lost entries and must not vote; if a "
-            f"majority of the controllers runs without this node, delete {self._path.parent} and start the node under the same id; "
-            "else see the runbook controllers-lost"
+            f"{self._path} is damaged at position {position}{what}. This controller may have lost entries and "
+            f"must not vote. If a majority of the controllers runs without this node, delete {self._path.parent} "
+            "and start the node under the same id. Otherwise see the runbook controllers-lost."
         )
 
     def _replay_frame(self, records: memoryview, position: int) -> None:
@@ -293,7 +300,7 @@ class GroupJournal:
             if kind == _ENTRY:
                 self._add_loaded(body, a, b)
         else:
-            raise ValueError(f"a record of kind {kind}")
+            raise ValueError(f"unknown kind of record {kind}")
 
     def _add_loaded(self, command: bytes, index: int, term: int) -> None:
         if not command or not index or (self._entries and index != self._entries[-1][1] + 1):

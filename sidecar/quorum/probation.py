@@ -159,14 +159,17 @@ class FolderLineage:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise StorageError(f"read {self._path}: {error.strerror}") from error
+            raise StorageError(f"Cannot read {self._path}: {error.strerror}. Check the disk and its permissions.") from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CorruptionError(
-                f"{self._path} can't be trusted ({error}): where other controllers run, remove {self._path.parent}, and this one "
-                "catches up from them before it votes; a single controller goes on without this file alone"
+                f"{self._path} is damaged ({error}). If other controllers run, delete {self._path.parent}: this one "
+                "then copies the log before it votes. A single controller: delete only this file."
             ) from None
         if version != _FORMAT:
-            raise UnknownFormatError(f"{self._path} has format version {version}, this version reads {_FORMAT}")
+            raise UnknownFormatError(
+                f"{self._path} has format version {version}, but this version reads {_FORMAT}. Start the newer "
+                "version of liftpy."
+            )
 
 
 def _nonce(value: object) -> int:

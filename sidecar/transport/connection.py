@@ -65,7 +65,7 @@ def check_nats_py() -> None:
     missing = [name for name in _PRIVATE if not hasattr(probe, name)]
     missing += [name for name in ("_process_err", "_process_op_err", "_read_loop", "_remove_sub") if not hasattr(Client, name)]
     if missing:
-        raise ConfigError(f"this version of nats-py lacks {', '.join(missing)}: install nats-py>=2.12,<3")
+        raise ConfigError(f"The installed nats-py lacks {', '.join(missing)}. Install nats-py>=2.12,<3.")
 
 
 class Problems:

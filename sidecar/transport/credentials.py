@@ -73,7 +73,7 @@ async def prove(servers: Sequence[str], subjects: Subjects, node_id: str, creden
         raise ConfigError(str(error)) from None
     except UnavailableError as error:
         if works:
-            raise ConfigError(f"{error}; with what this node has it is let in") from None
+            raise ConfigError(f"{error} The node keeps its current credentials.") from None
         return
     denied: list[str] = []
     try:
@@ -88,7 +88,8 @@ async def prove(servers: Sequence[str], subjects: Subjects, node_id: str, creden
             await connection.close()
     if denied:
         raise ConfigError(
-            f"NATS does not let that user subscribe on {denied[0]}: give it the rights that `liftpy permissions --role node` prints"
+            f"NATS does not let this user subscribe to {denied[0]}. Give it the permissions that `liftpy permissions "
+            "--role node` prints."
         )
 
 
@@ -118,8 +119,8 @@ class RightsWatch:
         """NATS does not let this node publish, or else subscribe, on ``subject``."""
         self._counters["refused by NATS's rights"] += 1
         error = NotAllowedError(
-            f"NATS does not let this node {'publish' if is_publish else 'subscribe'} on {subject}: give its user the rights that "
-            f"`liftpy permissions --role node --namespace {self._namespace}` prints"
+            f"NATS does not let this node {'publish' if is_publish else 'subscribe'} on {subject}. Give its user "
+            f"the permissions that `liftpy permissions --role node --namespace {self._namespace}` prints."
         )
         if self._is_starting and subject.startswith(f"{self._namespace}."):
             self._is_starting = False

@@ -291,7 +291,7 @@ def test_liftpy_dev_takes_credentials_for_a_server_that_wants_them(tmp_path: Pat
         said, error = _dev(flags, "wrong-secret")
         assert said == ""
         assert json.loads(error)["error"]["code"] == "NOT_ALLOWED"
-        assert "does not accept these credentials" in error
+        assert "rejected the credentials" in error
         assert "wrong-secret" not in error
         assert time.monotonic() - began < 15, "it waited for nodes that are let in by nobody"
 

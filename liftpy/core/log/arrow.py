@@ -106,7 +106,7 @@ def _bytes_array(parts: Sequence[_Part], kind: pa.DataType) -> pa.Array:
             ends = part.column.ends
             start, stop = int(ends[part.first - 1]) if part.first else 0, int(ends[part.end - 1])
             if size_bytes + stop - start >= 1 << 31:
-                raise ValueError("a column of an Arrow batch holds less than 2 GiB: read in smaller pieces")
+                raise ValueError("A column of an Arrow batch would be larger than 2 GiB. Read fewer records at once.")
             np.add(ends[part.first : part.end], np.int64(size_bytes - start), out=into, casting="unsafe")
             data.append(part.column.data[start:stop])
             size_bytes += stop - start

@@ -51,7 +51,10 @@ def decode_promises(data: bytes | None) -> dict[str, int]:
     if magic != _MAGIC:
         return held
     if version != _VERSION:
-        raise UnknownFormatError(f"a journal of promises has format version {version}, this version reads {_VERSION}")
+        raise UnknownFormatError(
+            f"The file of epoch promises has format version {version}, but this version reads {_VERSION}. Start "
+            "the newer version of liftpy."
+        )
     position = _HEAD.size
     while position + _FRAME.size <= len(data):
         crc, length = _FRAME.unpack_from(data, position)
@@ -120,7 +123,10 @@ class PromiseJournal:
         """Make ``promises`` (key -> LeaderEpoch) durable, all with one flush. Raises NoSpaceError, StorageError: then none of
         them is to be acted on."""
         if self._failed:
-            raise StorageError(f"the journal of promises is closed: {self._failed}")
+            raise StorageError(
+                f"Cannot write the file of epoch promises, because an earlier write failed: {self._failed}. Check the "
+                "disk, then restart the node."
+            )
         more = {key: epoch for key, epoch in promises.items() if epoch > self._held.get(key, 0)}
         if not more:
             return
@@ -142,7 +148,9 @@ class PromiseJournal:
         held = self._held | dict(more or {})
         data = _HEAD.pack(_MAGIC, _VERSION) + encode_promises(held)
         if decode_promises(data) != held:
-            raise StorageError("the journal of promises could not be read back: it is left as it was")  # [S16]
+            raise StorageError(
+                "The file of epoch promises differs after the write, so the old file remains. Check the disk."
+            )  # [S16]
         self.close()
         self._storage.replace(PROMISES_NAME, data)
         self._file = self._storage.open(PROMISES_NAME)

@@ -134,7 +134,9 @@ def _last_of_block(segment: Segment, number: int, wanted: Callable[[BatchHeader,
             break
         found = (header, at)
     if found is None:
-        raise CorruptionError(f"{log_name(segment.base_offset)}: no batch at position {begin}")
+        raise CorruptionError(
+            f"{log_name(segment.base_offset)}: no batch at position {begin}. The segment is damaged: run `liftpy log verify`."
+        )
     return found
 
 

@@ -60,5 +60,5 @@ class Flush:
     def wait(self) -> None:
         """Return when the run in another thread is over."""
         if self.waiter is None:
-            raise StorageError("a flush is under way and nobody can wait for it: complete it before the log is cut")
+            raise StorageError("Internal error: the log cannot be truncated during a flush. Please report it.")
         self.waiter()

@@ -364,7 +364,8 @@ class Log:
         self._must_be_open()
         if not self.log_start_offset <= offset <= self.log_end_offset:
             raise OffsetOutOfRangeError(
-                f"offset {offset} is outside {self.log_start_offset}..{self.log_end_offset} of this log"
+                f"Offset {offset} is outside {self.log_start_offset}..{self.log_end_offset} of this log. Choose an "
+                "offset in this range."
             )
 
     # ---- cutting -----------------------------------------------------------------------------------------------------
@@ -600,7 +601,7 @@ class Log:
 
     def _must_be_open(self) -> None:
         if self.closed:
-            raise LogClosedError(f"the log is closed: {self.closed}")
+            raise LogClosedError(f"The log is closed: {self.closed}. The node opens it again, or reports the storage error.")
 
     def _join_flush(self) -> None:
         """A cut waits for the flush that is under way in another thread; its result is not used."""

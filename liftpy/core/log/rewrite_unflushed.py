@@ -143,7 +143,9 @@ def _split(storage: Storage, segment: Segment, position: int) -> list[Segment]:
     tail = Segment(base_offset, storage.open(log_name(base_offset)), base_offset)
     found = walk(tail)
     if found.fault:
-        raise StorageError(f"{log_name(base_offset)}: what was just written can't be read again: {found.fault}")
+        raise StorageError(
+            f"{log_name(base_offset)}: the records cannot be read after the write: {found.fault}. Check the disk."
+        )
     head = _beginning(segment, file, position, tail)
     seal(storage, head)
     return [head, tail]

@@ -55,7 +55,7 @@ class Scan:
             self.read_bytes += len(whole)
             done = self._check(whole, whole=True)
             if not done:
-                raise CorruptionError(f"{self.name}: ends at {self.position}, not at {self.end}")
+                raise CorruptionError(f"{self.name}: ends at position {self.position}, not at {self.end}")
         return done
 
     def _check(self, block: memoryview, *, whole: bool = False) -> int:
@@ -68,7 +68,7 @@ class Scan:
                     raise
                 break  # the piece ends in this batch, or it is damaged: the next look, from here on, tells
             if batch.base_offset != self.next_offset or batch.leader_epoch < self.leader_epoch:
-                raise CorruptionError(f"{self.name}: offset {batch.base_offset} where {self.next_offset} was to follow")
+                raise CorruptionError(f"{self.name}: found offset {batch.base_offset}, expected {self.next_offset}")
             size_bytes = batch.header.size_bytes
             self.next_offset, self.leader_epoch = batch.next_offset, batch.leader_epoch
             self.position += size_bytes

@@ -158,11 +158,13 @@ class Segment:
         while position < len(block):
             batch = parse_batch(block, position)
             if batch.base_offset < next_offset or (position == 0 and batch.base_offset != entry.base_offset):
-                raise CorruptionError(f"{log_name(self.base_offset)}: offset {batch.base_offset} is at a place of another")
+                raise CorruptionError(
+                    f"{log_name(self.base_offset)}: offset {batch.base_offset} is not at its position in the index"
+                )
             position, next_offset = position + batch.header.size_bytes, batch.next_offset
         if next_offset > (following.base_offset if following else self.next_offset) or position < end - entry.position:
             raise CorruptionError(
-                f"{log_name(self.base_offset)}: the batches after offset {entry.base_offset} don't fit its index"
+                f"{log_name(self.base_offset)}: the batches after offset {entry.base_offset} do not match the index"
             )
 
     def entry_at(self, offset: int) -> int:
@@ -262,7 +264,8 @@ def _check_order(segment: Segment, batch: RecordBatch) -> None:
     """Offsets only grow within a file and epochs never fall [D14, D15]; holes are compaction's."""
     if batch.base_offset < segment.next_offset or (segment.epochs and batch.leader_epoch < segment.epochs[-1][0]):
         raise CorruptionError(
-            f"the batch at offset {batch.base_offset}, epoch {batch.leader_epoch} does not follow {segment.next_offset - 1}"
+            f"the batch at offset {batch.base_offset}, epoch {batch.leader_epoch}, does not follow offset "
+            f"{segment.next_offset - 1}"
         )
 
 

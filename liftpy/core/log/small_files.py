@@ -87,7 +87,10 @@ def open_small_file(magic: bytes, data: bytes | None) -> bytes | None:
     if found != magic:
         return None
     if version != _VERSION:
-        raise UnknownFormatError(f"a {magic.decode()} file has format version {version}, this version reads {_VERSION}")
+        raise UnknownFormatError(
+            f"A file of kind {magic.decode()} has format version {version}, but this version reads {_VERSION}. "
+            "Start the newer version of liftpy."
+        )
     return data[_HEAD.size : -_CRC.size]
 
 

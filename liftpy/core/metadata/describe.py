@@ -185,7 +185,9 @@ class ClusterPages:
             return pb.DescribeCluster(paged=True, afterStream=last.name, uid=last.uid, fromPartition=page.nextPartition)
         if page.image.nodes:
             return pb.DescribeCluster(paged=True, afterNode=page.image.nodes[-1].nodeId)
-        raise ProtocolError("a page of the cluster's description is empty, and says that there is more")
+        raise ProtocolError(
+            "A node sent an empty page of the cluster description. Retry. If this repeats, check the version of the nodes."
+        )
 
 
 def _follows(known: pb.Stream, part: pb.Stream) -> bool:
@@ -212,9 +214,12 @@ class StreamPages:
         if not self._next_partition:
             self.stream.CopyFrom(part)
         elif part.uid != self.stream.uid:
-            raise NotFoundError(f"stream {self.stream.name!r} was deleted meanwhile")
+            raise NotFoundError(f"Stream {self.stream.name!r} was deleted during the request. Retry.")
         elif not part.partitions or not _follows(self.stream, part):
-            raise ProtocolError(f"the description of stream {part.name!r} does not go on at partition {self._next_partition}")
+            raise ProtocolError(
+                f"A node sent an inconsistent description of stream {part.name!r}: expected partition "
+                f"{self._next_partition}. Retry."
+            )
         else:
             self.stream.partitions.extend(part.partitions)
         self._next_partition = response.nextPartition

@@ -78,25 +78,25 @@ class Feature:
 
 
 FEATURES: tuple[Feature, ...] = (
-    Feature(FIRST, "before 0.1.0", "all that releases before feature levels decide, write and say"),
+    Feature(FIRST, "before 0.1.0", "baseline: behavior of releases without feature levels"),
     Feature(
         2,
         "0.1.0",
-        "apply stops at requests that it does not know; namespace and elections are in the image; controllers compare digests; "
-        "snapshots of the metadata group have version 2",
+        "controllers stop at unknown requests and compare digests; the image has the namespace and the elections setting; "
+        "metadata snapshots have version 2",
     ),
-    Feature(QUOTAS, "0.1.0", "streams may have quotas of publishes", has_way_back=True, in_use=_with_quotas),
+    Feature(QUOTAS, "0.1.0", "streams can have publish quotas", has_way_back=True, in_use=_with_quotas),
     Feature(
         DEFAULT_QUOTA,
         "0.1.0",
-        "the cluster may have a default quota, and streams be exempt from it",
+        "the cluster can have a default quota, and streams can be exempt from it",
         has_way_back=True,
         in_use=_with_default_quota,
     ),
     Feature(
         SESSION_TIMES,
         "0.1.0",
-        "session and lease are the cluster's, in the image: a node's own settings count no more",
+        "the cluster sets session and lease times for all nodes, instead of the settings of each node",
         has_way_back=True,
         in_use=_with_unsettled_times,
     ),
@@ -117,7 +117,7 @@ def refused_level(level: int, who: str, spoken: LevelRange) -> str:
     if level in spoken:
         return ""
     what = "a newer version" if level > spoken.most else "an older version, or to finalize a newer level first"
-    return f"{UNSUPPORTED}the cluster is at feature level {level}, {who} speaks {spoken}: it needs {what}"
+    return f"{UNSUPPORTED}the cluster has feature level {level}, but {who} supports {spoken}. It needs {what}."
 
 
 def check_level(image: ClusterImage, spoken: LevelRange) -> None:
@@ -161,7 +161,9 @@ def why_no_way_back(image: ClusterImage, features: tuple[Feature, ...]) -> list[
     """Why the level of ``image`` can't be left for the one before; [] if it can."""
     now = feature_of(image.feature_level, features)
     if now is None or now is features[0]:
-        return [f"there is no level before {image.feature_level} that this version speaks"]
+        return [f"This version supports no level before {image.feature_level}."]
     if not now.has_way_back:
-        return [f"level {now.level} has written what versions before it can't read ({now.gates}): restore a backup instead"]
+        return [
+            f"Level {now.level} has written data that older versions cannot read ({now.gates}). To go back, restore a backup."
+        ]
     return now.in_use(image)

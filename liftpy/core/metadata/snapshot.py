@@ -48,29 +48,35 @@ def decode_snapshot(data: bytes) -> ClusterImage:
     IncompatibleVersionError for an
     image that says more than this version understands. The caller looks at its level."""
     if len(data) < HEADER_SIZE_BYTES or data[:4] != MAGIC:
-        raise CorruptionError("snapshot: this is not one (too short, or wrong magic)")
+        raise CorruptionError("The metadata snapshot is not a snapshot file: it is too short, or its magic bytes are wrong.")
     _, version, codec, index, size_bytes = _HEAD.unpack_from(data)
     if version not in (VERSION, LEVELLED) or codec != _CODEC_ZSTD:
         raise UnknownFormatError(
-            f"snapshot: version {version}, codec {codec}; this program reads versions {VERSION}, {LEVELLED}"
+            f"The metadata snapshot has version {version}, codec {codec}, but this version reads {VERSION} and "
+            f"{LEVELLED}. Start a newer version of liftpy."
         )
     (crc,) = _CRC.unpack_from(data, _HEAD.size)
     body = data[HEADER_SIZE_BYTES:]
     if crc32c.crc32c(body, crc32c.crc32c(data[: _HEAD.size])) != crc:
-        raise CorruptionError("snapshot: the checksum does not match")
+        raise CorruptionError("The metadata snapshot is damaged: its checksum does not match.")
     if size_bytes > MAX_IMAGE_SIZE_BYTES:
-        raise CorruptionError(f"snapshot: an image of {size_bytes} bytes is beyond the bound of {MAX_IMAGE_SIZE_BYTES}")
+        raise CorruptionError(
+            f"The metadata snapshot is damaged: it claims {size_bytes} bytes, the maximum is {MAX_IMAGE_SIZE_BYTES}."
+        )
     try:
         # what is compressed says for itself how large it is, and that is what zstandard allocates
         if zstandard.frame_content_size(body) not in (size_bytes, -1):
-            raise CorruptionError("snapshot: its body has another size than its header says")
+            raise CorruptionError("The metadata snapshot is damaged: its size differs from its header.")
         image = image_from_bytes(zstandard.ZstdDecompressor().decompress(body, max_output_size=size_bytes))
     except IncompatibleVersionError:
         raise
     except (zstandard.ZstdError, DecodeError, ValueError, KeyError, LiftError) as error:
-        raise CorruptionError(f"snapshot: its body does not decode: {error}") from error
+        raise CorruptionError(f"The metadata snapshot is damaged: it cannot be decoded: {error}.") from error
     if image.index != index:
         raise InvariantError(f"invariant M7 does not hold: header says index {index}, image {image.index}")
     if version != version_at(image.feature_level):
-        raise CorruptionError(f"snapshot: its version is {version}, and its image is of feature level {image.feature_level}")
+        raise CorruptionError(
+            f"The metadata snapshot is damaged: its version is {version}, but its image has feature level "
+            f"{image.feature_level}."
+        )
     return image

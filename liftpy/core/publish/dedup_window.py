@@ -206,9 +206,9 @@ class RecentIds:
         try:
             window_ns, self._time_ns, size_bytes = _HEAD.unpack_from(data or b"")
         except struct.error:
-            raise CorruptionError("ids: there are none") from None
+            raise CorruptionError("the saved message ids are empty") from None
         if window_ns < self.window_ns and not self.takes_shorter_window:
-            raise CorruptionError("ids: of a shorter window")
+            raise CorruptionError("the saved message ids cover a shorter window")
         data = data or b""
         self._last_id = data[_HEAD.size : _HEAD.size + size_bytes]
         self._high_watermark = end_offset - 1
@@ -314,7 +314,7 @@ def _decoded(data: bytes, end_offset: int) -> Iterable[tuple[int, int, tuple[byt
             columns.append(np.frombuffer(data, kind, count, at))
             at += columns[-1].nbytes
     except (struct.error, ValueError, OverflowError) as error:
-        raise CorruptionError(f"ids: {error}") from None
+        raise CorruptionError(f"the saved message ids cannot be decoded: {error}") from None
     last_offsets, times_ns, counts, offsets, sizes = columns
     ends = np.cumsum(sizes, dtype=np.int64)
     rising = bool((np.diff(last_offsets) > 0).all() and (np.diff(offsets) > 0).all())
@@ -324,7 +324,7 @@ def _decoded(data: bytes, end_offset: int) -> Iterable[tuple[int, int, tuple[byt
         or (int(ends[-1]) if id_count else 0) != len(data) - at
         or not (rising and within)
     ):
-        raise CorruptionError("ids: the columns do not fit together")
+        raise CorruptionError("the saved message ids are inconsistent")
     ids, known = cut_up(data, at, sizes), numbers(offsets)
     for last_offset, time_ns, count in zip(numbers(last_offsets), numbers(times_ns), numbers(counts), strict=True):
         yield last_offset, time_ns, tuple(islice(ids, count)), tuple(islice(known, count))

@@ -340,15 +340,15 @@ def _decoded(data: bytes, end_offset: int) -> dict[str, int]:
         offsets = np.frombuffer(data, np.int64, count, _COUNT.size)
         sizes = np.frombuffer(data, np.uint32, count, _COUNT.size + offsets.nbytes)
     except (struct.error, ValueError, OverflowError) as error:
-        raise CorruptionError(f"subjects: {error}") from None
+        raise CorruptionError(f"the saved subjects cannot be decoded: {error}") from None
     at = _COUNT.size + offsets.nbytes + sizes.nbytes
     within = not count or (int(offsets.min()) >= 0 and int(offsets.max()) < end_offset)
     if at + int(sizes.sum(dtype=np.int64)) != len(data) or not within:
-        raise CorruptionError("subjects: the columns do not fit together")
+        raise CorruptionError("the saved subjects are inconsistent")
     subjects = (text.decode("utf-8", "surrogateescape") for text in cut_up(data, at, sizes))
     found = dict(zip(subjects, numbers(offsets), strict=True))
     if len(found) != count:
-        raise CorruptionError("subjects: the columns do not fit together")
+        raise CorruptionError("the saved subjects are inconsistent")
     return found
 
 

@@ -259,7 +259,10 @@ class LogState:
                 self.taken_bytes += batch.header.size_bytes
                 self._take(_told(batch))
         if not result.chunks:
-            raise CorruptionError(f"nothing can be read at {self.end_offset} of a log that ends at {log.log_end_offset}")
+            raise CorruptionError(
+                f"Cannot read offset {self.end_offset} of a log that ends at {log.log_end_offset}. The log is "
+                "damaged: run `liftpy log verify`."
+            )
         return self.is_complete
 
     @property

@@ -373,9 +373,9 @@ class Producers:
                 producer_id, state, at = _decoded(data or b"", at)
                 states[producer_id] = state
         except (struct.error, ProtocolError) as error:
-            raise CorruptionError(f"producers: {error}") from None
+            raise CorruptionError(f"the saved producers cannot be decoded: {error}") from None
         if at != len(data or b"") or len(states) != count:
-            raise CorruptionError("producers: more, or fewer, than there should be")
+            raise CorruptionError("the saved producers do not match their count")
         self._time_ns, self._high_watermark = self._committed_ns, end_offset - 1
         self._states, self._plans = {}, {}
         for producer_id, state in _in_order(states).items():

@@ -75,7 +75,9 @@ class Unwritten(NamedTuple):
         written = State(self.of, self.end_offset, self.leader_epoch, {n: (v, b"".join(data)) for n, (v, data) in parts.items()})
         if decode_state(storage.load(name)) != written:
             storage.remove(name)
-            raise StorageError(f"{name} can't be read back, and is removed")
+            raise StorageError(
+                f"State file {name} differs after the write and is removed. The node rebuilds it from the log. Check the disk."
+            )
         remove_states(storage, keep=name)
         return size_bytes
 

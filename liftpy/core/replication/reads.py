@@ -293,7 +293,7 @@ class Reads(Generic[Asker]):
         """Answer everybody who waits: not here any more."""
         for number in list(self._waiting):
             waiting = self._leave(number)
-            self._refuse(waiting.asker, waiting.request, _E.NO_SUCH_PARTITION, "this node gives the partition up")
+            self._refuse(waiting.asker, waiting.request, _E.NO_SUCH_PARTITION, "this node is removing its replica")
 
     # ---- who waits -----------------------------------------------------------------------------------------------------
     def _may_wait(self, asker: Asker, request: pb.ReadRequest, offset: int) -> bool:
@@ -371,7 +371,12 @@ class Reads(Generic[Asker]):
                 self._send(asker, request, head)
                 return False
         if source.high_watermark < request.minHighWatermark:
-            self._refuse(asker, request, _E.NOT_READY, f"HW is {source.high_watermark}, below {request.minHighWatermark}")
+            self._refuse(
+                asker,
+                request,
+                _E.NOT_READY,
+                f"the high watermark is {source.high_watermark}, below the requested {request.minHighWatermark}",
+            )
             return False
         return True
 
@@ -401,7 +406,9 @@ class Reads(Generic[Asker]):
         if request.HasField("rangeEnd"):
             if not log.log_start_offset <= request.offset <= end <= committed_end:
                 bounds = f"{log.log_start_offset} to {committed_end}"
-                self._refuse(asker, request, _E.OFFSET_OUT_OF_RANGE, f"[{request.offset}, {end}) is not within {bounds}")
+                self._refuse(
+                    asker, request, _E.OFFSET_OUT_OF_RANGE, f"the range [{request.offset}, {end}) is not within {bounds}"
+                )
                 return
             size = measure(log, request.offset, end, every_bytes=request.borderBytes, every_records=request.borderRecords)
             head.rangeBytes, head.beforeEpoch = size.size_bytes, self._epoch_below(request.offset)
@@ -451,7 +458,9 @@ class Reads(Generic[Asker]):
             head.lookedEpoch = self._source.log.epochs.epoch_at(read.next_offset - (not request.backwards))
         if piece is not None and not request.HasField("position"):
             text = f"the batch at offset {offset} has {piece.total_bytes} bytes, more than one message of this NATS server's: "
-            self._refuse(asker, request, _E.UNKNOWN, f"{text}upgrade the reader to a version that takes pieces")
+            self._refuse(
+                asker, request, _E.UNKNOWN, f"{text}Upgrade the client to a version that reads large batches in parts."
+            )
             return
         if piece is not None:
             head.pieceTotal, head.piecePosition, head.pieceCrc = piece.total_bytes, piece.position, piece.crc

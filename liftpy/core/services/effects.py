@@ -141,9 +141,13 @@ class Pending:
                 )
                 self._put(found)
         except (struct.error, UnicodeDecodeError):
-            raise CorruptionError("the snapshot's effects can't be read") from None
+            raise CorruptionError(
+                "The snapshot is damaged: its list of effects cannot be decoded. The service uses an older snapshot."
+            ) from None
         if self.encode() != data or any(effect.number >= self.count for effect in self):
-            raise CorruptionError("the snapshot's effects do not add up")
+            raise CorruptionError(
+                "The snapshot is damaged: its list of effects does not match its counts. The service uses an older snapshot."
+            )
 
 
 def result_headers(service: str, number: int) -> Pairs:

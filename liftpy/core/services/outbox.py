@@ -242,7 +242,8 @@ class Outbox:
         theirs = self._digest_in(record, self._began_at - 1)
         if theirs and theirs != self._began_digest:
             raise DisprovenError(
-                f"the outputs up to {self._began_at} are not the ones that were written: the state that was restored has diverged"
+                f"The outputs up to {self._began_at} differ from the stored outputs. The state that this node "
+                "restored has diverged."
             )
         self._proven = True
         if theirs:
@@ -263,7 +264,10 @@ class Outbox:
         before, digest_before = self._last_read
         chained = theirs and (number == 0 or (before == number - 1 and digest_before))
         if chained and extended(digest_before if number else b"", said, key, value, headers) != theirs:
-            raise DivergedError(f"output {number} was written by a service that had emitted other outputs before it")
+            raise DivergedError(
+                f"output {number} differs from the stored output of another node. The callbacks of a service must be "
+                "deterministic"
+            )
         if self._kept and self._kept[0].number == number:
             own = self._kept[0]
             same = (self.id_of(own), own.key, own.value, sorted(own.headers)) == (said, key, value, sorted(headers))
@@ -292,20 +296,24 @@ class Outbox:
         whose = headers.get(OUTPUT_SERVICE, b"").decode(errors="replace")
         if whose and self.service and whose != self.service:
             raise OutputConflictError(
-                f"offset {record.offset} of the output stream was written by the service {whose}, this one is {self.service}: "
-                "each service needs an output stream of its own"
+                f"Offset {record.offset} of the output stream was written by service {whose}, but this service is "
+                f"{self.service}. Each service needs its own output stream (--output-stream)."
             )
         if record.offset != number or headers.get(OUTPUT_NUMBER) != b"%d" % number or not said.startswith(f"{self.source}/"):
             raise OutputConflictError(
-                f"offset {record.offset} of the output stream holds {said or 'a foreign record'}, not output {number} of "
-                f"{self.source}: the output stream must belong to this service alone, and be empty when it begins"
+                f"Offset {record.offset} of the output stream contains {said or 'a foreign record'}, not output "
+                f"{number} of {self.source}. The output stream must be empty at the start and used by this service "
+                "only. Choose a new stream (--output-stream)."
             )
         try:
             digest = bytes.fromhex(headers.get(OUTPUT_DIGEST, b"").decode("ascii"))
         except ValueError:
             digest = b"?"
         if digest and len(digest) != DIGEST_SIZE_BYTES:
-            raise OutputConflictError(f"offset {record.offset} of the output stream has a digest that can't be read")
+            raise OutputConflictError(
+                f"Offset {record.offset} of the output stream has an invalid digest header. Another program wrote to "
+                "this stream. Choose a new stream (--output-stream)."
+            )
         return digest
 
     def id_of(self, output: Output) -> str:

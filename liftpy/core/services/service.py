@@ -158,7 +158,7 @@ class Service:
         Returns:
             Bytes of the answer.
         """
-        raise NotImplementedError("this service takes no queries")
+        raise NotImplementedError("This service does not support queries. Define on_query in its class.")
 
     def on_effect(self, effect: Effect) -> bytes | None:
         """Do an action outside the state machine, such as an HTTP request. May be ``async``.
@@ -173,7 +173,7 @@ class Service:
         Returns:
             The result of the effect.
         """
-        raise NotImplementedError("this service has no effects")
+        raise NotImplementedError("This service has no effects. Define on_effect in its class.")
 
     def on_effect_result(self, effect: Effect, result: bytes) -> None:
         """Apply the result of an effect to the state. Called once per effect, on all nodes.

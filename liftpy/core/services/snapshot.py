@@ -168,29 +168,42 @@ def decode(data: bytes, identity: Identity) -> Snapshot:
         CorruptionError: It is no snapshot of ``identity``, or damaged.
     """
     if len(data) < HEADER_SIZE_BYTES:
-        raise CorruptionError(f"{len(data)} bytes are shorter than a snapshot's header")
+        raise CorruptionError(
+            f"The snapshot is damaged: {len(data)} bytes are less than a header. The service uses an older snapshot."
+        )
     magic, version, identity_size_bytes, crc = _HEAD.unpack_from(data)
     if magic != MAGIC:
-        raise CorruptionError("not a snapshot: the magic bytes are missing")
+        raise CorruptionError(
+            "The file is not a snapshot: it does not start with the magic bytes. The service uses an older snapshot."
+        )
     body = memoryview(data)[_HEAD.size :]
     if crc32c.crc32c(body) != crc:
-        raise CorruptionError("the CRC-32C of the snapshot does not match")
+        raise CorruptionError("The snapshot is damaged: its CRC-32C does not match. The service uses an older snapshot.")
     if version < _WITHOUT_SKIPS:
-        raise CorruptionError(f"the snapshot has format version {version}, which is not read any more: the state is replayed")
+        raise CorruptionError(
+            f"The snapshot has the old format version {version}. The service rebuilds its state from the stream."
+        )
     if version > VERSION:
-        raise UnknownFormatError(f"the snapshot has format version {version}, this version reads {VERSION}")
+        raise UnknownFormatError(
+            f"The snapshot has format version {version}, but this version reads {VERSION}. Start the newer "
+            "version of liftpy that wrote it."
+        )
     layout = {_WITHOUT_SKIPS: _FIELDS_2, _WITHOUT_SECTIONS: _FIELDS_3}.get(version, _FIELDS)
     if len(body) < layout.size or (version == VERSION and not layout.unpack_from(body)[-1]):
-        raise CorruptionError("the snapshot ends within its header")
+        raise CorruptionError("The snapshot is damaged: it ends inside its header. The service uses an older snapshot.")
     fields = layout.unpack_from(body)
     position, last_epoch, now_ns, output_count, timer_count, timers_size, state_size, digest = fields[:8]
     skip_count, skips_size, sections_size = (*fields[8:], 0, 0, 0)[:3]
     rest = bytes(body[layout.size :])
     if len(rest) != identity_size_bytes + timers_size + skips_size + sections_size + state_size:
-        raise CorruptionError("the snapshot's parts do not add up to its size")
+        raise CorruptionError(
+            "The snapshot is damaged: the sizes of its parts do not match its total size. The service uses an older snapshot."
+        )
     whose = rest[:identity_size_bytes].decode(errors="replace")
     if whose != str(identity):
-        raise CorruptionError(f"the snapshot is of {whose}, not of {identity}")
+        raise CorruptionError(
+            f"The snapshot belongs to {whose}, not to {identity}. Check --data: each service needs its own directory."
+        )
     sections_at = identity_size_bytes + timers_size + skips_size
     state_at = sections_at + sections_size
     timers = _timers(rest[identity_size_bytes : identity_size_bytes + timers_size], timer_count)
@@ -222,12 +235,18 @@ def _sections(data: bytes) -> tuple[tuple[Section, bytes], ...]:
         try:
             kind, size_bytes = _SECTION.unpack_from(data, place)
         except struct.error:
-            raise CorruptionError("the snapshot's sections can't be read") from None
+            raise CorruptionError(
+                "The snapshot is damaged: its sections cannot be decoded. The service uses an older snapshot."
+            ) from None
         if kind not in list(Section):
-            raise UnknownFormatError(f"the snapshot holds a section of kind {kind}, which a newer version has written")
+            raise UnknownFormatError(
+                f"The snapshot has a section of kind {kind}, which a newer version wrote. Start the newer version of liftpy."
+            )
         place += _SECTION.size + size_bytes
         if not size_bytes or place > len(data) or kind in sections:
-            raise CorruptionError("the snapshot's sections do not add up")
+            raise CorruptionError(
+                "The snapshot is damaged: the sizes of its sections do not match. The service uses an older snapshot."
+            )
         sections[Section(kind)] = data[place - size_bytes : place]
     decode_answers(sections.get(Section.ANSWERS, b""))
     Pending("").load(sections.get(Section.EFFECTS, b""))
@@ -247,7 +266,11 @@ def _timers(data: bytes, count: int) -> tuple[tuple[int, str], ...]:
             place += _TIMER.size + size_bytes
             timers.append((at_ns, data[place - size_bytes : place].decode()))
     except (struct.error, UnicodeDecodeError):
-        raise CorruptionError("the snapshot's timers can't be read") from None
+        raise CorruptionError(
+            "The snapshot is damaged: its timers cannot be decoded. The service uses an older snapshot."
+        ) from None
     if len(timers) != count or place != len(data):
-        raise CorruptionError("the snapshot's timers do not add up")
+        raise CorruptionError(
+            "The snapshot is damaged: its timers do not match their counts. The service uses an older snapshot."
+        )
     return tuple(timers)

@@ -85,19 +85,22 @@ class ArchivePlan:
 
     def __post_init__(self) -> None:
         if not self.streams or len(set(self.streams)) != len(self.streams):
-            raise ConfigError("name the streams to archive, each once")
+            raise ConfigError("Name at least one stream to archive, each stream once.")
         for stream in self.streams:
             check_archived(stream)
         if self.compression not in COMPRESSIONS:
-            raise ConfigError(f"compression {self.compression!r}: use {', '.join(COMPRESSIONS)}")
+            raise ConfigError(f"Invalid compression {self.compression!r}. Use {', '.join(COMPRESSIONS)}.")
         if self.every_s < 0 or self.batch_records < 1 or self.tasks < 0 or self.orphan_age_s < 0:
-            raise ConfigError("every_s, tasks and orphan_age_s are not negative, batch_records is at least 1")
+            raise ConfigError(
+                "every_s, tasks and orphan_age_s must not be negative, and batch_records must be at least 1. Correct "
+                "the values."
+            )
         lacking = [] if not self.columns else [name for name in NEEDED if name not in _names(self.columns)]
         if lacking:
-            raise ConfigError(f"columns: an archive needs {', '.join(lacking)} as well, to be read beside its stream")
+            raise ConfigError(f"The option columns lacks {', '.join(lacking)}. An archive needs these columns: add them.")
         for name in self.source:
             if name.lower() in map(str.lower, _NOT_FOR_USERS):
-                raise ConfigError(f"the option {name} is not for an archive's source: the streams are said by name")
+                raise ConfigError(f"The option {name} is not allowed for an archive, because the archive sets it. Remove it.")
 
     @property
     def checkpoint_folder(self) -> Path:
@@ -180,7 +183,10 @@ class _Committing:
         ranges = [ArchivedRange(**row.asDict()) for row in frame.collect()]  # the tasks run here, and once
         with coded():
             if not query_id:
-                raise ConfigError(f"Spark does not say which query this is ({_QUERY_ID})")
+                raise ConfigError(
+                    f"Spark does not report the id of this query ({_QUERY_ID}). Use a supported Spark version: pip "
+                    "install 'liftpy[spark]'."
+                )
             version = self._commit(ranges, query_id, batch_id)
         done = Archived(
             batch=batch_id,

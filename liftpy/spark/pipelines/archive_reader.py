@@ -68,7 +68,7 @@ def whole(spark: SparkSession, table: str, stream: str, options: Mapping[str, st
     state = state_of(table_at(table), marks)
     starts = starts_after({key: view.uid for key, view in views.items()}, state.marks, EARLIEST)
     if starts is None:
-        raise NotFoundError(f"the table {table} has no records of the stream {stream}")
+        raise NotFoundError(f"Table {table} has no records of stream {stream}. Check the table path and the stream name.")
     columns = state.schema.names
     live = (
         spark.read.format("liftpy")

@@ -69,13 +69,15 @@ class CompactPlan:
     def __post_init__(self) -> None:
         check_archived(self.stream)
         if self.table and Path(self.table).resolve() == Path(self.output).resolve():
-            raise ConfigError("the output is a table of its own, not the archive")
+            raise ConfigError("The output is the same table as the archive. Choose another directory (--output).")
 
     def options(self) -> SourceOptions:
         """Return the checked options of the source."""
         options = SourceOptions.parse({**self.source, "stream": self.stream})
         if options.starting is not None or options.ending is not None:
-            raise ConfigError("what is compacted is where the last run ended up to now: no offsets are given")
+            raise ConfigError(
+                "Offsets are not allowed: a compaction reads from the end of the last run up to now. Remove them."
+            )
         return replace(options, columns=COLUMNS)
 
 
@@ -150,8 +152,9 @@ def check_deletes(views: Views, read: Mapping[tuple[str, int], int]) -> None:
         deletes_end = views[stream, partition].deletes_end
         if deletes_end > end:
             raise DataLossError(
-                f"{stream}/{partition} was read up to {end}, and delete markers below {deletes_end} are gone: what the tables hold may "
-                "have been deleted. Run once with --rebuild and without --table. Run more often than delete_retention_s, or raise that"
+                f"{stream}/{partition} was read up to {end}, but tombstones below {deletes_end} no longer exist. The "
+                "table may contain deleted keys. Run once with --rebuild and without --table. Then run more often than "
+                "delete_retention_s, or increase that setting."
             )
 
 
@@ -179,7 +182,9 @@ def next_step(plan: CompactPlan, output: Table) -> CompactStep:
             if state.marks:
                 check_uid(plan.stream, uid, state.marks)
             elif state.record_count:
-                raise NotFoundError(f"the table {what} has no records of the stream {plan.stream}")
+                raise NotFoundError(
+                    f"Table {what} has no records of stream {plan.stream}. Check the table path and the stream name."
+                )
     starts, cuts, ends = steps_of(views, before.marks if before else {}, archive.marks if archive else {})
     known = {
         key for key in views if (before and end_mark(*key) in before.marks) or (archive and end_mark(*key) in archive.marks)

@@ -78,13 +78,13 @@ def files_of(paths: Iterable[str], stream: str) -> dict[tuple[str, int], list[Ar
         name = parse_file(path.rpartition("/")[2])
         if name is None:
             raise ConfigError(
-                f"{path} is not one of an archive's files: the table was optimized or written to by others, and its records are in no "
-                "order any more. Replay the stream, or write the table's DataFrame to it, sorted, under a writeId"
+                f"{path} is not a file of a liftpy archive: another program optimized or changed the table, so the "
+                "order of records is lost. Replay the stream itself, or write the sorted DataFrame with a writeId."
             )
         if name.stream == stream:
             found.setdefault((stream, name.partition), []).append(ArchiveFile(name, path))
     if not found:
-        raise NotFoundError(f"the table has no records of the stream {stream}")
+        raise NotFoundError(f"The table has no records of stream {stream}. Check --table and the stream name.")
     return {key: sorted(own, key=lambda one: one.name.start_offset) for key, own in sorted(found.items())}
 
 
@@ -168,11 +168,13 @@ class ReplayPlan:
         check_archived(self.stream)
         check_published(self.target)
         if not 0 < len(self.name.encode()) <= 100:
-            raise ConfigError("a replay has a name of 1 to 100 bytes: run again under it, it writes nothing twice")
+            raise ConfigError("Invalid name of the replay. Use 1 to 100 bytes (--name).")
         if self.rate < 0:
-            raise ConfigError("rate is not negative; 0: as fast as it goes")
+            raise ConfigError("Invalid rate. Use a positive number of records per second, or 0 for no limit (--rate).")
         if self.stream == self.target and not self.table:
-            raise ConfigError(f"{self.stream} can't be replayed into itself: it would have no end")
+            raise ConfigError(
+                f"Stream {self.stream} cannot be replayed into itself, because it would never end. Choose another target."
+            )
 
     def options(self) -> SourceOptions:
         """Return the checked options of the source."""
@@ -180,7 +182,7 @@ class ReplayPlan:
         options.check_batch()
         timed = any(spec is not None and (spec.timed or spec.back_ns) for spec in (options.starting, options.ending))
         if self.table and timed:
-            raise ConfigError("a range of an archive is said by offsets, not by times")
+            raise ConfigError("A range of an archive needs offsets, not times. Use offsets (--from, --to).")
         return replace(options, columns=COLUMNS)
 
 
@@ -229,11 +231,13 @@ def shares_to_replay(plan: ReplayPlan) -> list[ReplayShare]:
     ranges = with_moving_ends(ranges, ending, views)
     if lacking := [one.partition for one in ranges if plan.keep_partitions and (plan.target, one.partition) not in target]:
         raise ConfigError(
-            f"{plan.target} has {len(target)} partitions, and records lie in {plan.stream}/{lacking[0]}: add partitions to it, or let "
-            "keys say where records go"
+            f"Target {plan.target} has {len(target)} partitions, but the source has records in "
+            f"{plan.stream}/{lacking[0]}. Add partitions to the target, or use --partitions key."
         )
     if large := [one for one in ranges if one.record_count >= MAX_RECORDS]:
-        raise ConfigError(f"{large[0]} has more than {MAX_RECORDS} records: replay it in parts, each under a name of its own")
+        raise ConfigError(
+            f"{large[0]} has more than {MAX_RECORDS} records. Replay it in parts (--from, --to), each with its own --name."
+        )
     return shares_of_files(ranges, files) if plan.table else [ReplayShare(one) for one in ranges]
 
 
@@ -374,4 +378,4 @@ def _from_files(share: ReplayShare) -> Iterator[pa.RecordBatch]:
                     wanted = pc.and_(pc.greater_equal(offsets, planned.start_offset), pc.less(offsets, planned.end_offset))
                     yield batch.filter(wanted)
             except (OSError, pa.ArrowException) as error:
-                raise StorageError(f"the archive's file {path}: {error}") from error
+                raise StorageError(f"Cannot read archive file {path}: {error}") from error

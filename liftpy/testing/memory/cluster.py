@@ -81,7 +81,7 @@ class MemoryCluster:
     ) -> None:
         """Create the cluster. ``with`` starts it."""
         if not 1 <= nodes <= MAX_NODES:
-            raise ConfigError(f"a cluster in memory has 1 to {MAX_NODES} nodes, not {nodes}")
+            raise ConfigError(f"Invalid number of nodes: {nodes}. An in-memory cluster has 1 to {MAX_NODES} nodes.")
         self._count = nodes
         self._subjects = Subjects(namespace)
         self._config = config or ReplicationConfig()
@@ -100,7 +100,7 @@ class MemoryCluster:
     def start_all(self) -> None:
         """Start all nodes. ``with`` calls it."""
         if self._loop is not None:
-            raise ConfigError("this cluster in memory runs already")
+            raise ConfigError("This in-memory cluster is already running. Stop it first, or create another one.")
         self._loop = loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=loop.run_forever, name="liftpy-memory", daemon=True)
         self._thread.start()
@@ -350,7 +350,10 @@ class MemoryCluster:
     def _node(self, node: str) -> MemoryNode:
         found = self._nodes.get(node)
         if found is None:
-            raise ConfigError(f"there is no node {node!r} here: {', '.join(self._nodes) or 'the cluster does not run'}")
+            raise ConfigError(
+                f"Node {node!r} does not exist in this cluster. Nodes: "
+                f"{', '.join(self._nodes) or 'none, the cluster is not running'}."
+            )
         return found
 
     def kill(self, node: str) -> None:
@@ -381,7 +384,7 @@ class MemoryCluster:
         """
         found = self._node(node)
         if found.up:
-            raise ConfigError(f"node {node} runs already")
+            raise ConfigError(f"Node {node} is already running. Kill or stop it first.")
         assert self._group is not None
         self._call(partial(found.start, self._group))
 
@@ -402,7 +405,7 @@ class MemoryCluster:
         def found() -> str:
             image = self._image().streams.get(stream)
             if image is None or not 0 <= partition < len(image.partitions):
-                raise ConfigError(f"there is no partition {stream}/{partition}")
+                raise ConfigError(f"Partition {stream}/{partition} does not exist. Create the stream first.")
             leader = image.partitions[partition].leader
             return leader if leader != other_than and leader in self.running else ""
 
@@ -473,7 +476,10 @@ class MemoryCluster:
             except LiftError as error:
                 last = error
             if time.monotonic() >= deadline:
-                raise UnavailableError(f"{what}: not within {timeout_s:g} s; last: {last!r}; nodes that run: {self.running}")
+                raise UnavailableError(
+                    f"{what}: the condition was not true within {timeout_s:g} s. Last value: {last!r}. Running nodes: "
+                    f"{self.running}."
+                )
             time.sleep(_POLL_S)
 
 

@@ -256,4 +256,4 @@ def test_consume_in_json_prints_one_line_for_each_record(run: Run, name: str) ->
 def test_log_verify_of_a_folder_without_segments_is_no_log(run: Run, tmp_path: Path) -> None:
     (tmp_path / "server.log").write_text("started")
     code, out, err = run("log", "verify", str(tmp_path))
-    assert (code, out, "holds no log" in err) == (2, "", True)
+    assert (code, out, "a partition directory (no segment" in err) == (2, "", True)

@@ -99,7 +99,7 @@ def test_the_default_quota_is_shown_set_in_part_and_ended(client: Asked, capsys:
     client.set_to = None
     code, _, err = run(capsys, *words, "--none", "--records", "1")
     assert (code, client.set_to) == (2, None)
-    assert "name nothing beside it" in err
+    assert "--none cannot be combined with other options" in err
 
 
 def test_session_times_are_shown_and_set_and_a_change_is_waited_for(

@@ -490,7 +490,7 @@ def test_records_are_written_to_a_file_that_is_whole_when_it_has_its_name(
     assert os.listdir(tmp_path) == [file.name]
     again = run(capsys, "consume", "orders", "--output", str(file))
     assert again[0] == 2
-    assert "there already" in again[2]
+    assert "already exists" in again[2]
 
 
 def test_a_file_that_was_not_finished_has_another_name(
@@ -505,9 +505,9 @@ def test_a_file_that_was_not_finished_has_another_name(
     cluster.consume = lambda *_, **given: Fails(given)  # type: ignore[attr-defined]
     code, _, err = run(capsys, "consume", "orders", "--output", str(tmp_path / "o.jsonl"))
     assert code == 1
-    assert "made again" in err
+    assert "created again" in err
     assert os.listdir(tmp_path) == ["o.jsonl.part"]
-    for wrong, said in (("o.csv", "its suffix says"), ("no/such/o.arrow", "No such file")):
+    for wrong, said in (("o.csv", "The suffix sets the format"), ("no/such/o.arrow", "No such file")):
         code, _, err = run(capsys, "consume", "orders", "--output", str(tmp_path / wrong))
         assert code == 2
         assert said in err
@@ -517,7 +517,7 @@ def test_what_follows_has_no_end(cluster: Cluster, capsys: pytest.CaptureFixture
     for words in (["--follow", "--until", "end"], ["--follow", "--reverse"]):
         code, _, err = run(capsys, "consume", "orders", *words)
         assert code == 2
-        assert "--follow goes on at the end" in err
+        assert "--follow cannot be combined with" in err
 
 
 def test_consume_of_no_stream_says_so_at_once(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,7 +93,7 @@ def test_whatever_is_in_the_way_is_said_and_nothing_is_done(run: Any) -> None:
 
 
 def test_the_way_back(run: Any) -> None:
-    assert run(FakeClient(1), "revert") == (1, {"level": 1, "to": 0, "reasons": ["there is no level before 1"], "done": False})
+    assert run(FakeClient(1), "revert") == (1, {"level": 1, "to": 0, "reasons": ["There is no level before 1"], "done": False})
     assert run(FakeClient(2, reasons=("orders",)), "revert")[0] == 1
     client = FakeClient(2)
     assert run(client, "revert", "--dry-run") == (0, {"level": 2, "to": 1, "reasons": [], "done": False})

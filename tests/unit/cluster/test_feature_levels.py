@@ -374,9 +374,7 @@ def test_a_controller_that_does_not_speak_the_next_level_ends_instead_of_guessin
     with pytest.raises(IncompatibleVersionError, match=f"the feature level becomes {NEXT}, this version speaks 1 to {NEWEST}"):
         older.apply(newer.log[-1], len(newer.log))
     assert older.image is before
-    with pytest.raises(
-        IncompatibleVersionError, match=f"the cluster is at feature level {NEXT}, this version speaks 1 to {NEWEST}"
-    ):
+    with pytest.raises(IncompatibleVersionError, match="the cluster has feature level"):
         older.restore(newer.fsm.snapshot())
     assert older.image is before
 
@@ -387,7 +385,7 @@ def test_snapshots_of_level_2_have_a_version_that_versions_before_refuse() -> No
     assert decode_snapshot(after).feature_level == 2
     for data, version in ((before, LEVELLED), (after, VERSION)):
         forged = encode_as(decode_snapshot(data), version)
-        with pytest.raises(CorruptionError, match="its image is of feature level"):
+        with pytest.raises(CorruptionError, match=", but its image has feature level"):
             decode_snapshot(forged)
 
 
@@ -409,7 +407,7 @@ def test_an_image_that_says_more_than_is_understood_is_not_read(inner: str) -> N
     message = pb.Image.FromString(image_to_bytes(driver.fsm.image))
     part = message.streams[0].config if inner == "config" else message.nodes[0]
     part.MergeFromString(UNKNOWN_FIELD)
-    with pytest.raises(IncompatibleVersionError, match="holds fields of a newer version"):
+    with pytest.raises(IncompatibleVersionError, match="fields of a newer version"):
         image_from_bytes(message.SerializeToString())
 
 

@@ -203,7 +203,7 @@ def test_a_damaged_journal_is_named_and_not_used(history: list[bytes], tmp_path:
 
 
 def test_what_can_not_be_rescued_from(history: list[bytes], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no data folder"):
+    with pytest.raises(ConfigError, match="is not the data directory of a node"):
         read(tmp_path / "nothing")
     ordinary = DataFolder(tmp_path / "n9")
     ordinary.store_identity(NodeIdentity("n9"))
@@ -214,7 +214,7 @@ def test_what_can_not_be_rescued_from(history: list[bytes], tmp_path: Path) -> N
         read(tmp_path / "n9")
     lost = controller(tmp_path, "n1", history, snapshot_at=5)
     (lost / "raft" / "snapshot").unlink()
-    with pytest.raises(CorruptionError, match="a snapshot is lost"):
+    with pytest.raises(CorruptionError, match="a snapshot is missing"):
         read(lost)
 
 

@@ -39,7 +39,7 @@ def set_default_quota(draft: RecordBuilder, request: pb.SetDefaultQuota) -> Deci
     try:
         quota = quota_from_pb(whole)
     except ConfigError as error:
-        return refuse(pb.ControlResponse.INVALID, f"default quota: {error}")
+        return refuse(pb.ControlResponse.INVALID, f"Invalid default quota: {error}")
     if quota != image.default_quota:
         draft.add(DefaultQuotaSet(quota))
     return draft.done(pb.ControlResponse(defaultQuota=whole))
@@ -57,7 +57,9 @@ def set_session_times(draft: RecordBuilder, request: pb.SetSessionTimes) -> Deci
     if (request.sessionMs, request.leaseMs) == (held.session_ms, held.lease_ms):
         return _said(draft, held)
     if request.change != held.change:
-        return refuse(pb.ControlResponse.STALE, f"the session times were changed meanwhile: {held.words}")
+        return refuse(
+            pb.ControlResponse.STALE, f"Another request changed the session times: {held.words}. Check them, then retry."
+        )
     if not held.is_settled:
         longest_s = held.longest_session_ns / NS_PER_S
         detail = f"the change before is not settled yet, which takes {longest_s:g} s of one metadata leader: {held.words}"
@@ -73,7 +75,9 @@ def settle_session_times(draft: RecordBuilder, request: pb.SettleSessionTimes) -
     if held is None:
         return _too_early(draft)
     if request.change != held.change:
-        return refuse(pb.ControlResponse.STALE, f"the session times were changed meanwhile: {held.words}")
+        return refuse(
+            pb.ControlResponse.STALE, f"Another request changed the session times: {held.words}. Check them, then retry."
+        )
     if not held.is_settled:
         held = held.settled()
         draft.add(SessionTimesSet(held))
@@ -97,7 +101,7 @@ def set_feature_level(draft: RecordBuilder, request: pb.SetFeatureLevel) -> Deci
         return draft.done(pb.ControlResponse(detail=f"the feature level is {request.level} already"))
     unchecked = _unchecked(draft, request)
     if unchecked:
-        return refuse(pb.ControlResponse.STALE, f"registered meanwhile, and not asked: {', '.join(unchecked)}")
+        return refuse(pb.ControlResponse.STALE, f"New nodes registered during the check: {', '.join(unchecked)}. Retry.")
     if request.level < image.feature_level:
         reasons = why_no_way_back(image, draft.features)
         if request.level != image.feature_level - 1:
@@ -105,7 +109,10 @@ def set_feature_level(draft: RecordBuilder, request: pb.SetFeatureLevel) -> Deci
         if reasons:
             return refuse(pb.ControlResponse.INVALID, "; ".join(reasons))
     if request.level not in spoken or feature_of(request.level, draft.features) is None:
-        raise IncompatibleVersionError(f"{UNSUPPORTED}the feature level becomes {request.level}, this version speaks {spoken}")
+        raise IncompatibleVersionError(
+            f"{UNSUPPORTED}the feature level becomes {request.level}, but this version supports {spoken}. Start a "
+            "newer version on this node."
+        )
     rules = image.rules or rules_from_pb(request.rules) if request.level >= STRICT else None
     try:
         times = _times(draft, request)
