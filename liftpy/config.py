@@ -288,7 +288,8 @@ class StreamConfig:
         return min(self.min_isr or 2, replica_count)
 
 
-ALTERABLE_AT_FIRST = (
+QUOTA_SETTINGS = ("quota_records_per_s", "quota_bytes_per_s", "quota_by_token")
+ALTERABLE = (
     "read_only",
     "max_message_bytes",
     "optimistic_concurrency",
@@ -299,10 +300,10 @@ ALTERABLE_AT_FIRST = (
     "max_per_subject",
     "segment_bytes",
     "segment_age_s",
+    *QUOTA_SETTINGS,
+    "quota_exempt",
 )
-QUOTA_SETTINGS = ("quota_records_per_s", "quota_bytes_per_s", "quota_by_token")
-ALTERABLE = (*ALTERABLE_AT_FIRST, *QUOTA_SETTINGS, "quota_exempt")
-"""Settings that a stream may be given anew, while it is used; the first of them at any feature level (``features.alterable_at``)."""
+"""Settings that a stream may be given anew, while it is used."""
 REFUSED_BY = ("read_only", "max_message_bytes", "optimistic_concurrency")
 """Those by which a leader refuses publishes."""
 

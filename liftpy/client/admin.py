@@ -393,14 +393,14 @@ class Admin:
         return quota_from_pb((await self._command(cluster_pb2.ControlRequest(setDefaultQuota=request))).defaultQuota)
 
     async def session_times(self) -> SessionTimes | None:
-        """By which nodes are fenced and may speak; None: as their own settings say, below level 5. Raises UnavailableError."""
+        """By which nodes are fenced and may speak; None: as their own settings say, the cluster is new. Raises UnavailableError."""
         asked = cluster_pb2.ControlRequest(describeCluster=cluster_pb2.DescribeCluster(maxBytes=1))
         image = (await self._read(asked)).cluster.image
         return times_from_pb(image.sessionTimes) if image.HasField("sessionTimes") else None
 
     async def set_session_times(self, *, session_s: float | None = None, lease_s: float | None = None) -> SessionTimes:
         """Change them, while nodes run; None: as it is. Returns what holds then: a further change waits until it is settled. Raises
-        ConfigError (they can't be, or the cluster's feature level is below 5), StaleEpochError (another change is not settled, or came
+        ConfigError (they can't be), StaleEpochError (another change is not settled, or came
         first), UnavailableError."""
         held = await self.session_times() or ReplicationConfig().session_times
         request = cluster_pb2.SetSessionTimes(

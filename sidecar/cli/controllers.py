@@ -49,7 +49,7 @@ def rescue(folders: tuple[Path, ...], voters: str, out: Path | None, namespace: 
     from sidecar.quorum.rescue import rescue as write_rescued
 
     with locked(list(folders)) as held:
-        survivors = [read_survivor(folder, namespace) for folder in held if (folder.raft / "journal").is_file()]
+        survivors = [read_survivor(folder) for folder in held if (folder.raft / "journal").is_file()]
         if not survivors:
             raise ConfigError("none of these folders holds a journal of the metadata group")
         chosen = newest(survivors)
