@@ -29,6 +29,10 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import ConfigError, IncompatibleVersionError
 
 
+NEW_GROUP_SAYS = 1
+"""The level that the answer names as the one before the first. All controllers keep the answer, so it never changes."""
+
+
 def set_default_quota(draft: RecordBuilder, request: pb.SetDefaultQuota) -> Decision:
     """What the request names; the rest stays as it is."""
     image = draft.image
@@ -110,7 +114,8 @@ def set_feature_level(draft: RecordBuilder, request: pb.SetFeatureLevel) -> Deci
     except ConfigError as error:
         return refuse(pb.ControlResponse.INVALID, str(error))
     draft.add(FeatureLevelSet(request.level, image.rules or rules_from_pb(request.rules), times))
-    return draft.done(pb.ControlResponse(detail=f"the feature level is {request.level}, it was {image.feature_level}"))
+    was = image.feature_level or NEW_GROUP_SAYS
+    return draft.done(pb.ControlResponse(detail=f"the feature level is {request.level}, it was {was}"))
 
 
 def _unchecked(draft: RecordBuilder, request: pb.SetFeatureLevel) -> list[str]:
