@@ -476,7 +476,7 @@ def _head_to_pb(image: ClusterImage, operations: bool) -> pb.Image:
 
 def image_from_bytes(data: bytes) -> ClusterImage:
     """The image of ``image_to_bytes``; raises IncompatibleVersionError for one that says more than this version understands, or that
-    names no feature level although something was decided; DecodeError or a ValueError for anything else."""
+    names no feature level although something was decided [M14]; DecodeError or a ValueError for anything else."""
     message = pb.Image.FromString(data)
     if has_unknown_fields(message):
         raise IncompatibleVersionError("the image of the metadata group holds fields of a newer version")

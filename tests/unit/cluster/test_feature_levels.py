@@ -290,6 +290,7 @@ def test_ranges() -> None:
 
 # ---- a group without a level ----------------------------------------------------------------------------------------------------
 def test_image_without_a_level_is_read_only_while_nothing_was_decided() -> None:
+    """[M14]"""
     new = ClusterImage(index=7, time_ns=9)
     assert decode_snapshot(encode_snapshot(new)).feature_level == NO_LEVEL
     driver = a_driver("a")

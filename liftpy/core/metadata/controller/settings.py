@@ -28,7 +28,6 @@ from liftpy.core.metadata.records import DefaultQuotaSet, FeatureLevelSet, Sessi
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import ConfigError, IncompatibleVersionError
 
-
 NEW_GROUP_SAYS = 1
 """The level that the answer names as the one before the first. All controllers keep the answer, so it never changes."""
 

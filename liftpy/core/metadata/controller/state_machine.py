@@ -3,7 +3,7 @@
 Deterministic: no clock (time is a field of the request), no random, no hash order, so that every controller that
 applies the same entries has the same image [M5]. ``apply`` never raises but for what this version can't know: what can't be done is an
 answer [M6]. An entry that says more than this version understands ends it (IncompatibleVersionError): it would guess. So does an entry
-that decides something before the group has a feature level.
+that decides something before the group has a feature level [M14].
 """
 
 from __future__ import annotations
