@@ -403,7 +403,8 @@ class StreamConfig:
         return min(self.min_isr or 2, replica_count)
 
 
-ALTERABLE_AT_FIRST = (
+QUOTA_SETTINGS = ("quota_records_per_s", "quota_bytes_per_s", "quota_by_token")
+ALTERABLE = (
     "read_only",
     "max_message_bytes",
     "optimistic_concurrency",
@@ -414,10 +415,10 @@ ALTERABLE_AT_FIRST = (
     "max_per_subject",
     "segment_bytes",
     "segment_age_s",
+    *QUOTA_SETTINGS,
+    "quota_exempt",
 )
-QUOTA_SETTINGS = ("quota_records_per_s", "quota_bytes_per_s", "quota_by_token")
-ALTERABLE = (*ALTERABLE_AT_FIRST, *QUOTA_SETTINGS, "quota_exempt")
-"""Settings that can be changed while the stream is in use. Those of ``ALTERABLE_AT_FIRST`` need no feature level."""
+"""Settings that can be changed while the stream is in use."""
 REFUSED_BY = ("read_only", "max_message_bytes", "optimistic_concurrency")
 """Settings by which a leader rejects publishes."""
 

@@ -619,7 +619,7 @@ class Admin:
         """Return the session and lease times of the cluster.
 
         Returns:
-            The times. None below feature level 5: then each node uses its own settings.
+            The times. None in a new cluster, whose nodes use their own settings.
 
         Raises:
             UnavailableError: The metadata group did not answer in time.
@@ -641,7 +641,7 @@ class Admin:
             The times after the change. A further change must wait until this one is settled.
 
         Raises:
-            ConfigError: The times are not allowed, or the feature level of the cluster is below 5.
+            ConfigError: The times are not allowed.
             StaleRequestError: Another change is not settled, or came first.
             UnavailableError: The metadata group did not answer in time.
         """

@@ -64,7 +64,7 @@ def force_recover(folders: tuple[Path, ...], voters: str, out: Path | None, name
     from sidecar.quorum.rescue import rescue as write_rescued
 
     with locked(list(folders)) as held:
-        survivors = [read_survivor(folder, namespace) for folder in held if (folder.raft / "journal").is_file()]
+        survivors = [read_survivor(folder) for folder in held if (folder.raft / "journal").is_file()]
         if not survivors:
             raise ConfigError(
                 "None of the --data directories contains a journal of the metadata group. Give the data directory of "

@@ -145,7 +145,7 @@ def node_session(session_s: float | None, lease_s: float | None, wait: bool, as_
     if as_json:
         click.echo(json.dumps(None if times is None else {**asdict(times), "settled": times.is_settled}))
     else:
-        click.echo("as each node's own settings say: the feature level is below 5" if times is None else times.words)
+        click.echo("as each node's own settings say: the cluster is new" if times is None else times.words)
 
 
 async def _settled(client: Client, times: SessionTimes) -> SessionTimes:

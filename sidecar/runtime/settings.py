@@ -51,7 +51,7 @@ from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import check_name
 from liftpy.core.base.renamed import SETTINGS
 from liftpy.core.base.worker_assignment import MOST_WORKERS
-from liftpy.core.metadata.feature_range import FIRST
+from liftpy.core.metadata.feature_range import NO_LEVEL
 from liftpy.core.metadata.subject_index import begins_under
 from liftpy.core.publish.memory_budget import LEAST_LIMIT_BYTES
 from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule, check_inbox_prefixes
@@ -561,7 +561,7 @@ def with_cluster(found: Sequence[dict[str, Any]], image: ClusterImage) -> list[d
     ``cluster``."""
     quota = image.default_quota
     said: dict[str, tuple[Any, Any]] = {
-        "feature_level": (image.feature_level, FIRST),
+        "feature_level": (image.feature_level, NO_LEVEL),
         **{f"default_quota.{f.name}": (getattr(quota, f.name), f.default) for f in fields(quota)},
     }
     without, times = defaults(), image.session_times

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-FIRST = 1
-"""The level of an image that names none, and the only one of a node that says no range."""
+NO_LEVEL = 0
+"""Of the image of a new group: nothing is decided before its level is."""
 
 
 class SaysLevels(Protocol):
@@ -35,9 +35,14 @@ class LevelRange:
         message.minLevel, message.maxLevel = self.least, self.most
 
 
+UNSAID = LevelRange(1, 1)
+"""Range of a message that names none. No version that was released speaks it, so such a node is rejected. The controllers keep the
+text of the rejection, and it names the range: it stays what it is."""
+
+
 def said(message: SaysLevels) -> LevelRange:
-    """The range in a message; of one that has none, the first level alone."""
-    return LevelRange(message.minLevel or FIRST, message.maxLevel or message.minLevel or FIRST)
+    """Return the range that a message names, ``UNSAID`` if it names none."""
+    return LevelRange(message.minLevel, message.maxLevel or message.minLevel) if message.minLevel else UNSAID
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,8 @@ def refuse(error: pb.ControlResponse.Error, detail: str, partition: PartitionSta
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the code that applies is told besides the log. The first two are the settings': the same on every controller, or they
-    diverge; from level 2 on those of the image hold instead."""
+    """What the code that applies is told besides the log. The first two are the settings', which a new group takes into its image;
+    from then on those of the image hold."""
 
     namespace: str = "liftpy"
     elections: bool = False

@@ -17,8 +17,6 @@ Version 4 is version 3 with sections, which stand before the application's bytes
 A file has each kind of section at most once. The order of the kinds is the writer's and means nothing to a reader. All nodes use one
 order, because they compare the bytes: PARAMETERS, EFFECTS, ANSWERS, VERSION.
 
-Version 2 has no skips: 80 identity, timers, application.
-
 All fields are functions of the log alone, so the files of all nodes are equal, byte for byte, where the application's are.
 """
 
@@ -41,16 +39,14 @@ from liftpy.errors import CorruptionError, UnknownFormatError
 MAGIC = b"LIFTSNAP"
 VERSION = 4
 _WITHOUT_SECTIONS = 3
-_WITHOUT_SKIPS = 2
-"""Is read too. Version 1 had no digest of the outputs, so that nothing could be proven by it: it is not read any more."""
+"""Versions 1 and 2 were never released: the state is replayed from the log."""
 _HEAD = struct.Struct("<8sHHI")
 _FIELDS = struct.Struct("<QQqQIIQ16sIII")
 _FIELDS_3 = struct.Struct("<QQqQIIQ16sII")
-_FIELDS_2 = struct.Struct("<QQqQIIQ16s")
 _NO_DIGEST = bytes(16)
 _TIMER = struct.Struct("<qH")
 _SECTION = struct.Struct("<HI")
-HEADER_SIZE_BYTES = _HEAD.size + _FIELDS_2.size
+HEADER_SIZE_BYTES = _HEAD.size + _FIELDS_3.size
 
 
 class Section(IntEnum):
@@ -179,7 +175,7 @@ def decode(data: bytes, identity: Identity) -> Snapshot:
     body = memoryview(data)[_HEAD.size :]
     if crc32c.crc32c(body) != crc:
         raise CorruptionError("The snapshot is damaged: its CRC-32C does not match. The service uses an older snapshot.")
-    if version < _WITHOUT_SKIPS:
+    if version < _WITHOUT_SECTIONS:
         raise CorruptionError(
             f"The snapshot has the old format version {version}. The service rebuilds its state from the stream."
         )
@@ -188,12 +184,12 @@ def decode(data: bytes, identity: Identity) -> Snapshot:
             f"The snapshot has format version {version}, but this version reads {VERSION}. Start the newer "
             "version of liftpy that wrote it."
         )
-    layout = {_WITHOUT_SKIPS: _FIELDS_2, _WITHOUT_SECTIONS: _FIELDS_3}.get(version, _FIELDS)
+    layout = _FIELDS if version == VERSION else _FIELDS_3
     if len(body) < layout.size or (version == VERSION and not layout.unpack_from(body)[-1]):
         raise CorruptionError("The snapshot is damaged: it ends inside its header. The service uses an older snapshot.")
     fields = layout.unpack_from(body)
     position, last_epoch, now_ns, output_count, timer_count, timers_size, state_size, digest = fields[:8]
-    skip_count, skips_size, sections_size = (*fields[8:], 0, 0, 0)[:3]
+    skip_count, skips_size, sections_size = (*fields[8:], 0)[:3]
     rest = bytes(body[layout.size :])
     if len(rest) != identity_size_bytes + timers_size + skips_size + sections_size + state_size:
         raise CorruptionError(

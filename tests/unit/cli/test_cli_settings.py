@@ -119,7 +119,7 @@ def test_session_times_are_shown_and_set_and_a_change_is_waited_for(
     assert code != 0
     assert "it holds, but is not settled yet: session 5 s" in err
     client.times, client.set_to = None, None
-    assert run(capsys, *words) == (0, "as each node's own settings say: the feature level is below 5\n", "")
+    assert run(capsys, *words) == (0, "as each node's own settings say: the cluster is new\n", "")
     assert run(capsys, *words, "--json") == (0, "null\n", "")
 
 

@@ -39,6 +39,7 @@ from liftpy.core.metadata.controller_list import (
 )
 from liftpy.core.metadata.describe import describer
 from liftpy.core.metadata.failure_reports import LeaderQuestion, ProbeResult
+from liftpy.core.metadata.feature_range import NO_LEVEL
 from liftpy.core.metadata.features import why_not_yet
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.forwarding import error_response
@@ -375,10 +376,10 @@ class QuorumMember:
         log = self._log
         if not log.leads:
             return None
-        if unknown_to_others := why_not_yet(request, log.image.feature_level):
+        if unknown_to_others := why_not_yet(request, log.image.feature_level, self._rules.features):
             return error_response(request, pb.ControlResponse.INVALID, unknown_to_others)
         if not self.in_office or self._term != log.term:
-            if self._birth.is_ahead(log.image) and _decides(request):
+            if log.image.feature_level == NO_LEVEL and _decides(request):
                 return error_response(request, pb.ControlResponse.UNAVAILABLE, _NEW)
             if request.HasField("batch") or kind_of(request).looked_at_first:
                 return error_response(request, pb.ControlResponse.UNAVAILABLE, _NEW)

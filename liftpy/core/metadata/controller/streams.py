@@ -16,7 +16,6 @@ from liftpy.core.base.partition import MoveReason, PartitionState, Pause
 from liftpy.core.metadata.codec import altered, config_from_pb, config_to_pb, partition_to_pb, stream_to_pb
 from liftpy.core.metadata.controller.placements import assigned, facts_of, new_partitions, placed_now, plan_of
 from liftpy.core.metadata.controller.reassign import MAX_REPLICAS, settled
-from liftpy.core.metadata.features import DEFAULT_QUOTA, DEFAULT_QUOTA_NEEDS, QUOTAS, QUOTAS_NEED, alterable_at
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, ClusterImage, StreamImage
 from liftpy.core.metadata.placement import MANUAL
 from liftpy.core.metadata.placement.facts import NoRoomError, NotEnoughNodesError, Placed, Wanted
@@ -153,10 +152,6 @@ def _checked(draft: RecordBuilder, request: pb.CreateStream, held: StreamImage |
             f"first LeaderEpoch = {request.firstLeaderEpoch} is above {MAX_FIRST_LEADER_EPOCH}. Use a smaller value."
         )
     config = config_from_pb(request.config)
-    if config.needs_quotas and image.feature_level < QUOTAS:
-        raise ConfigError(QUOTAS_NEED.format(level=image.feature_level))
-    if config.quota_exempt and image.feature_level < DEFAULT_QUOTA:
-        raise ConfigError(DEFAULT_QUOTA_NEEDS.format(level=image.feature_level))
     if held is None:
         if len(image.streams) >= MAX_STREAMS:
             raise ConfigError(f"The cluster already has {MAX_STREAMS} streams, the maximum. Delete a stream first.")
@@ -304,7 +299,7 @@ def alter_stream(draft: RecordBuilder, request: pb.AlterStream) -> Steps[Decisio
             f"replication factor = {factor} is outside 1..{MAX_REPLICAS}. Choose a value in this range.",
         )
     try:
-        stream = _with_settings(held, request, alterable_at(draft.image.feature_level))
+        stream = _with_settings(held, request)
     except ConfigError as error:
         return refuse(pb.ControlResponse.INVALID, str(error))
     if request.HasField("configVersion") and request.configVersion != held.config_version:
@@ -344,8 +339,8 @@ def truncate_before(draft: RecordBuilder, request: pb.TruncateBefore) -> Decisio
     return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
 
 
-def _with_settings(held: StreamImage, request: pb.AlterStream, alterable: tuple[str, ...]) -> StreamImage:
-    config = altered(held.config, request.config, request.changed, alterable)
+def _with_settings(held: StreamImage, request: pb.AlterStream) -> StreamImage:
+    config = altered(held.config, request.config, request.changed)
     return replace(held, config=config, config_version=held.config_version + (config != held.config))
 
 
