@@ -69,7 +69,8 @@ UNINDEXED = Rejection(
 )
 _FULL = Rejection(
     RejectReason.NO_SPACE,
-    "insufficient resources: the stream has more subjects than subjects_bytes hold, no last sequence of a subject can be expected",
+    "insufficient resources: the stream has more subjects than partition_subject_index_bytes hold, no last sequence of a subject can "
+    "be expected",
     (503, 10023),
 )
 _TOO_MANY = Rejection(

@@ -39,7 +39,7 @@ class Bench(IngestBench):
         super().__init__(**more)
         self.log = Log.open(MemoryStorage(), StreamConfig(segment_bytes=4096))[0]
         self.derived = self.ingest._derived = LogState(
-            self.log, 10**15, 1 << 20, lambda: 0, subject=subject, subjects_bytes=room
+            self.log, 10**15, 1 << 20, lambda: 0, subject=subject, partition_subject_index_bytes=room
         )
         self.asked: list[PublishesReceived] = []
         self._inboxes = 0
@@ -268,7 +268,7 @@ async def test_a_stream_with_too_many_subjects_refuses_such_publishes_and_no_oth
         await bench.says(f"ev.{number}")
     full = await bench.says("ev.1", (OF, 2))
     assert full[:2] == (503, 10023)
-    assert "more subjects than subjects_bytes" in full[2]
+    assert "more subjects than partition_subject_index_bytes" in full[2]
     assert await bench.says("ev.1") == 51
     assert await bench.says("ev.1", ("Nats-Expected-Last-Sequence", 51)) == 52
     many = Bench()
