@@ -205,6 +205,22 @@ class NodeViews:
         subject = self._subjects.control_settings(check_name(node_id, "node"))
         return object_of(node_id, await self._transport.request(subject, RELOAD, timeout_s))
 
+    async def remove_data(self, node_id: str, directories: list[str], timeout_s: float = 30.0) -> dict[str, Any]:
+        """Have a node remove directories of streams that the cluster does not know; needs an operator's rights.
+
+        Args:
+            directories: ``<stream>-<uid>``, as ``node_health`` names them under ``unknown_streams``.
+
+        Returns:
+            ``removed`` and ``bytes``, or ``error``: then nothing was removed.
+
+        Raises:
+            UnavailableError, ProtocolError.
+        """
+        subject = self._subjects.control_settings(check_name(node_id, "node"))
+        question = json.dumps({"remove_data": directories}).encode()
+        return object_of(node_id, await self._transport.request(subject, question, timeout_s))
+
     async def controller_ids(self) -> list[str]:
         """Return the ids of all controllers, the metadata leader first. Any controller answers.
 

@@ -52,7 +52,7 @@ from sidecar.metadata.membership import Membership
 from sidecar.node.jetstream_api import JetStreamDesk
 from sidecar.node.publish_memory import PublishMemory
 from sidecar.node.reload import LiveParts, Reloading
-from sidecar.partition.deletions import Deletions
+from sidecar.partition.deletions import Deletions, UnknownStreams
 from sidecar.partition.figures import NodeCounts, StreamLabels
 from sidecar.partition.housekeeping import Housekeeping
 from sidecar.partition.promises import Promises
@@ -124,6 +124,7 @@ class Node:
             lambda: self._workers.joined(self._signs()),
             lambda: () if self.partitions is None else self.partitions.replicas(),
             lambda: self._workers.unsynced,
+            lambda: self.status.unknown.names() if self.status.unknown is not None else [],
         )
         self.supervisor = Supervisor(*supervised())
         self.status.answers.settings = self.reloading.shown
@@ -256,8 +257,16 @@ class Node:
         self._recovered.close()
         self.partitions.leave_behind(self._recovered.names)
         await self._membership.live(_LIVE_TIMEOUT_S)
-        for name in unknown_folders(folder, self.group.image):
-            logger.warning("the cluster does not know %s: its data is kept; remove the folder if it is not needed", name)
+        group, promises = self.group, self._promises
+        found = unknown_folders(folder, group.image)
+        self.status.unknown = UnknownStreams(found, folder, group, lambda: group.image, promises.forget)
+        for name in found:
+            logger.warning(
+                "the cluster does not know %s: its data is kept. If nobody needs it: liftpy node remove-data %s %s",
+                name,
+                self.settings.node_id,
+                name,
+            )
         self._serve_jetstream(links)
         self._rights.started()
         return {"node": settings.node_id, "incarnation": self.incarnation, "status": self.status.url, "pid": os.getpid()}
