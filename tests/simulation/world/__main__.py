@@ -1,0 +1,98 @@
+"""``python -m tests.simulation.world [--seeds N] [--first K] [--profile P]``: shipped nodes in virtual time, under a seed.
+
+Each seed runs in a process of its own, forked from one that has imported everything. Prints what happened how often, and each
+violation; ``--trace SEED`` prints one history line by line; ``--digests`` prints the digest of each trace. Exit code 1 on a violation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+from tests.sim.virtual import interposition
+
+
+def _in_a_fork(work: Any) -> Any:
+    """What ``work`` returns, done in a forked process."""
+    reading, writing = os.pipe()
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.close(reading)
+            result = pickle.dumps(work())
+            with open(writing, "wb") as pipe:
+                pipe.write(result)
+            status = 0
+        except BaseException as error:
+            print(f"the simulator itself has failed: {error!r}", file=sys.stderr)
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            interposition._real_exit(status)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        data = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return pickle.loads(data) if data else None
+
+
+def main() -> int:
+    """Run the seeds."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first", type=int, default=1)
+    parser.add_argument("--profile", default="all")
+    parser.add_argument("--trace", type=int)
+    parser.add_argument("--digests", action="store_true")
+    options = parser.parse_args()
+    interposition.install()
+    import tests.sim.virtual.world as worlds
+
+    interposition.adapt()
+
+    def run(seed: int, *, traced: bool = False) -> Any:
+        return _in_a_fork(lambda: worlds.run_world(seed, options.profile, traced=traced))
+
+    if options.trace is not None:
+        outcome = run(options.trace, traced=True)
+        print("\n".join(outcome.lines))
+        print(outcome.report(), outcome.digest)
+        return 1 if outcome.violations else 0
+    seen: Counter[str] = Counter()
+    failed, virtual_s, node_s, began, began_cpu = [], 0.0, 0.0, time.monotonic(), os.times()
+    for seed in range(options.first, options.first + options.seeds):
+        outcome = run(seed)
+        if outcome is None:
+            failed.append(seed)
+            continue
+        seen += outcome.counters
+        virtual_s, node_s = virtual_s + outcome.virtual_s, node_s + outcome.node_s
+        if options.digests:
+            print(seed, outcome.digest, flush=True)
+        if outcome.violations:
+            failed.append(seed)
+            print(outcome.report(), flush=True)
+    if not options.digests:
+        for what, count in sorted(seen.items()):
+            print(f"{count:>10}  {what}")
+    ended = os.times()
+    cpu_s = ended.children_user + ended.children_system - began_cpu.children_user - began_cpu.children_system
+    print(
+        f"{options.seeds} seeds of {options.profile}, {virtual_s:.0f} s of cluster time ({node_s:.0f} node-seconds) in "
+        f"{time.monotonic() - began:.0f} s, {cpu_s:.1f} s of CPU: {node_s / max(cpu_s, 0.01):.1f} node-seconds per second of CPU; "
+        f"violations: {failed or 0}"
+    )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
