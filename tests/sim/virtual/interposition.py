@@ -15,6 +15,7 @@ import random
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -131,6 +132,8 @@ def install() -> None:
 
 def adapt() -> None:
     """After the imports: what blocks its own event loop on a thread has another way to wait here."""
+    import pysyncobj.node
+
     import sidecar.disk.descriptors
     import sidecar.disk.flush_thread
     import sidecar.node.node
@@ -141,6 +144,7 @@ def adapt() -> None:
     sidecar.node.run.retain_freed_memory = lambda *_: None
     sidecar.node.run.look_seldom = lambda: None
     logging.raiseExceptions = False
+    pysyncobj.node.Node.__hash__ = lambda node: zlib.crc32(str(node.id).encode())  # it keeps its peers in a set
 
 
 def _flush_beside(self: Any, work: Callable[[], int], within_s: float) -> Any:

@@ -130,6 +130,7 @@ class Scheduler:
         self.elapsed_ns = 0
         """Virtual time that the present callback has taken."""
         self.random = random.Random(f"world {seed}")
+        random.seed(f"module {seed}")  # PySyncObj and nats-py draw from the module itself
         self.entropy = random.Random(f"entropy {seed}")
         """For what processes draw."""
         self.loops: list[VirtualLoop] = []
