@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -171,11 +171,12 @@ class _TraceHandler(logging.Handler):
             self._scheduler.counters[f"log: {record.levelname} {record.name}"] += 1
 
 
-def run_world(seed: int, profile: str, *, traced: bool = False) -> Outcome:
-    """One seed, in a Python process of its own."""
+def run_world(seed: int, profile: str, *, busy_s: float = 0.0, traced: bool = False) -> Outcome:
+    """One seed, in a Python process of its own. ``busy_s``: how long load and faults go on, 0: as the profile says."""
     from tests.sim.virtual.stories import tell
 
-    world = World(seed, PROFILES[profile], traced=traced)
+    chosen = PROFILES[profile]
+    world = World(seed, replace(chosen, busy_s=busy_s) if busy_s else chosen, traced=traced)
     try:
         return world.run(tell)
     finally:

@@ -51,6 +51,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--profile", default="all")
+    parser.add_argument("--busy", type=float, default=0.0, help="virtual seconds of load and faults; default: of the profile")
     parser.add_argument("--trace", type=int)
     parser.add_argument("--digests", action="store_true")
     options = parser.parse_args()
@@ -60,7 +61,7 @@ def main() -> int:
     interposition.adapt()
 
     def run(seed: int, *, traced: bool = False) -> Any:
-        return _in_a_fork(lambda: worlds.run_world(seed, options.profile, traced=traced))
+        return _in_a_fork(lambda: worlds.run_world(seed, options.profile, busy_s=options.busy, traced=traced))
 
     if options.trace is not None:
         outcome = run(options.trace, traced=True)
