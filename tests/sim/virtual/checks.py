@@ -6,13 +6,14 @@ from collections import deque
 
 from liftpy.core.wire.batch import split_batches
 from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import CorruptionError
 from sidecar.partition.worker import PartitionWorker
 from tests.sim.virtual.nats_server import Message
 from tests.sim.virtual.workload import Model, Place
 from tests.sim.virtual.world import World
 
-NODES = "liftpy-n"
+NODES = ("liftpy-n", "liftpy n")
 """How the names of nodes' connections begin."""
 CANARY = "canary"
 """A token of reply subjects that no node may answer."""
@@ -25,6 +26,8 @@ class MessageRules:
     def __init__(self, world: World) -> None:
         self._scheduler = world.scheduler
         self._inboxes = InboxRule(DEFAULT_INBOX_PREFIXES)
+        subjects = Subjects("liftpy")
+        self._own = (f"{subjects.namespace}.", subjects.groups(), subjects.events_stream())
         self.of_clients: deque[Message] = deque(maxlen=200)
         """Requests of clients, for those who repeat them under other reply subjects."""
         world.nats.watchers.append(self._published)
@@ -37,7 +40,7 @@ class MessageRules:
             return
         if CANARY in subject:
             self._scheduler.violated(f"{client} has answered on {subject}, which is no inbox")
-        elif not subject.startswith("liftpy.") and not self._inboxes.allows(subject.encode()):
+        elif not subject.startswith(self._own) and not self._inboxes.allows(subject.encode()):
             self._scheduler.violated(f"{client} has published on {subject}, which is neither the cluster's nor an inbox")
 
 
@@ -92,9 +95,10 @@ def records_of(worker: PartitionWorker) -> dict[int, bytes]:
     return found
 
 
-def check_logs(world: World, model: Model, streams: list[tuple[str, str, int]]) -> None:
+def check_logs(world: World, model: Model, streams: list[tuple[str, str, int]]) -> dict[Place, set[int]]:
     """All replicas hold the same records, all that was acknowledged or read is among them, and nothing that was sent once is there
-    twice."""
+    twice. Returns the committed offsets."""
+    committed: dict[Place, set[int]] = {}
     violated = world.scheduler.violated
     running = workers_of(world)
     for name, _, partitions in streams:
@@ -112,6 +116,7 @@ def check_logs(world: World, model: Model, streams: list[tuple[str, str, int]]) 
                 violated(f"{place}: no replica")
                 continue
             first_id, first = next(iter(copies.items()))
+            committed[place] = set(first)
             for node_id, copy in copies.items():
                 if copy != first:
                     differ = sorted(o for o in first.keys() | copy.keys() if first.get(o) != copy.get(o))[:5]
@@ -134,3 +139,4 @@ def check_logs(world: World, model: Model, streams: list[tuple[str, str, int]]) 
                     violated(f"{place}: {value[:20]!r} is there twice, again at {offset}")
                     break
                 met.add(value)
+    return committed

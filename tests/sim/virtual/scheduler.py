@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import random
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -27,6 +28,11 @@ _CALLBACK_NS = 1_000
 _TURN_NS = 5_000
 _MOST_TURN_JITTER_NS = 20_000
 NEVER_NS = 1 << 62
+MOST_CPU_NS = NS_PER_S * 3 // 4
+"""Of real CPU time, of one turn of a loop: the largest bound of work that the daemon allows is some hundredth parts of it."""
+MOST_WRITES = 2_000
+"""To sockets, in one turn of a loop."""
+_real_thread_time_ns = time.thread_time_ns
 
 active: Scheduler | None = None
 """The scheduler of this Python process."""
@@ -250,7 +256,13 @@ class Scheduler:
 
     def _turn(self, loop: VirtualLoop) -> None:
         self.turns += 1
+        began_ns, writes = _real_thread_time_ns(), self.counters["writes to sockets"]
         took_ns = self.run_as(loop.process, loop.turn)
+        cpu_ns = _real_thread_time_ns() - began_ns
+        if cpu_ns > MOST_CPU_NS:  # not in the trace: it is a measure of this machine
+            self.violations.append(f"{self.passed_s:.6f} s: {loop.process.name}: a turn of the loop took {cpu_ns / 1e9:.2f} s of CPU")
+        if self.counters["writes to sockets"] - writes > MOST_WRITES:
+            self.violated(f"{loop.process.name}: more than {MOST_WRITES} writes to sockets in one turn of the loop")
         count = loop.last_count
         took_ns += _TURN_NS + count * _CALLBACK_NS + self.random.randrange(_MOST_TURN_JITTER_NS)
         loop.busy_until_ns = self.now_ns + took_ns

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
 
 import liftpy
 from liftpy.config import StreamConfig
-from liftpy.errors import LiftError
-from tests.sim.virtual.attacks import attack
+from tests.sim.virtual.attacks import attack, probe
 from tests.sim.virtual.checks import MessageRules, check_logs, unsettled
 from tests.sim.virtual.faults import Faults
+from tests.sim.virtual.group_workload import Groups, hostile_member
 from tests.sim.virtual.workload import Clients, Model
 from tests.sim.virtual.world import World
 
@@ -20,16 +19,6 @@ _SETTLE_S = 120.0
 _ENDING_S = 90.0
 _QUIET_S = 3.0
 _QUIET_MESSAGES_PER_S = 400
-
-
-async def _until_done(work: Callable[[], Awaitable[Any]]) -> None:
-    while True:
-        try:
-            await work()
-        except LiftError:
-            await asyncio.sleep(0.5)
-        else:
-            return
 
 
 async def tell(world: World) -> None:
@@ -47,6 +36,10 @@ async def tell(world: World) -> None:
     clients, faults = Clients(world, model, streams), Faults(world)
     clients.start()
     world.run_in(world.client_process("stranger"), lambda: attack(world, rules, streams, lambda: clients.stopping))
+    groups = Groups(world, model, clients)
+    if world.profile.groups:
+        groups.start()
+        world.run_in(world.client_process("hostile"), lambda: hostile_member(world, lambda: clients.stopping))
     await faults.run()
     faults.heal()
     await asyncio.sleep(2)
@@ -68,7 +61,10 @@ async def tell(world: World) -> None:
     world.scheduler.counters["messages per s when quiet, sum"] += int(per_s)
     if per_s > _QUIET_MESSAGES_PER_S:
         world.scheduler.violated(f"{per_s:.0f} messages per s in a quiet cluster")
-    check_logs(world, model, streams)
+    committed = check_logs(world, model, streams)
+    if world.profile.groups and not model.may_lose:
+        await groups.finish(committed)
+    await probe(world)
     for what, count in sorted(model.answers.items()):
         world.scheduler.counters[what] += count
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -106,12 +106,13 @@ class Clients:
         """All of them."""
         world = self.world
         for number in range(2):
-            self._begin(f"publisher{number + 1}", self._publish(f"p{number + 1}", random.Random(self._draws.random())))
-        self._begin("reader", self._read(random.Random(self._draws.random())))
-        self._begin("operator", self._operate(random.Random(self._draws.random())))
+            self.begin(f"publisher{number + 1}", self._publish(f"p{number + 1}", random.Random(self._draws.random())))
+        self.begin("reader", self._read(random.Random(self._draws.random())))
+        self.begin("operator", self._operate(random.Random(self._draws.random())))
         world.scheduler.trace("clients start")
 
-    def _begin(self, name: str, work: Any) -> None:
+    def begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """One more client, in a process of its own."""
         self.running += 1
 
         async def run() -> None:
@@ -122,7 +123,8 @@ class Clients:
 
         self.world.run_in(self.world.client_process(name), run)
 
-    async def _connect(self) -> Any:
+    async def connect(self) -> Any:
+        """A client, as soon as a server lets it in."""
         while True:
             client = await self.model.call("connect", liftpy.connect(list(self.world.nats.urls)))
             if client is not None:
@@ -131,18 +133,19 @@ class Clients:
 
     # ---- publishers ------------------------------------------------------------------------------------------------------
     async def _publish(self, name: str, draw: random.Random) -> None:
-        client = await self._connect()
+        client = await self.connect()
         number = 0
+        sizes = (1, 1, 1, 2, 5, 20)
         while not self.stopping:
             stream, _, partitions = draw.choice(self.streams)
             place = stream, draw.randrange(partitions)
             burst = []
-            for _ in range(draw.choice((1, 1, 1, 5, 40))):
+            for _ in range(draw.choice(sizes)):
                 number += 1
                 value = b"%s-%d-%s" % (name.encode(), number, b"x" * draw.choice((0, 10, 200)))
                 burst.append(self._publish_one(client, place, value, draw))
             await asyncio.gather(*burst)
-            await asyncio.sleep(draw.random() * 0.2)
+            await asyncio.sleep(draw.random() * 0.4)
         await client.close()
 
     async def _publish_one(self, client: Any, place: Place, value: bytes, draw: random.Random) -> None:
@@ -157,7 +160,7 @@ class Clients:
 
     # ---- readers ---------------------------------------------------------------------------------------------------------
     async def _read(self, draw: random.Random) -> None:
-        client = await self._connect()
+        client = await self.connect()
         parts = [(name, number) for name, _, partitions in self.streams for number in range(partitions)]
         while not self.stopping:
             place = draw.choice(parts)
@@ -183,7 +186,7 @@ class Clients:
 
     # ---- an operator -----------------------------------------------------------------------------------------------------
     async def _operate(self, draw: random.Random) -> None:
-        client = await self._connect()
+        client = await self.connect()
         number = 0
         while not self.stopping:
             await asyncio.sleep(draw.random() * 2)

@@ -84,6 +84,7 @@ class World:
             nats=urls[turn:] + urls[:turn],
             controllers=controllers,
             memory_limit_bytes=256 * 1024 * 1024,
+            jetstream_api="hub",
             replication=ReplicationConfig(**self.profile.replication),
         )
         return NodeProcess(self.scheduler, self.network, Disk(self.scheduler, name, self.folder / name / "data"), settings)
