@@ -10,7 +10,6 @@ import liftpy
 from tests.sim.virtual.checks import CANARY, NODES, MessageRules
 from tests.sim.virtual.world import World
 
-
 _API = "$JS.hub.API"
 _ODD = (
     (f"{_API}.INFO", b""),

@@ -1,7 +1,7 @@
 """Disks: real files in a folder of their own, of which the simulator knows what a power cut leaves.
 
-A node works on real files, so that its code for files runs as it ships. The module keeps, for each file, the bytes of its last flush,
-and for each folder the names of its last flush. ``power_cut`` puts in the folder's place what these say, with drawn parts of what was not
+A node works on real files, so that its code for files runs as it ships. The module keeps the bytes of each file and the names of
+each folder as of their last flush. ``power_cut`` puts in the folder's place what these say, with drawn parts of what was not
 flushed. Calls fail, take long, or write less than they were given, as the faults say.
 """
 

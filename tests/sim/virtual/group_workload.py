@@ -99,13 +99,17 @@ class Groups:
         async with liftpy.connect(list(self.world.nats.urls)) as client:
             while self.acked < wanted and loop.time() < end_s:
                 try:
-                    async with client.queue(_QUEUE, "workers", options=QueueOptions(ack_wait_s=3.0, max_deliveries=1000)) as queue:
+                    async with client.queue(
+                        _QUEUE, "workers", options=QueueOptions(ack_wait_s=3.0, max_deliveries=1000)
+                    ) as queue:
                         while self.acked < wanted and loop.time() < end_s:
                             await self._take(queue, draw)
                 except LiftError as error:
                     self.world.scheduler.trace("queue", type(error).__name__)
             if missing := sorted(wanted - self.acked):
-                self.world.scheduler.violated(f"{_QUEUE}: the queue has not given {missing[:5]} ({len(missing)} of {len(wanted)})")
+                self.world.scheduler.violated(
+                    f"{_QUEUE}: the queue has not given {missing[:5]} ({len(missing)} of {len(wanted)})"
+                )
 
             def behind() -> bool:
                 return any(offsets - self.handled.get(place, set()) for place, offsets in places.items())
@@ -119,7 +123,9 @@ class Groups:
             self.clients.stopping = True
             for place, offsets in places.items():
                 if missing := sorted(offsets - self.handled.get(place, set())):
-                    self.world.scheduler.violated(f"{place}: the group has not read {missing[:5]} ({len(missing)} of {len(offsets)})")
+                    self.world.scheduler.violated(
+                        f"{place}: the group has not read {missing[:5]} ({len(missing)} of {len(offsets)})"
+                    )
 
 
 async def hostile_member(world: World, stopping: Any) -> None:
@@ -140,8 +146,8 @@ async def hostile_member(world: World, stopping: Any) -> None:
 
 
 async def _take_all(client: Any, partitions: int) -> None:
-    place = {"member": "m", "stream": "s", "uid": "u", "partition": 0}
-    await _say(client, pb.GroupCommand(group="hostile", take=pb.TakeRecords(**place, maxRecords=10_000, logEnd=1 << 40)))
+    take = pb.TakeRecords(member="m", stream="s", uid="u", partition=0, maxRecords=10_000, logEnd=1 << 40)
+    await _say(client, pb.GroupCommand(group="hostile", take=take))
     every_second = [pb.RecordRange(start=at, end=at + 1, lease=1) for at in range(1, 9_999, 2)]
     for first in range(0, len(every_second), 500):
         part = pb.Settlement(kind=pb.SETTLE_ACK, stream="s", uid="u", ranges=every_second[first : first + 500])

@@ -86,7 +86,7 @@ def _install_time() -> None:
         return real_gettime(number) if running() is None else clock_gettime_ns(number) / NS_PER_S
 
     time.clock_gettime, time.clock_gettime_ns = clock_gettime, clock_gettime_ns
-    time.sleep = _sleep
+    time.sleep = _sleep  # type: ignore[assignment]
 
 
 def _urandom(size: int) -> bytes:
@@ -141,8 +141,8 @@ def adapt() -> None:
 
     sidecar.disk.flush_thread.FlushThread.run = _flush_beside  # type: ignore[method-assign]
     sidecar.disk.descriptors.open_count = lambda: 64
-    sidecar.node.run.retain_freed_memory = lambda *_: None
-    sidecar.node.run.look_seldom = lambda: None
+    setattr(sidecar.node.run, "retain_freed_memory", lambda *_: None)  # noqa: B010  # it is no export of that module
+    setattr(sidecar.node.run, "look_seldom", lambda: None)  # noqa: B010
     logging.raiseExceptions = False
     pysyncobj.node.Node.__hash__ = lambda node: zlib.crc32(str(node.id).encode())  # it keeps its peers in a set
 

@@ -16,7 +16,7 @@ from contextvars import Context
 from typing import Any, cast
 
 from tests.sim.virtual import scheduler as scheduling
-from tests.sim.virtual.scheduler import NEVER_NS, NS_PER_S, Process
+from tests.sim.virtual.scheduler import NEVER_NS, NS_PER_S, Process, Scheduler
 
 MOST_CALLBACKS = 20_000
 """Of one turn. What is due for thousands of partitions has to come in slices."""
@@ -49,15 +49,28 @@ class VirtualFuture(asyncio.Future[Any]):
     __eq__ = object.__eq__
 
 
-class VirtualLoop(base_events.BaseEventLoop):
+_Base: Any = base_events.BaseEventLoop
+"""Its private parts are used here, and mypy knows none of them."""
+
+
+class VirtualLoop(_Base):  # type: ignore[misc]
     """The loop of the process that makes it."""
 
+    _timer_cancelled_count: int
+    _stopping: bool
+    _closed: bool
+    _default_executor: Any
+
     def __init__(self) -> None:
-        self.scheduler = scheduling.active
-        assert self.scheduler is not None
-        assert self.scheduler.process is not None, "a loop belongs to a process"
-        self.process: Process = self.scheduler.process
+        scheduler = scheduling.active
+        assert scheduler is not None
+        assert scheduler.process is not None, "a loop belongs to a process"
+        self.scheduler: Scheduler = scheduler
+        self.process: Process = scheduler.process
         self.busy_until_ns = 0
+        self.armed_ns = NEVER_NS
+        """The scheduler looks at it then."""
+        self._in_turn = False
         self.last_count = 0
         self.number = self.scheduler.next_number()
         self.stopped: Callable[[], None] | None = None
@@ -79,7 +92,7 @@ class VirtualLoop(base_events.BaseEventLoop):
         if self._ready:
             at_ns = self.busy_until_ns
         else:
-            timers: list[asyncio.TimerHandle] = self._scheduled
+            timers: list[Any] = self._scheduled
             while timers and timers[0]._cancelled:
                 self._timer_cancelled_count -= 1
                 heapq.heappop(timers)._scheduled = False
@@ -90,8 +103,8 @@ class VirtualLoop(base_events.BaseEventLoop):
 
     def turn(self) -> None:
         """What is due now, once: ``_run_once`` of asyncio without a selector."""
-        timers: list[asyncio.TimerHandle] = self._scheduled
-        ready: deque[asyncio.Handle] = self._ready
+        timers: list[Any] = self._scheduled
+        ready: deque[Any] = self._ready
         if self._timer_cancelled_count > 100 and self._timer_cancelled_count * 2 > len(timers):
             for handle in timers:
                 if handle._cancelled:
@@ -110,7 +123,9 @@ class VirtualLoop(base_events.BaseEventLoop):
         self.last_count = count = len(ready)
         if count > MOST_CALLBACKS:
             self.scheduler.violated(f"{self.process.name}: {count} callbacks in one turn of the loop")
+        before = events._get_running_loop()
         events._set_running_loop(self)
+        self._in_turn = True
         try:
             for _ in range(count):
                 handle = ready.popleft()
@@ -119,7 +134,8 @@ class VirtualLoop(base_events.BaseEventLoop):
                     if not self.process.is_alive:
                         return
         finally:
-            events._set_running_loop(None)
+            self._in_turn = False
+            events._set_running_loop(before)
         if self._stopping:
             self._stopping = False
             if self.stopped is not None:
@@ -163,6 +179,24 @@ class VirtualLoop(base_events.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         """Nobody sleeps in a selector."""
+        if not self._in_turn:
+            self.scheduler.arm(self)
+
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:
+        """As asyncio's."""
+        handle: asyncio.Handle = super().call_soon(callback, *args, context=context)
+        if not self._in_turn:
+            self.scheduler.arm(self)
+        return handle
+
+    def call_at(
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """As asyncio's."""
+        handle: asyncio.TimerHandle = super().call_at(when, callback, *args, context=context)
+        if not self._in_turn:
+            self.scheduler.arm(self)
+        return handle
 
     def _check_thread(self) -> None:
         """There is one."""
@@ -214,4 +248,6 @@ class VirtualLoop(base_events.BaseEventLoop):
 
 
 def _make_task(loop: Any, coro: Any, context: Context | None = None) -> VirtualTask:
-    return VirtualTask(coro, loop=loop, number=loop.scheduler.next_number(), **({} if context is None else {"context": context}))
+    return VirtualTask(
+        coro, loop=loop, number=loop.scheduler.next_number(), **({} if context is None else {"context": context})
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tests.sim.virtual.network import Connection, Network
 from tests.sim.virtual.scheduler import NS_PER_US
@@ -252,15 +252,6 @@ class NatsServer:
         self.cluster.trace("nats server starts", self.name)
 
 
-@dataclass
-class Published:
-    """For checkers: who published what."""
-
-    client: str
-    message: Message
-    heard_by: int = field(default=0)
-
-
 class NatsCluster:
     """Servers that know each other's interest, as far as their routes are whole."""
 
@@ -347,9 +338,8 @@ class NatsCluster:
         for members in groups.values():
             local = [one for one in members if one.client.server is client.server] or members
             receivers.append(local[draw.randrange(len(local))])
-        self.trace(
-            "pub", client.number, message.subject, message.reply or "-", len(message.content), zlib.crc32(message.content), len(receivers)
-        )
+        size_bytes, crc = len(message.content), zlib.crc32(message.content)
+        self.trace("pub", client.number, message.subject, message.reply or "-", size_bytes, crc, len(receivers))
         self.count("messages")
         for watcher in self.watchers:
             watcher(client.name, message, len(receivers))

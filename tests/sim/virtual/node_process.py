@@ -31,7 +31,7 @@ class _KnownNode(Node):
         scheduler.process.program = self
 
 
-running.Node = _KnownNode  # type: ignore[misc]
+setattr(running, "Node", _KnownNode)  # noqa: B010  # it is no export of that module
 
 
 def begin(process: Process, work: Callable[[], Coroutine[Any, Any, Any]], ended: Callable[[asyncio.Task[Any]], None]) -> None:

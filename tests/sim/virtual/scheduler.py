@@ -103,6 +103,8 @@ class Process:
     def change_rate(self, rate: float) -> None:
         """From now on its clock runs so fast."""
         self._base_ns, self._base_at_ns, self.rate = self.local_ns(), self.scheduler.now_ns + self.scheduler.elapsed_ns, rate
+        for loop in self.loops:
+            self.scheduler.arm(loop)
 
     def pause(self, for_ns: int, *, suspended: bool = False) -> None:
         """It does not run for a while. ``suspended``: with its host, so that CLOCK_MONOTONIC stands still."""
@@ -154,6 +156,8 @@ class Scheduler:
         self.turns = 0
         self._digest = hashlib.sha256()
         self._events: list[tuple[int, int, Process | None, Callable[..., None], tuple[Any, ...]]] = []
+        self._due: list[tuple[int, int, VirtualLoop]] = []
+        """When loops have something to do; an entry counts if it is the one that its loop is armed for."""
         self._number = 0
 
     def next_number(self) -> int:
@@ -210,25 +214,33 @@ class Scheduler:
 
     def run(self, until_ns: int, done: Callable[[], bool]) -> None:
         """Go on until ``done`` or that moment, whatever is first."""
+        events, due = self._events, self._due
         while not done():
-            event_ns = self._events[0][0] if self._events else NEVER_NS
-            loop, loop_ns = self._next_loop()
+            event_ns = events[0][0] if events else NEVER_NS
+            loop_ns = due[0][0] if due else NEVER_NS
             if min(event_ns, loop_ns) > until_ns:
                 self.now_ns = until_ns
                 return
-            if loop is not None and loop_ns < event_ns:
+            if event_ns <= loop_ns:
+                self._event()
+                continue
+            _, _, loop = heapq.heappop(due)
+            if loop.armed_ns != loop_ns:
+                continue  # it was armed for an earlier moment since
+            loop.armed_ns = NEVER_NS
+            if loop.next_ns() > loop_ns:
+                self.arm(loop)  # the timer was cancelled, or its process is paused
+            elif loop.process.is_alive and not loop.is_closed():
                 self.now_ns = max(self.now_ns, loop_ns)
                 self._turn(loop)
-            else:
-                self._event()
+                self.arm(loop)
 
-    def _next_loop(self) -> tuple[VirtualLoop | None, int]:
-        best, best_ns = None, NEVER_NS
-        for loop in self.loops:
-            at_ns = loop.next_ns()
-            if at_ns < best_ns:
-                best, best_ns = loop, at_ns
-        return best, best_ns
+    def arm(self, loop: VirtualLoop) -> None:
+        """Give the loop its turn when it next has something to do."""
+        at_ns = loop.next_ns()
+        if at_ns < loop.armed_ns:
+            loop.armed_ns = at_ns
+            heapq.heappush(self._due, (at_ns, loop.number, loop))
 
     def _event(self) -> None:
         at_ns, number, owner, callback, args = heapq.heappop(self._events)
@@ -260,7 +272,9 @@ class Scheduler:
         took_ns = self.run_as(loop.process, loop.turn)
         cpu_ns = _real_thread_time_ns() - began_ns
         if cpu_ns > MOST_CPU_NS:  # not in the trace: it is a measure of this machine
-            self.violations.append(f"{self.passed_s:.6f} s: {loop.process.name}: a turn of the loop took {cpu_ns / 1e9:.2f} s of CPU")
+            self.violations.append(
+                f"{self.passed_s:.6f} s: {loop.process.name}: a turn of the loop took {cpu_ns / 1e9:.2f} s of CPU"
+            )
         if self.counters["writes to sockets"] - writes > MOST_WRITES:
             self.violated(f"{loop.process.name}: more than {MOST_WRITES} writes to sockets in one turn of the loop")
         count = loop.last_count

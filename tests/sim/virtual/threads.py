@@ -101,7 +101,7 @@ class VirtualTimer:
     """Takes the place of ``threading.Timer``."""
 
     def __init__(self, interval: float, function: Callable[..., Any], args: Any = None, kwargs: Any = None) -> None:
-        self._call = lambda: function(*(args or ()), **(kwargs or {}))
+        self._call: Callable[[], Any] = lambda: function(*(args or ()), **(kwargs or {}))
         self._interval_s = interval
         self._cancelled = False
         self.daemon = True
@@ -147,7 +147,9 @@ class VirtualPool:
         while self._free and self._waiting:
             future, work = self._waiting.popleft()
             self._free -= 1
-            self._scheduler.after(self._scheduler.random.randrange(_MOST_DELAY_NS), self._begin, future, work, owner=self._owner)
+            self._scheduler.after(
+                self._scheduler.random.randrange(_MOST_DELAY_NS), self._begin, future, work, owner=self._owner
+            )
 
     def _begin(self, future: concurrent.futures.Future[Any], work: Callable[[], Any]) -> None:
         if not future.running() and not future.set_running_or_notify_cancel():

@@ -203,7 +203,8 @@ class Clients:
             elif what == 4:
                 number += 1
                 name = f"extra{number}"
-                if await self.model.call("create", client.create_stream(name, f"extra.{name}", partitions=2, ready_s=0)) and draw.random() < 0.7:
+                made = await self.model.call("create", client.create_stream(name, f"extra.{name}", partitions=2, ready_s=0))
+                if made and draw.random() < 0.7:
                     await self.model.call("delete", client.delete_stream(name))
             elif what == 5:
                 await self.model.call("list", client.list_streams())

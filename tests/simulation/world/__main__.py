@@ -53,12 +53,17 @@ def main() -> int:
     parser.add_argument("--profile", default="all")
     parser.add_argument("--busy", type=float, default=0.0, help="virtual seconds of load and faults; default: of the profile")
     parser.add_argument("--trace", type=int)
+    parser.add_argument("--plant", default="", help="a known fault, put back (tests/sim/virtual/planted.py)")
     parser.add_argument("--digests", action="store_true")
     options = parser.parse_args()
     interposition.install()
     import tests.sim.virtual.world as worlds
 
     interposition.adapt()
+    if options.plant:
+        from tests.sim.virtual.planted import PLANTED
+
+        PLANTED[options.plant]()
 
     def run(seed: int, *, traced: bool = False) -> Any:
         return _in_a_fork(lambda: worlds.run_world(seed, options.profile, busy_s=options.busy, traced=traced))
