@@ -41,7 +41,7 @@ def _any_reply() -> None:
     """Answers go to whatever subject the asker names."""
     for module in list(sys.modules.values()):
         if getattr(module, "reply_to", None) is inboxes.reply_to and module is not inboxes:
-            module.reply_to = _anywhere  # type: ignore[attr-defined]
+            module.reply_to = _anywhere
     inboxes.reply_to = _anywhere  # type: ignore[assignment]
     inboxes.InboxRule.allows = lambda self, subject: True  # type: ignore[method-assign]
 
@@ -55,11 +55,7 @@ def _any_query_reply() -> None:
 async def _publish_anywhere(
     publish: Any, rules: Any, counters: Any, reply: Any, payload: Any, headers: Any = None, under: str = ""
 ) -> bool:
-    await (
-        publish(_anywhere(reply, (), None), payload)
-        if headers is None
-        else publish(_anywhere(reply, (), None), payload, headers=headers)
-    )
+    await publish(_anywhere(reply, (), None), payload, **({} if headers is None else {"headers": headers}))
     return True
 
 

@@ -1,7 +1,8 @@
 """``python -m tests.simulation.world [--seeds N] [--first K] [--profile P]``: shipped nodes in virtual time, under a seed.
 
 Each seed runs in a process of its own, forked from one that has imported everything. Prints what happened how often, and each
-violation; ``--trace SEED`` prints one history line by line; ``--digests`` prints the digest of each trace. Exit code 1 on a violation.
+violation; ``--trace SEED`` prints one history line by line; ``--digests`` prints the digest of each trace; ``--planted`` puts known faults back,
+one after another, until a seed finds each. Exit code 1 on a violation, or for a planted fault that no seed finds.
 """
 
 from __future__ import annotations
@@ -45,6 +46,24 @@ def _in_a_fork(work: Any) -> Any:
     return pickle.loads(data) if data else None
 
 
+def _find_planted(run: Any, seeds: range) -> int:
+    """Exit code 1 if a known fault is found by no seed."""
+    from tests.sim.virtual.planted import PLANTED
+
+    missed = 0
+    for name, plant in PLANTED.items():
+        for seed in seeds:
+            outcome = run(seed, plant=plant)
+            if outcome is None or outcome.violations:
+                found = "the simulator fails" if outcome is None else outcome.violations[0][:150]
+                print(f"{name}: found by seed {seed}, the {seed - seeds.start + 1}. one: {found}", flush=True)
+                break
+        else:
+            missed += 1
+            print(f"{name}: not found by {len(seeds)} seeds", flush=True)
+    return 1 if missed else 0
+
+
 def main() -> int:
     """Run the seeds."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -53,26 +72,26 @@ def main() -> int:
     parser.add_argument("--profile", default="all")
     parser.add_argument("--busy", type=float, default=0.0, help="virtual seconds of load and faults; default: of the profile")
     parser.add_argument("--trace", type=int)
-    parser.add_argument("--plant", default="", help="a known fault, put back (tests/sim/virtual/planted.py)")
+    parser.add_argument("--planted", action="store_true", help="put each known fault back and say which seed finds it")
     parser.add_argument("--digests", action="store_true")
     options = parser.parse_args()
     interposition.install()
     import tests.sim.virtual.world as worlds
 
     interposition.adapt()
-    if options.plant:
-        from tests.sim.virtual.planted import PLANTED
 
-        PLANTED[options.plant]()
-
-    def run(seed: int, *, traced: bool = False) -> Any:
-        return _in_a_fork(lambda: worlds.run_world(seed, options.profile, busy_s=options.busy, traced=traced))
+    def run(seed: int, *, traced: bool = False, plant: Any = None) -> Any:
+        return _in_a_fork(
+            lambda: (plant and plant()) or worlds.run_world(seed, options.profile, busy_s=options.busy, traced=traced)
+        )
 
     if options.trace is not None:
         outcome = run(options.trace, traced=True)
         print("\n".join(outcome.lines))
         print(outcome.report(), outcome.digest)
         return 1 if outcome.violations else 0
+    if options.planted:
+        return _find_planted(run, range(options.first, options.first + options.seeds))
     seen: Counter[str] = Counter()
     failed, virtual_s, node_s, began, began_cpu = [], 0.0, 0.0, time.monotonic(), os.times()
     for seed in range(options.first, options.first + options.seeds):
