@@ -1,4 +1,4 @@
-"""Known faults of the shells, put back on purpose: a history has to find each (``--plant NAME``)."""
+"""Known faults of the shells, put back on purpose: a seed has to find each (``--planted``)."""
 
 from __future__ import annotations
 

@@ -43,11 +43,6 @@ class Outcome:
     counters: Counter[str] = field(default_factory=Counter)
     lines: list[str] | None = None
 
-    def report(self) -> str:
-        """For people."""
-        found = "\n    ".join(self.violations[:8])
-        return f"seed {self.seed} of {self.profile}: {len(self.violations)} violations\n    {found}"
-
 
 class World:
     """Everything of one history."""

@@ -1,25 +1,28 @@
 """``python -m tests.simulation.world [--seeds N] [--first K] [--profile P]``: shipped nodes in virtual time, under a seed.
 
 Each seed runs in a process of its own, forked from one that has imported everything. Prints what happened how often, and each
-violation; ``--trace SEED`` prints one history line by line; ``--digests`` prints the digest of each trace; ``--planted`` puts known faults back,
-one after another, until a seed finds each. Exit code 1 on a violation, or for a planted fault that no seed finds.
+violation. ``--trace SEED`` prints one history line by line. ``--digests`` prints the digest of each trace. ``--planted`` puts known
+faults back, one after another, until a seed finds each. Exit code 1 on a violation, or for a planted fault that no seed finds.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import pickle
 import sys
 import time
+import traceback
 from collections import Counter
+from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 from tests.sim.virtual import interposition
 
 
 def _in_a_fork(work: Any) -> Any:
-    """What ``work`` returns, done in a forked process."""
+    """The outcome that ``work`` returns, done in a forked process; None if the simulator itself fails."""
     reading, writing = os.pipe()
     sys.stdout.flush()
     child = os.fork()
@@ -27,23 +30,26 @@ def _in_a_fork(work: Any) -> Any:
         status = 1
         try:
             os.close(reading)
-            result = pickle.dumps(work())
-            with open(writing, "wb") as pipe:
+            result = json.dumps(asdict(work()))
+            with open(writing, "w") as pipe:
                 pipe.write(result)
             status = 0
-        except BaseException as error:
-            print(f"the simulator itself has failed: {error!r}", file=sys.stderr)
-            import traceback
-
+        except BaseException:
+            print("the simulator itself has failed", file=sys.stderr)
             traceback.print_exc()
         finally:
             sys.stdout.flush()
             interposition._real_exit(status)
     os.close(writing)
-    with open(reading, "rb") as pipe:
+    with open(reading) as pipe:
         data = pipe.read()
-    _, status = os.waitpid(child, 0)
-    return pickle.loads(data) if data else None
+    os.waitpid(child, 0)
+    return SimpleNamespace(**json.loads(data)) if data else None
+
+
+def _report(outcome: Any) -> str:
+    found = "\n    ".join(outcome.violations[:8])
+    return f"seed {outcome.seed} of {outcome.profile}: {len(outcome.violations)} violations\n    {found}"
 
 
 def _find_planted(run: Any, seeds: range) -> int:
@@ -88,7 +94,7 @@ def main() -> int:
     if options.trace is not None:
         outcome = run(options.trace, traced=True)
         print("\n".join(outcome.lines))
-        print(outcome.report(), outcome.digest)
+        print(_report(outcome), outcome.digest)
         return 1 if outcome.violations else 0
     if options.planted:
         return _find_planted(run, range(options.first, options.first + options.seeds))
@@ -99,13 +105,13 @@ def main() -> int:
         if outcome is None:
             failed.append(seed)
             continue
-        seen += outcome.counters
+        seen += Counter(outcome.counters)
         virtual_s, node_s = virtual_s + outcome.virtual_s, node_s + outcome.node_s
         if options.digests:
             print(seed, outcome.digest, flush=True)
         if outcome.violations:
             failed.append(seed)
-            print(outcome.report(), flush=True)
+            print(_report(outcome), flush=True)
     if not options.digests:
         for what, count in sorted(seen.items()):
             print(f"{count:>10}  {what}")
