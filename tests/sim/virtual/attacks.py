@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import Callable
 
-import liftpy
 from tests.sim.virtual.checks import CANARY, NODES, MessageRules
 from tests.sim.virtual.world import World
 
@@ -49,7 +48,7 @@ async def attack(world: World, rules: MessageRules, streams: list[tuple[str, str
     """Until ``stopping``."""
     draw = random.Random(f"attacks {world.seed}")
     subjects = {subject for _, subject, _ in streams}
-    async with liftpy.connect(list(world.nats.urls)) as client:
+    async with world.connect() as client:
         connection = client.transport.connection
         replies = (f"{CANARY}.x", f"shop.{CANARY}", f"liftpy.control.{CANARY}", f"_INBOXES.{CANARY}", f"liftpy.feed.{CANARY}")
         while not stopping():
@@ -73,7 +72,7 @@ async def attack(world: World, rules: MessageRules, streams: list[tuple[str, str
 
 async def probe(world: World) -> None:
     """In a quiet, whole cluster every odd request gets an answer, and the node that answers it goes on."""
-    async with liftpy.connect(list(world.nats.urls)) as client:
+    async with world.connect() as client:
         connection = client.transport.connection
         for subject, body in (*_ODD, *((f"liftpy.status.{node.name}", b"") for node in world.nodes)):
             try:

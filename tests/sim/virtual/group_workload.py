@@ -6,7 +6,6 @@ import asyncio
 import random
 from typing import Any
 
-import liftpy
 from liftpy.client import GroupOptions, QueueOptions
 from liftpy.client.group import ask_coordinator
 from liftpy.core.wire._pb import group_pb2 as pb
@@ -96,7 +95,7 @@ class Groups:
         places = {place: offsets for place, offsets in committed.items() if place[0] == _GROUP_STREAM}
         loop = asyncio.get_running_loop()
         end_s = loop.time() + 60
-        async with liftpy.connect(list(self.world.nats.urls)) as client:
+        async with self.world.connect() as client:
             while self.acked < wanted and loop.time() < end_s:
                 try:
                     async with client.queue(
@@ -131,7 +130,7 @@ class Groups:
 async def hostile_member(world: World, stopping: Any) -> None:
     """Somebody who may use queues settles ranges that are as wide, and as many, as a command holds."""
     draw = random.Random(f"hostile {world.seed}")
-    async with liftpy.connect(list(world.nats.urls)) as client:
+    async with world.connect() as client:
         try:
             stream = await client.groups_stream()
             await _take_all(client, len(stream.partitions))

@@ -19,11 +19,12 @@ MAX_PENDING = 64 * 1024 * 1024
 _ROUTE_NS = (100 * NS_PER_US, 500 * NS_PER_US)
 _LONGEST_LINE = 64 * 1024
 _MOST_CACHED = 4096
+_MOST_REPLIES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """Of a user: patterns that it may publish to and subscribe on. ``reply``: it may answer each request that it gets, once."""
+    """Of a user: patterns that it may publish to and subscribe on. ``reply``: it may answer the requests that it gets."""
 
     publish: tuple[str, ...] = (">",)
     subscribe: tuple[str, ...] = (">",)
@@ -152,12 +153,9 @@ class Client:
             self.error("Maximum Payload Violation")
             self.connection.close()
             return
-        if self.server.cluster.users and not self._allowed(self.rights.publish, subject):
-            if subject in self._may_answer:
-                del self._may_answer[subject]
-            else:
-                self.error(f'Permissions Violation for Publish to "{subject}"')
-                return
+        if self.server.cluster.users and subject not in self._may_answer and not self._allowed(self.rights.publish, subject):
+            self.error(f'Permissions Violation for Publish to "{subject}"')
+            return
         self.server.cluster.published(self, Message(subject, reply, content, header_bytes), self._no_responders, self._echo)
 
     def lost(self) -> None:
@@ -180,12 +178,16 @@ class Client:
         """As nats-server says it."""
         self.server.cluster.trace("-ERR", self.name, text)
         self.server.cluster.count(f"-ERR {text.split(' for ')[0]}")
+        if text.startswith("Permissions"):
+            self.server.cluster.on_denial(self.name, text)
         self.send(f"-ERR '{text}'\r\n".encode())
 
     def deliver(self, subscription: Subscription, message: Message) -> None:
         """A message for one of its subscriptions."""
         if self.rights.reply and message.reply:
             self._may_answer[message.reply] = None
+            if len(self._may_answer) > _MOST_REPLIES:
+                del self._may_answer[next(iter(self._may_answer))]
         reply = f" {message.reply}" if message.reply else ""
         size_bytes = len(message.content)
         if message.header_bytes:
@@ -263,6 +265,8 @@ class NatsCluster:
         self.max_pending = MAX_PENDING
         self.lose_one_in = 0
         """So many messages get lost, one by one; 0: none."""
+        self.on_denial: Callable[[str, str], None] = lambda client, text: None
+        """Told of each violation of permissions."""
         self.watchers: list[Callable[[str, Message, int], None]] = []
         """Told each publish: name of the client, message, number of receivers."""
         self._clients = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import liftpy
 from liftpy.config import StreamConfig
 from tests.sim.virtual.attacks import attack, probe
 from tests.sim.virtual.checks import MessageRules, check_logs, unsettled
@@ -30,7 +29,7 @@ async def tell(world: World) -> None:
         return
     streams = [("orders", "shop.orders", 2), ("bills", "shop.bills", 1)]
     config = StreamConfig(segment_bytes=64 * 1024)
-    async with liftpy.connect(list(world.nats.urls)) as client:
+    async with world.connect() as client:
         for name, subject, partitions in streams:
             await client.create_stream(name, subject, partitions=partitions, config=config)
     clients, faults = Clients(world, model, streams), Faults(world)

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import liftpy
 from liftpy.config import AckPolicy
 from liftpy.errors import LiftError
 from tests.sim.virtual.scheduler import Scheduler
@@ -126,7 +125,7 @@ class Clients:
     async def connect(self) -> Any:
         """A client, as soon as a server lets it in."""
         while True:
-            client = await self.model.call("connect", liftpy.connect(list(self.world.nats.urls)))
+            client = await self.model.call("connect", self.world.connect())
             if client is not None:
                 return client
             await asyncio.sleep(0.5)

@@ -13,11 +13,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import liftpy
+from liftpy.client import Client
+from liftpy.client.awaitable_context import Opening
 from liftpy.config import ReplicationConfig
+from liftpy.core.wire.permissions import AccessRole, Scope, rights_of
+from liftpy.nats.credentials import Credentials
 from sidecar.runtime.settings import NodeSettings
 from tests.sim.virtual import scheduler as scheduling
 from tests.sim.virtual.disk import Disk
-from tests.sim.virtual.nats_server import NatsCluster
+from tests.sim.virtual.nats_server import NatsCluster, Rights
 from tests.sim.virtual.network import Network
 from tests.sim.virtual.node_process import NodeProcess, begin
 from tests.sim.virtual.profiles import PROFILES, Profile
@@ -25,6 +30,7 @@ from tests.sim.virtual.scheduler import NS_PER_S, Process, Scheduler
 
 _MOST_S = 600.0
 """Virtual seconds that a history takes at most."""
+_PASSWORD = "secret"
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 
 
@@ -59,6 +65,9 @@ class World:
         self.scheduler.network = self.network
         count = profile.servers if profile.servers else self.random.choice((1, 1, 3))
         self.nats = NatsCluster(self.network, [f"s{number + 1}" for number in range(count)])
+        self.has_users = self.random.random() < 0.5
+        if self.has_users:
+            self._make_users()
         base = "/dev/shm" if Path("/dev/shm").is_dir() else None
         self.folder = Path(tempfile.mkdtemp(prefix="liftpy-world-", dir=base))
         names = tuple(f"n{number + 1}" for number in range(profile.nodes))
@@ -70,6 +79,27 @@ class World:
         self.faulty_disks = False
         """Disks have failed: what they bring about is expected."""
 
+    def _make_users(self) -> None:
+        """Nodes have the permissions that ``liftpy rights`` prints, and need no others."""
+        rights = rights_of(AccessRole.NODE, Scope(data_subjects=(">",), jetstream="hub"))
+        self.nats.users["node", _PASSWORD] = Rights(rights.publish, rights.subscribe, reply=rights.responses is not None)
+        self.nats.users["app", _PASSWORD] = Rights()
+
+        def denied(client: str, text: str) -> None:
+            if client.startswith(("liftpy-n", "liftpy n")):
+                self.scheduler.violated(f"{client}: {text}")
+
+        self.nats.on_denial = denied
+
+    @property
+    def credentials(self) -> Credentials:
+        """Of applications."""
+        return Credentials(user="app", password=_PASSWORD) if self.has_users else Credentials()
+
+    def connect(self) -> Opening[Client]:
+        """A client of the cluster, in the process that runs."""
+        return liftpy.connect(list(self.nats.urls), credentials=self.credentials)
+
     def _make_node(self, name: str, controllers: tuple[str, ...]) -> NodeProcess:
         urls = self.nats.urls
         turn = int(name[1:]) % len(urls)
@@ -80,6 +110,7 @@ class World:
             controllers=controllers,
             memory_limit_bytes=256 * 1024 * 1024,
             jetstream_api="hub",
+            credentials=Credentials(user="node", password=_PASSWORD) if self.has_users else Credentials(),
             replication=ReplicationConfig(**self.profile.replication),
         )
         return NodeProcess(self.scheduler, self.network, Disk(self.scheduler, name, self.folder / name / "data"), settings)

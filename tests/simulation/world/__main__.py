@@ -14,7 +14,6 @@ import sys
 import time
 import traceback
 from collections import Counter
-from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +29,7 @@ def _in_a_fork(work: Any) -> Any:
         status = 1
         try:
             os.close(reading)
-            result = json.dumps(asdict(work()))
+            result = json.dumps(vars(work()))
             with open(writing, "w") as pipe:
                 pipe.write(result)
             status = 0
@@ -82,6 +81,8 @@ def main() -> int:
     parser.add_argument("--digests", action="store_true")
     options = parser.parse_args()
     interposition.install()
+    import tests.sim.virtual.planted
+    import tests.sim.virtual.stories  # noqa: F401  # each seed would import it
     import tests.sim.virtual.world as worlds
 
     interposition.adapt()
