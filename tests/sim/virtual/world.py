@@ -18,6 +18,7 @@ from liftpy.client import Client
 from liftpy.client.awaitable_context import Opening
 from liftpy.config import ReplicationConfig
 from liftpy.core.wire.permissions import AccessRole, Scope, rights_of
+from liftpy.errors import LiftError
 from liftpy.nats.credentials import Credentials
 from sidecar.runtime.settings import NodeSettings
 from tests.sim.virtual import scheduler as scheduling
@@ -76,8 +77,6 @@ class World:
         self.is_done = False
         self.failure: BaseException | None = None
         self.scheduler.expects = self._expects
-        self.faulty_disks = False
-        """Disks have failed: what they bring about is expected."""
 
     def _make_users(self) -> None:
         """Nodes have the permissions that ``liftpy rights`` prints, and need no others."""
@@ -117,7 +116,8 @@ class World:
 
     def _expects(self, process: Process, error: BaseException | None) -> bool:
         disk = process.disk
-        return disk is not None and (disk.failures > 0 or disk.is_damaged or disk.was_full)
+        was_faulty = disk is not None and (disk.failures > 0 or disk.is_damaged or disk.was_full)
+        return was_faulty and isinstance(error, (LiftError, OSError))
 
     # ---- what the driver uses --------------------------------------------------------------------------------------------
     async def until(self, what: str, holds: Callable[[], bool], within_s: float) -> bool:
