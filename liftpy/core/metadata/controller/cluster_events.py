@@ -54,10 +54,12 @@ from liftpy.core.metadata.records import (
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 KINDS = (
-    "request", "election", "transfer", "unclean_election", "partition_offline", "isr_changed", "replicas_changed", "pause_changed",
+    "request", "election", "leadership_transfer", "unclean_election", "partition_offline", "isr_changed", "replicas_changed",
+    "pause_changed",
     "stream_created", "stream_deleted", "stream_altered", "partitions_added", "node_registered", "node_fenced", "node_unfenced",
-    "node_drains", "node_stays", "node_changed", "node_removed", "folder_lost", "controllers_changed", "feature_level",
-    "default_quota", "session_times", "service_ended", "data_loss",
+    "node_drain_started", "node_drain_cancelled", "node_changed", "node_removed", "data_directory_lost", "controllers_changed",
+    "feature_level_changed",
+    "default_quota_changed", "session_times_changed", "service_ended", "data_loss",
 )  # fmt: skip
 MOST_EVENTS = 10_000
 """That a controller keeps."""
@@ -91,7 +93,7 @@ class ClusterEvent:
     """By whom: the principal that NATS's rights tie the asker to; '': unproven, or the metadata leader itself."""
     operation_id: str = ""
     outcome: str = ""
-    """done, or refused"""
+    """done, or rejected"""
     error: str = ""
     detail: str = ""
 
@@ -176,7 +178,7 @@ def _asked(before: ClusterImage, request: pb.ControlRequest, answer: bytes) -> I
             yield "request", {**said, "outcome": "done"}
         else:
             detail = detail[:MOST_DETAIL_CHARS]
-            yield "request", {**said, "outcome": "refused", "error": pb.ControlResponse.Error.Name(error), "detail": detail}
+            yield "request", {**said, "outcome": "rejected", "error": pb.ControlResponse.Error.Name(error), "detail": detail}
 
 
 def _is_told(part: pb.ControlRequest) -> bool:
@@ -244,11 +246,11 @@ def _done(before: ClusterImage, records: Iterable[Record]) -> Iterator[_Found]:
                     where = {"stream": stream_name, "partition": partition.partition}
                     yield from ((kind, {**where, **said}) for kind, said in _partition(old, partition))
             case FeatureLevelSet(feature_level):
-                yield "feature_level", {"was": str(before.feature_level), "now": str(feature_level)}
+                yield "feature_level_changed", {"was": str(before.feature_level), "now": str(feature_level)}
             case DefaultQuotaSet(quota):
-                yield "default_quota", {"was": before.default_quota.words, "now": quota.words}
+                yield "default_quota_changed", {"was": before.default_quota.words, "now": quota.words}
             case SessionTimesSet(times) if before.session_times is not None:
-                yield "session_times", {"was": before.session_times.words, "now": times.words}
+                yield "session_times_changed", {"was": before.session_times.words, "now": times.words}
             case ControllersChanged(changed):
                 yield "controllers_changed", {"was": " ".join(controllers.members), "now": " ".join(changed.members)}
                 controllers = changed
@@ -265,11 +267,11 @@ def _node(old: NodeImage | None, new: NodeImage) -> Iterator[_Found]:
         was = _process(old) if old is not None else ""
         yield "node_registered", {**said, "was": was, "now": _process(new)}
         if old is not None and old.folder_id and new.folder_id != old.folder_id:
-            yield "folder_lost", {**said, "detail": "it came back with another data folder"}
+            yield "data_directory_lost", {**said, "detail": "it came back with another data folder"}
     if old is not None and old.incarnation == new.incarnation and old.fenced != new.fenced:
         yield ("node_fenced" if new.fenced else "node_unfenced"), said
     if old is not None and old.leaving != new.leaving:
-        yield ("node_drains" if new.leaving else "node_stays"), said
+        yield ("node_drain_started" if new.leaving else "node_drain_cancelled"), said
     if old is not None and (old.weight, old.rack) != (new.weight, new.rack):
         yield "node_changed", {**said, "was": _place(old), "now": _place(new)}
 
@@ -289,7 +291,7 @@ def _partition(old: PartitionState, new: PartitionState) -> Iterator[_Found]:
         yield "partition_offline", {"was": old.leader or old.last_leader}
     elif new.status is PartitionStatus.ONLINE and (new.leaderships > old.leaderships or new.leader_epoch > old.leader_epoch):
         before = old.deposed or old.leader or old.last_leader
-        kind = "transfer" if before and before != new.leader and before in new.isr else "election"
+        kind = "leadership_transfer" if before and before != new.leader and before in new.isr else "election"
         yield kind, {"was": before, "now": new.leader, "detail": f"epoch {new.leader_epoch}"}
     if set(old.isr) != set(new.isr):
         yield "isr_changed", {"was": " ".join(old.isr), "now": " ".join(new.isr)}
