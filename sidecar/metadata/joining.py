@@ -31,7 +31,7 @@ from sidecar.metadata.member_log import MemberFolder
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport.credentials import Keys, RightsWatch
 
-logger = logging.getLogger("liftpy.group")
+logger = logging.getLogger("liftpy.metadata")
 
 _CONNECT_TIMEOUT_S = 5
 _RECONNECT_WAIT_S = 0.1

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sidecar.disk.files import replace_file, sync_folder
 
-logger = logging.getLogger("liftpy.raft")
+logger = logging.getLogger("liftpy.quorum")
 MARK = "diverged"
 
 

@@ -17,7 +17,7 @@ from sidecar.quorum.journal import GroupJournal
 from sidecar.quorum.library import FAIL_REASON, RaftCore
 from sidecar.quorum.transport import SessionTransport
 
-logger = logging.getLogger("liftpy.raft")
+logger = logging.getLogger("liftpy.quorum")
 
 TICK_S = 0.05
 MAX_INBOX_FRAMES = 65_536

@@ -21,7 +21,7 @@ from liftpy.core.wire.decode_errors import REFUSED
 from liftpy.errors import ProtocolError
 from sidecar.quorum.codec import MAX_NUMBER
 
-logger = logging.getLogger("liftpy.raft")
+logger = logging.getLogger("liftpy.quorum")
 
 CHUNK_BYTES = 256 * 1024
 """Of a message in one frame at most; fewer where the NATS server's max_payload wants it."""

@@ -186,7 +186,7 @@ def _parse(tail: bytes) -> tuple[int, int, tuple[int, ...]]:
     return nonce, known_as, tuple(found for (found,) in _NONCE.iter_unpack(tail[_TAIL.size :]))
 
 
-logger = logging.getLogger("liftpy.raft")
+logger = logging.getLogger("liftpy.quorum")
 
 MARKER = "member"
 """Name of the file that says that the folder's journal is that of a member which votes."""

@@ -38,7 +38,7 @@ from sidecar.quorum.library import is_applied
 from sidecar.quorum.probation import MARKER
 from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
 
-logger = logging.getLogger("liftpy.raft")
+logger = logging.getLogger("liftpy.quorum")
 RESCUED = "rescued"
 """Name of the file in a raft folder that says that it began by a rescue."""
 BEFORE = "raft-before-rescue"

@@ -27,7 +27,7 @@ from sidecar.quorum.probation import Probation
 from sidecar.quorum.raft_rules import Hardening
 from sidecar.runtime import clock as clocks
 
-logger = logging.getLogger("liftpy.raft")
+logger = logging.getLogger("liftpy.quorum")
 
 VOTE_AGAIN_S = 0.4
 """How long after an append a follower votes for nobody. At least ``confirmed_within_s`` of the sessions of nodes; and no more than the

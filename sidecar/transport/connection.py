@@ -39,7 +39,7 @@ from sidecar.transport.credentials import Keys
 from sidecar.transport.parser import Sink, SinkParser
 from sidecar.transport.write_coalescer import Buffer, Outlet
 
-logger = logging.getLogger("liftpy.bus")
+logger = logging.getLogger("liftpy.nats")
 
 SEND_BUFFER_BYTES = 64 * 1024 * 1024
 _KEPT_BYTES = 2 * 1024 * 1024

@@ -23,7 +23,7 @@ from liftpy.nats.parser import StrictConnection, watch_denials
 from liftpy.nats.transport import open_connection
 from sidecar.runtime.tasks import spawn
 
-logger = logging.getLogger("liftpy.bus")
+logger = logging.getLogger("liftpy.nats")
 
 PROVE_S = 3
 """So long a server may take to let a connection in that tries credentials."""

@@ -114,7 +114,7 @@ class Cuts:
         return None
 
 
-logger = logging.getLogger("liftpy.bus")
+logger = logging.getLogger("liftpy.nats")
 
 _PIECE_BYTES = 64 * 1024
 """Parsed at a time; the clock is looked at in between."""

@@ -17,7 +17,7 @@ from sidecar.transport.connection import Listener
 from sidecar.transport.ingest_connection import Inflow
 from sidecar.transport.parser import Sink
 
-logger = logging.getLogger("liftpy.bus")
+logger = logging.getLogger("liftpy.nats")
 
 _SETTLES_S = 1.0
 _AGAIN_S = 1.0

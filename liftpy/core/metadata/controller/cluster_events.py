@@ -52,7 +52,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 TEXTS = {
     "request": "An operator asked for a change. `outcome` says whether it was done or rejected.",
     "election": "A partition got a new leader, because the old one failed.",
-    "transfer": "A leader transferred its leadership to another in-sync replica.",
+    "leadership_transfer": "A leader transferred its leadership to another in-sync replica.",
     "unclean_election": "An operator elected a leader that may lack committed records.",
     "partition_offline": "A partition has no replica that may lead.",
     "isr_changed": "A replica left or joined the ISR of a partition.",
@@ -65,15 +65,15 @@ TEXTS = {
     "node_registered": "A node started and registered.",
     "node_fenced": "A node sent no heartbeat for the session time. Its partitions get other leaders.",
     "node_unfenced": "A fenced node sends heartbeats again.",
-    "node_drains": "An operator started to drain a node.",
-    "node_stays": "An operator stopped draining a node.",
+    "node_drain_started": "An operator started to drain a node.",
+    "node_drain_cancelled": "An operator stopped draining a node.",
     "node_changed": "The weight or rack of a node was changed.",
     "node_removed": "A stopped node was removed from the cluster.",
-    "folder_lost": "A node came back with another data directory.",
+    "data_directory_lost": "A node came back with another data directory.",
     "controllers_changed": "A controller was added, removed or replaced.",
-    "feature_level": "The feature level of the cluster was changed.",
-    "default_quota": "The default quota of streams was changed.",
-    "session_times": "The session or lease time of the cluster was changed.",
+    "feature_level_changed": "The feature level of the cluster was changed.",
+    "default_quota_changed": "The default quota of streams was changed.",
+    "session_times_changed": "The session or lease time of the cluster was changed.",
     "service_ended": "A replicated service ended without being stopped.",
     "data_loss": "The metadata group was rebuilt from one controller and may lack decisions.",
     "gap": "Events were lost before they were written to the stream.",
@@ -117,7 +117,7 @@ class ClusterEvent:
     operation_id: str = ""
     """Operation id of the request. A repeated request has the same id."""
     outcome: str = ""
-    """Result of the request: `done` or `refused`."""
+    """Result of the request: `done` or `rejected`."""
     error: str = ""
     """Error code of a rejected request."""
     detail: str = ""
@@ -206,7 +206,7 @@ def _asked(before: ClusterImage, request: pb.ControlRequest, answer: bytes) -> I
             yield "request", {**said, "outcome": "done"}
         else:
             detail = detail[:MOST_DETAIL_CHARS]
-            yield "request", {**said, "outcome": "refused", "error": pb.ControlResponse.Error.Name(error), "detail": detail}
+            yield "request", {**said, "outcome": "rejected", "error": pb.ControlResponse.Error.Name(error), "detail": detail}
 
 
 def _is_told(part: pb.ControlRequest) -> bool:
@@ -274,11 +274,11 @@ def _done(before: ClusterImage, records: Iterable[Record]) -> Iterator[_Found]:
                     where = {"stream": stream_name, "partition": partition.partition}
                     yield from ((kind, {**where, **said}) for kind, said in _partition(old, partition))
             case FeatureLevelSet(feature_level):
-                yield "feature_level", {"was": str(before.feature_level), "now": str(feature_level)}
+                yield "feature_level_changed", {"was": str(before.feature_level), "now": str(feature_level)}
             case DefaultQuotaSet(quota):
-                yield "default_quota", {"was": before.default_quota.words, "now": quota.words}
+                yield "default_quota_changed", {"was": before.default_quota.words, "now": quota.words}
             case SessionTimesSet(times) if before.session_times is not None:
-                yield "session_times", {"was": before.session_times.words, "now": times.words}
+                yield "session_times_changed", {"was": before.session_times.words, "now": times.words}
             case ControllersChanged(changed):
                 yield "controllers_changed", {"was": " ".join(controllers.members), "now": " ".join(changed.members)}
                 controllers = changed
@@ -295,11 +295,11 @@ def _node(old: NodeImage | None, new: NodeImage) -> Iterator[_Found]:
         was = _process(old) if old is not None else ""
         yield "node_registered", {**said, "was": was, "now": _process(new)}
         if old is not None and old.folder_id and new.folder_id != old.folder_id:
-            yield "folder_lost", {**said, "detail": "the node came back with another data directory"}
+            yield "data_directory_lost", {**said, "detail": "the node came back with another data directory"}
     if old is not None and old.incarnation == new.incarnation and old.fenced != new.fenced:
         yield ("node_fenced" if new.fenced else "node_unfenced"), said
     if old is not None and old.leaving != new.leaving:
-        yield ("node_drains" if new.leaving else "node_stays"), said
+        yield ("node_drain_started" if new.leaving else "node_drain_cancelled"), said
     if old is not None and (old.weight, old.rack) != (new.weight, new.rack):
         yield "node_changed", {**said, "was": _place(old), "now": _place(new)}
 
@@ -319,7 +319,7 @@ def _partition(old: PartitionState, new: PartitionState) -> Iterator[_Found]:
         yield "partition_offline", {"was": old.leader or old.last_leader}
     elif new.status is PartitionStatus.ONLINE and (new.leaderships > old.leaderships or new.leader_epoch > old.leader_epoch):
         before = old.deposed or old.leader or old.last_leader
-        kind = "transfer" if before and before != new.leader and before in new.isr else "election"
+        kind = "leadership_transfer" if before and before != new.leader and before in new.isr else "election"
         yield kind, {"was": before, "now": new.leader, "detail": f"epoch {new.leader_epoch}"}
     if set(old.isr) != set(new.isr):
         yield "isr_changed", {"was": " ".join(old.isr), "now": " ".join(new.isr)}
