@@ -64,7 +64,7 @@ def _with_unsettled_times(image: ClusterImage) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One level. Never changed once it is released."""
+    """One feature level. A released one never changes."""
 
     level: int
     version: str

@@ -90,7 +90,7 @@ class NodeImage:
 
 @dataclass(frozen=True, slots=True)
 class StreamImage:
-    """One stream; made again under its name it has another ``uid`` [R9]."""
+    """One stream. If it is deleted and created again, it has another ``uid`` [R9]."""
 
     name: str
     uid: str
@@ -199,7 +199,7 @@ class LeaderReport:
 
 @dataclass(frozen=True, slots=True)
 class ClusterRules:
-    """What decisions are told besides the log: in the image from level 2 on, before that each controller's settings say it."""
+    """Settings of decisions. From feature level 2 on they are in the image, before that in each controller's settings."""
 
     namespace: str = "liftpy"
     """The cluster's own first subject token: no stream may be attached to it."""

@@ -133,7 +133,9 @@ _NOBODY = Numbering(0, 0, 0, None)
 
 
 class Ingest:
-    """One partition's data subject. ``feed`` takes PublishesReceived; the core answers by ``seal`` or ``reject``."""
+    """Combines publishes of one partition into batches. ``feed`` receives PublishesReceived. The core answers with
+    ``seal`` or ``reject``.
+    """
 
     def __init__(
         self,
