@@ -45,7 +45,7 @@ MAX_KEYS = 4_000_000
 
 @dataclass(slots=True, kw_only=True)
 class Superseded:
-    """``learn`` all batches in order, then ask for ``kept`` of the same in the same order."""
+    """Finds replaced records: ``learn`` all batches in order, then ask for ``kept`` of the same batches in the same order."""
 
     config: StreamConfig
     now_wall_ns: int
@@ -226,7 +226,7 @@ class CompactedFile:
 
 @dataclass(slots=True, kw_only=True)
 class Compaction:
-    """One run over ``inputs`` (sealed segments, ascending, all below HW + 1)."""
+    """One compaction run over ``inputs`` (sealed segments in ascending order, below the high watermark + 1)."""
 
     storage: Storage
     config: StreamConfig
@@ -393,7 +393,7 @@ def _batches(segment: Segment) -> Iterator[RecordBatch]:
 
 @dataclass(slots=True)
 class Cleaning:
-    """Of one log."""
+    """Decides when one log is compacted."""
 
     purges: tuple[Purge, ...] = ()
     """As the metadata has them."""

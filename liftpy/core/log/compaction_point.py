@@ -34,8 +34,11 @@ _NOT_KNOWN = -1
 
 
 class Horizon(NamedTuple):
-    """``end_offset``: exclusive, 0: never compacted. ``leader_epoch``: no record below it was written in a later one. ``deletes_end``:
-    exclusive, 0: none; below it the newest record of a key may be gone, as a delete marker goes when it is old."""
+    """Compaction horizon of a log. ``end_offset``: exclusive, 0: never compacted.
+
+    ``leader_epoch``: no record below it has a later one. ``deletes_end``: exclusive, 0: none. Tombstones below it may
+    be gone.
+    """
 
     end_offset: int = 0
     leader_epoch: int = 0

@@ -18,7 +18,7 @@ READERS = ""
 
 
 class Recheck(Enum):
-    """What became of a complaint; the values are the names of counters."""
+    """Result of a corruption report. The values are names of counters."""
 
     DAMAGED = "complaints: damage found"
     SOUND = "complaints: own copy is right"
@@ -27,7 +27,7 @@ class Recheck(Enum):
 
 
 class Rechecks:
-    """Who has complained when."""
+    """Limits the checks after corruption reports."""
 
     def __init__(self) -> None:
         self._last_ns: OrderedDict[str, int] = OrderedDict()

@@ -30,8 +30,9 @@ MAX_BORDERS = 128
 
 @dataclass(frozen=True, slots=True)
 class RangeSize:
-    """``size_bytes``: stored, of all batches that hold the range. ``borders``: offsets, ascending, each the first of a batch and within
-    the range; ``positions``: bytes before each."""
+    """Size of an offset range. ``size_bytes``: stored size of its batches. ``borders``: first offsets of batches inside
+    the range. ``positions``: bytes before each.
+    """
 
     size_bytes: int
     borders: tuple[int, ...] = ()
@@ -62,7 +63,7 @@ def measure(log: Log, start: int, end: int, *, every_bytes: int = 0, every_recor
 
 
 class _Range:
-    """``_begins``: of each segment, the position of its first byte, counted from the range's first batch: not above 0 for the first."""
+    """An offset range over segments. ``_begins``: position of the first byte of each segment, relative to the first batch."""
 
     def __init__(self, segments: Sequence[Segment], start: int, end: int) -> None:
         self._segments, self._start, self._end = segments, start, end

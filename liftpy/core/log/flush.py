@@ -22,7 +22,7 @@ class SealJob:
 
 @dataclass(slots=True)
 class Flush:
-    """What one group commit covers: everything below ``end_offset`` (exclusive)."""
+    """One group commit. It covers everything below ``end_offset`` (exclusive)."""
 
     storage: Storage
     active: LogFile

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class FlushShell(Protocol):
-    """What a shell does for a ``GroupCommit``."""
+    """The shell of a ``GroupCommit``."""
 
     def begin(self) -> None:
         """A flush is wanted: call ``start``, now or soon, and run what it returns."""
@@ -53,7 +53,7 @@ class FlushShell(Protocol):
 
 
 class GroupCommit:
-    """Of one log. Only called on the log's own thread."""
+    """Group commit of one log. Call it only on the log's own thread."""
 
     __slots__ = (
         "_again",

@@ -23,7 +23,7 @@ from liftpy.errors import UnknownFormatError
 
 @dataclass(frozen=True, slots=True)
 class SegmentReport:
-    """One segment as a walk over all its bytes finds it. ``fault`` '' when everything is right."""
+    """Result of scanning one segment. ``fault`` '': everything is correct."""
 
     name: str
     file_size_bytes: int

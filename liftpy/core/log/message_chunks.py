@@ -11,8 +11,10 @@ from liftpy.core.wire.chunking import NOTHING, Held, Piece
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """``chunks``: whole batches back to back, or with ``piece`` its data. ``next_offset``: where to go on; with a piece that does
-    not move. ``size_bytes``: of all chunks. ``looked_bytes``: what they take in the log, where columns were left out."""
+    """A part of a log for one message. ``chunks``: whole batches, or one piece. ``next_offset``: where to continue.
+
+    ``size_bytes``: size of all chunks. ``looked_bytes``: their size in the log, before columns were removed.
+    """
 
     chunks: tuple[memoryview, ...]
     size_bytes: int

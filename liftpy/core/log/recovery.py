@@ -76,7 +76,9 @@ class Damage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenReport:
-    """What opening found. ``cut_bytes``: of a torn tail; ``walked_bytes``: read to find out; ``damage``: set aside."""
+    """Result of opening a log. ``cut_bytes``: size of a torn tail. ``walked_bytes``: bytes read. ``damage``: quarantined
+    parts.
+    """
 
     cut_bytes: int = 0
     walked_bytes: int = 0

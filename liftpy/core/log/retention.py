@@ -20,7 +20,7 @@ AT_ONCE = 32
 
 
 class Retained(Protocol):
-    """What retention needs to know of a segment."""
+    """Summary of a segment for retention."""
 
     base_offset: int
     next_offset: int

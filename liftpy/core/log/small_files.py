@@ -51,7 +51,7 @@ class IndexEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SegmentSummary:
-    """What a walk over a segment finds. ``next_offset``: exclusive; ``entries``: sparse, ascending."""
+    """Summary of a segment. ``next_offset``: exclusive. ``entries``: sparse index, ascending."""
 
     base_offset: int
     next_offset: int

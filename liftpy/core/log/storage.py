@@ -48,7 +48,7 @@ class LogFile(Protocol):
 
 
 class Storage(Protocol):
-    """One partition's folder."""
+    """The directory of one partition."""
 
     def names(self) -> list[str]:
         """The names in the folder, sorted."""

@@ -80,7 +80,7 @@ def _check_change(image: ClusterImage, old: PartitionState, new: PartitionState,
 
 
 class LeadershipHistory:
-    """Who led, or was the candidate, in which LeaderEpoch, over everything that was seen [C1]."""
+    """Leaders and candidates of all LeaderEpochs that a test has seen [C1]."""
 
     def __init__(self) -> None:
         self._leaders: dict[tuple[PartitionKey, int], tuple[str, int]] = {}

@@ -35,7 +35,7 @@ _MAX_TIME_NS = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class ControllerList:
-    """Who forms the metadata group. The empty one, in an image: those of the settings, which nobody has changed yet."""
+    """Members of the metadata group. The empty list in an image means: the list of the settings."""
 
     voters: tuple[str, ...] = ()
     """By id."""
@@ -116,7 +116,7 @@ def list_of(entry: bytes, index: int) -> ControllerList | None:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """What the metadata leader knows when it is asked for a change."""
+    """State of the group when a change is requested."""
 
     now: ControllerList
     """As its log says."""
@@ -146,7 +146,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class NoChange:
-    """There is nothing to propose: it is so, or goes on by itself."""
+    """No step to propose: the list is as wanted, or changes by itself."""
 
     detail: str
 

@@ -21,8 +21,11 @@ _ELECTING = (PartitionStatus.ELECTION, PartitionStatus.CANDIDATE_FOUND)
 
 
 class ControllerMetrics:
-    """Give it each change of the image. ``failovers``: where their durations go, in s; ``tell``: is told of each, of its kind, and
-    since when the partition had no leader, monotonic ns."""
+    """Counts elections and failovers from changes of the image.
+
+    ``failovers``: receives durations in seconds. ``tell``: receives each election, its kind, and when the partition
+    lost its leader.
+    """
 
     def __init__(
         self, failovers: Histogram | None = None, tell: Callable[[PartitionKey, str, int], None] | None = None

@@ -15,8 +15,9 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 class Departures:
-    """Which partitions went from a node by a change that its image has shown. One that the image merely does not know stays: it may be
-    older than what is held, or of another cluster [M11]."""
+    """Partitions that left a node by a change that its image has shown. A partition that is only missing in the image
+    stays [M11].
+    """
 
     def __init__(self, node_id: str) -> None:
         self._node_id = node_id

@@ -37,7 +37,7 @@ def page_bytes(asked_bytes: int, max_payload_bytes: int) -> int:
 
 
 class _Room:
-    """What a page can still take. The first item always fits: without it no page would make progress."""
+    """Remaining room of a page. The first item always fits."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._left_bytes = limit_bytes
@@ -144,7 +144,7 @@ def cut_stream(response: pb.ControlResponse, limit_bytes: int) -> None:
 
 
 class ClusterPages:
-    """Who asks: ``request`` the next page until it is None; give each to ``add``; then ``cluster`` is whole."""
+    """Assembles the description of the cluster: send ``request`` until it is None, and pass each page to ``add``."""
 
     def __init__(self) -> None:
         self.cluster = pb.ClusterDescription()
@@ -195,7 +195,7 @@ def _follows(known: pb.Stream, part: pb.Stream) -> bool:
 
 
 class StreamPages:
-    """The same of one stream: ``add`` the answer that has the beginning, ask for ``request`` until it is None."""
+    """Assembles the description of one stream: ``add`` the first answer, then send ``request`` until it is None."""
 
     def __init__(self) -> None:
         self.stream = pb.Stream()

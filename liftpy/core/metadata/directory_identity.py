@@ -22,7 +22,7 @@ MAX_EARLIER_NONCES = 16
 
 @dataclass(frozen=True, slots=True)
 class DirectoryIdentity:
-    """What a data folder knows of the processes that have started on it; durable."""
+    """Starts and nonces of the processes of a data directory. Durable."""
 
     folder_id: str
     """Drawn when the folder was made: an emptied folder is another one."""
@@ -61,7 +61,7 @@ def stopped_cleanly(*, failed: bool, opened: bool, logs_are_clean: bool, repairs
 
 
 class ProcessRelation(Enum):
-    """How a process that registers relates to the one that has registered last."""
+    """Relation of a registering process to the one that registered last."""
 
     FOLLOWS = "follows"
     """It starts on the folder that the other has left, as far as can be told."""

@@ -19,7 +19,7 @@ DEFAULT_SILENCES = 3
 
 
 class Sign(Enum):
-    """What came of one question."""
+    """Result of one question to NATS."""
 
     ABSENT = "nobody listens"
     PRESENT = "it answered"
@@ -28,7 +28,7 @@ class Sign(Enum):
 
 
 class Verdict(Enum):
-    """What to do next."""
+    """Next step of the check."""
 
     ASK = "ask again"
     GO_ON = "take its place"
@@ -36,7 +36,7 @@ class Verdict(Enum):
 
 
 class Predecessor:
-    """One inquiry. ``now_ns`` is monotonic."""
+    """One check for another process. ``now_ns`` is monotonic."""
 
     def __init__(self, now_ns: int, wait_s: float = DEFAULT_WAIT_S, silences: int = DEFAULT_SILENCES) -> None:
         self._deadline_ns = now_ns + round(wait_s * NS_PER_S)

@@ -27,7 +27,7 @@ _ASKED_FROM = 2
 
 
 class ProbeResult(Enum):
-    """What came of a question."""
+    """Result of a question to a node."""
 
     SERVES = "serves"
     """It leads in the epoch of the question, with a lease, and can be fetched from."""
@@ -39,7 +39,7 @@ class ProbeResult(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LeaderQuestion:
-    """To be put to ``node`` over the bus: does it serve as the leader of ``leader_epoch``?"""
+    """Question to ``node``: does it serve as the leader of ``leader_epoch``?"""
 
     key: PartitionKey
     leader_epoch: int

@@ -47,13 +47,20 @@ def said(message: SaysLevels) -> LevelRange:
 
 @dataclass(frozen=True, slots=True)
 class FeatureLevels:
-    """What a client is told."""
+    """Feature level of the cluster, and the levels of its nodes.
+
+    Attributes:
+        level: Feature level of the cluster.
+        spoken: Node id -> range of levels that it supports. None: not known.
+        versions: Node id -> version.
+        reasons: Reasons why the requested level cannot be finalized. (): it can.
+    """
 
     level: int
-    """That holds."""
+    """Feature level of the cluster."""
     spoken: Mapping[str, LevelRange | None]
-    """By node; None: the metadata leader has not heard it."""
+    """Node id -> range of levels that it supports. None: not known."""
     versions: Mapping[str, str]
-    """By node, as it registered."""
+    """Node id -> version."""
     reasons: tuple[str, ...] = ()
-    """Why the level that was asked for can't be set; (): it can."""
+    """Reasons why the requested level cannot be finalized. (): it can."""

@@ -29,7 +29,7 @@ FIRST = 5
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One level. Never changed once it is released."""
+    """One feature level. A released one never changes."""
 
     level: int
     version: str

@@ -212,7 +212,8 @@ MAX_UNREADABLE = 3
 
 
 class FeedSubscription:
-    """One node's copy of the image. ``request`` says what to ask for; ``entry_received`` and ``response_received`` feed it.
+    """One node's copy of the image. ``request`` says what to ask for. ``entry_received`` and ``response_received`` feed
+    it.
 
     Both return whether the image changed.
     """

@@ -24,7 +24,7 @@ _EVICT_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One done operation."""
+    """One finished operation."""
 
     operation_id: bytes
     time_ns: int

@@ -91,7 +91,7 @@ class NodeImage:
 
 @dataclass(frozen=True, slots=True)
 class StreamImage:
-    """One stream; made again under its name it has another ``uid`` [R9]."""
+    """One stream. If it is deleted and created again, it has another ``uid`` [R9]."""
 
     name: str
     uid: str
@@ -200,7 +200,7 @@ class LeaderReport:
 
 @dataclass(frozen=True, slots=True)
 class ClusterRules:
-    """What decisions are told besides the log. The settings of the leader say it when the group begins; then the image holds it."""
+    """Settings of decisions. The settings of the leader give them when the group begins. Then the image holds them."""
 
     namespace: str = "liftpy"
     """The cluster's own first subject token: no stream may be attached to it."""

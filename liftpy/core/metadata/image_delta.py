@@ -139,7 +139,7 @@ def _changed_keys(
 
 
 class _Unsayable(Exception):
-    """No records lead there."""
+    """Records cannot express the difference."""
 
 
 def entry_between(old: ClusterImage, new: ClusterImage) -> pb.FeedEntry | None:

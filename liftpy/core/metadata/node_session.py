@@ -19,7 +19,7 @@ MAX_WAITING = 64
 
 
 class Registered(Enum):
-    """What an answer to a registration means."""
+    """Meaning of an answer to a registration."""
 
     TAKEN_IN = "this process is the node now"
     TAKEN = "another process runs in its place: ask again for as long as one may need to end"
@@ -43,7 +43,7 @@ def registered(response: pb.ControlResponse) -> Registered:
 
 
 class Granted(NamedTuple):
-    """A lease."""
+    """A granted lease."""
 
     sent_ns: int
     """When the heartbeat was sent, monotonic: from there it runs."""
@@ -52,7 +52,9 @@ class Granted(NamedTuple):
 
 
 class AnsweredHeartbeats:
-    """Those whose answers were made on an image that is not seen here yet. Both return the lease that counts now; None: none."""
+    """Heartbeat answers that wait until the local image is as new as they are. Both methods return the current lease,
+    None: none.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[Granted, int]] = deque(maxlen=MAX_WAITING)

@@ -11,7 +11,7 @@ from liftpy.core.metadata.image import ClusterImage, StreamImage
 
 
 class Phase(Enum):
-    """Where a swap is."""
+    """Phase of a swap."""
 
     WAITS = "waits"
     """For its turn, or for its partition to be whole, or for its node to be there."""
@@ -25,7 +25,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Movement:
-    """One partition that moves."""
+    """One partition whose replicas move."""
 
     stream: str
     uid: str

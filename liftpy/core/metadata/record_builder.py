@@ -21,7 +21,7 @@ MAX_DETAIL_LENGTH = 600
 
 
 class Decision(NamedTuple):
-    """What a request does: records to replay, in order, and the answer to the caller."""
+    """Result of a request: records to replay in order, and the answer."""
 
     records: tuple[Record, ...]
     response: pb.ControlResponse
@@ -39,8 +39,9 @@ def refuse(error: pb.ControlResponse.Error, detail: str, partition: PartitionSta
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the code that applies is told besides the log. The first two are the settings', which a new group takes into its image;
-    from then on those of the image hold."""
+    """Settings of decisions. A new group takes the first two from the settings into its image. From then on those of the
+    image apply.
+    """
 
     namespace: str = "liftpy"
     elections: bool = False
@@ -54,7 +55,7 @@ class Rules:
 
 
 class RecordBuilder:
-    """One decision's records so far, and the counters as they will be after it."""
+    """Collects the records of one decision, and the counters after it."""
 
     def __init__(self, image: ClusterImage, now_ns: int, rules: Rules) -> None:
         self.image = image

@@ -58,7 +58,7 @@ NONE: Checkpoint = (0, b"")
 
 
 class AppliedDigests:
-    """Of one member. ``every``: entries between two."""
+    """Digests of one controller. ``every``: entries between two digests."""
 
     def __init__(self, node_id: str, every: int = EVERY) -> None:
         self._node_id = node_id

@@ -59,7 +59,7 @@ MOST_UNTOLD = 1000
 
 
 class AckShell(Protocol):
-    """What carries the answers."""
+    """The shell of acks: sends answers."""
 
     def send_lines(self, lines: Sequence[bytes]) -> None:
         """Send whole ``PUB`` lines of the NATS protocol, each with its payload."""
@@ -67,7 +67,7 @@ class AckShell(Protocol):
 
 @dataclass(slots=True)
 class Envelope:
-    """What an enveloped publish wants in its Ack."""
+    """Data that an enveloped publish wants in its Ack."""
 
     correlation_id: str
     ack_inbox: str
@@ -383,7 +383,7 @@ UNSURE_BYTES = 2 * 1024 * 1024
 
 
 class AckResendBuffer:
-    """Of one connection. ``note`` what is written, as it is written; ``again`` when it is back. Times are monotonic ns."""
+    """Recent acks of one connection. ``note`` adds a written ack. ``again`` returns them after a reconnect."""
 
     def __init__(self, bound_bytes: int = UNSURE_BYTES, age_ns: int = UNSURE_NS) -> None:
         self._bound_bytes = bound_bytes

@@ -42,7 +42,7 @@ _BATCH_BYTES = 296
 
 
 class Stored(NamedTuple):
-    """Where a message id stands. ``last_offset``: of its batch, inclusive; both are committed together [D23]."""
+    """Place of a message id. ``last_offset`` is the last offset of its batch: both are committed together [D23]."""
 
     offset: int
     last_offset: int
@@ -50,8 +50,7 @@ class Stored(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Taken:
-    """One batch. ``time_ns``: log time. ``known_ns``: monotonic, when it was taken here. ``ids`` and ``offsets``: of
-    the records that have one; () once they are forgotten."""
+    """Message ids of one batch. ``time_ns``: log time. ``known_ns``: monotonic time of its arrival here."""
 
     last_offset: int
     time_ns: int

@@ -12,8 +12,8 @@ Conditions [protocol: Conditions]: a publish may expect the last sequence of the
 the last message id. The leader checks this against the whole log, including uncommitted records. If its subject index
 is not complete, the publish waits for it, within limits. Beyond a limit the answer is 503.
 
-The messages of one read are judged together. Messages that cannot be stored are taken out in one pass, and the others become one batch.
-The cost of a read grows with its messages plus its unfit messages, never with their product.
+Messages of one read are judged together. Messages that cannot be stored are removed in one pass, and the others become one batch. So
+the cost of a read grows with the number of its messages, and never with its square.
 """
 
 from __future__ import annotations
@@ -144,7 +144,9 @@ _NOBODY = Numbering(0, 0, 0, None)
 
 
 class Ingest:
-    """One partition's data subject. ``feed`` takes PublishesReceived; the core answers by ``seal`` or ``reject``."""
+    """Combines publishes of one partition into batches. ``feed`` receives PublishesReceived. The core answers with
+    ``seal`` or ``reject``.
+    """
 
     def __init__(
         self,

@@ -83,7 +83,7 @@ _MAX_DIGITS = 19
 
 
 class Expected(NamedTuple):
-    """What a publish expects of the log besides its last sequence."""
+    """Conditions of a publish besides the last sequence."""
 
     sequence: int | None
     """The last one of a subject, 0: it has none; -1, which none ever is, for what is no number; None: nothing."""

@@ -37,8 +37,7 @@ REPLAY_BYTES = 64 * 1024
 
 
 class LogState:
-    """Of one replica. The shell tells it of every change of ``log``, after it. ``now_ns``: the node's monotonic clock.
-    ``subject``: that the partition listens on."""
+    """The derived state of one replica. The shell reports every change of ``log`` afterwards."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ _UNBOUNDED = 1 << 62
 
 @dataclass(slots=True)
 class NodeDerived:
-    """Of one node. ``bound_bytes``: of memory."""
+    """Memory limit for the derived state of one node. ``bound_bytes``: the limit."""
 
     bound_bytes: int = _UNBOUNDED
     size_bytes: int = 0
@@ -31,8 +31,9 @@ class NodeDerived:
 
 
 class Share:
-    """Of one part of one partition, named ``kind``. ``bound_bytes``: of its own; ``setting``: how that is called. All sizes are of
-    memory, in bytes."""
+    """Memory limit of one part (``kind``) of one partition. ``setting``: name of the setting. All sizes are in bytes of
+    memory.
+    """
 
     __slots__ = ("_node", "bound_bytes", "kind", "setting", "size_bytes")
 

@@ -20,8 +20,11 @@ from liftpy.core.wire.producer_note import Partitioning, SourcePosition
 
 
 class Numbering(NamedTuple):
-    """What a producer has numbered in a batch. ``columns``: its records, from index ``first`` on; None: some are gone (compaction).
-    ``name``: '' where the batch does not say it. ``position``: of what it was made from. ``partitioning``: None: it does not say."""
+    """Sequence numbers of a producer in a batch.
+
+    ``columns``: its records from index ``first``. None: compaction removed some. ``name`` '': not in the batch.
+    ``position``: source position. ``partitioning`` None: not in the batch.
+    """
 
     producer_id: int
     epoch: int
@@ -34,7 +37,9 @@ class Numbering(NamedTuple):
 
 
 class NewBatch(NamedTuple):
-    """What parts are told of a batch in the log. Offsets are inclusive. ``record_count`` 0: compaction has left its offsets alone."""
+    """A batch in the log, as parts see it. Offsets are inclusive. ``record_count`` 0: only its offsets remain after
+    compaction.
+    """
 
     base_offset: int
     last_offset: int
@@ -51,7 +56,7 @@ class NewBatch(NamedTuple):
 
 
 class Part(Protocol):
-    """One piece of derived state."""
+    """One part of the derived state."""
 
     @property
     def name(self) -> str:

@@ -40,7 +40,7 @@ DEFAULT_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldByNode:
-    """What a node holds now, in bytes."""
+    """Memory for publishes in progress on a node, in bytes."""
 
     unread: int = 0
     held_back: int = 0
@@ -56,7 +56,7 @@ def limit_of(setting_bytes: int, memory_bytes: int) -> int:
 
 
 class MemoryBudget:
-    """Of one node. ``limit_bytes`` 0: there is no limit; ``late_s`` 0: nothing is late."""
+    """Memory and delay limits of one node. ``limit_bytes`` 0: no memory limit. ``late_s`` 0: no delay limit."""
 
     __slots__ = (
         "_lateness", "_looks", "is_late", "is_limited", "is_pressed", "late_ns", "limit_bytes", "open_part", "used_bytes", "waited_ns",
@@ -119,7 +119,7 @@ class MemoryBudget:
 
 
 class PartitionRoom:
-    """Of one partition. ``own_bytes``: its own bound; ``queued``: what it holds, beside what has just come."""
+    """Room of one partition. ``own_bytes``: its limit. ``queued``: bytes that it holds already."""
 
     __slots__ = ("_own_bytes", "_queued", "node")
 

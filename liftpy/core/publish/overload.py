@@ -39,9 +39,11 @@ class KnownIds(NamedTuple):
 
 
 class Overload:
-    """Of one partition, as a ``Refuser``. ``is_full``: whether what has arrived, and was not taken, leaves no room for more; ``known``:
-    indices of those messages that are stored, in hand, or repeat an earlier one of them (None), or None: it is a batch that is stored;
-    ``say_no`` tells publishers, now or later."""
+    """Rejects publishes of one partition, as a ``Refuser``.
+
+    ``is_full``: whether received publishes leave no room for more. ``known``: indices of messages that are stored or
+    repeated. ``say_no``: sends rejections.
+    """
 
     def __init__(
         self,

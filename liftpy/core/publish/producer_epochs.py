@@ -51,8 +51,11 @@ RECORDS_LOST = Rejection(
 
 
 class Given(NamedTuple):
-    """What a process is told, once ``last_offset`` is committed: the last that the log holds of its producer; -1: it holds nothing, and
-    ``known`` is false. ``digest``: of all records before ``next_sequence``, None: not known."""
+    """Answer to a process that opens a producer, sent when ``last_offset`` is committed.
+
+    ``last_offset`` -1: the log holds no record of the producer, and ``known`` is False. ``digest``: digest of all
+    records before ``next_sequence``, None: not known.
+    """
 
     epoch: int
     next_sequence: int
@@ -89,7 +92,7 @@ class Question(NamedTuple):
 
 
 class ProducerDesk:
-    """Of one partition's leader."""
+    """Epochs of producers at the leader of one partition."""
 
     def __init__(self, producers: Producers) -> None:
         self._producers = producers

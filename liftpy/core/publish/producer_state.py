@@ -72,8 +72,9 @@ def after(sequence: int, count: int) -> int:
 
 
 class StoredBatch(NamedTuple):
-    """Where some records of a producer are. ``sequence`` and ``offset``: of the first. ``check``: CRC-32C of the digest behind the
-    last; None: not known."""
+    """Place of some records of a producer: first ``sequence`` and ``offset``. ``check``: CRC-32C of the digest after the
+    last record, None: not known.
+    """
 
     sequence: int
     record_count: int
@@ -82,8 +83,9 @@ class StoredBatch(NamedTuple):
 
 
 class ProducerState(NamedTuple):
-    """What the log says of one producer. ``next_sequence``: that of the record which is due. ``digest``: of all its records since it
-    began; None: not known, for the log does not have them all any more."""
+    """State of one producer in the log. ``next_sequence``: expected sequence. ``digest``: digest of all its records, None:
+    not known.
+    """
 
     epoch: int
     next_sequence: int
@@ -100,7 +102,7 @@ class ProducerState(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What a producer says of a batch. ``digest``: of all its records before ``base_sequence``; None: it does not say."""
+    """Data of a producer about a batch. ``digest``: digest of all its records before ``base_sequence``, None: not given."""
 
     producer_id: int
     epoch: int
@@ -118,7 +120,7 @@ class Claim(NamedTuple):
 
 
 class Finding(Enum):
-    """What is to be done with a batch."""
+    """Verdict about a batch of a producer."""
 
     APPEND = "append"
     """All of it, or what comes after its first ``known`` records."""
@@ -137,8 +139,9 @@ class Finding(Enum):
 
 
 class Ruling(NamedTuple):
-    """``known``: so many of its first records are there already. ``offset``: of the first of them; -1: not known, or there is none.
-    ``next_sequence``: what is due before this batch."""
+    """Verdict with details. ``known``: number of its first records that are stored. ``offset``: offset of the first one,
+    -1: not known. ``next_sequence``: expected sequence before this batch.
+    """
 
     finding: Finding
     known: int = 0

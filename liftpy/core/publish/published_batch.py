@@ -35,7 +35,7 @@ _ALLOWED = Columns.KEYS | Columns.HEADERS | Columns.VALUE_NULLS | Columns.KEY_NU
 
 
 class UnfitBatchError(LiftError):
-    """It can't be stored as it is. Blame: the publisher. ``reason``, and a text for the answer."""
+    """The batch cannot be stored as it is. ``reason`` and the text go into the answer."""
 
     code = "UNFIT_BATCH"
 

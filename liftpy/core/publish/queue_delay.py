@@ -22,7 +22,7 @@ _REGAINS_PARTS = 8
 
 
 class Lateness:
-    """``late_ns``: what may wait in a calm; 0: nothing is ever late. All times are monotonic, in ns."""
+    """Limit of the queue delay. ``late_ns``: limit without overload, 0: none. All times are monotonic nanoseconds."""
 
     __slots__ = ("_late_ns", "_refused_ns", "_short_ns", "is_late")
 
@@ -54,7 +54,7 @@ class Lateness:
 
 
 class Unanswered:
-    """Of one partition: whether what was taken of it waits for too long. Times as of ``Lateness``."""
+    """Detects that acks of one partition are too late."""
 
     __slots__ = ("_moved_ns", "_oldest_ns", "is_late")
 

@@ -35,7 +35,7 @@ _Indices = np.ndarray[tuple[int], np.dtype[np.intp]]
 
 
 class _Bucket:
-    """``left``: of records and of bytes; below zero: owed."""
+    """Token buckets. ``left``: records and bytes that may pass. Negative: owed."""
 
     __slots__ = ("left", "seen_ns")
 
@@ -45,7 +45,7 @@ class _Bucket:
 
 
 class Quota:
-    """Of one partition. ``rates``: of records and of bytes a second, 0: there is no bound."""
+    """Quota of one partition. ``rates``: records and bytes per second, 0: no limit."""
 
     def __init__(self, rates: tuple[float, float], by_token: int = 0) -> None:
         self.terms = rates, by_token

@@ -35,7 +35,7 @@ _NOTHING = StandbyCounters()
 
 @dataclass(slots=True, kw_only=True)
 class Standby:
-    """Of one partition on one node. ``wall_ns``: the node's wall clock."""
+    """Standby buffer and its replay for one partition on one node. ``wall_ns``: the node's wall clock."""
 
     shell: StandbyShell
     subject: str

@@ -18,7 +18,7 @@ MESSAGE_BYTES = 240
 
 
 class Block(NamedTuple):
-    """What came together. ``heard_ns``: monotonic."""
+    """Messages that arrived together. ``heard_ns``: monotonic arrival time."""
 
     heard_ns: int
     messages: list[RawMessage]
@@ -27,7 +27,7 @@ class Block(NamedTuple):
 
 @dataclass(slots=True)
 class NodeHeard:
-    """What all partitions of a node hold, in bytes of memory, and how much that may be."""
+    """Memory of all standby buffers of a node, in bytes, and its limit."""
 
     bound_bytes: int
     size_bytes: int = 0
@@ -35,7 +35,7 @@ class NodeHeard:
 
 @dataclass(slots=True)
 class StandbyBuffer:
-    """Of one partition. ``bound_bytes`` of memory, ``age_ns`` for how long something is kept at most."""
+    """Standby buffer of one partition. ``bound_bytes``: memory limit. ``age_ns``: maximum age."""
 
     node: NodeHeard
     bound_bytes: int

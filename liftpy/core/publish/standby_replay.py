@@ -130,7 +130,7 @@ _SAMPLE_NS = 1_000_000
 
 @dataclass(slots=True)
 class StandbyCounters:
-    """For status and metrics; messages, since the process started."""
+    """Counters of standby messages since the process started, for status and metrics."""
 
     appended: int = 0
     """Taken as if they had just come: the log did not hold them."""
@@ -154,7 +154,7 @@ class StandbyCounters:
 
 @dataclass(slots=True)
 class FailoverBacklog:
-    """What a new leader takes over, in the order heard. ``hearing``: None once it listens in another way."""
+    """Messages that a new leader takes over, in order of arrival. ``hearing``: None when it uses another connection."""
 
     hearing: Hearing | None
     fresh: list[RawMessage] = field(default_factory=list)
@@ -171,7 +171,7 @@ def origin_of(reply: bytes, value: bytes | None) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortingRules:
-    """What sorting goes by. ``doubt_ns``: a lease, where the image does not say; ``origin`` of (reply, value)."""
+    """Rules for sorting buffered messages. ``doubt_ns``: length of a lease if the image does not say it."""
 
     doubt_ns: int
     credit_ns: int = _CREDIT_NS
@@ -183,7 +183,9 @@ class SortingRules:
 
 
 class Seen:
-    """How an offset has grown, as a follower saw it: (monotonic ns, offset), at most one a millisecond, back to ``reach_ns`` ago."""
+    """Growth of an offset as a follower saw it: (monotonic ns, offset), at most one per millisecond, back to ``reach_ns``
+    ago.
+    """
 
     def __init__(self, now_ns: int, offset: int, reach_ns: int) -> None:
         self._samples = deque(((now_ns, offset),))
@@ -243,7 +245,9 @@ class Seen:
 
 @dataclass(slots=True, kw_only=True)
 class _Step:
-    """Messages that were heard together, read. ``keys`` None: it can't be stored as it is. ``stored``: where it is in the log."""
+    """Decoded messages that arrived together. ``keys`` None: it cannot be stored as it is. ``stored``: its offset in the
+    log.
+    """
 
     heard_ns: int
     messages: Sequence[RawMessage]
@@ -269,7 +273,7 @@ class _Step:
 
 @dataclass(slots=True, kw_only=True)
 class StandbyReplay:
-    """One takeover. ``ends``: of the log, exclusive; ``answered_through``: up to there, inclusive, who waited has his answer."""
+    """One takeover. ``ends``: log end, exclusive. ``answered_through``: publishers up to this offset have their ack."""
 
     rules: SortingRules
     reader: MessageDecoder

@@ -40,7 +40,7 @@ Parts = Mapping[str, tuple[int, bytes]]
 
 
 class State(NamedTuple):
-    """One file's content. ``end_offset``: exclusive; ``leader_epoch``: of the record before it."""
+    """Content of a state file. ``end_offset``: exclusive. ``leader_epoch``: LeaderEpoch of the record before it."""
 
     of: str
     end_offset: int

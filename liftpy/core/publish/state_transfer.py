@@ -35,14 +35,16 @@ FRESH_NS = 2 * NS_PER_S
 
 
 class StateQuestion(NamedTuple):
-    """``position``: bytes that the asker has of the state that ends at ``end_offset``; 0: of none."""
+    """Request for a piece of a state. ``position``: number of bytes that the asker already has."""
 
     end_offset: int = 0
     position: int = 0
 
 
 class StatePiece(NamedTuple):
-    """``total_bytes`` 0: there is nothing that the log does not say. ``position``: of ``data`` in the state's bytes."""
+    """A piece of a state. ``total_bytes`` 0: the log alone is enough. ``position``: place of ``data`` in the state's
+    bytes.
+    """
 
     end_offset: int = 0
     total_bytes: int = 0
@@ -51,8 +53,10 @@ class StatePiece(NamedTuple):
 
 
 class StateGiver:
-    """Of a replica that serves followers and backups. ``run``: has its first argument called, in any thread, and its second one with
-    the result, where the replica lives. At most one state is held."""
+    """Sends the state of a replica to followers and backups. At most one state is held.
+
+    ``run``: calls its first argument in any thread, and its second one with the result on the replica's thread.
+    """
 
     def __init__(
         self,
@@ -113,7 +117,7 @@ class StateGiver:
 
 
 class StateTaker:
-    """Of a replica that follows."""
+    """Receives the state for a follower."""
 
     def __init__(self, derived: LogState, log: Log, of: str) -> None:
         self._derived = derived

@@ -46,7 +46,9 @@ def pace_of(config: ReplicationConfig) -> Pace:
 
 
 class StateWriter:
-    """Of one replica. ``of``: its partition's name, with the stream's uid. ``now_ns``: the node's monotonic clock."""
+    """Writes the state of one replica. ``of``: name of its partition with the stream's uid. ``now_ns``: the node's
+    monotonic clock.
+    """
 
     def __init__(self, derived: LogState, log: Log, of: str, pace: Pace, now_ns: Callable[[], int]) -> None:
         self._derived = derived

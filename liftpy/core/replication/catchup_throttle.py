@@ -27,7 +27,7 @@ LEAST_PIECE_BYTES = 4096
 
 @dataclass(slots=True, kw_only=True)
 class CatchupThrottle:
-    """One for a node. ``bytes_per_second`` 0: nothing is put off."""
+    """Limits the copy rate of all learners of a node. ``bytes_per_second`` 0: no limit."""
 
     bytes_per_second: int = 0
     least_bytes_per_second: int = 0
@@ -95,7 +95,7 @@ class CatchupThrottle:
 
 @dataclass(slots=True)
 class LearnerCopy:
-    """What one learner has asked for, in which turn."""
+    """The copy requests of one learner, and its turn."""
 
     pace: CatchupThrottle
     _asked_ns: int = 0

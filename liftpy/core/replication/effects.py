@@ -39,8 +39,9 @@ from liftpy.core.replication.phases import RoleName
 
 @value
 class AppendBatch:
-    """Leader: seal the publishes under ``token`` as one batch with these stamps, and append it. Acknowledged to nobody
-    before LogFlushed."""
+    """Leader: seal the publishes under ``token`` as one batch with these timestamps, and append it. They are acked only
+    after LogFlushed.
+    """
 
     token: int
     """Of the PublishesReceived."""
@@ -88,8 +89,10 @@ class RejectPublishes:
 
 @value
 class DropPublishes:
-    """Forget the publishes under ``token`` without an answer: this replica may not speak for the partition, and the
-    one that may has heard them too, so that a negative ack could be false [A2]. Or nobody waits for one."""
+    """Drop the publishes under ``token`` without an answer.
+
+    Either they have no reply subject, or another node may have stored them, so that a negative ack could be false [A2].
+    """
 
     token: int
     """Of the PublishesReceived."""
@@ -337,7 +340,7 @@ class NotifyReplica:
 
 @value
 class ProbeReplica:
-    """Leader: ask the bus whether anybody listens for ``replica``; if nobody does, answer ReplicaAbsent."""
+    """Leader: ask NATS whether ``replica`` is connected. If it is not, answer ReplicaAbsent."""
 
     replica: str
     """Who is asked for."""
@@ -419,7 +422,7 @@ class GiveUpLeadership:
 
 @value
 class WakePartition:
-    """Leader: tell the metadata group that the pause ends; there is no answer to wait for, it is told again."""
+    """Leader: tell the metadata group that the pause ends. It is repeated, so no answer is needed."""
 
     leader_epoch: int
     """Which leadership; another one by then: nothing happens."""
@@ -501,7 +504,7 @@ class SetDeadline:
 
 @value
 class RoleChanged:
-    """For status and logs: what this replica is now."""
+    """The new role of this replica, for status and logs."""
 
     role: RoleName
     """What it is."""
@@ -558,8 +561,11 @@ Acts = dict[type[Effect], Callable[[Any], None]]
 
 
 class EffectHandler(Protocol):
-    """One replica's shell. There are three: ``sidecar.partition.executor.Executor`` on asyncio, ``SimReplica`` in
-    ``tests.sim.sim_replica``, and ``MemoryReplica`` in ``liftpy.testing.memory.replica``, for tests of applications."""
+    """The shell of one replica, with one method per effect.
+
+    There are three shells: ``sidecar.partition.executor.Executor`` on asyncio, ``SimReplica`` in
+    ``tests.sim.sim_replica``, and ``MemoryReplica`` in ``liftpy.testing.memory.replica``.
+    """
 
     def append_batch(self, effect: AppendBatch, /) -> None: ...
     def reject_publishes(self, effect: RejectPublishes, /) -> None: ...

@@ -15,7 +15,7 @@ from liftpy.core.replication.log_offsets import LogOffsets
 
 
 class Lineage(Enum):
-    """What was read, as seen from this log."""
+    """Result of the check of a reader's last record."""
 
     SAME = "same"
     """It lies on this log, or retention has removed the record that could tell."""
@@ -27,7 +27,9 @@ class Lineage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EpochVerdict:
-    """``end_offset``: with CUT, exclusive: at most up to here both are the same; else 0."""
+    """Verdict about a reader's last record. ``end_offset``: with CUT, the offset (exclusive) up to which both logs may
+    agree. Otherwise 0.
+    """
 
     lineage: Lineage
     end_offset: int = 0

@@ -167,7 +167,7 @@ class EpochQueryReceived:
 
 @value
 class BatchSpan:
-    """What the core needs to know of one received record batch (its CRC has been checked)."""
+    """Offsets, epoch and size of one received record batch whose CRC was checked."""
 
     base_offset: int
     """Inclusive: of its first record, there or compacted away."""
@@ -239,7 +239,7 @@ class FetchRefused:
 
 @value
 class RequestFailed:
-    """No answer to a fetch or an epoch query: time-out, no responders, disconnected, unreadable."""
+    """A fetch or an epoch query got no usable answer: timeout, no responders, disconnected, or unreadable."""
 
     request_id: int
     """Of the SendFetch or SendEpochQuery; counts only if it is the one that is waited for [D16]."""
@@ -299,7 +299,7 @@ class LogStartMoved:
 
 @value
 class StorageFailed:
-    """The log refused for good (flush error, no space, corruption). Nothing is acknowledged any more [S4, S8]."""
+    """The log has failed permanently (flush error, full disk, corruption). Nothing is acked any more [S4, S8]."""
 
     reason: str
     """For people."""
@@ -335,7 +335,7 @@ class NoticeReceived:
 
 @value
 class QuietFetchReceived:
-    """``replica`` asks, for many partitions at once, whether its fetch ``request_id`` still waits (``quiet.py``)."""
+    """A follower asks whether its fetch ``request_id`` still waits, together with many other partitions."""
 
     token: int
     """Of the question's part that is about this fetch; ConfirmQuiet names it."""
@@ -368,7 +368,7 @@ class IsrChangeAnswered:
 
 
 class Deadline(Enum):
-    """What a deadline is for; one of each kind runs at a time, setting it again replaces it."""
+    """Kind of a timer. At most one of each kind runs. Setting it again replaces it."""
 
     FETCH = "fetch"  # follower: end of the idle sleep or of a back-off
     REQUEST = "request"  # follower: no answer to the outstanding request
@@ -385,7 +385,7 @@ class Deadline(Enum):
 
 @value
 class ReplicaAbsent:
-    """Nobody listens for a replica on the bus: its process has ended, or lost its connection (answer to ProbeReplica)."""
+    """A replica is not connected to NATS: its process has ended or lost its connection (answer to ProbeReplica)."""
 
     replica: str
     """Who was asked for."""

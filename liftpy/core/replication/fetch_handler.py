@@ -41,7 +41,7 @@ class Waiter:
 
 
 class Waiters:
-    """At most one waiter per follower."""
+    """Followers that wait for more records, at most one entry per follower."""
 
     __slots__ = ("_waiting",)
 

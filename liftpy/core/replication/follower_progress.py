@@ -18,7 +18,7 @@ DOUBT_NS = 5 * NS_PER_S
 
 @dataclass(slots=True)
 class FollowerProgress:
-    """What the leader knows of one follower in this LeaderEpoch."""
+    """The leader's knowledge of one follower in this LeaderEpoch."""
 
     caught_up_ns: int
     """When the follower last was at the leader's log end; at first: when the leader began."""

@@ -56,7 +56,7 @@ class NodeIntake:
 
 
 class InflightLimits:
-    """Of one partition, as long as one leadership lasts."""
+    """Limits of one partition during one leadership."""
 
     def __init__(self, node: NodeIntake, config: ReplicationConfig) -> None:
         self._node = node
@@ -151,14 +151,12 @@ class InflightLimits:
 
 
 class Gate:
-    """Whether a node takes more of what has arrived, while a partition is about to hold no more.
+    """Decides whether a node processes more received publishes while a partition is almost full.
 
-    It waits, and when its buffer is full the bus does: a nats-server holds a fast publisher back while somebody reads too slowly. But
-    it holds 64 MiB at most, lets each publisher go on at some 6 to 13 MiB a second, and then cuts the reader off, who loses all of
-    that uncounted. So once reading is blocked, at least ``least_rate_bytes`` a second are taken, after ``_PATIENCE_NS``, whether there
-    is room or not: what has no room is refused or dropped, and counted. That was too slow if the server has cut all the same:
-    the rate is doubled then, until calm has returned. And where nothing at all is released for ``_STUCK_NS``, everything is taken: the
-    other partitions have waited long enough.
+    The node stops reading, and nats-server then slows fast publishers down. But the server holds at most 64 MiB and
+    then closes the connection, which loses everything. So after ``_PATIENCE_NS`` at least ``least_rate_bytes`` per
+    second are processed, and publishes without room are rejected or dropped. If the server closed the connection, the
+    rate doubles. If nothing is freed for ``_STUCK_NS``, everything is processed for the sake of the other partitions.
     """
 
     def __init__(self, node: NodeIntake) -> None:

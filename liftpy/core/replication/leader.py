@@ -102,7 +102,7 @@ _AGAIN_NS = 250_000_000
 
 
 class Pausing:
-    """Of one partition, as long as one leadership lasts."""
+    """The pause of one partition during one leadership."""
 
     def __init__(self, shared: ReplicaContext) -> None:
         self._shared = shared

@@ -48,7 +48,7 @@ class Lease:
 
 
 class Succession:
-    """Who led before and may still speak, as one replica knows it. Times in monotonic ns."""
+    """Earlier leaders that may still send acks, as one replica knows them. Times are monotonic nanoseconds."""
 
     __slots__ = ("_ended", "_last", "_lease_ns", "_node_id", "_suspects")
 

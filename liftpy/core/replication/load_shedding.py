@@ -35,7 +35,7 @@ _PATIENCE_NS = _NS_PER_S
 
 
 class Overflow:
-    """Of one connection; it lives longer than the connection, since what a server's bounds are is learned when it cuts."""
+    """Load shedding for one connection. It survives reconnects, because it learns the limits of the server."""
 
     def __init__(self) -> None:
         self.limit_bytes = LIMIT_BYTES

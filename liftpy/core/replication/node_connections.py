@@ -16,7 +16,7 @@ GRACES_NS = {REPLICATION: 0, INGEST: INGEST_GRACE_NS}
 
 
 class DataPath:
-    """Of one node. Times are monotonic ns; each call returns whether the data path is up now if that has changed, else None."""
+    """Connection state of one node. Each call returns whether the data path is up if that has changed, else None."""
 
     def __init__(self) -> None:
         self._down_ns: dict[str, int] = {}

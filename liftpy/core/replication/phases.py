@@ -12,7 +12,7 @@ from liftpy.errors import InvariantError
 
 
 class RoleName(StrEnum):
-    """What a replica is for its partition."""
+    """Role of a replica in its partition."""
 
     LEADER = "LEADER"
     CANDIDATE = "CANDIDATE"
@@ -39,7 +39,7 @@ class Leading(StrEnum):
 
 
 class Following(StrEnum):
-    """What a follower waits for."""
+    """Phase of a follower: what it waits for."""
 
     RECONCILING = "FOLLOWER_RECONCILE"
     RECONCILE_BACKOFF = "FOLLOWER_RECONCILE_BACKOFF"

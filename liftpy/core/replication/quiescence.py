@@ -33,7 +33,7 @@ QUIET_WAIT = 0.6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuietFetch:
-    """One partition's fetch that was answered with nothing and waits."""
+    """An empty fetch of one partition that waits for more records."""
 
     key: PartitionKey
     leader_epoch: int
@@ -42,7 +42,7 @@ class QuietFetch:
 
 @dataclass(frozen=True, slots=True)
 class WaitQuestion:
-    """To the node ``leader``: do ``fetches`` (maybe none) still wait? ``number`` names it, and no other of this process."""
+    """Question to the node ``leader``: do these fetches still wait? ``number`` is unique in this process."""
 
     number: int
     leader: str
@@ -59,7 +59,7 @@ class Ended:
 
 @dataclass(slots=True)
 class _Link:
-    """What waits at one leader's node."""
+    """Fetches that wait at one leader node."""
 
     heard_ns: int
     """When the last questions were sent that were all answered; at first: when there was something to ask."""
@@ -73,7 +73,7 @@ class _Link:
 
 
 class QuietFetches:
-    """Those of one node. Times are monotonic ns; whoever calls may be late, not early."""
+    """Combined fetches of one node. Times are monotonic nanoseconds. Calls may be late, but not early."""
 
     def __init__(self, config: ReplicationConfig) -> None:
         self.interval_ns = round(

@@ -74,14 +74,14 @@ def is_selective(request: pb.ReadRequest) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OwnFiles:
-    """What a node offers to readers on its host: ``host`` (``liftpy.client.closest_replica``) and the partition's ``folder``."""
+    """Files that a node offers to readers on its host: ``host`` and the ``folder`` of the partition."""
 
     host: str
     folder: str
 
 
 class ReadSource(Protocol):
-    """What reads need to know of their replica."""
+    """The view of a replica that reads need."""
 
     log: Log
 
@@ -168,7 +168,7 @@ class ReplicaSource:
 
 
 class ReadShell(Protocol[_Told]):
-    """What carries the answers: transport and time."""
+    """The shell of reads: sending answers, and timers."""
 
     @property
     def max_payload(self) -> int:
@@ -203,7 +203,7 @@ class _WaitingReader(Generic[Asker]):
 
 @dataclass(slots=True)
 class ReadBudget:
-    """What all the readers that wait at one node cost together, in bytes."""
+    """Memory of all waiting readers of one node, in bytes."""
 
     max_bytes: int = MAX_WAITING_BYTES
     used_bytes: int = 0

@@ -48,9 +48,9 @@ from liftpy.core.replication.role import Backoff, Effects, ReplicaContext, Repli
 
 
 class WaitingRole(ReplicaRole):
-    """There is no leader, or this node is no replica, or the metadata does not show this process yet.
+    """Role without a leader: an election runs, or this node is no replica, or the metadata does not show this process yet.
 
-    In an election it tells its position once, if it may be the candidate, so that the best one can be chosen.
+    In an election it reports its position once, so that the best candidate can be chosen.
     """
 
     name = RoleName.WAITING
@@ -71,10 +71,9 @@ class WaitingRole(ReplicaRole):
 
 
 class FailedRole(ReplicaRole):
-    """The log refused for good. Nothing is appended, acknowledged or served; another replica must take over [S4, S8].
+    """Role after the log has failed. It appends, acks and serves nothing [S4, S8].
 
-    At once: a leader gives the leadership up, a follower leaves the ISR, so that nobody finds out by a time-out. What it asks for
-    may be lost, so it asks again until the metadata shows it.
+    It asks at once to give up the leadership or to leave the ISR, and repeats this until the metadata shows it.
     """
 
     name = RoleName.FAILED
@@ -150,7 +149,7 @@ class FollowerSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSnapshot:
-    """One replica at one moment."""
+    """State of one replica at one moment, for status and tests."""
 
     stream: str
     partition: int

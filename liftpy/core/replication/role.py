@@ -53,7 +53,7 @@ from liftpy.core.replication.phases import Phase, RoleName
 
 
 class Deadlines:
-    """At most one deadline per kind; ``at_ns`` is monotonic."""
+    """Timers of a replica, at most one per kind. ``at_ns`` is monotonic."""
 
     __slots__ = ("_at_ns",)
 
@@ -151,7 +151,7 @@ def nanoseconds(seconds: float) -> int:
 
 @dataclass(slots=True)
 class ReplicaContext:
-    """What outlives a role: the replica's identity, log, lease and what the metadata says."""
+    """State that outlives a role: identity, log, lease and metadata of the replica."""
 
     node_id: str
     incarnation: int

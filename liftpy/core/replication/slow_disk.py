@@ -32,7 +32,7 @@ _LONGEST = 16
 
 @dataclass(slots=True)
 class _Record:
-    """Of one replica; times in ns, those that end in ``at`` or ``until`` monotonic."""
+    """Flush durations of one replica, in nanoseconds."""
 
     recent: deque[int] = field(default_factory=lambda: deque(maxlen=_RECENT))
     slow_ns: int = 0
@@ -44,7 +44,7 @@ class _Record:
 
 
 class SlowFlushes:
-    """What the flushes of a partition's replicas took."""
+    """Flush durations of all replicas of a partition, and which of them are slow."""
 
     def __init__(self, config: ReplicationConfig) -> None:
         self._factor = config.slow_flush_factor

@@ -118,7 +118,7 @@ MAX_PRINCIPALS = 1000
 
 
 class Allowance:
-    """So many a second, and what was not used before, up to ``at_once``."""
+    """Rate limit: requests per second, and unused ones up to ``at_once``."""
 
     def __init__(self, per_s: float, at_once: int) -> None:
         self._per_ns = per_s / NS_PER_S
@@ -144,7 +144,7 @@ class Allowance:
 
 
 class RequestRates:
-    """Of one metadata leader. ``now_ns``: monotonic."""
+    """Rate limits of one metadata leader. ``now_ns`` is monotonic."""
 
     def __init__(self) -> None:
         self._in_all = Allowance(IN_ALL, ALL_AT_ONCE)

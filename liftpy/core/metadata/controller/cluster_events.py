@@ -408,7 +408,7 @@ NOTHING = (0, -1)
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Of the stream. ``offset``: of its last record, -1 without any; ``place``: of the last event in it."""
+    """End of the event stream. ``offset``: its last record, -1: none. ``place``: the last event in it."""
 
     offset: int
     place: tuple[int, int]
@@ -431,8 +431,11 @@ def newest_place(records: Sequence[bytes | None]) -> tuple[int, int] | None:
 
 
 class EventLog:
-    """What of ``trail`` is still to be written. The shell: while ``tail`` is None, read it and say ``found``; publish ``due``, each
-    behind the one before it; then ``stored``, or ``lost_track`` where one was not."""
+    """The events of ``trail`` that are not in the stream yet.
+
+    The shell reads the tail while it is None and calls ``found``. It publishes ``due``, then calls ``stored``, or
+    ``lost_track`` after a failure.
+    """
 
     def __init__(self, trail: EventTrail) -> None:
         self._trail = trail

@@ -28,7 +28,7 @@ _ERROR = pb.ControlResponse
 
 
 class HeardLevels:
-    """Of nodes; forgotten with the leadership."""
+    """Feature levels that the metadata leader received from nodes. They are forgotten with the leadership."""
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[int, LevelRange]] = {}
@@ -158,7 +158,7 @@ def begin_at(level: int, rules: Rules, times: SessionTimes) -> pb.ControlRequest
 
 
 class LevelBootstrap:
-    """Of one metadata leader. ``why``: while it is not '', nothing else may go into the log, for people."""
+    """First feature level of a new cluster. ``why``: while it is not '', nothing else is logged."""
 
     def __init__(self, rules: Rules, times: SessionTimes) -> None:
         self._rules = rules

@@ -80,7 +80,7 @@ _STOOD_STILL_NS = 1_000_000_000
 
 
 class Leaderless:
-    """``for_long`` is meant to be read between ticks: it does not grow while none come."""
+    """Time without a known leader. It does not grow between ticks."""
 
     def __init__(self) -> None:
         self._since_ns = -1  # -1: there is a leader, or no tick has been
@@ -142,7 +142,7 @@ class GroupLog(Protocol):
 
 
 class EntryOutcome(Enum):
-    """What became of an entry, as far as this member can know."""
+    """Result of a log entry, as far as this controller can know."""
 
     APPLIED = "applied"
     NEVER = "it is not in the log, and never will be"
@@ -199,8 +199,9 @@ Decision = Order | CatchUp | LookFor | LeaderQuestion | PublishEntry | HandOver
 
 
 class QuorumMember:
-    """``log``: of this member. ``feed``: is told what was applied by who applies it. ``new_id`` draws an operation id. ``now_ns`` is
-    monotonic everywhere."""
+    """One controller. ``log``: its log. ``feed``: learns of applied entries. ``new_id``: draws operation ids. ``now_ns``
+    is monotonic.
+    """
 
     def __init__(
         self, config: ReplicationConfig, rules: Rules, log: GroupLog, feed: FeedProducer, new_id: Callable[[], bytes]

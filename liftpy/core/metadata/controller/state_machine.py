@@ -35,7 +35,7 @@ _ERROR = pb.ControlResponse
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
-    """What comes of an entry."""
+    """Result of applying an entry."""
 
     image: ClusterImage
     records: tuple[Record, ...]

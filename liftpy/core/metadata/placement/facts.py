@@ -14,7 +14,7 @@ Replicas = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """One node, as it is before anything is placed."""
+    """One node before placement."""
 
     node_id: str
     rack: str = ""
@@ -44,7 +44,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assigned:
-    """One entry of a map that was made by hand."""
+    """One entry of an assignment by hand."""
 
     partition: int
     replicas: Replicas
@@ -52,7 +52,7 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What is to be placed: partitions ``first`` to ``first`` + ``partitions`` - 1 of ``stream``."""
+    """Partitions to place: ``first`` to ``first`` + ``partitions`` - 1 of ``stream``."""
 
     policy: str = ""
     """'': the default one."""
@@ -71,7 +71,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A map."""
+    """The placed replicas."""
 
     replicas: list[Replicas]
     """Of each partition, in order."""
@@ -112,7 +112,7 @@ class NoRoomError(PlacementError):
 
 
 class NotEnoughNodesError(PlacementError):
-    """There are fewer nodes than replicas. Do: start more nodes, or ask for fewer replicas."""
+    """There are fewer nodes than replicas. Start more nodes, or ask for fewer replicas."""
 
     code = "NOT_ENOUGH_NODES"
     retryable = True
@@ -124,7 +124,7 @@ class NotEnoughNodesError(PlacementError):
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """One thing that is wrong with a map made by hand."""
+    """One error in an assignment by hand."""
 
     entry: int
     """Its place in the list, from 0; -1: of the list itself."""
