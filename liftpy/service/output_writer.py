@@ -90,7 +90,7 @@ async def append(
 logger = logging.getLogger("liftpy.service")
 
 _AGAIN_S = 0.05
-"""The first wait after an output that was not written; twice as long each time, up to ``emit_poll_s``."""
+"""The first wait after an output that was not written; twice as long each time, up to ``emit_poll_interval_s``."""
 _BATCH_RECORDS = 1024
 _LOST_AFTER_S = 3.0
 """An output stream that ends below what was acknowledged for so long was cut; a leader that has just begun says less for a moment."""
@@ -185,11 +185,15 @@ class Emitter:
                 if problem != self.problem and not again:
                     logger.warning("to %s/%d: %s", self._stream, self._partition, problem)
                 self._must_look, self.problem = True, problem
-                await asyncio.sleep(min(self._wait_s, self._settings.emit_poll_s) if again else self._settings.emit_poll_s)
+                await asyncio.sleep(
+                    min(self._wait_s, self._settings.emit_poll_interval_s) if again else self._settings.emit_poll_interval_s
+                )
                 self._wait_s *= 2
                 continue
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.emit_poll_s):  # not wait_for, which may swallow a cancellation
+                async with asyncio.timeout(
+                    self._settings.emit_poll_interval_s
+                ):  # not wait_for, which may swallow a cancellation
                     await self._wake.wait()
 
     async def _turn(self) -> None:

@@ -130,7 +130,7 @@ class SnapshotGiver:
             held = self._hold(kept[0]) if kept else None
         if held is None:
             raise UnavailableError(f"there is no snapshot at {question.position} any more")
-        room = min(question.maxBytes, self._settings.snapshot_piece_bytes, self._transport.max_payload_bytes // 2)
+        room = min(question.maxBytes, self._settings.snapshot_chunk_bytes, self._transport.max_payload_bytes // 2)
         if not question.start < held.kept.size_bytes:
             raise UnavailableError(f"the snapshot at {question.position} has {held.kept.size_bytes} bytes")
         held.used_s = time.monotonic()

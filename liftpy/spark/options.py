@@ -46,8 +46,8 @@ OPTIONS = {
     "topicColumn": "true: a column topic, the stream's name once more, for code that was written for Kafka (default false)",
     "columns": "which columns, comma separated; Spark does not prune them for a Python source, so this saves most of the work",
     "isolation": "committed (default), the only one: other records may vanish, a task that is run again would not have the same rows",
-    "readFrom": "nearest (default): files of a replica on the executor's host whose node offers them (offer_files), else any in-sync "
-    "replica, spread over them; files: the same, with a warning for each task without them; leader: the leader only, over NATS",
+    "readFrom": "nearest (default): files of a replica on the executor's host whose node offers them (local_file_reads), else any "
+    "in-sync replica, spread over them; files: the same, with a warning for each task without them; leader: the leader only, over NATS",
     "patience": "seconds to keep trying while NATS, or any replica, does not answer (default 30)",
     "nats.creds": "file with a NATS JWT and its seed",
     "nats.nkeySeed": "file with an nkey seed",

@@ -93,7 +93,7 @@ class ServiceTest:
         raise ServiceFailedError(f"after {limit} effects there are more: does each bring about another one?")
 
     def tick(self) -> ServiceTest:
-        """A record that only lets timers fire, as a LEADER with ``tick_s`` appends it."""
+        """A record that only lets timers fire, as a LEADER with ``tick_interval_s`` appends it."""
         return self.send(b"", headers=tick_headers(_IDENTITY.service))
 
     @property
@@ -191,7 +191,7 @@ class _Run:
         self.outputs: list[Output] = []
         self.replies = _Replies()
         self._outbox = Outbox("test/0", max_records=_MAX_OUTPUTS, max_bytes=_MAX_OUTPUTS)
-        self.machine = ServiceMachine(self.service, _IDENTITY, snapshot_every=_NO_SNAPSHOTS, outbox=self._outbox)
+        self.machine = ServiceMachine(self.service, _IDENTITY, snapshot_interval_records=_NO_SNAPSHOTS, outbox=self._outbox)
         self.machine.replies = self.replies
         self.machine.active_version = self.machine.version
         self.machine.start(snapshot)

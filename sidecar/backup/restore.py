@@ -209,6 +209,15 @@ class Restored:
         """Whether all is there that goes with the streams, too."""
         return not any(self.cursors.values()) and not any(one.why for one in self.settings)
 
+    def states_left_out(self, name_of: Callable[[RestoredStream], str] = lambda one: one.wish.into) -> dict[str, str]:
+        """ "stream/partition" -> why nothing is known of producers and message ids whose records were dropped before the backup."""
+        return {
+            f"{name_of(one)}/{number}": log.state_left_out
+            for one in self.streams
+            for number, log in enumerate(one.logs)
+            if log.state_left_out
+        }
+
 
 class Restore:
     """One restore. ``step`` is told before each step by name. Raises CorruptionError (a file of the backup, named),

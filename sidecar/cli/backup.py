@@ -49,6 +49,7 @@ from sidecar.backup.restore import (
 )
 from sidecar.backup.staging import Until
 from sidecar.backup.store import DEFAULT_BYTES_PER_S, Store
+from sidecar.cli.help import HelpCommand, HelpGroup
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.output import table
 from sidecar.cli.session import with_client
@@ -103,11 +104,11 @@ def trace_options(command: F) -> F:
     """--trace and --trace-endpoint, as of a node."""
     command = click.option(
         "--trace-endpoint", default="", envvar="LIFTPY_TRACE_ENDPOINT", metavar="URL",
-        help="Of the collector.  [default: as OTEL_EXPORTER_OTLP_ENDPOINT says]",
+        help="URL of the OpenTelemetry collector.  [default: OTEL_EXPORTER_OTLP_ENDPOINT]",
     )(command)  # fmt: skip
     return click.option(
         "--trace", type=click.Choice(["off", "otlp"]), default="off", show_default=True, envvar="LIFTPY_TRACE",
-        help="otlp: a span of it, and one for each step, to an OpenTelemetry collector.",
+        help="Send one span for the command and one for each step to an OpenTelemetry collector (otlp).",
     )(command)  # fmt: skip
 
 
@@ -151,26 +152,45 @@ EXIT_PARTLY = 4
 """All streams are restored, and something that goes with them is not: it is named."""
 scratch_option = click.option(
     "--scratch", type=click.Path(exists=True, file_okay=False, path_type=Path), default=None, metavar="DIR",
-    help="Where there is room for one copy of all that is restored.  [default: the system's]",
+    help="Directory for temporary files. Needs room for one copy of everything that is restored.  [default: the system's]",
 )  # fmt: skip
 node_config_option = click.option(
     "--node-config", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=None, metavar="FILE",
-    help="A node's settings file, for the helper: it needs the rights of a node.  [default: the options of this command]",
+    help=("Settings file of a node. The restore helper connects with these settings, because it needs the "
+        "permissions of a node.  [default: the connection options]"),
 )  # fmt: skip
-backup_option = click.option("--backup", "backup_id", default="", metavar="ID", help="Which one.  [default: the newest]")
+backup_option = click.option(
+    "--backup", "backup_id", default="", metavar="ID", help="Id of the backup to restore.  [default: the newest]"
+)
 
 
-@click.command()
+@click.command(cls=HelpCommand, example="liftpy backup restore s3://backups/liftpy --stream orders --into orders-restored")
 @click.argument("url", metavar="URL")
 @backup_option
-@click.option("--all", "everything", is_flag=True, help="All streams, under their names.")
-@click.option("--stream", "name", default="", metavar="NAME", help="This stream.  [default: the one that --into names]")
-@click.option("--into", default="", metavar="NAME", help="Its name from now on.")
-@click.option("--subject", default="", metavar="SUBJECT", help="What it is attached to.  [default: as it was]")
+@click.option("--all", "everything", is_flag=True, help="Restore all streams under their old names.")
 @click.option(
-    "--until", "until_text", default=None, metavar="TIME|OFFSET", help="The last offset wanted; or before what has this time."
+    "--stream", "name", default="", metavar="NAME", help="Name of the stream in the backup.  [default: the name in --into]"
 )
-@click.option("--replicas", default=0, type=click.IntRange(0), help="How many.  [default: as it had]")
+@click.option("--into", default="", metavar="NAME", help="Name of the restored stream.")
+@click.option(
+    "--subject",
+    default="",
+    metavar="SUBJECT",
+    help="NATS subject of the restored stream.  [default: the subject in the backup]",
+)
+@click.option(
+    "--until",
+    "until_text",
+    default=None,
+    metavar="TIME|OFFSET",
+    help="Restore records up to this offset (inclusive) or before this time (exclusive).",
+)
+@click.option(
+    "--replicas",
+    default=0,
+    type=click.IntRange(0),
+    help="Number of replicas of each partition.  [default: the number in the backup]",
+)
 @scratch_option
 @node_config_option
 @trace_options
@@ -180,12 +200,16 @@ def restore(
     url: str, backup_id: str, everything: bool, name: str, into: str, subject: str, until_text: str | None, replicas: int,
     scratch: Path | None, node_config: Path | None, as_json: bool, trace: str, trace_endpoint: str, target: Target,
 ) -> int:  # fmt: skip
-    """Bring streams back under a new uid: the same offsets, time stamps, bytes. Nothing that is there is overwritten.
+    """Restore streams from a backup. Offsets, timestamps and payloads stay equal.
 
-    Groups and cursors of streams that have their name again go on where they were; with --all an empty cluster gets the default quota,
-    and the session times that somebody had set, too. Streams take publishes once all replicas are in sync. Exit code 4: the streams
-    are restored, and a position of a group or cursor, or a setting of the cluster, could not be set; it is named, with the command
-    that sets it.
+    A restored stream has a new uid. The command never overwrites an existing stream.
+
+    Consumer groups and cursors resume at their stored positions if their stream has its old name again. With --all, an empty cluster
+    also gets the default quota and the session times of the backup. A restored stream accepts publishes as soon as all its replicas
+    are in sync.
+
+    Exit code 4: the streams are restored, but a group position, a cursor or a cluster setting could not be set. The command prints
+    each of them, with the command that sets it.
     """
     if everything == bool(into) or (everything and (name or subject)):
         raise ConfigError("give --all, or --into NAME (with --stream, --subject)")
@@ -216,24 +240,28 @@ def restore(
         ends = ", ".join(f"{log.start}..{log.end - 1}" if log.end > log.start else "empty" for log in one.logs)
         click.echo(f"{one.wish.into}: uid {one.uid}, offsets {ends}")
         for number, log in enumerate(one.logs):
-            if log.state_left_out:
-                click.echo(
-                    f"{one.wish.into}/{number}: producers and message ids of records that retention has dropped are not known: "
-                    f"{log.state_left_out}. Before you start such a producer, have it begin behind what is stored",
-                    err=True,
-                )
             if log.asked_end is not None:
                 click.echo(
                     f"{one.wish.into}/{number}: ends at offset {log.end - 1}, not at {log.asked_end - 1} as --until says: the stream "
                     "is compacted, and the backup no longer has what the records between superseded",
                     err=True,
                 )
+    _say_states_left_out(done.states_left_out())
     _say_cursors(done.cursors)
     if any(done.cursors.values()):
         click.echo("set them later: liftpy backup cursors URL", err=True)
     _say_settings(done.settings)
     click.echo(f"{manifest.backup}: readable after {done.served_s:.1f} s, done after {done.took_s:.1f} s")
     return 0 if done.is_whole else EXIT_PARTLY
+
+
+def _say_states_left_out(said: Mapping[str, str]) -> None:
+    for partition, why in said.items():
+        click.echo(
+            f"{partition}: producers and message ids of records that were dropped before the backup are not known: {why}. Before you "
+            "start such a producer, have it begin behind what is stored",
+            err=True,
+        )
 
 
 def _wish(image: ClusterImage, manifest: Manifest, name: str, into: str, subject: str, replicas: int) -> RestoreWish:
@@ -271,15 +299,17 @@ def _say_settings(said: Sequence[RestoredSetting]) -> None:
             click.echo(f"{one.name}: {one.words}")
 
 
-@click.command("cursors")
+@click.command("cursors", cls=HelpCommand, example="liftpy backup cursors /backups/liftpy")
 @click.argument("url", metavar="URL")
 @backup_option
 @json_option
 @connection_options
 def cursors_(url: str, backup_id: str, as_json: bool, target: Target) -> int:
-    """Set what groups and cursors had committed, of all streams of the backup that are there under their names: what a restore does
-    at its end, and a group that had members then has missed. It also sets back who has gone on since. Exit code 1 if one could not
-    be set."""
+    """Set groups and cursors to the positions stored in the backup.
+
+    Use this command if `restore` could not set a position because the group had members. Warning: it also moves back groups that have
+    made progress since the restore. Exit code 1: at least one position could not be set.
+    """
     manifest = Store.at(url).newest(backup_id)
 
     async def work(client: Client) -> dict[str, str]:
@@ -308,6 +338,7 @@ def _backup_restore_shown(manifest: Manifest, done: Restored) -> dict[str, objec
     return {
         "backup": manifest.backup,
         "streams": streams,
+        "states_left_out": done.states_left_out(),
         "cursors": done.cursors,
         "settings": {one.name.replace(" ", "_"): one.shown for one in done.settings},
         "readable_s": round(done.served_s, 3),
@@ -315,7 +346,7 @@ def _backup_restore_shown(manifest: Manifest, done: Restored) -> dict[str, objec
     }
 
 
-@click.command("drill")
+@click.command("drill", cls=HelpCommand, example="liftpy backup drill /backups/liftpy")
 @click.argument("url", metavar="URL")
 @backup_option
 @scratch_option
@@ -327,9 +358,9 @@ def drill_(
     url: str, backup_id: str, scratch: Path | None, node_config: Path | None, as_json: bool, trace: str, trace_endpoint: str,
     target: Target,
 ) -> None:  # fmt: skip
-    """Restore everything under names of its own, compare every replica with the backup, delete it; say how long it took.
+    """Test a backup: restore it under temporary names, compare every replica with the backup, and delete the copies.
 
-    The streams of a drill are read-only, named drill-..., and gone at the end.
+    The command prints how long the restore took. The temporary streams are read-only, and their names start with drill-.
     """
     store = Store.at(url)
     manifest = store.newest(backup_id)
@@ -345,10 +376,11 @@ def drill_(
     if as_json:
         said = {name: getattr(done, name) for name in ("backup", "streams", "partitions", "records", "size_bytes")}
         times = {name: round(getattr(done, name), 3) for name in ("served_s", "rto_s", "compared_s", "rpo_s")}
-        click.echo(json.dumps(said | times))
+        click.echo(json.dumps(said | times | {"states_left_out": dict(done.states_left_out)}))
         return
     what = f"{done.streams} streams, {done.records} records, {done.size_bytes / _MIB:.1f} MiB"
     click.echo(f"{done.backup}: {what} are on every replica as they are in the backup")
+    _say_states_left_out(done.states_left_out)
     click.echo(f"RTO {done.rto_s:.1f} s (readable after {done.served_s:.1f} s); compared in {done.compared_s:.1f} s")
     click.echo(f"RPO now {done.rpo_s / 3600:.1f} h")
 
@@ -361,21 +393,33 @@ _NS_PER_S = 1_000_000_000
 url_argument = click.argument("url", metavar="URL")
 
 
-@click.group()
+@click.group(cls=HelpGroup, example="liftpy backup create /backups/liftpy")
 def backup() -> None:
-    """Take backups of a running cluster, list, verify and prune them, restore one, try that out.
+    """Create, list, verify, prune, restore and test backups of a running cluster.
 
-    URL: a folder, or what pyarrow knows by file://, s3://, gs://, abfs://.
+    URL is a directory, or a pyarrow file system URL: file://, s3://, gs:// or abfs://.
     """
 
 
-@backup.command()
+@backup.command(example="liftpy backup create /backups/liftpy --stream orders")
 @url_argument
-@click.option("--stream", "streams", multiple=True, metavar="NAME", help="This stream; may be repeated.  [default: all]")
 @click.option(
-    "--since", default="last", show_default=True, metavar="ID", help="Whose pieces are used again; 'none': all is copied."
+    "--stream", "streams", multiple=True, metavar="NAME", help="Back up only this stream. May be repeated.  [default: all]"
 )
-@click.option("--bytes-per-s", default=DEFAULT_BYTES_PER_S, show_default=True, type=click.IntRange(0), help="Bound; 0: none.")
+@click.option(
+    "--since",
+    default="last",
+    show_default=True,
+    metavar="ID",
+    help="Id of the backup whose files are reused: last (the newest) or an id. 'none' copies everything.",
+)
+@click.option(
+    "--bytes-per-s",
+    default=DEFAULT_BYTES_PER_S,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Maximum copy rate in bytes per second. 0 means no limit.",
+)
 @trace_options
 @json_option
 @connection_options
@@ -389,7 +433,7 @@ def create(
     trace_endpoint: str,
     target: Target,
 ) -> None:
-    """Copy all that is committed now, the streams' settings, and what groups and cursors have committed."""
+    """Back up all committed records, the settings of the streams, and the positions of groups and cursors."""
     store = Store.at(url)
     options = TakeOptions(
         namespace=target.namespace,
@@ -415,21 +459,29 @@ def create(
         )
 
 
-@backup.command("list")
+@backup.command("list", example="liftpy backup list /backups/liftpy --max-age 26")
 @url_argument
 @click.option(
-    "--max-age", "max_age_h", default=None, type=click.FloatRange(0), metavar="H", help="Hours that the newest may be old."
+    "--max-age",
+    "max_age_h",
+    default=None,
+    type=click.FloatRange(0),
+    metavar="H",
+    help="Maximum age of the newest backup, in hours. An older one gives exit code 1.",
 )
 @click.option(
     "--metrics-file",
     default=None,
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write for Prometheus's textfile collector how old the newest is: a name that ends with .prom, in its folder.",
+    help=(
+        "Write the age of the newest backup to this file, for the textfile collector of Prometheus. The name "
+        "must end with .prom."
+    ),
 )
 @json_option
 def list_(url: str, max_age_h: float | None, metrics_file: Path | None, as_json: bool) -> int:
-    """Show the backups, the newest last. Exit code 1 where there is none, or the newest is not whole, or older than --max-age."""
+    """List the backups, the newest last. Exit code 1: there is no backup, or the newest one is incomplete or older than --max-age."""
     found = list_backups(Store.at(url))
     if metrics_file is not None:
         write_metrics(metrics_file, url, found, time.time_ns())
@@ -480,13 +532,15 @@ def _shown(manifest: Manifest) -> dict[str, object]:
     }
 
 
-@backup.command()
+@backup.command(example="liftpy backup verify /backups/liftpy")
 @url_argument
 @click.argument("backup_id", metavar="[ID]", default="")
 @json_option
 def verify(url: str, backup_id: str, as_json: bool) -> int:
-    """Read every byte of a backup (default: the newest), and name each file that is not as it was written. Exit code 1 if there is
-    one."""
+    """Read every byte of a backup and print each damaged file. Exit code 1: at least one file is damaged.
+
+    ID is the id of the backup. The default is the newest backup.
+    """
     store = Store.at(url)
     found = verify_backup(store, store.newest(backup_id))
     if as_json:
@@ -498,17 +552,28 @@ def verify(url: str, backup_id: str, as_json: bool) -> int:
     return EXIT_DAMAGED if found.faults else 0
 
 
-@backup.command()
+@backup.command(example="liftpy backup prune /backups/liftpy --keep 7 --dry-run")
 @url_argument
-@click.option("--keep", required=True, type=click.IntRange(1), help="So many whole backups, the newest.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @click.option(
-    "--died", multiple=True, metavar="ID", help="Remove what this backup has left: its process has ended. May be repeated."
+    "--keep",
+    required=True,
+    type=click.IntRange(1),
+    help="Number of complete backups to keep. The command keeps the newest ones.",
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be removed, and change nothing.")
+@click.option(
+    "--died",
+    multiple=True,
+    metavar="ID",
+    help=("Remove the files of this unfinished backup. Use it only if the process of that backup has ended. May be repeated."),
 )
 @json_option
 def prune(url: str, keep: int, dry_run: bool, died: tuple[str, ...], as_json: bool) -> None:
-    """Remove older backups, and files that no backup names any more. Which are older their order says, no clock. What a backup has
-    written that died goes when it is a day old and another one has begun half a day after it."""
+    """Remove old backups, and files that no backup uses.
+
+    The command orders backups by id, not by clock time. It removes the files of an unfinished backup when they are older than one day
+    and another backup started at least half a day later.
+    """
     done = prune_backups(Store.at(url), keep, datetime.now(UTC), dry_run=dry_run, died=died)
     if as_json:
         shown = {

@@ -17,6 +17,7 @@ from sidecar.bench.cases import CASES, Asked
 from sidecar.bench.plot import draw, require_plots
 from sidecar.bench.running import better, report
 from sidecar.bench.systems import OURS, SYSTEMS, PeersGiven, chosen
+from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import json_option
 
 _UNITS = {
@@ -28,39 +29,66 @@ _UNITS = {
 }
 
 
-@click.command()
+@click.command(cls=HelpCommand, example="liftpy bench --case acked --seconds 3 --rounds 3")
 @click.option(
     "--system",
     "systems",
     type=click.Choice(list(SYSTEMS)),
     multiple=True,
-    help="Which; default: liftpy, JetStream on three servers with and without flushes, Liftbridge and Kafka where they can be had.",
+    help=(
+        "System to measure. May be repeated.  [default: liftpy, JetStream on three servers with and without "
+        "flushes, and Liftbridge and Kafka if installed]"
+    ),
 )
-@click.option("--case", "cases", type=click.Choice(list(CASES)), multiple=True, help="Which; default: all.")
-@click.option("--seconds", type=click.FloatRange(0.1, 600), default=3.0, show_default=True, help="Of each run.")
 @click.option(
-    "--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="Systems alternate; figures are medians."
+    "--case", "cases", type=click.Choice(list(CASES)), multiple=True, help="Case to measure. May be repeated.  [default: all]"
 )
-@click.option("--sizes", default="100,1000", show_default=True, help="Bytes of a message, with commas.")
-@click.option("--windows", default="1,64,4000", show_default=True, help="Messages that may be unanswered, with commas.")
-@click.option("--loads", default="10,50,80", show_default=True, help="Of the case latency: percent of each system's own peak.")
-@click.option("--publishers", type=click.IntRange(1, 64), default=1, show_default=True, help="Processes that share the window.")
+@click.option(
+    "--seconds", type=click.FloatRange(0.1, 600), default=3.0, show_default=True, help="Duration of each run, in seconds."
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 100),
+    default=3,
+    show_default=True,
+    help="Number of rounds. The systems alternate, and the results are medians.",
+)
+@click.option("--sizes", default="100,1000", show_default=True, help="Message sizes in bytes, separated by commas.")
+@click.option("--windows", default="1,64,4000", show_default=True, help="Numbers of messages in flight, separated by commas.")
+@click.option(
+    "--loads",
+    default="10,50,80",
+    show_default=True,
+    help="Loads of the case latency, in percent of the peak rate of each system, separated by commas.",
+)
+@click.option(
+    "--publishers",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Number of publisher processes. They share the window.",
+)
 @click.option(
     "--nats-servers",
     type=click.Choice(["1", "3"]),
     default="1",
     show_default=True,
-    help="Of liftpy (and Liftbridge): one, or one beside each node.",
+    help="Number of NATS servers for liftpy and Liftbridge: one, or one for each node.",
 )
 @click.option(
     "--kafka-jars",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder with Kafka's jars (`libs` of its distribution): measures Kafka too. Needs java.",
+    help="Directory with the jars of Kafka (`libs` of its distribution). Measures Kafka too. Needs Java.",
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Append each result to this file when it is measured, one JSON object per line.",
 )
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    help="Write a picture of the ratios (PNG; needs matplotlib).",
+    help="Write a chart of the ratios to this PNG file. Needs matplotlib.",
 )
 @json_option
 def bench(
@@ -74,15 +102,21 @@ def bench(
     publishers: int,
     nats_servers: str,
     kafka_jars: Path | None,
+    out: Path | None,
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Measure liftpy beside others: three replicas each, on this machine, with the same nats-server and the same publisher.
+    """Measure liftpy and other systems on this machine. Each system has three replicas, the same nats-server and the same publisher.
 
-    Every system is started anew on loopback, with its own folders, and removed again. liftpy flushes on the in-sync replicas before
-    each ack; so do jetstream-always and kafka-flushed; JetStream as it comes flushes every two minutes, liftbridge and kafka when the
-    system does. Liftbridge takes part when its binary is on the PATH. Ratios are of one run: figures of two runs, or of two
-    machines, say nothing beside each other. What else runs on the machine is in all of them: leave it alone.
+    The command starts every system on loopback with new data directories, and removes it afterwards. liftpy flushes the in-sync
+    replicas before each ack. jetstream-always and kafka-flushed do the same. JetStream with default settings flushes every two
+    minutes. Liftbridge and Kafka leave the flush to the operating system. The command measures Liftbridge if its binary is on the
+    PATH.
+
+    Compare figures of one run only. Run nothing else on the machine.
+
+    A case that fails is named, and the run continues with the next one. Ctrl-C ends the run, and the report has what was measured
+    before. The exit code is 1 if a case failed or the run was interrupted.
     """
     parts = [percent / 100 for percent in _numbers(loads, "--loads")]
     asked = Asked(seconds, _numbers(sizes, "--sizes"), _numbers(windows, "--windows"), publishers, parts)
@@ -94,13 +128,19 @@ def bench(
         if systems and (OURS not in systems or len(set(systems)) == 1):
             raise ConfigError(f"--plot compares {OURS} with others: give --system {OURS} and at least one more")
     wanted = {name: case for name, case in CASES.items() if not cases or name in cases}
-    found = report(named, wanted, asked, rounds, given, say)
-    if plot is not None:
+    found = report(named, wanted, asked, rounds, given, say, out)
+    if plot is not None and found["rows"]:
         draw(found, plot)
     if as_json:
         click.echo(json.dumps(found, indent=1))
     else:
         show(found, Console(file=sys.stdout))
+        for failure in found["failures"]:
+            click.echo(
+                f"failed: round {failure['round']}, {failure['system']}, case {failure['case']}: {failure['error']}", err=True
+            )
+    if found["failures"] or not found["is_complete"]:
+        raise SystemExit(1)
 
 
 def _numbers(text: str, option: str) -> tuple[int, ...]:

@@ -34,6 +34,7 @@ from liftpy.core.wire.batch import Record
 from liftpy.errors import ConfigError
 from liftpy.nats.cancellation import end_tasks
 from sidecar.cli.closed_pipe import reader_gone
+from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import BYTES, connection_options, json_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -296,41 +297,69 @@ LINES: dict[str, Callable[[GroupPart], Iterator[bytes]]] = {
 """Format -> the lines of a part."""
 
 
-@click.command()
+@click.command(cls=HelpCommand, example="liftpy consume orders --from -10m --filter 'shop.orders.*'")
 @click.argument("name")
-@click.option("--partition", type=click.IntRange(0), default=None, help="[default: 0; with --group what the group assigns]")
+@click.option(
+    "--partition",
+    type=click.IntRange(0),
+    default=None,
+    help="Partition to read.  [default: 0, or with --group the assigned partitions]",
+)
 @click.option(
     "--group",
     default=None,
     metavar="GROUP",
-    help="As a member of it: processes with one GROUP share the partitions; each record to one, at least once. Committed is what was "
-    "printed. --from earliest or new is for partitions of which nothing is committed.",
+    help=(
+        "Read as a member of consumer group GROUP. The members share the partitions. Each record goes to one "
+        "member, at least once. Printed records are committed. With --group, --from accepts earliest or new, "
+        "for partitions without a committed position."
+    ),
 )
 @click.option(
     "--from",
     "start",
     default=None,
     metavar="WHERE",
-    help="earliest, latest (the last committed record), new (after it), an OFFSET, a time as 2026-01-31T12:00:00 or -10m, -1000 (so "
-    "many before the end).  [default: earliest; with --reverse the end]",
+    help=(
+        "Start position: earliest, latest (the last committed record), new (records after it), an OFFSET, "
+        "-1000 (1000 offsets before the end), or a time such as 2026-01-31T12:00:00 or -10m.  [default: "
+        "earliest, or the end with --reverse]"
+    ),
 )
 @click.option(
     "--until",
     default=None,
     metavar="WHERE",
-    help="end (what is committed now), the last OFFSET wanted, or a time: what was stamped before it.  [default: until Ctrl-C; with "
-    "--output the end; with --reverse the log start]",
+    help=(
+        "Stop position: end (the committed end now), the last OFFSET, or a time (exclusive).  [default: "
+        "none, or end with --output, or the log start with --reverse]"
+    ),
 )
-@click.option("--follow", is_flag=True, help="Go on at the end, until Ctrl-C: the default but with --output.")
-@click.option("--reverse", is_flag=True, help="The newest first.")
-@click.option("--filter", "subjects", multiple=True, metavar="SUBJECT", help="Only records of it; with wildcards; repeatable.")
-@click.option("--key", "keys", type=BYTES, multiple=True, metavar="KEY", help="Only records with it; repeatable.")
-@click.option("--format", "form", type=click.Choice(["text", "value", "json"]), default="text", show_default=True)
+@click.option("--follow", is_flag=True, help="Wait for new records until Ctrl-C. This is the default, except with --output.")
+@click.option("--reverse", is_flag=True, help="Print the newest record first.")
+@click.option(
+    "--filter",
+    "subjects",
+    multiple=True,
+    metavar="SUBJECT",
+    help="Print only records published on SUBJECT. NATS wildcards are allowed. May be repeated.",
+)
+@click.option(
+    "--key", "keys", type=BYTES, multiple=True, metavar="KEY", help="Print only records with this key. May be repeated."
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "value", "json"]),
+    default="text",
+    show_default=True,
+    help="Output: offset and value (text), the value alone, or one JSON object per line.",
+)
 @click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     default=None,
-    help=f"Write to a new file, by its suffix: {suffixes()}.",
+    help=f"Write the records to a new file. The suffix sets the format: {suffixes()}.",
 )
 @json_option
 @connection_options
@@ -349,7 +378,7 @@ def consume(
     as_json: bool,
     target: Target,
 ) -> None:
-    """Print the committed records of stream NAME: offset and value, the value alone, or one JSON object per line."""
+    """Print the committed records of stream NAME."""
     now = datetime.now(UTC)
     if follow and (until is not None or reverse):
         raise click.UsageError("--follow goes on at the end: it has no --until, and no --reverse")

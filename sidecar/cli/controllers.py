@@ -19,31 +19,45 @@ from rich.console import Console
 from liftpy.client import Client, ClusterState
 from liftpy.core.base.ids import check_name
 from liftpy.errors import ConfigError, UnavailableError
+from sidecar.cli.help import HelpCommand, HelpGroup
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.output import table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import DEFAULT_NAMESPACE, Target
 
 
-@click.command()
+@click.command(
+    cls=HelpCommand,
+    example="liftpy controllers rescue --data /var/lib/liftpy --as n1,n4,n5 --out /tmp/rescue --namespace liftpy",
+)
 @click.option(
     "--data", "folders", multiple=True, required=True, metavar="FOLDER", type=click.Path(file_okay=False, path_type=Path),
-    help="Data folder of a controller that is left, and does not run; all of them, one --data each.",
+    help="Data directory of a surviving controller. Its sidecar must not run. Repeat the option for every survivor.",
 )  # fmt: skip
 @click.option(
-    "--as", "voters", default="", metavar="IDS", help="The controllers from now on, comma separated.  [default: only look]"
+    "--as",
+    "voters",
+    default="",
+    metavar="IDS",
+    help="Ids of the new controllers, separated by commas.  [default: only inspect]",
 )
 @click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), default=None, metavar="DIR", help="For other machines' nodes."
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=None,
+    metavar="DIR",
+    help="Directory for the files that the other new controllers need.",
 )
-@click.option("--namespace", default=DEFAULT_NAMESPACE, show_default=True, metavar="NS", help="The cluster's namespace.")
-@click.option("--yes", "typed", default="", metavar="NAME", help="The namespace once more, in place of typing it.")
+@click.option("--namespace", default=DEFAULT_NAMESPACE, show_default=True, metavar="NS", help="Namespace of the cluster.")
+@click.option("--yes", "typed", default="", metavar="NAME", help="Confirm with the namespace, instead of typing it.")
 @json_option
 def rescue(folders: tuple[Path, ...], voters: str, out: Path | None, namespace: str, typed: str, as_json: bool) -> None:
-    """Begin the metadata group again from what one controller has, when a majority of them is lost FOR GOOD.
+    """Rebuild the metadata group from one surviving controller.
 
-    What was decided behind the end of that log is lost. Stop every controller first, and never start one of the old group again with
-    its old folder. No node may run this where a majority can still be had. docs/runbooks/controllers-lost.md.
+    Use this command only if a majority of the controllers is lost permanently. Decisions that the survivor did not store are lost.
+
+    First stop every controller. Never start a controller of the old group with its old data directory again. Read
+    docs/runbooks/controllers-lost.md before you start.
     """
     from sidecar.quorum.rescue import locked, newest, read_survivor  # late: brings PySyncObj
     from sidecar.quorum.rescue import rescue as write_rescued
@@ -92,14 +106,14 @@ _POLL_S = 0.2
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@click.group(invoke_without_command=True)
+@click.group(invoke_without_command=True, cls=HelpGroup, example="liftpy controllers")
 @json_option
 @connection_options
 @click.pass_context
 def controllers(context: click.Context, as_json: bool, target: Target) -> None:
-    """Show the metadata group: leader, term, commit, applied, and how far each member is behind; or change who forms it.
+    """Show the metadata group: leader, term, commit index, applied index, and the lag of each member. Subcommands change the members.
 
-    Options of a subcommand stand behind it.
+    Write the options of a subcommand after its name.
     """
     if context.invoked_subcommand is None:
         _say(with_client(target, gather), as_json)
@@ -113,36 +127,39 @@ def _changing(function: F) -> F:
         type=click.FloatRange(0, 86_400),
         default=60.0,
         show_default=True,
-        help="Seconds to wait for the end of it. The change goes on by itself then; 0: don't wait.",
+        help="Time to wait for the change, in seconds. After that the change continues in the background. 0 does not wait.",
     )
     return timeout(json_option(connection_options(function)))
 
 
-@controllers.command()
+@controllers.command(example="liftpy controllers add n4")
 @click.argument("node_id", metavar="NODE")
 @_changing
 def add(node_id: str, timeout_s: float, as_json: bool, target: Target) -> None:
-    """Make NODE, which runs, a controller. It is sent the log first, and counts as soon as it has caught up.
+    """Make the running node NODE a controller. NODE first receives the log, and gets its vote when it has caught up.
 
-    Takes back the removal of a controller that has not gone yet.
+    The command also cancels a removal of NODE that is not complete.
     """
     _change(target, as_json, timeout_s, add=node_id)
 
 
-@controllers.command()
+@controllers.command(example="liftpy controllers remove n1")
 @click.argument("node_id", metavar="NODE")
 @_changing
 def remove(node_id: str, timeout_s: float, as_json: bool, target: Target) -> None:
-    """Make NODE a controller no more; it stays a node. Takes an addition back that has not come to its end."""
+    """Remove NODE from the controllers. It remains a node.
+
+    The command also cancels an addition of NODE that is not complete.
+    """
     _change(target, as_json, timeout_s, remove=node_id)
 
 
-@controllers.command()
+@controllers.command(example="liftpy controllers replace n1 n4")
 @click.argument("old_id", metavar="OLD")
 @click.argument("new_id", metavar="NEW")
 @_changing
 def replace(old_id: str, new_id: str, timeout_s: float, as_json: bool, target: Target) -> None:
-    """Put NEW, which runs, in the place of the controller OLD, which may be dead. NEW comes first, then OLD goes."""
+    """Replace controller OLD, which may be down, with the running node NEW. The cluster first adds NEW and then removes OLD."""
     _change(target, as_json, timeout_s, add=new_id, remove=old_id)
 
 

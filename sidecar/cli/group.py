@@ -14,22 +14,23 @@ from liftpy.client import Client, parse_start
 from liftpy.client.group_admin import GroupDescription, QueueFigures, delete_group, describe_group, list_groups, reset_group
 from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import NotFoundError
+from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.output import table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
 
-@click.group()
+@click.group(cls=HelpGroup, example="liftpy group show billing")
 def group() -> None:
-    """Consumer groups: list, show, reset, delete."""
+    """List, show, reset and delete consumer groups."""
 
 
-@group.command("list")
+@group.command("list", example="liftpy group list")
 @json_option
 @connection_options
 def list_(as_json: bool, target: Target) -> None:
-    """All groups."""
+    """List all consumer groups."""
     found = with_client(target, list_groups)
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(one) for one in found]))
@@ -38,12 +39,12 @@ def list_(as_json: bool, target: Target) -> None:
     Console().print(table(("GROUP", "MEMBERS", "STATE", "POSITIONS"), rows))
 
 
-@group.command()
+@group.command(example="liftpy group show billing")
 @click.argument("name")
 @json_option
 @connection_options
 def show(name: str, as_json: bool, target: Target) -> None:
-    """The members of group NAME, and how far it is in each partition."""
+    """Show the members of group NAME, and its position and lag in each partition."""
 
     async def work(client: Client) -> tuple[GroupDescription, list[tuple[PartitionKey, int, int | None]]]:
         described = await describe_group(client, name)
@@ -105,15 +106,21 @@ async def lag_of(client: Client, key: PartitionKey, position: int) -> tuple[Part
     return key, position, max(bounds.end_offset - first, 0) if bounds.uid == key.uid else None
 
 
-@group.command()
+@group.command(example="liftpy group reset billing --stream orders --to earliest --yes")
 @click.argument("name")
-@click.option("--stream", required=True, metavar="NAME", help="Of this stream.")
-@click.option("--partition", type=click.IntRange(0), default=None, help="Of this partition alone.  [default: all]")
-@click.option("--to", "where", required=True, metavar="WHERE", help="earliest, new, an OFFSET, -1000, or a time as -10m.")
-@click.option("--yes", is_flag=True, help="Do it; without it what would be done is shown.")
+@click.option("--stream", required=True, metavar="NAME", help="Stream of the group.")
+@click.option("--partition", type=click.IntRange(0), default=None, help="Reset only this partition.  [default: all]")
+@click.option(
+    "--to",
+    "where",
+    required=True,
+    metavar="WHERE",
+    help="New position: earliest, new, an OFFSET, -1000 (1000 offsets before the end), or a time such as -10m.",
+)
+@click.option("--yes", is_flag=True, help="Apply the change. Without it, the command only prints the change.")
 @connection_options
 def reset(name: str, stream: str, partition: int | None, where: str, yes: bool, target: Target) -> None:
-    """Set where group NAME, which must have no members, goes on."""
+    """Set the committed position of group NAME. The group must have no members."""
     start = parse_start(where, datetime.now(UTC), "--to")
 
     async def work(client: Client) -> None:
@@ -134,12 +141,12 @@ def reset(name: str, stream: str, partition: int | None, where: str, yes: bool, 
     with_client(target, work)
 
 
-@group.command()
+@group.command(example="liftpy group delete billing --yes")
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do it; without it what would be forgotten is shown.")
+@click.option("--yes", is_flag=True, help="Apply the change. Without it, the command only prints what would be deleted.")
 @connection_options
 def delete(name: str, yes: bool, target: Target) -> None:
-    """Forget group NAME, which must have no members, with all that it has committed."""
+    """Delete group NAME and its committed positions. The group must have no members."""
 
     async def work(client: Client) -> None:
         described = await describe_group(client, name)

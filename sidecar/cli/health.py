@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 import click
 
+from sidecar.cli.help import HelpCommand
+
 EXIT_UNHEALTHY = 1
 """A check of ``liftpy health`` has failed."""
 EXIT_SILENT = 3
@@ -27,9 +29,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 def levels(function: F) -> F:
     """Add the three flags; the command gets ``level``."""
     for flag, text in (
-        ("--synced", "The same, and all its replicas have been in sync since it started."),
-        ("--ready", "Whether the node takes part in the cluster. (default)"),
-        ("--live", "Whether the process should go on; never because of others."),
+        ("--synced", "Check that the node is ready, and that all its replicas have been in sync since its start."),
+        ("--ready", "Check that the node takes part in the cluster. (default)"),
+        ("--live", "Check that the process works. It does not need to be restarted. Problems of other nodes do not count."),
     ):
         name = flag.removeprefix("--")
         function = click.option(flag, "level", flag_value=name, help=text)(function)
@@ -37,11 +39,14 @@ def levels(function: F) -> F:
 
 
 PORT = click.option(
-    "--port", type=click.IntRange(1, 65_535), default=None, help="Ask the node here with this status port, without NATS."
+    "--port",
+    type=click.IntRange(1, 65_535),
+    default=None,
+    help="Query the node on this machine with this status port, without NATS.",
 )
 
 
-class _Health(click.Command):
+class _Health(HelpCommand):
     """Without ``--port`` it is the command that goes over NATS."""
 
     def make_context(
@@ -55,12 +60,12 @@ class _Health(click.Command):
         return context
 
 
-@click.command(cls=_Health)
+@click.command(cls=_Health, example="liftpy health --port 8222 --ready")
 @levels
 @PORT
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for machines.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def health(level: str | None, port: int, as_json: bool) -> int:
-    """Say whether the node with this status port is healthy: exit code 0 if so, 1 if not, 3 if nobody answered."""
+    """Check the health of the node with this status port. Exit code 0: healthy, 1: not healthy, 3: no answer."""
     return show(_by_port(port, level or "ready"), as_json)
 
 

@@ -17,6 +17,7 @@ from liftpy.core.base.strict_json import load_json
 from liftpy.core.observe.cluster_health import why_offline
 from liftpy.errors import LiftError, NotFoundError, OutcomeUnknownError, ProtocolError, UnavailableError
 from sidecar.cli.health import PORT, levels, show
+from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option
 from sidecar.runtime.settings import Target
 
@@ -30,24 +31,30 @@ _MOST_NAMED = 5
 _PROBE_SUBJECT = "liftpy-probe"
 
 
-@click.command()
+@click.command(cls=HelpCommand, example="liftpy health --cluster\nliftpy health --port 8222 --live")
 @levels
 @PORT
-@click.option("--node", "node_id", default=None, metavar="NODE", help="This node, over NATS.")
-@click.option("--cluster", is_flag=True, help="The metadata group, by a barrier that it commits, and each node. (default)")
-@click.option("--probe", is_flag=True, help=f"Publish into {PROBE}, read it back, and say how long each step took.")
+@click.option("--node", "node_id", default=None, metavar="NODE", help="Check this node, over NATS.")
+@click.option("--cluster", is_flag=True, help="Check each node, and check that the metadata group can commit. (default)")
+@click.option(
+    "--probe", is_flag=True, help=f"Publish a record to stream {PROBE}, read it back, and print the time of each step."
+)
 @json_option
 @connection_options
 def health(
     level: str | None, port: None, node_id: str | None, cluster: bool, probe: bool, as_json: bool, target: Target
 ) -> int:
-    """Say whether a node, or the cluster, is healthy: exit code 0 if so, 1 if not, 3 if nobody answered.
+    """Check the health of a node or of the cluster. Exit code 0: healthy, 1: not healthy, 3: no answer.
 
-    A cluster is healthy when the metadata group commits, no node is fenced, silent or below the level, no partition waits for an
-    operator because its records may be lost, and no replicated service has ended or stands still beside a node (with --live that is not
-    asked). So it is 1 on that side of a
-    split that goes on, too, where the nodes of the other side are fenced: the first line says that the group commits. On the other
-    side it is 3.
+    A cluster is healthy if all of these are true:
+
+    \b
+    - The metadata group commits.
+    - No node is fenced, silent or below the feature level.
+    - No partition waits for an operator because it may lose records.
+    - No replicated service has ended or is blocked (not checked with --live).
+
+    After a network partition, the side with the majority reports 1 (the other nodes are fenced). The other side reports 3.
     """
     if node_id is not None and cluster:
         raise click.UsageError("give --node or --cluster")

@@ -20,6 +20,7 @@ from liftpy.config import StreamConfig
 from liftpy.core.log.inspect import PartitionReport, headers, inspect
 from liftpy.core.log.log import Log
 from liftpy.errors import ConfigError, FolderLockedError
+from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import json_option
 from sidecar.cli.output import table
 from sidecar.disk.files import FolderStorage
@@ -28,9 +29,12 @@ EXIT_DAMAGED = 1
 """The folder of a partition is damaged."""
 
 
-@click.group()
+@click.group(cls=HelpGroup, example="liftpy log verify DATA/streams/STREAM-UID/0")
 def log() -> None:
-    """Look into a partition's folder: DATA/streams/STREAM-UID/PARTITION. The sidecar need not run."""
+    """Inspect, verify and repair the directory of a partition: DATA/streams/STREAM-UID/PARTITION.
+
+    The commands read files only. They need neither NATS nor a running sidecar.
+    """
 
 
 folder_argument = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
@@ -42,12 +46,12 @@ def _storage(folder: Path) -> FolderStorage:
     return FolderStorage(folder)
 
 
-@log.command()
+@log.command(example="liftpy log dump DATA/streams/STREAM-UID/0 --batches")
 @folder_argument
-@click.option("--batches", is_flag=True, help="Every batch, not only the segments.")
+@click.option("--batches", is_flag=True, help="Print every batch, not only the segments.")
 @json_option
 def dump(folder: Path, batches: bool, as_json: bool) -> None:
-    """Show what is in a partition's folder."""
+    """Print the content of a partition directory."""
     storage = _storage(folder)
     report = inspect(storage)
     if as_json:
@@ -69,11 +73,11 @@ def dump(folder: Path, batches: bool, as_json: bool) -> None:
         console.print(f"[red]{fault}[/red]")
 
 
-@log.command()
+@log.command(example="liftpy log verify DATA/streams/STREAM-UID/0")
 @folder_argument
 @json_option
 def verify(folder: Path, as_json: bool) -> int:
-    """Read every byte of a partition's folder; name the first damage. Exit code 0: all is right, 1: it is not."""
+    """Read every byte of a partition directory and print the first damage. Exit code 0: no damage, 1: damage."""
     report = inspect(_storage(folder))
     if as_json:
         click.echo(json.dumps(_as_dict(report)))
@@ -87,13 +91,13 @@ def verify(folder: Path, as_json: bool) -> int:
     return EXIT_DAMAGED if report.faults else 0
 
 
-@log.command()
+@log.command(example="liftpy log repair DATA/streams/STREAM-UID/0")
 @folder_argument
 @json_option
 def repair(folder: Path, as_json: bool) -> None:
-    """Do now what opening the log does: cut a torn tail, set damage aside, rebuild indexes and checkpoint.
+    """Repair a partition directory: truncate a torn tail, quarantine damaged data, rebuild indexes and checkpoint.
 
-    The sidecar must not run. A replica that lost records fetches them again from its leader when it starts.
+    The sidecar must not run. It does the same repair when it starts. A replica that lost records fetches them from its leader.
     """
     storage = _storage(folder)
     with _alone(folder):

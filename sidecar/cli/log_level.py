@@ -11,6 +11,7 @@ import click
 from liftpy.client import Client
 from liftpy.core.base.ids import check_name
 from liftpy.errors import ConfigError
+from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.logs import LEVELS
@@ -27,14 +28,14 @@ def seconds(text: str, option: str) -> float:
     return float(found[1]) * _UNITS[found[2]]
 
 
-@click.command(name="log-level")
+@click.command(name="log-level", cls=HelpCommand, example="liftpy log-level n1 debug --for 10m")
 @click.argument("node_id", metavar="NODE")
 @click.argument("level", type=click.Choice(LEVELS))
-@click.option("--for", "how_long", default="5m", show_default=True, metavar="TIME", help="For so long, at most 24h.")
+@click.option("--for", "how_long", default="5m", show_default=True, metavar="TIME", help="Duration, at most 24h.")
 @json_option
 @connection_options
 def log_level(node_id: str, level: str, how_long: str, as_json: bool, target: Target) -> None:
-    """Have NODE log from LEVEL on, for a time; needs the rights of an operator."""
+    """Set the log level of NODE for a limited time. Needs operator permissions."""
     check_name(node_id, "node")
     for_s = seconds(how_long, "--for")
 

@@ -12,7 +12,7 @@ import importlib
 import json
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ from liftpy import __version__
 from liftpy.core.base.ids import is_utf8
 from liftpy.errors import ConfigError, LiftError, UnavailableError
 from sidecar.cli.closed_pipe import nobody_reads
+from sidecar.cli.help import HelpGroup
 
 EXIT_FAILED = 1
 """Of every command: failed."""
@@ -38,37 +39,51 @@ _YOUNG = 10_000
 """What a command imports is there to stay: looking for garbage in it every 700 objects is a twentieth of its start."""
 
 COMMANDS = {
-    "dev": ("sidecar.cli.dev", "Run nats-server and a cluster of sidecars here, in the foreground."),
-    "sidecar": ("sidecar.cli.sidecar", "Run one node."),
-    "stream": ("sidecar.cli.stream", "Create, list, show and delete streams."),
-    "partition": ("sidecar.cli.partition", "Move replicas and leaderships, and elect a leader where there is none."),
+    "dev": ("sidecar.cli.dev", "Run nats-server and a cluster of sidecars on this machine."),
+    "demo": ("sidecar.cli.demo", "Run the end-to-end demo: publish, replicate, stop the leader, read back."),
+    "stream": ("sidecar.cli.stream", "Create, list, show, change, pause and delete streams."),
     "publish": ("sidecar.cli.publish", "Publish the lines of a file or of the standard input."),
     "consume": ("sidecar.cli.consume", "Print the records of a stream."),
-    "cursor": ("sidecar.cli.cursor", "Show cursors, named positions outside groups; set or forget them."),
-    "group": ("sidecar.cli.group", "Show consumer groups, their members and lag; set or forget what they have committed."),
-    "service": ("sidecar.cli.service", "Run a replicated service beside a node."),
-    "status": ("sidecar.cli.status", "Show nodes, metadata leader and partitions."),
-    "top": ("sidecar.cli.top", "Watch the cluster: one word, rates, acks, lag, each node."),
-    "page": ("sidecar.cli.page", "Serve the cluster's web page: state, last minutes, elections; needs no port of a node."),
-    "events": ("sidecar.cli.events", "Show what happened in the cluster, and who asked for what."),
-    "health": ("sidecar.cli.health", "Say whether a node, or the cluster, is live, ready, caught up; for probes and people."),
-    "settings": ("sidecar.cli.settings", "Show a node's settings, and have it read them again while it runs."),
-    "log-level": ("sidecar.cli.log_level", "Have a node log more, or less, for a time."),
-    "node": (
-        "sidecar.cli.node",
-        "Drain a node, ask whether it may stop, remove one that is gone for good; say its weight and rack.",
-    ),
+    "group": ("sidecar.cli.group", "List, show, reset and delete consumer groups."),
+    "cursor": ("sidecar.cli.cursor", "List, show, set and delete cursors (positions outside of groups)."),
+    "service": ("sidecar.cli.service", "Run, call and query a replicated service."),
+    "status": ("sidecar.cli.status", "Show all nodes, the metadata leader and the partitions."),
+    "health": ("sidecar.cli.health", "Check the health of a node or of the cluster."),
+    "top": ("sidecar.cli.top", "Watch rates, ack latency, lag and nodes once per second."),
+    "events": ("sidecar.cli.events", "Show elections, ISR changes, node starts and stops, and requests."),
+    "page": ("sidecar.cli.page", "Serve the web page of the cluster and the metrics of all nodes."),
+    "sidecar": ("sidecar.cli.sidecar", "Run one node."),
+    "node": ("sidecar.cli.node", "Drain a node, check whether it may stop, remove it, or set its weight and rack."),
+    "partition": ("sidecar.cli.partition", "Move replicas and leaderships, and elect a leader for an offline partition."),
     "rebalance": ("sidecar.cli.rebalance", "Move replicas or leaderships so that every node holds its share."),
-    "controllers": ("sidecar.cli.controllers", "Show the metadata group; add, remove and replace its members."),
-    "upgrade": ("sidecar.cli.upgrade", "Check a rolling upgrade, finalize it, say what it has brought."),
-    "backup": ("sidecar.cli.backup", "Take backups, list, verify and prune them, restore one, try that out."),
-    "rights": ("sidecar.cli.rights", "Print the rights that NATS has to give a user."),
-    "log": ("sidecar.cli.log", "Look into a partition's folder: dump, verify, repair."),
-    "spark": ("sidecar.cli.spark", "Pipelines on Spark: archive streams into tables, audit replicas, measure."),
-    "bench": ("sidecar.cli.bench", "Measure liftpy beside JetStream on this machine."),
-    "demo": ("sidecar.cli.demo", "Show the whole way once: publish, replicate, read back, compute."),
+    "controllers": ("sidecar.cli.controllers", "Show, add, remove and replace members of the metadata group."),
+    "settings": ("sidecar.cli.settings", "Show a node's settings, or reload them without a restart."),
+    "log-level": ("sidecar.cli.log_level", "Set the log level of a node for a limited time."),
+    "rights": ("sidecar.cli.rights", "Print the NATS permissions that a user needs."),
+    "upgrade": ("sidecar.cli.upgrade", "Check, finalize, revert and report a rolling upgrade."),
+    "backup": ("sidecar.cli.backup", "Create, list, verify, prune, restore and test backups."),
+    "log": ("sidecar.cli.log", "Inspect, verify and repair the directory of a partition."),
+    "spark": ("sidecar.cli.spark", "Archive, replay, compact, audit and measure streams with Spark."),
+    "bench": ("sidecar.cli.bench", "Measure liftpy, JetStream and other systems on this machine."),
 }
 """Command -> module that holds a click command of the same name, and its line in ``liftpy --help``."""
+
+SECTIONS = {
+    "Start here": ("dev", "demo"),
+    "Streams and records": ("stream", "publish", "consume"),
+    "Consumers": ("group", "cursor", "service"),
+    "Monitoring": ("status", "health", "top", "events", "page"),
+    "Nodes and partitions": ("sidecar", "node", "partition", "rebalance"),
+    "Cluster": ("controllers", "settings", "log-level", "rights", "upgrade"),
+    "Backup, files and analysis": ("backup", "log", "spark", "bench"),
+}
+"""Title in ``liftpy --help`` -> commands. Each command is in one section."""
+
+EXAMPLES = """
+liftpy dev                                            # run a local cluster
+liftpy stream create orders --subject 'shop.orders.*' # store a subject
+liftpy consume orders --from -10m                     # print the last 10 min
+"""
 
 
 class TextType(click.types.StringParamType):
@@ -94,12 +109,24 @@ def check_texts(command: click.Command) -> click.Command:
     return command
 
 
-class LazyGroup(click.Group):
-    """A group that knows its commands' names and imports each only when it is called. ``rows``: as COMMANDS."""
+class LazyGroup(HelpGroup):
+    """A group that knows its commands' names and imports each only when it is called.
 
-    def __init__(self, *args: Any, rows: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+    Args:
+        rows: Command, its module and its line in the help, as in COMMANDS.
+        sections: Title in the help, and its commands. Empty: one section.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        rows: Mapping[str, tuple[str, str]],
+        sections: Mapping[str, Sequence[str]] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._rows = rows
+        self._sections = sections or {"Commands": tuple(rows)}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In the order of the rows."""
@@ -126,15 +153,24 @@ class LazyGroup(click.Group):
             return 0
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """With the lines of the rows: no command is imported for that."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in self._rows.items()])
+        """Write the lines of the rows, section by section. No command is imported for that."""
+        widest = max(map(len, self._rows))
+        for title, names in self._sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:{widest}}", self._rows[name][1]) for name in names])
 
 
-@click.group(cls=LazyGroup, rows=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    rows=COMMANDS,
+    sections=SECTIONS,
+    example=EXAMPLES,
+    epilog="Run 'liftpy help COMMAND' for the options of a command and an example.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="liftpy", message="%(prog)s %(version)s")
 def liftpy() -> None:
-    """Durable, replicated, replayable streams on top of plain NATS."""
+    """Store what is published on plain NATS in durable, replicated, replayable streams."""
 
 
 def exit_code(error: LiftError) -> int:
@@ -189,6 +225,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(given: list[str]) -> None:
     gc.set_threshold(_YOUNG, *gc.get_threshold()[1:])
+    if given[:1] == ["help"]:  # "liftpy help stream create"
+        given = [*given[1:], "--help"]
     try:
         code = liftpy.main(args=given, prog_name="liftpy", standalone_mode=False)
     except click.ClickException as error:

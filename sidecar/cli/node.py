@@ -22,22 +22,26 @@ from liftpy.core.metadata.controller.preflight import why_not
 from liftpy.core.metadata.image import ClusterImage, NodeImage
 from liftpy.core.metadata.reassignment_progress import Movement, offline_on
 from liftpy.errors import ConfigError, NotFoundError
+from sidecar.cli.help import HelpCommand, HelpGroup
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.reassignment import follow, timeout_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
 
-@click.command()
+@click.command(cls=HelpCommand, example="liftpy node drain n3 --wait")
 @click.argument("node_id", metavar="NODE")
-@click.option("--wait", is_flag=True, help="Show how far it is until NODE holds nothing.")
-@click.option("--cancel", is_flag=True, help="NODE stays: what has not begun to move does not.")
+@click.option("--wait", is_flag=True, help="Show the progress until NODE holds no replicas.")
+@click.option("--cancel", is_flag=True, help="Cancel the drain. Replicas that have already moved do not return.")
 @timeout_option
 @json_option
 @connection_options
 def drain(node_id: str, wait: bool, cancel: bool, timeout_s: float, as_json: bool, target: Target) -> None:
-    """Move everything away from NODE, one copy after the other: it is given nothing more, its leaderships go first. It goes on whatever
-    is killed, this command as well. A node that is down is replaced at once, without waiting for replacement_grace_s."""
+    """Move all replicas and leaderships away from NODE, one replica at a time.
+
+    NODE receives no new replicas. Leaderships move first. The cluster continues the work if you stop this command. If NODE is down,
+    the cluster replaces its replicas at once, without the delay replacement_grace_s.
+    """
     check_name(node_id, "node")
     if cancel and wait:
         raise click.UsageError("--cancel and --wait exclude each other")
@@ -104,13 +108,15 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-@click.command(name="may-stop")
+@click.command(name="may-stop", cls=HelpCommand, example="liftpy node may-stop n3")
 @click.argument("node_id", metavar="NODE")
 @json_option
 @connection_options
 def may_stop(node_id: str, as_json: bool, target: Target) -> int:
-    """Say whether NODE can be stopped without a partition falling below min.isr, or the metadata group losing its majority: exit code 0
-    if so, else 1 with the reasons."""
+    """Check whether NODE can stop without risk. Exit code 0: yes, 1: no, with the reasons.
+
+    The answer is no if a partition would fall below min_isr, or if the metadata group would lose its majority.
+    """
     check_name(node_id, "node")
     state = with_client(target, lambda client: client.describe_cluster(linearizable=True))
     voters = {member.node_id: member.connected for member in state.controllers if not member.learner}
@@ -126,31 +132,33 @@ _POLL_S = 0.1
 AUTO = "auto"
 
 
-@click.group()
+@click.group(cls=HelpGroup, example="liftpy node drain n3 --wait")
 def node() -> None:
-    """Drain a node, ask whether it may stop, remove one that is gone for good; say a node's weight and rack."""
+    """Drain a node, check whether it may stop, remove it, or set its weight and rack."""
 
 
 node.add_command(drain)
 node.add_command(may_stop)
 
 
-@node.command()
+@node.command(example="liftpy node remove n3")
 @click.argument("node_id", metavar="NODE")
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing.")
 @click.option(
     "--timeout",
     "timeout_s",
     type=click.FloatRange(0, 3600),
     default=5.0,
     show_default=True,
-    help="Seconds for it to have stopped.",
+    help="Maximum time for NODE to stop, in seconds.",
 )
 @json_option
 @connection_options
 def remove(node_id: str, dry_run: bool, timeout_s: float, as_json: bool, target: Target) -> None:
-    """Forget NODE, which has stopped, holds no replica, and is no controller. Its data folder is left alone; started again, it
-    registers again."""
+    """Remove NODE from the cluster. NODE must be stopped, hold no replica, and be no controller.
+
+    The data directory is not deleted. If the node starts again, it registers again.
+    """
     check_name(node_id, "node")
 
     async def work(client: Client) -> ClusterState:
@@ -163,13 +171,13 @@ def remove(node_id: str, dry_run: bool, timeout_s: float, as_json: bool, target:
     click.echo(f"{node_id} would be removed" if dry_run else f"{node_id} is removed")
 
 
-@node.command(name="set-weight")
+@node.command(name="set-weight", example="liftpy node set-weight n3 2.0")
 @click.argument("node_id", metavar="NODE")
 @click.argument("weight", metavar="WEIGHT|auto")
 @json_option
 @connection_options
 def set_weight(node_id: str, weight: str, as_json: bool, target: Target) -> None:
-    """Say NODE's share of partitions, for the placements that weigh; auto: as the node's settings say, from its next start on."""
+    """Set the weight of NODE, its share of partitions. 'auto' uses the weight from the node's settings after its next start."""
     value = None if weight == AUTO else _number(weight)
 
     async def work(client: Client) -> NodeImage:
@@ -178,13 +186,13 @@ def set_weight(node_id: str, weight: str, as_json: bool, target: Target) -> None
     _show_facts(with_client(target, work), as_json)
 
 
-@node.command(name="set-rack")
+@node.command(name="set-rack", example="liftpy node set-rack n3 zone-b")
 @click.argument("node_id", metavar="NODE")
 @click.argument("rack", metavar="RACK|auto")
 @json_option
 @connection_options
 def set_rack(node_id: str, rack: str, as_json: bool, target: Target) -> None:
-    """Say where NODE stands, for placement ('': nowhere); auto: as the node's settings say, from its next start on."""
+    """Set the rack of NODE. '' removes the rack. 'auto' uses the rack from the node's settings after its next start."""
 
     async def work(client: Client) -> NodeImage:
         return await (client.reset_node(node_id, rack=True) if rack == AUTO else client.set_node(node_id, rack=rack))

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import click
 
+from sidecar.cli.help import ConnectionOption
 from sidecar.runtime.settings import Target, target_from
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -21,12 +22,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 _CREDENTIALS = {
     "creds_file": ("--creds", "File with a NATS JWT and its nkey seed."),
     "nkey_seed_file": ("--nkey", "File with a NATS nkey seed."),
-    "user": ("--user", "NATS user; the password comes from LIFTPY_PASSWORD."),
-    "tls_ca_file": ("--tls-ca", "Certificates to trust (PEM)."),
-    "tls_cert_file": ("--tls-cert", "Own certificate (PEM)."),
-    "tls_key_file": ("--tls-key", "Key of the own certificate (PEM)."),
-    "inbox_prefix": ("--inbox-prefix", "Where NATS's rights let this user be answered.  [default: _INBOX]"),
-    "principal": ("--principal", "Under which name changes are asked for, where NATS's rights tie this user to one."),
+    "user": ("--user", "NATS user. Set the password in LIFTPY_PASSWORD."),
+    "tls_ca_file": ("--tls-ca", "Trusted CA certificates (PEM file)."),
+    "tls_cert_file": ("--tls-cert", "Client certificate (PEM file)."),
+    "tls_key_file": ("--tls-key", "Private key of the client certificate (PEM file)."),
+    "inbox_prefix": (
+        "--inbox-prefix",
+        "Subject prefix for replies that the NATS permissions of this user allow.  [default: _INBOX]",
+    ),
+    "principal": (
+        "--principal",
+        "Name recorded with your changes. It must be the principal that the NATS permissions of this user allow.",
+    ),
 }
 
 
@@ -42,7 +49,7 @@ class BytesType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 BYTES = BytesType()
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for machines.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def internal_option(function: F) -> F:
@@ -52,7 +59,7 @@ def internal_option(function: F) -> F:
     def command(*args: Any, target: Target, internal: bool, **kwargs: Any) -> Any:
         return function(*args, target=replace(target, internal=internal), **kwargs)
 
-    text = "Also what is the cluster's own: streams whose names begin with _."
+    text = "Include internal streams (names that start with _)."
     return click.option("--internal", is_flag=True, help=text)(command)  # type: ignore[return-value]
 
 
@@ -68,7 +75,7 @@ def credential_options(function: F) -> F:
     for name in reversed(names):
         flag, text = _CREDENTIALS[name]
         metavar = "NAME" if name == "user" else "FILE"
-        command = click.option(flag, name, default=None, metavar=metavar, help=text)(command)
+        command = click.option(flag, name, cls=ConnectionOption, default=None, metavar=metavar, help=text)(command)
     return command  # type: ignore[return-value]
 
 
@@ -83,9 +90,9 @@ def connection_options(function: F) -> F:
 
     for name, (flag, text) in reversed(_CREDENTIALS.items()):
         metavar = "NAME" if name in ("user", "inbox_prefix", "principal") else "FILE"
-        command = click.option(flag, name, default=None, metavar=metavar, help=text)(command)
-    command = click.option("--namespace", default=None, metavar="NS", help="The cluster's namespace.  [default: liftpy]")(
-        command
-    )
-    url = "NATS server, or several, comma separated.  [default: nats://127.0.0.1:4222]"
-    return click.option("--nats", default=None, metavar="URL", help=url)(command)  # type: ignore[return-value]
+        command = click.option(flag, name, cls=ConnectionOption, default=None, metavar=metavar, help=text)(command)
+    command = click.option(
+        "--namespace", cls=ConnectionOption, default=None, metavar="NS", help="Namespace of the cluster.  [default: liftpy]"
+    )(command)
+    url = "NATS server, or several servers separated by commas.  [default: nats://127.0.0.1:4222]"
+    return click.option("--nats", cls=ConnectionOption, default=None, metavar="URL", help=url)(command)  # type: ignore[return-value]

@@ -16,6 +16,7 @@ from liftpy.client import Client
 from liftpy.core.observe.merge_metrics import together
 from liftpy.errors import ConfigError, LiftError
 from sidecar.cli.closed_pipe import reader_gone
+from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -27,15 +28,25 @@ from sidecar.status.site import Site
 DEFAULT_LISTEN = "127.0.0.1:8223"
 
 
-@click.command()
-@click.option("--listen", default=DEFAULT_LISTEN, show_default=True, metavar="HOST:PORT", help="Where; port 0: any free one.")
+@click.command(cls=HelpCommand, example="liftpy page --listen 127.0.0.1:8223")
 @click.option(
-    "--host", "hosts", multiple=True, metavar="NAME", help="A name under which it may be asked for, beside loopback's."
+    "--listen",
+    default=DEFAULT_LISTEN,
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Address to listen on. Port 0 means any free port.",
+)
+@click.option(
+    "--host", "hosts", multiple=True, metavar="NAME", help="Additional host name that browsers may use for this page."
 )
 @json_option
 @connection_options
 def page(listen: str, hosts: tuple[str, ...], as_json: bool, target: Target) -> None:
-    """Serve the cluster's pages, and /metrics of all nodes with a label node, until Ctrl-C. Asks over NATS, while somebody looks."""
+    """Serve the web page of the cluster, and /metrics of all nodes, until Ctrl-C.
+
+    The page needs no port of a node. The command requests data over NATS only while a browser or Prometheus reads it. Each metric
+    has the label node.
+    """
     address, _, port = listen.rpartition(":")
     if not address or not port.isdigit() or int(port) > 65_535:
         raise ConfigError(f"--listen {listen}: use HOST:PORT")

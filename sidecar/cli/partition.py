@@ -16,6 +16,7 @@ from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.metadata.preferred_leaders import misplaced
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
+from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.reassignment import move
 from sidecar.cli.session import with_client
@@ -25,27 +26,34 @@ _POLL_S = 0.05
 
 number_argument = click.argument("number", type=click.IntRange(0), default=0, metavar="[PARTITION]")
 timeout_option = click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(0.1, 3600), default=15.0, show_default=True, help="Seconds to wait."
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0.1, 3600),
+    default=15.0,
+    show_default=True,
+    help="Maximum time to wait, in seconds.",
 )
 
 
-@click.group()
+@click.group(cls=HelpGroup, example="liftpy partition transfer orders 0 --to n2")
 def partition() -> None:
-    """Move replicas and leaderships, and elect a leader where there is none."""
+    """Move replicas and leaderships, and elect a leader for an offline partition."""
 
 
 partition.add_command(move)
 
 
-@partition.command()
+@partition.command(example="liftpy partition transfer orders 0 --to n2")
 @click.argument("stream")
 @number_argument
-@click.option("--to", "node", default="", metavar="NODE", help="A live member of the ISR.  [default: the preferred leader]")
+@click.option(
+    "--to", "node", default="", metavar="NODE", help="New leader, a live member of the ISR.  [default: the preferred leader]"
+)
 @timeout_option
 @json_option
 @connection_options
 def transfer(stream: str, number: int, node: str, timeout_s: float, as_json: bool, target: Target) -> None:
-    """Move the leadership of STREAM's PARTITION (0) to another replica; nothing acknowledged is lost."""
+    """Transfer the leadership of PARTITION (default 0) of STREAM to another replica. Acknowledged records are not lost."""
 
     async def work(client: Client) -> tuple[PartitionState, float]:
         image = await client.stream(stream)
@@ -56,19 +64,27 @@ def transfer(stream: str, number: int, node: str, timeout_s: float, as_json: boo
     _say(stream, *with_client(target, work), as_json)
 
 
-@partition.command()
+@partition.command(example="liftpy partition elect orders 0")
 @click.argument("stream")
 @number_argument
-@click.option("--node", default="", metavar="NODE", help="This replica.  [default: the best one]")
-@click.option("--unclean", is_flag=True, help="Also a replica that may lack committed records: they are LOST then.")
-@click.option("--yes-lose-data", is_flag=True, help="With --unclean: don't ask.")
+@click.option("--node", default="", metavar="NODE", help="Replica to elect.  [default: the best one]")
+@click.option(
+    "--unclean",
+    is_flag=True,
+    help="Also allow a replica that may lack committed records. Warning: those records are LOST permanently.",
+)
+@click.option("--yes-lose-data", is_flag=True, help="Do not ask for confirmation of --unclean.")
 @timeout_option
 @json_option
 @connection_options
 def elect(
     stream: str, number: int, node: str, unclean: bool, yes_lose_data: bool, timeout_s: float, as_json: bool, target: Target
 ) -> None:
-    """Elect a leader of STREAM's PARTITION (0), which is Offline."""
+    """Elect a leader for PARTITION (default 0) of STREAM. The partition must be offline.
+
+    Without --unclean, only a replica that has all committed records can become leader. With --unclean, any replica can. Records that
+    it lacks are LOST permanently, also if they were acknowledged.
+    """
     if yes_lose_data and not unclean:
         raise click.UsageError("--yes-lose-data is for --unclean only: a clean election loses nothing")
 
@@ -89,16 +105,19 @@ def elect(
     _say(stream, *with_client(target, work), as_json)
 
 
-@partition.command()
-@click.option("--stream", "only", default=None, help="This stream only.")
+@partition.command(example="liftpy partition rebalance --stream orders")
+@click.option("--stream", "only", default=None, help="Rebalance only this stream.  [default: all]")
 @timeout_option
 @json_option
 @connection_options
 def rebalance(only: str | None, timeout_s: float, as_json: bool, target: Target) -> None:
-    """Give every partition back to its preferred leader, the first of its replicas, where that is in the ISR."""
+    """Transfer every leadership to the preferred leader, if that replica is in the ISR.
+
+    The preferred leader is the first replica of the partition.
+    """
 
     async def work(client: Client) -> list[tuple[str, PartitionState]]:
-        state = await client.describe_cluster()
+        state = await client.describe_cluster(linearizable=True)
         if only is not None:
             state.stream(only)
         moves = [(key, node) for key, node in misplaced(state.image) if only in (None, key.stream)]

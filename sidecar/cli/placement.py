@@ -37,16 +37,24 @@ def placement_options(function: F) -> F:
         return function(*args, placement=wish, **kwargs)
 
     for option in (
-        click.option("--dry-run", is_flag=True, help="Print the map and what each node and rack would hold, and do nothing."),
-        click.option("--allow-offline", is_flag=True, help="The assignment may name nodes that are not live."),
+        click.option(
+            "--dry-run", is_flag=True, help="Print the assignment, and the load of each node and rack. Change nothing."
+        ),
+        click.option("--allow-offline", is_flag=True, help="Allow nodes that are not live in --assignment."),
         click.option(
             "--assignment",
             type=click.Path(exists=True, dir_okay=False, path_type=Path),
             default=None,
             metavar="FILE",
-            help='Place by hand: JSON, [{"id": 0, "replicas": ["n1", "n2"]}, ...], preferred leader first.',
+            help='JSON file with a manual assignment, preferred leader first: [{"id": 0, "replicas": ["n1", "n2"]}, ...].',
         ),
-        click.option("--placement", "policy", type=click.Choice(list(POLICIES)), default=None, help="How nodes are chosen."),
+        click.option(
+            "--placement",
+            "policy",
+            type=click.Choice(list(POLICIES)),
+            default=None,
+            help="Strategy that assigns replicas to nodes.",
+        ),
     ):
         command = option(command)
     return command  # type: ignore[return-value]

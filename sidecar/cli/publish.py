@@ -24,6 +24,7 @@ from liftpy.errors import (
     ProtocolError,
     UnavailableError,
 )
+from sidecar.cli.help import HelpCommand
 from sidecar.cli.main import exit_code
 from sidecar.cli.options import BYTES, connection_options, json_option
 from sidecar.cli.session import with_client
@@ -109,22 +110,26 @@ class _Manner:
     keep_going: bool
 
 
-@click.command()
+@click.command(cls=HelpCommand, example="liftpy publish orders --key customer-7 --header source=import < events.jsonl")
 @click.argument("name")
 @click.argument("file", type=click.File("rb"), default="-")
-@click.option("--partition", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--subject", default="", help="Publish here; needed where the stream's subject has wildcards.")
+@click.option("--partition", type=click.IntRange(0), default=0, show_default=True, help="Partition to publish to.")
+@click.option("--subject", default="", help="Subject to publish on. Required if the subject of the stream has wildcards.")
 @click.option(
     "--ack",
     type=click.Choice([p.value for p in AckPolicy]),
     default="all",
     show_default=True,
-    help="What to wait for: all in-sync replicas, the leader, nothing.",
+    help="Ack to wait for: from all in-sync replicas, from the leader, or none.",
 )
-@click.option("--window", type=click.IntRange(1, 1 << 20), default=4096, show_default=True, help="Messages in flight.")
-@click.option("--key", type=BYTES, default=None, help="The key of every message.")
-@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header of every message; may be repeated.")
-@click.option("--keep-going", is_flag=True, help="Go on behind a line that is refused, and tell at the end how many were.")
+@click.option(
+    "--window", type=click.IntRange(1, 1 << 20), default=4096, show_default=True, help="Maximum number of messages in flight."
+)
+@click.option("--key", type=BYTES, default=None, help="Key of every message.")
+@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header of every message. May be repeated.")
+@click.option(
+    "--keep-going", is_flag=True, help="Continue after a rejected line, and print the number of rejected lines at the end."
+)
 @json_option
 @connection_options
 def publish(
@@ -140,9 +145,10 @@ def publish(
     as_json: bool,
     target: Target,
 ) -> int:
-    """Publish the lines of FILE (default: the standard input) to stream NAME, one message each, and wait for the acks.
+    """Publish each line of FILE to stream NAME, and wait for the acks. Without FILE, read the standard input.
 
-    The first line that is refused ends it: it is named, and what was sent before it is counted. Exit code 1 if any was.
+    The command stops at the first rejected line. It prints the line and the number of lines sent before it. Exit code 1: at least one
+    line was rejected.
     """
     manner = _Manner(AckPolicy(ack), key, _headers(headers), keep_going)
 

@@ -19,6 +19,7 @@ from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.reassignment_progress import Movement, Phase, movement_of, movements
 from liftpy.errors import NotFoundError, UnavailableError
+from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.partition_reports import NodeReports, ask_nodes
 from sidecar.cli.session import with_client
@@ -28,13 +29,15 @@ POLL_S = 1.0
 _MEGABYTE = 1_000_000.0
 Concerns = Callable[[Movement], bool]
 
-wait_option = click.option("--wait/--no-wait", default=True, show_default=True, help="Show how far it is until it is done.")
+wait_option = click.option(
+    "--wait/--no-wait", default=True, show_default=True, help="Show the progress until the move is complete."
+)
 timeout_option = click.option(
     "--timeout-s",
     type=click.FloatRange(0.1, 30 * 86_400.0),
     default=86_400.0,
     show_default=True,
-    help="Wait no longer than this; what moves goes on.",
+    help="Maximum time to wait, in seconds. After that the move continues in the background.",
 )
 
 
@@ -143,13 +146,13 @@ def sentence(now: MoveProgress, left_s: float | None) -> str:
     return f"{now.partitions} partitions move, {now.copying} are being copied, {size}{time_left}"
 
 
-@click.command()
+@click.command(cls=HelpCommand, example="liftpy partition move orders 0 --to n2,n3,n4")
 @click.argument("stream")
 @click.argument("number", type=click.IntRange(0), default=0, metavar="[PARTITION]")
 @click.option(
-    "--to", "nodes", default="", metavar="NODE,NODE,...", help="Where its replicas are to be, preferred leader first."
+    "--to", "nodes", default="", metavar="NODE,NODE,...", help="New replicas, separated by commas, preferred leader first."
 )
-@click.option("--cancel", is_flag=True, help="They stay where they are; a swap that is beyond its copy is finished.")
+@click.option("--cancel", is_flag=True, help="Cancel the move. A swap that has already copied its data is completed.")
 @wait_option
 @timeout_option
 @json_option
@@ -157,7 +160,10 @@ def sentence(now: MoveProgress, left_s: float | None) -> str:
 def move(
     stream: str, number: int, nodes: str, cancel: bool, wait: bool, timeout_s: float, as_json: bool, target: Target
 ) -> None:
-    """Move the replicas of STREAM's PARTITION (0), one swap at a time. It goes on whatever is killed, this command as well."""
+    """Move the replicas of PARTITION (default 0) of STREAM to other nodes, one swap at a time.
+
+    The cluster continues the move if you stop this command or if a node fails.
+    """
     wanted = tuple(node.strip() for node in nodes.split(",") if node.strip())
     if bool(wanted) == cancel:
         raise click.UsageError("say where to, --to a,b,c, or --cancel")

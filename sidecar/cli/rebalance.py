@@ -19,6 +19,7 @@ from liftpy.core.metadata.placement.facts import Replicas
 from liftpy.core.metadata.placement.rebalance import Key, plan_leaderships, plan_moves, plan_sizes
 from liftpy.core.metadata.reassignment_progress import movements
 from liftpy.errors import NotFoundError
+from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.output import table
 from sidecar.cli.partition_reports import NodeReports, ask_nodes
@@ -48,19 +49,17 @@ class RebalancePlan:
     stuck: Sequence[Key] = field(default=())
 
 
-@click.command()
-@click.option("--dry-run", is_flag=True, help="Show the moves, and do nothing.")
+@click.command(cls=HelpCommand, example="liftpy rebalance --by bytes --dry-run")
+@click.option("--dry-run", is_flag=True, help="Print the moves, and change nothing.")
 @click.option(
     "--by",
     type=click.Choice(["replicas", "bytes", "leaders"]),
     default="replicas",
     show_default=True,
-    help="What is evened out, by the nodes' weights. Bytes: as the nodes say. Leaders: no log is copied.",
+    help="What to distribute evenly by node weight: replicas, bytes, or leaders. Leaders copy no data.",
 )
-@click.option(
-    "--leaving", multiple=True, metavar="NODE", help="With --dry-run: as if it were drained; several times, if you like."
-)
-@click.option("--cancel", is_flag=True, help="What an earlier rebalance has not begun to move stays where it is.")
+@click.option("--leaving", multiple=True, metavar="NODE", help="With --dry-run: plan as if NODE were drained. May be repeated.")
+@click.option("--cancel", is_flag=True, help="Cancel moves of an earlier rebalance that have not started.")
 @wait_option
 @timeout_option
 @json_option
@@ -75,14 +74,17 @@ def rebalance(
     as_json: bool,
     target: Target,
 ) -> None:
-    """Move replicas so that every node holds its share. It goes on whatever is killed, this command as well."""
+    """Move replicas so that every node holds its share.
+
+    The cluster continues the moves if you stop this command or if a node fails.
+    """
     if leaving and not dry_run:
         raise click.UsageError("--leaving goes with --dry-run: liftpy node drain NODE moves everything away")
     if cancel and dry_run:
         raise click.UsageError("--cancel and --dry-run exclude each other")
 
     async def work(client: Client) -> None:
-        image = (await client.describe_cluster()).image
+        image = (await client.describe_cluster(linearizable=True)).image
         if cancel:
             await _cancel(client, image, as_json)
             return

@@ -9,36 +9,40 @@ from liftpy.core.base.ids import check_name, check_publisher_subject
 from liftpy.core.wire.inboxes import check_inbox_prefixes
 from liftpy.core.wire.permissions import AccessRole, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
 from liftpy.errors import ConfigError
+from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
 
-@click.command()
-@click.option("--role", required=True, type=click.Choice([role.value for role in AccessRole]), help="What the user is for.")
-@click.option("--stream", "streams", multiple=True, metavar="NAME", help="Of these streams only; may be given several times.")
+@click.command(cls=HelpCommand, example="liftpy rights --role reader --stream orders")
+@click.option("--role", required=True, type=click.Choice([role.value for role in AccessRole]), help="Purpose of the user.")
+@click.option("--stream", "streams", multiple=True, metavar="NAME", help="Allow only this stream. May be repeated.")
 @click.option(
     "--subject",
     "subjects",
     multiple=True,
     metavar="SUBJECT",
-    help="Data subjects, wildcards allowed: a publisher's, or those that a node's streams are attached to.  [default: those of "
-    "--stream, as the cluster says; for a node all]",
+    help=(
+        "Data subject, with wildcards: of a publisher, or of the streams of a node. May be repeated.  "
+        "[default: the subjects of --stream, for a node all]"
+    ),
 )
 @click.option(
     "--service",
     "services",
     multiple=True,
     metavar="NAME",
-    help="Replicated services that a reader or an operator may query, '*' for all; which ones a service is.  [default: none; for a "
-    "service all]",
+    help=(
+        "Replicated service that a reader or an operator may query, or that a service user runs. '*' means "
+        "all. May be repeated.  [default: none, for a service all]"
+    ),
 )
 @click.option(
     "--replies",
     multiple=True,
     metavar="PREFIX",
-    help="Inbox prefix of those whose commands a service replies to (_INBOX, or their own), or a node: members of groups; may be "
-    "given several times.",
+    help="Inbox prefix of the clients that a service or a node replies to, such as _INBOX. May be repeated.",
 )
 @click.option(
     "--jetstream-api",
@@ -46,9 +50,16 @@ from sidecar.runtime.settings import Target
     flag_value="liftpy",
     default="",
     metavar="[DOMAIN]",
-    help="What JetStream's read API needs as well: of a node that answers it, of a reader that asks it (about all streams).",
+    help="Also allow the JetStream read API: to answer it (node), or to use it for all streams (reader).",
 )
-@click.option("--format", "form", default="nats-conf", type=click.Choice(["nats-conf", "nsc"]), show_default=True)
+@click.option(
+    "--format",
+    "form",
+    default="nats-conf",
+    type=click.Choice(["nats-conf", "nsc"]),
+    show_default=True,
+    help="Output format: for the NATS server configuration, or nsc commands.",
+)
 @connection_options
 def rights(
     role: str,
@@ -60,10 +71,10 @@ def rights(
     form: str,
     target: Target,
 ) -> None:
-    """Print the rights of one NATS user.
+    """Print the NATS permissions of one user.
 
-    With --inbox-prefix the user is answered under inboxes of its own (its client needs the same option), with --principal an
-    operator's changes carry its name. Only a publisher's --stream without --subject asks the cluster.
+    With --inbox-prefix, the user receives replies under its own prefix. Its client needs the same option. With --principal, the
+    changes of an operator carry this name. The command contacts the cluster only for a publisher with --stream and without --subject.
     """
     wanted = AccessRole(role)
     for name in streams:

@@ -69,6 +69,7 @@ from liftpy.nats.transport import Transport, open_connection
 from liftpy.service.bad_record_writer import DecisionWriter
 from liftpy.service.host import ServiceHost
 from liftpy.service.settings import ServiceSettings
+from sidecar.cli.help import HelpCommand, HelpGroup
 from sidecar.cli.main import stop_signals
 from sidecar.cli.options import BYTES, connection_options
 from sidecar.cli.session import with_client
@@ -77,19 +78,32 @@ from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import attended
 
 
-@click.command()
+@click.command(cls=HelpCommand, example="liftpy service call bank 'deposit alice 10' --stream bank-commands --key alice")
 @click.argument("name")
 @click.argument("text", required=False)
-@click.option("--stream", required=True, help="The stream that the service reads: the command becomes a record of it.")
-@click.option("--partition", type=click.IntRange(0), help="Which partition of it.  [default: that of --key, 0 without one]")
-@click.option("--key", type=BYTES, default=None, help="Of the record.")
+@click.option("--stream", required=True, help="Stream that the service reads. The command becomes a record of this stream.")
 @click.option(
-    "--id", "message_id", default="", metavar="ID", help="Message id: sent twice it has one effect.  [default: a random one]"
+    "--partition", type=click.IntRange(0), help="Partition to send the command to.  [default: the partition of --key, or 0]"
+)
+@click.option("--key", type=BYTES, default=None, help="Key of the record.")
+@click.option(
+    "--id",
+    "message_id",
+    default="",
+    metavar="ID",
+    help="Message id. A command that is sent twice with one id has one effect.  [default: a random id]",
 )
 @click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(0.1, 3600), default=5.0, show_default=True, help="Seconds to wait."
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0.1, 3600),
+    default=5.0,
+    show_default=True,
+    help="Maximum time to wait, in seconds.",
 )
-@click.option("--offset", "shows_offset", is_flag=True, help="Say on stderr which record it became, and which node answered.")
+@click.option(
+    "--offset", "shows_offset", is_flag=True, help="Print the offset of the record and the node that answered, on stderr."
+)
 @connection_options
 def call(
     name: str,
@@ -102,9 +116,9 @@ def call(
     shows_offset: bool,
     target: Target,
 ) -> None:
-    """Send the command TEXT (stdin's bytes where it is left out) to the service NAME; prints the bytes of its reply.
+    """Send the command TEXT to the service NAME, and print its reply. Without TEXT, send the standard input.
 
-    Without an answer it is sent again under the same message id; a service that replies carries it out once.
+    If no answer arrives, the command is sent again with the same message id. A service that replies applies it once.
     """
     check_name(name, "service")
     body = sys.stdin.buffer.read() if text is None else text.encode()
@@ -152,19 +166,20 @@ _CODES: tuple[tuple[tuple[type[LiftError], ...], int], ...] = (
 )
 DO_NOT_RESTART = (EXIT_CONFIG, EXIT_DATA, EXIT_PLACE_TAKEN, EXIT_DIVERGED, EXIT_NOT_ALLOWED)
 TABLE = (
-    (0, "no", "told to stop (SIGTERM, SIGINT)"),
-    (EXIT_FAILED, "yes", "failed otherwise: a bug, a disk that does not work"),
-    (EXIT_CONFIG, "no", "wrong usage, setting or class; parameters that are not those of the other nodes"),
-    (EXIT_UNAVAILABLE, "yes", "nobody answers"),
+    (0, "no", "stopped by SIGTERM or SIGINT"),
+    (EXIT_FAILED, "yes", "another failure, such as a bug or a disk error"),
+    (EXIT_CONFIG, "no", "wrong usage, setting or class, or parameters that differ from the other nodes"),
+    (EXIT_UNAVAILABLE, "yes", "no answer from NATS or the cluster"),
     (
         EXIT_DATA,
         "no",
-        "a record that it can't apply (liftpy service skip), a foreign record in its output stream, a log that begins too late",
+        "a record that the service cannot apply (see liftpy service skip), a foreign record in its output stream, or a log that "
+        "starts too late",
     ),
-    (EXIT_PLACE_TAKEN, "no", "another process of the service has its place beside the node, or its folder"),
-    (EXIT_DIVERGED, "no", "its state is not that of the other nodes"),
-    (EXIT_TO_REPAIR, "yes", "a disk that was full, a stream that was made again: begins anew"),
-    (EXIT_NOT_ALLOWED, "no", "NATS does not give it the rights (liftpy rights --role service)"),
+    (EXIT_PLACE_TAKEN, "no", "another process of this service uses this node or this directory"),
+    (EXIT_DIVERGED, "no", "the state differs from the state on other nodes"),
+    (EXIT_TO_REPAIR, "yes", "the disk was full, or the stream was created again"),
+    (EXIT_NOT_ALLOWED, "no", "missing NATS permissions (see liftpy rights --role service)"),
 )
 """(code, whether a new start can help, when)."""
 
@@ -193,21 +208,21 @@ _POLL_S = 0.2
 _BY_AN_OPERATOR = "passed over by an operator"
 
 
-@click.command()
+@click.command(cls=HelpCommand, example="liftpy service skip bank --stream bank-commands --offset 1234")
 @click.argument("name")
-@click.option("--stream", required=True, help="The stream that the service reads.")
-@click.option("--partition", default=0, show_default=True, help="Which partition of it.")
-@click.option("--offset", required=True, type=click.IntRange(0), help="Of the record that the service can't apply.")
-@click.option("--timer", default="", help="The timer that fails at that offset, where it is one.")
-@click.option("--dead-letter", default="", metavar="STREAM", help="Keep the record there.")
-@click.option("--force", is_flag=True, help="Also where a service does not answer, or has applied the record already.")
+@click.option("--stream", required=True, help="Stream that the service reads.")
+@click.option("--partition", default=0, show_default=True, help="Partition of the record.")
+@click.option("--offset", required=True, type=click.IntRange(0), help="Offset of the record that the service cannot apply.")
+@click.option("--timer", default="", help="Id of the timer that fails at this offset, if a timer fails.")
+@click.option("--dead-letter", default="", metavar="STREAM", help="Stream that keeps the skipped record.")
+@click.option("--force", is_flag=True, help="Skip also if a service does not answer, or has already applied the record.")
 @connection_options
 def skip(
     name: str, stream: str, partition: int, offset: int, timer: str, dead_letter: str, force: bool, target: Target
 ) -> None:
-    """Have the service NAME pass over a record, on all nodes: that is a record of the stream itself.
+    """Make the service NAME skip a record, on all nodes. The decision becomes a record of the stream.
 
-    Services that stand at the record go on by themselves; one that has stopped does when it is started again.
+    A service that is blocked at the record continues. A service that has stopped continues after its restart.
     """
     check_name(name, "service")
     unit = Unit(offset, timer)
@@ -219,17 +234,22 @@ def skip(
     click.echo(f"{name} passes over {unit} of {stream}/{partition}: decided by the record at offset {decided_at}")
 
 
-@click.command()
+@click.command(cls=HelpCommand, example="liftpy service snapshot bank --stream bank-commands")
 @click.argument("name")
-@click.option("--stream", required=True, help="The stream that the service reads.")
-@click.option("--partition", default=0, show_default=True, help="Which partition of it.")
-@click.option("--node", "nodes", multiple=True, help="Beside this node; may be given several times.  [default: beside all]")
+@click.option("--stream", required=True, help="Stream that the service reads.")
+@click.option("--partition", default=0, show_default=True, help="Partition of the service instance.")
+@click.option("--node", "nodes", multiple=True, help="Node of the service instance. May be repeated.  [default: all]")
 @click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(0.1, 3600), default=30.0, show_default=True, help="Seconds to wait."
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0.1, 3600),
+    default=30.0,
+    show_default=True,
+    help="Maximum time to wait, in seconds.",
 )
 @connection_options
 def snapshot(name: str, stream: str, partition: int, nodes: tuple[str, ...], timeout_s: float, target: Target) -> None:
-    """Have the service NAME store its state now, and wait until it is durable."""
+    """Make the service NAME store a snapshot now, and wait until the snapshot is durable."""
     check_name(name, "service")
 
     async def work(client: Client) -> dict[str, int]:
@@ -326,22 +346,30 @@ async def _record(client: Client, stream: str, partition: int, offset: int, uid:
     raise LiftError(f"{stream}/{partition} holds no record at {offset}")
 
 
-@click.command()
+@click.command(cls=HelpCommand, example="liftpy service query bank 'balance alice' --key alice")
 @click.argument("name")
 @click.argument("text", required=False)
 @click.option(
     "--partition",
     type=click.IntRange(0),
-    help="Ask the instance of this partition.  [default: the only one; a service with several needs --partition or --key]",
+    help=(
+        "Query the instance of this partition. A service with several instances needs --partition or --key.  "
+        "[default: the only instance]"
+    ),
 )
-@click.option("--key", type=BYTES, metavar="TEXT", help="Ask the instance that has the records of this key.")
+@click.option("--key", type=BYTES, metavar="TEXT", help="Query the instance that has the records of this key.")
 @click.option(
     "--at-least",
     type=click.IntRange(0),
     metavar="OFFSET",
-    help="Take a state that holds every record below OFFSET (0: any).  [default: every record that is committed now]",
+    help=(
+        "Accept only a state that contains every record below OFFSET. 0 accepts any state.  [default: all "
+        "records committed now]"
+    ),
 )
-@click.option("--position", "shows_position", is_flag=True, help="Say on stderr how far the state was, and on which node.")
+@click.option(
+    "--position", "shows_position", is_flag=True, help="Print the offset of the state and the node that answered, on stderr."
+)
 @connection_options
 def query(
     name: str,
@@ -352,7 +380,7 @@ def query(
     shows_position: bool,
     target: Target,
 ) -> None:
-    """Ask the service NAME; TEXT is the query, stdin's bytes where it is left out. Prints the answer's bytes."""
+    """Send the query TEXT to the service NAME, and print the bytes of the answer. Without TEXT, send the standard input."""
     check_name(name, "service")
     if partition is not None and key is not None:
         raise ConfigError("name --partition or --key, not both")
@@ -373,18 +401,25 @@ _CONNECT_AGAIN_S = 0.5
 _MAX_DIGITS = 6
 
 
-class _RunGroup(click.Group):
+class _RunGroup(HelpGroup):
     """``liftpy service MODULE:CLASS ...`` runs one; the words below are about services that run."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and not set(args[:1]) & {"-h", "--help"}:
+        if args and args[0] not in {*self.commands, "-h", "--help"} and (args[0].startswith("-") or ":" in args[0]):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
 
-@click.group(cls=_RunGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_RunGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    example="liftpy service bank:Bank --stream bank-commands --node n1 --data /var/lib/bank",
+)
 def service() -> None:
-    """Replicated services: ``liftpy service MODULE:CLASS ...`` runs one beside a node (see ``liftpy service run --help``)."""
+    """Run a replicated service, call it, query it, or skip a bad record.
+
+    ``liftpy service MODULE:CLASS ...`` is short for ``liftpy service run MODULE:CLASS ...``.
+    """
 
 
 service.add_command(skip)
@@ -393,46 +428,58 @@ service.add_command(query)
 service.add_command(call)
 
 
-@service.command(epilog=table())
+@service.command(epilog=table(), example="liftpy service run bank:Bank --stream bank-commands --node n1 --data /var/lib/bank")
 @click.argument("service_class", metavar="MODULE:CLASS")
-@click.option("--name", default=None, help="The service's name: the same on all nodes.  [default: the class's, in lower case]")
-@click.option("--stream", required=True, help="The stream whose committed records it is fed.")
-@click.option("--partition", default=0, show_default=True, help="Which partition of it.")
+@click.option(
+    "--name", default=None, help="Name of the service. Must be equal on all nodes.  [default: the class name in lower case]"
+)
+@click.option("--stream", required=True, help="Stream whose committed records the service reads.")
+@click.option("--partition", default=0, show_default=True, help="Partition that the service reads.")
 @click.option(
     "--partitions",
     default="",
     metavar="all|N,N,...",
-    help="One instance for each of these partitions, in one process; all: of those that there are when it starts. The first that "
-    "ends for good ends all.",
+    help=(
+        "Partitions to run, one instance each, in one process. 'all' means the partitions that exist at the "
+        "start. If one instance fails permanently, the process ends."
+    ),
 )
-@click.option("--node", required=True, help="The sidecar beside which it runs.")
-@click.option("--data", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder for its snapshots.")
-@click.option("--output", default="", metavar="STREAM", help="Where its outputs go: a stream for them alone.")
+@click.option("--node", required=True, help="Id of the node that the service runs next to.")
+@click.option("--data", required=True, type=click.Path(file_okay=False, path_type=Path), help="Directory for snapshots.")
+@click.option(
+    "--output", default="", metavar="STREAM", help="Stream for the outputs of the service. Nothing else may publish to it."
+)
 @click.option(
     "--route",
     "routes",
     multiple=True,
     metavar="NAME=STREAM",
-    help="Where outputs are copied that are emitted to NAME: a stream for them alone, by key where it has more partitions; may be "
-    "given several times, the same on all nodes.",
+    help=(
+        "Stream for outputs that the service emits to NAME. Nothing else may publish to it. Outputs with a "
+        "key go to the partition of the key. May be repeated. Must be equal on all nodes."
+    ),
 )
+@click.option("--dead-letter", "dead_letter_stream", default="", metavar="STREAM", help="Stream for skipped records.")
 @click.option(
-    "--dead-letter", "dead_letter_stream", default="", metavar="STREAM", help="Where records go that are passed over."
+    "--snapshot-every",
+    "snapshot_interval_records",
+    default=10_000,
+    show_default=True,
+    help="Number of offsets between two snapshots. Must be equal on all nodes.",
 )
-@click.option("--snapshot-every", default=10_000, show_default=True, help="Offsets between snapshots: the same on all nodes.")
 @click.option(
     "--set",
     "given",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Given to the class's __init__ as a keyword; JSON or text. The same on all nodes.",
+    help="Keyword argument for __init__ of the class, as JSON or text. May be repeated. Must be equal on all nodes.",
 )
 @click.option(
     "--settings",
     "settings_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE.json",
-    help="An object of such names and values; --set wins.",
+    help="JSON file with an object of keyword arguments. --set overrides it.",
 )
 @click.option(
     "--reply-prefix",
@@ -440,7 +487,7 @@ service.add_command(call)
     multiple=True,
     default=DEFAULT_INBOX_PREFIXES,
     show_default=True,
-    help="Under which inboxes those who send commands are answered; may be given several times.",
+    help="Inbox prefix of clients that send commands. May be repeated.  [default: _INBOX*.]",
 )
 @click.option(
     "--tick-s",
@@ -448,9 +495,14 @@ service.add_command(call)
     default=0.0,
     show_default=True,
     metavar="SECONDS",
-    help="How often at most an empty record is written while a timer is due and nothing arrives; 0: never.",
+    help=(
+        "Shortest time between two empty records, in seconds. The service writes an empty record if a timer "
+        "is due and no other record arrives. 0 disables them."
+    ),
 )
-@click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]), help="What is logged.")
+@click.option(
+    "--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]), help="Minimum level of log lines."
+)
 @connection_options
 @click.pass_context
 def run(
@@ -467,7 +519,10 @@ def run(
     routes: tuple[str, ...],
     **flags: Any,
 ) -> None:
-    """Run MODULE:CLASS, a liftpy.service.Service, until SIGTERM. The module is looked for here and on PYTHONPATH."""
+    """Run MODULE:CLASS, a subclass of liftpy.service.Service, until SIGTERM.
+
+    Python searches the module in the current directory and on PYTHONPATH.
+    """
     logging.basicConfig(
         stream=sys.stderr,
         level=log_level.upper(),

@@ -15,6 +15,7 @@ from liftpy.client import Client
 from liftpy.config import NS_PER_S, DefaultQuota, SessionTimes
 from liftpy.core.base.ids import check_name
 from liftpy.errors import ConfigError, UnavailableError
+from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.output import table
 from sidecar.cli.session import with_client
@@ -24,18 +25,18 @@ _LOOK_S = 0.2
 _SETTLES_WITHIN_S = 30.0
 
 
-@click.group()
+@click.group(cls=HelpGroup, example="liftpy settings show n1 --diff")
 def settings() -> None:
-    """Show a node's settings, and have it read them again while it runs; say the cluster's default quota and session times."""
+    """Show or reload the settings of a node, and show or set the default quota and session times of the cluster."""
 
 
-@settings.command()
+@settings.command(example="liftpy settings show n1 --diff")
 @click.argument("node_id", metavar="NODE")
-@click.option("--diff", is_flag=True, help="Only what differs from its default, or waits for a restart.")
+@click.option("--diff", is_flag=True, help="Show only settings that differ from their default or that wait for a restart.")
 @json_option
 @connection_options
 def show(node_id: str, diff: bool, as_json: bool, target: Target) -> None:
-    """Show NODE's settings: value, where it comes from, default, and whether a running node takes over another one. No secrets."""
+    """Show the settings of NODE: value, source, default, and whether a reload can change it. Secrets are not shown."""
     check_name(node_id, "node")
 
     async def work(client: Client) -> list[dict[str, Any]]:
@@ -50,12 +51,12 @@ def show(node_id: str, diff: bool, as_json: bool, target: Target) -> None:
     Console().print(table(columns, cells, folds=("value", "default")))
 
 
-@settings.command()
+@settings.command(example="liftpy settings reload n1")
 @click.argument("node_id", metavar="NODE")
 @json_option
 @connection_options
 def reload(node_id: str, as_json: bool, target: Target) -> None:
-    """Have NODE read its settings again; one that is wrong, and nothing changes. Needs the rights of an operator."""
+    """Reload the settings of NODE without a restart. If one setting is invalid, nothing changes. Needs operator permissions."""
     check_name(node_id, "node")
 
     async def work(client: Client) -> dict[str, Any]:
@@ -72,18 +73,29 @@ def reload(node_id: str, as_json: bool, target: Target) -> None:
         click.echo(f"{node_id}: wait for a restart: {', '.join(said['wait'])}")
 
 
-@settings.command(name="default-quota")
-@click.option("--records", "records_per_s", type=click.IntRange(0), help="So many records a second; 0: no bound.")
-@click.option("--bytes", "bytes_per_s", type=click.IntRange(0), help="The same in bytes, of payload and headers.")
-@click.option("--by-token", type=click.IntRange(0), help="For each value of this token of the subject; 0: for all together.")
-@click.option("--none", "is_none", is_flag=True, help="End it.")
+@settings.command(name="default-quota", example="liftpy settings default-quota --records 10000")
+@click.option("--records", "records_per_s", type=click.IntRange(0), help="Maximum records per second. 0 means no limit.")
+@click.option(
+    "--bytes", "bytes_per_s", type=click.IntRange(0), help="Maximum bytes per second, of payload and headers. 0 means no limit."
+)
+@click.option(
+    "--by-token",
+    type=click.IntRange(0),
+    help=(
+        "Apply the quota separately to each value of this subject token, counted from 1. 0 means one quota for all subjects."
+    ),
+)
+@click.option("--none", "is_none", is_flag=True, help="Remove the default quota.")
 @json_option
 @connection_options
 def default_quota(
     records_per_s: int | None, bytes_per_s: int | None, by_token: int | None, is_none: bool, as_json: bool, target: Target
 ) -> None:
-    """Show the quota of every stream that has none of its own, or set it: leaders take it at once. What is not named stays as it is.
-    Not held to it are streams made with --quota-exempt, and the cluster's own. Setting it needs the rights of an operator."""
+    """Show or set the default quota. It applies to every stream without its own quota.
+
+    Leaders apply a new quota at once. Options that you omit keep their values. The quota does not apply to streams created with
+    --quota-exempt and to internal streams. Setting the quota needs operator permissions.
+    """
     given = {"records_per_s": records_per_s, "bytes_per_s": bytes_per_s, "by_token": by_token}
     wanted = {name: value for name, value in given.items() if value is not None}
     if is_none and wanted:
@@ -98,19 +110,27 @@ def default_quota(
     click.echo(json.dumps(asdict(quota)) if as_json else f"default quota: {quota.words}")
 
 
-@settings.command()
+@settings.command(example="liftpy settings session --session-s 10 --lease-s 8")
 @click.option(
-    "--session-s", type=float, help="A node that is not heard for so long is fenced, and what it leads gets other leaders."
+    "--session-s",
+    type=float,
+    help=("Time without heartbeats after which a node is fenced, in seconds. Its partitions then get other leaders."),
 )
 @click.option(
-    "--lease-s", type=float, help="For so long a leader that hears nothing of the metadata group may answer; less than that."
+    "--lease-s",
+    type=float,
+    help=(
+        "Time for which a leader may serve without contact to the metadata group, in seconds. Must be shorter than --session-s."
+    ),
 )
-@click.option("--no-wait", is_flag=True, help="Don't wait until the change is settled.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until all nodes use the new times.")
 @json_option
 @connection_options
 def session(session_s: float | None, lease_s: float | None, no_wait: bool, as_json: bool, target: Target) -> None:
-    """Show the session and the lease of all nodes, or set them: they hold at once, whatever the nodes' own settings say. Ends when the
-    change is settled: when nothing that was granted before it can still count. Setting needs the rights of an operator."""
+    """Show or set the session time and the lease time of all nodes. They override the settings of the nodes.
+
+    The command waits until no session or lease with the old times is valid. Setting the times needs operator permissions.
+    """
     sets = session_s is not None or lease_s is not None
 
     async def work(client: Client) -> SessionTimes | None:

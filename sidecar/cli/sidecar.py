@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from liftpy.errors import LiftError
+from sidecar.cli.help import ConnectionOption, HelpCommand
 from sidecar.runtime.logs import LOGS
 from sidecar.runtime.restarts import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, count_restart, never_again, pause_s
 from sidecar.runtime.settings import GivenSettings, restarted_environment, restarts_in_a_row
@@ -21,29 +22,49 @@ from sidecar.runtime.tasks import run_loop
 logger = logging.getLogger("liftpy.node")
 
 
-@click.command()
-@click.option("--config", type=click.Path(dir_okay=False, path_type=Path), help="TOML file; flags and LIFTPY_* win over it.")
-@click.option("--node-id", default=None, help="This node's id: one token of A-Z a-z 0-9 _ -, never given to another node.")
-@click.option("--data", default=None, help="Folder for the logs and the metadata; one process per folder.")
-@click.option("--nats", default=None, metavar="URL", help="NATS server, or several, comma separated.")
-@click.option("--namespace", default=None, metavar="NS", help="The cluster's namespace.")
-@click.option("--controllers", default=None, metavar="IDS", help="Ids of the nodes of the metadata group, comma separated.")
+@click.command(
+    cls=HelpCommand, example="liftpy sidecar --node-id n1 --data /var/lib/liftpy --nats nats://nats:4222 --controllers n1,n2,n3"
+)
+@click.option(
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="TOML file with settings. Options and LIFTPY_* variables override it.",
+)
+@click.option("--node-id", default=None, help="Id of this node: letters, digits, _ and -. Never reuse the id of another node.")
+@click.option("--data", default=None, help="Directory for the logs and the metadata. Each process needs its own directory.")
+@click.option(
+    "--nats", cls=ConnectionOption, default=None, metavar="URL", help="NATS server, or several servers separated by commas."
+)
+@click.option("--namespace", cls=ConnectionOption, default=None, metavar="NS", help="Namespace of the cluster.")
+@click.option(
+    "--controllers",
+    default=None,
+    metavar="IDS",
+    help="Ids of the controllers (nodes of the metadata group), separated by commas.",
+)
 @click.option(
     "--bootstrap-majority",
     is_flag=True,
     default=None,
-    help="For the first start of a cluster whose other controllers can't come: begin with a majority. NEVER when one of the missing "
-    "has been a member: what the group knew would be lost.",
+    help=(
+        "Start a new cluster with a majority of its controllers, if the others cannot start. Warning: if a "
+        "missing controller was a member before, the metadata of the group is LOST."
+    ),
 )
-@click.option("--rack", default=None, help="Where this node stands, for placement.")
-@click.option("--weight", default=None, type=float, help="This node's share of partitions, for weighted placement.")
-@click.option("--status-port", default=None, type=int, help="Loopback status page and metrics; 0: any free port, -1: off.")
+@click.option("--rack", default=None, help="Rack of this node, for placement.")
+@click.option("--weight", default=None, type=float, help="Relative share of partitions of this node, for weighted placement.")
+@click.option(
+    "--status-port",
+    default=None,
+    type=int,
+    help=("Port of the status page and the metrics on the loopback interface. 0 means any free port, -1 disables it."),
+)
 @click.option(
     "--workers",
     default=None,
     type=int,
     metavar="N",
-    help="Processes that this node's partitions are shared out among, about one for each core.  [default: 1]",
+    help="Worker processes of this node. They share its partitions. Use about one for each core.  [default: 1]",
 )
 @click.option(
     "--jetstream-api",
@@ -51,26 +72,51 @@ logger = logging.getLogger("liftpy.node")
     flag_value="liftpy",
     default=None,
     metavar="[DOMAIN]",
-    help="Answer JetStream's stateless read API too, in the domain liftpy or this one (docs/jetstream.md).",
+    help="Answer the JetStream read API in this domain. Without a value, the domain is liftpy.",
 )
-@click.option("--creds", "creds_file", default=None, metavar="FILE", help="File with a NATS JWT and its nkey seed.")
-@click.option("--nkey", "nkey_seed_file", default=None, metavar="FILE", help="File with a NATS nkey seed.")
-@click.option("--user", default=None, help="NATS user; the password comes from LIFTPY_PASSWORD.")
-@click.option("--tls-ca", "tls_ca_file", default=None, metavar="FILE", help="Certificates to trust (PEM).")
-@click.option("--tls-cert", "tls_cert_file", default=None, metavar="FILE", help="Own certificate (PEM).")
-@click.option("--tls-key", "tls_key_file", default=None, metavar="FILE", help="Key of the own certificate (PEM).")
-@click.option("--log-level", default=None, type=click.Choice(["debug", "info", "warning", "error"]), help="What is logged.")
-@click.option("--log-format", default=None, type=click.Choice(["text", "json"]), help="How it is logged.")
-@click.option("--json", "as_json", is_flag=True, help="Say on the standard output when the node is ready, as one line of JSON.")
+@click.option(
+    "--creds", "creds_file", cls=ConnectionOption, default=None, metavar="FILE", help="File with a NATS JWT and its nkey seed."
+)
+@click.option(
+    "--nkey", "nkey_seed_file", cls=ConnectionOption, default=None, metavar="FILE", help="File with a NATS nkey seed."
+)
+@click.option("--user", cls=ConnectionOption, default=None, help="NATS user. Set the password in LIFTPY_PASSWORD.")
+@click.option(
+    "--tls-ca", "tls_ca_file", cls=ConnectionOption, default=None, metavar="FILE", help="Trusted CA certificates (PEM file)."
+)
+@click.option(
+    "--tls-cert", "tls_cert_file", cls=ConnectionOption, default=None, metavar="FILE", help="Client certificate (PEM file)."
+)
+@click.option(
+    "--tls-key",
+    "tls_key_file",
+    cls=ConnectionOption,
+    default=None,
+    metavar="FILE",
+    help="Private key of the client certificate (PEM file).",
+)
+@click.option(
+    "--log-level", default=None, type=click.Choice(["debug", "info", "warning", "error"]), help="Minimum level of log lines."
+)
+@click.option("--log-format", default=None, type=click.Choice(["text", "json"]), help="Format of log lines.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON to the standard output when the node is ready.")
 def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
-    """Run one node. SIGTERM stops it cleanly; a node that was killed comes back, registers anew and catches up.
+    """Run one node. SIGTERM stops it cleanly.
 
-    Every option is also a setting in the file and an environment variable: LIFTPY_NODE_ID, LIFTPY_DATA, LIFTPY_NATS,
-    LIFTPY_CONTROLLERS... and LIFTPY_REPLICATION_<NAME> for time-outs and bounds.
+    Every option is also a setting in the TOML file and an environment variable: LIFTPY_NODE_ID, LIFTPY_DATA, LIFTPY_NATS,
+    LIFTPY_CONTROLLERS and so on. Timeouts and limits are LIFTPY_REPLICATION_<NAME>.
 
-    Exit codes: 0 stopped cleanly; 1 failed, a restart may help; 2 wrong usage or setting; 3 nobody answered; 75 restart me, to repair;
-    78 never restart without a person: the folder is another node's, of another version, or has lost what a controller needs,
-    or the cluster is at a feature level that this version does not speak; 130 interrupted before it had started.
+    \b
+    Exit codes:
+      0    clean stop
+      1    failure. A restart may help.
+      2    wrong usage or setting
+      3    no answer from NATS or the cluster
+      75   restart requested, to repair a log
+      78   do not restart, an operator must act: the data directory belongs to
+           another node or version, a controller lost data, or this version
+           does not support the feature level of the cluster
+      130  interrupted before the start was complete
     """
     given = GivenSettings(config, flags)
     settings = given.load()

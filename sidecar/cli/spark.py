@@ -7,15 +7,15 @@ import click
 from sidecar.cli.main import LazyGroup
 
 COMMANDS = {
-    "archive": ("sidecar.cli.spark_archive", "Archive streams into a table of Parquet files, each record once."),
-    "replay": ("sidecar.cli.spark_replay", "Write a stream's records, or an archive's, to another stream, each once."),
-    "compact": ("sidecar.cli.spark_compact", "Make a table of the latest record of each key."),
-    "audit": ("sidecar.cli.spark_audit", "Compare what all replicas of streams hold; say where they first differ."),
-    "stats": ("sidecar.cli.spark_stats", "Show rates, sizes, gaps, keys and subjects of streams over time; draw them."),
+    "archive": ("sidecar.cli.spark_archive", "Archive streams into a Delta or Iceberg table, each record exactly once."),
+    "replay": ("sidecar.cli.spark_replay", "Write the records of a stream or an archive to another stream, each once."),
+    "compact": ("sidecar.cli.spark_compact", "Write the latest record of each key to a table."),
+    "audit": ("sidecar.cli.spark_audit", "Compare the records of all replicas, and print the first difference."),
+    "stats": ("sidecar.cli.spark_stats", "Show rates, sizes, gaps, keys and subjects of streams over time."),
 }
 """As those of ``liftpy``."""
 
 
-@click.group(cls=LazyGroup, rows=COMMANDS)
+@click.group(cls=LazyGroup, rows=COMMANDS, example="liftpy spark archive orders --table /data/orders --once")
 def spark() -> None:
-    """Pipelines over streams on Spark: here, or on a cluster (--master)."""
+    """Archive, replay, compact, audit and measure streams with Spark, on this machine or on a cluster (--master)."""

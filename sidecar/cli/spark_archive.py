@@ -12,30 +12,61 @@ from liftpy.spark.pipelines.archive import COMPRESSIONS, DEFAULT_BATCH_RECORDS, 
 from liftpy.spark.pipelines.archive import archive as run
 from liftpy.spark.pipelines.orphan_files import DEFAULT_AGE_S
 from liftpy.spark.pipelines.tables import FORMATS
+from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.spark_job import SparkPlace, ends_by_signal, source_options, spark_options
 from sidecar.runtime.settings import Target
 
 
-@click.command()
+@click.command(cls=HelpCommand, example="liftpy spark archive orders --table /data/orders --once")
 @click.argument("streams", nargs=-1, required=True)
-@click.option("--table", required=True, help="A folder that the driver and all executors have under one path.")
-@click.option("--format", "kind", type=click.Choice(list(FORMATS)), help="Of a new table.  [default: delta]")
-@click.option("--once", is_flag=True, help="Up to what is committed now, and end; else go on for ever.")
-@click.option("--checkpoint", default="", metavar="FOLDER", help="Of the query.  [default: _checkpoint in the table's folder]")
-@click.option("--columns", default="", help="Some of the source's columns, with stream, partition and offset.  [default: all]")
+@click.option("--table", required=True, help="Directory of the table. The driver and all executors need the same path.")
+@click.option("--format", "kind", type=click.Choice(list(FORMATS)), help="Format of a new table.  [default: delta]")
 @click.option(
-    "--from", "start", default="", help="Where a new archive begins: startingOffsets of the source.  [default: earliest]"
+    "--once", is_flag=True, help="Archive the records that are committed now, then exit. Without it, continue until Ctrl-C."
 )
-@click.option("--compression", type=click.Choice(COMPRESSIONS), default="zstd", show_default=True)
-@click.option("--every", "every_s", type=click.FloatRange(0), default=10.0, show_default=True, help="Seconds between commits.")
 @click.option(
-    "--batch-records", type=click.IntRange(1), default=DEFAULT_BATCH_RECORDS, show_default=True, help="In one commit."
+    "--checkpoint",
+    default="",
+    metavar="FOLDER",
+    help="Checkpoint directory of the query.  [default: _checkpoint in the table directory]",
+)
+@click.option(
+    "--columns",
+    default="",
+    help=(
+        "Columns of the source to archive, separated by commas. They must include stream, partition and offset.  [default: all]"
+    ),
+)
+@click.option(
+    "--from", "start", default="", help="Start of a new archive, as startingOffsets of the source.  [default: earliest]"
+)
+@click.option(
+    "--compression",
+    type=click.Choice(COMPRESSIONS),
+    default="zstd",
+    show_default=True,
+    help="Compression of the Parquet files.",
+)
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(0),
+    default=10.0,
+    show_default=True,
+    help="Time between two commits, in seconds.",
+)
+@click.option(
+    "--batch-records",
+    type=click.IntRange(1),
+    default=DEFAULT_BATCH_RECORDS,
+    show_default=True,
+    help="Maximum number of records in one commit.",
 )
 @click.option("--orphan-age", "orphan_age_s", type=click.FloatRange(0), default=DEFAULT_AGE_S, show_default=True,
-              help="Seconds after which files of attempts that died are removed, when it begins.")  # fmt: skip
-@click.option("--accept-loss", is_flag=True, help="Go on where retention took records that were not archived yet.")
-@click.option("--dry-run", is_flag=True, help="Show where it would go on and how much waits, and write nothing.")
+              help="Age after which the start removes files of failed attempts, in seconds.")  # fmt: skip
+@click.option("--accept-loss", is_flag=True, help="Continue if retention deleted records that were not archived.")
+@click.option("--dry-run", is_flag=True, help="Print the next position and the number of records that wait. Write nothing.")
 @json_option
 @spark_options
 @connection_options
@@ -44,10 +75,11 @@ def archive(
     every_s: float, batch_records: int, orphan_age_s: float, accept_loss: bool, dry_run: bool, as_json: bool,
     place: SparkPlace, target: Target,
 ) -> None:  # fmt: skip
-    """Archive STREAMS into the table in --table, each record once, also if it is killed and run again: it goes on where it was.
+    """Archive STREAMS into a table, each record exactly once. After a failure, run the command again: it resumes.
 
-    The table is read by anything that reads Delta (or Iceberg); with its live stream as one DataFrame by
-    liftpy.spark.pipelines.archive_reader.whole."""
+    Every reader of Delta (or Iceberg) can read the table. liftpy.spark.pipelines.archive_reader.whole returns the
+    table and the live stream as one DataFrame.
+    """
     plan = ArchivePlan(
         streams=streams, table=table, kind=kind or "", checkpoint=checkpoint, columns=columns, compression=compression,
         every_s=every_s, batch_records=batch_records, orphan_age_s=orphan_age_s,

@@ -11,6 +11,7 @@ from liftpy.spark.options import Selection
 from liftpy.spark.pipelines.audit import audit as run
 from liftpy.spark.pipelines.audit_findings import AuditReport
 from liftpy.spark.pipelines.parallel import DEFAULT_TASKS, MAX_TASKS
+from sidecar.cli.help import HelpCommand
 from sidecar.cli.main import EXIT_UNAVAILABLE
 from sidecar.cli.options import connection_options, internal_option, json_option
 from sidecar.cli.output import table
@@ -22,12 +23,12 @@ EXIT_DIFFERENT = 1
 EVERY_STREAM = ".*"
 
 
-@click.command()
+@click.command(cls=HelpCommand, example="liftpy spark audit orders")
 @click.argument("streams", nargs=-1)
 @click.option("--patience", "patience_s", type=click.FloatRange(0.1, 3600), default=10.0, show_default=True,
-              help="Seconds for which a replica may not answer until it counts as away.")  # fmt: skip
+              help="Time without an answer after which a replica counts as unavailable, in seconds.")  # fmt: skip
 @click.option("--tasks", type=click.IntRange(1, MAX_TASKS), default=DEFAULT_TASKS, show_default=True,
-              help="Pieces of partitions at a time, without --master.")  # fmt: skip
+              help="Number of partition ranges to read in parallel, without --master.")  # fmt: skip
 @json_option
 @optional_spark_options
 @connection_options
@@ -35,9 +36,10 @@ EVERY_STREAM = ".*"
 def audit(
     streams: tuple[str, ...], patience_s: float, tasks: int, as_json: bool, place: SparkPlace | None, target: Target
 ) -> int:
-    """Read what is committed of STREAMS (all of them, if none is named) from every replica, and say where they first differ.
+    """Compare the committed records of all replicas of STREAMS, and print the first difference. Without STREAMS, compare all streams.
 
-    Exit code 0: replicas agree, 1: they do not, or one holds damage, 3: of some partition there was nothing to compare."""
+    Exit code 0: the replicas are equal, 1: they differ or one is damaged, 3: at least one partition had nothing to compare.
+    """
     wanted = Selection(tuple(sorted(set(streams)))) if streams else Selection(pattern=EVERY_STREAM)
     with reached(target, place, "liftpy audit") as (access, session):
         report = run(access, wanted, spark=session, patience_s=patience_s, tasks=tasks, internal=target.internal)

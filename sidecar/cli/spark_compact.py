@@ -11,20 +11,23 @@ from liftpy.spark.pipelines.compact import CompactPlan, next_step
 from liftpy.spark.pipelines.compact import compact as run
 from liftpy.spark.pipelines.table_kind import table_at
 from liftpy.spark.pipelines.tables import FORMATS
+from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.spark_job import SparkPlace, ends_by_signal, source_options, spark_options
 from sidecar.runtime.settings import Target
 
 
-@click.command()
+@click.command(cls=HelpCommand, example="liftpy spark compact orders --output /data/orders-latest")
 @click.argument("stream")
-@click.option("--output", required=True, help="Folder of the table with the latest of each key.")
+@click.option("--output", required=True, help="Directory of the table with the latest record of each key.")
 @click.option(
-    "--table", default="", help="Read what the archive in this folder has from there.  [default: all from the stream]"
+    "--table",
+    default="",
+    help=("Read archived records from the archive in this directory.  [default: read everything from the stream]"),
 )
-@click.option("--format", "kind", type=click.Choice(list(FORMATS)), help="Of a new table.  [default: delta]")
-@click.option("--anew", is_flag=True, help="Everything again, not only what is new since the last run.")
-@click.option("--dry-run", is_flag=True, help="Show how much is new, and write nothing.")
+@click.option("--format", "kind", type=click.Choice(list(FORMATS)), help="Format of a new table.  [default: delta]")
+@click.option("--anew", is_flag=True, help="Read everything again, not only new records since the last run.")
+@click.option("--dry-run", is_flag=True, help="Print the number of new records, and write nothing.")
 @json_option
 @spark_options
 @connection_options
@@ -32,9 +35,10 @@ def compact(
     stream: str, output: str, table: str, kind: str | None, anew: bool, dry_run: bool, as_json: bool, place: SparkPlace,
     target: Target,
 ) -> None:  # fmt: skip
-    """Make the table in --output hold the latest record of each key of STREAM; a tombstone deletes its key.
+    """Write the latest record of each key of STREAM to a table. A tombstone deletes its key.
 
-    Each run reads what is new and puts the table's new content in the place of the old, all or nothing."""
+    Each run reads the new records and replaces the content of the table atomically.
+    """
     with source_options(target, place) as options:
         plan = CompactPlan(stream=stream, output=output, kind=kind or "", table=table, anew=anew, source=options)
         if dry_run:

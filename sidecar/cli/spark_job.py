@@ -82,8 +82,8 @@ def spark_options(function: F) -> F:
             raise click.UsageError(f"--conf {lacking[0]}: say NAME=VALUE")
         return function(*args, place=SparkPlace(master, settings), **kwargs)
 
-    command = click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark; may be repeated.")(command)
-    text = "Where Spark runs: local[N], here with N cores, or a cluster as spark://host:7077."
+    command = click.option("--conf", multiple=True, metavar="NAME=VALUE", help="Spark setting. May be repeated.")(command)
+    text = "Spark master: local[N] (this machine, N cores) or a cluster such as spark://host:7077."
     return click.option("--master", default="local[*]", show_default=True, help=text)(command)  # type: ignore[return-value]
 
 
@@ -120,8 +120,8 @@ def optional_spark_options(function: F) -> F:
             raise click.UsageError("--conf is of Spark: say --master, too")
         return function(*args, place=SparkPlace(master, settings) if master else None, **kwargs)
 
-    command = click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark; may be repeated.")(command)
-    text = "Read in the executors of a Spark, local[N] or spark://host:7077.  [default: read here, without Spark]"
+    command = click.option("--conf", multiple=True, metavar="NAME=VALUE", help="Spark setting. May be repeated.")(command)
+    text = "Read in the executors of this Spark master, local[N] or spark://host:7077.  [default: read here, without Spark]"
     return click.option("--master", default="", metavar="MASTER", help=text)(command)  # type: ignore[return-value]
 
 

@@ -9,23 +9,26 @@ import click
 
 from liftpy.spark.pipelines.replay import ReplayPlan, ShareDone, shares_to_replay
 from liftpy.spark.pipelines.replay import replay as run
+from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.spark_job import SparkPlace, ends_by_signal, source_options, spark_options
 from sidecar.runtime.settings import Target
 
 
-@click.command()
+@click.command(cls=HelpCommand, example="liftpy spark replay orders orders-copy --name copy-1 --table /data/orders")
 @click.argument("stream")
 @click.argument("target_stream", metavar="TARGET")
-@click.option("--name", required=True, help="Of this replay: run again under it, it writes nothing twice.")
-@click.option("--table", default="", help="Read the archive in this folder.  [default: the stream itself]")
-@click.option("--from", "start", default="", help="startingOffsets of the source.  [default: earliest]")
-@click.option("--to", "end", default="", help="endingOffsets of the source.  [default: latest]")
+@click.option("--name", required=True, help="Name of this replay. A second run with the same name writes no record twice.")
+@click.option("--table", default="", help="Read the archive in this directory.  [default: read the stream]")
+@click.option("--from", "start", default="", help="Start position, as startingOffsets of the source.  [default: earliest]")
+@click.option("--to", "end", default="", help="End position, as endingOffsets of the source.  [default: latest]")
 @click.option("--partitions", type=click.Choice(["keep", "key"]), default="keep", show_default=True,
-              help="Where a record goes: to the partition that it has, or to that of its key.")  # fmt: skip
-@click.option("--rate", type=click.FloatRange(0), default=0.0, help="Records a second at most.  [default: as fast as it goes]")
-@click.option("--accept-loss", is_flag=True, help="Replay what is left where retention took records.")
-@click.option("--dry-run", is_flag=True, help="Show what would be replayed, and write nothing.")
+              help="Partition of a written record: keep (the same number) or key (from the key).")  # fmt: skip
+@click.option(
+    "--rate", type=click.FloatRange(0), default=0.0, help="Maximum number of records per second.  [default: no limit]"
+)
+@click.option("--accept-loss", is_flag=True, help="Continue if retention deleted records. Replay the others.")
+@click.option("--dry-run", is_flag=True, help="Print what would be replayed, and write nothing.")
 @json_option
 @spark_options
 @connection_options
@@ -33,9 +36,11 @@ def replay(
     stream: str, target_stream: str, name: str, table: str, start: str, end: str, partitions: str, rate: float, accept_loss: bool,
     dry_run: bool, as_json: bool, place: SparkPlace, target: Target,
 ) -> None:  # fmt: skip
-    """Write the records of STREAM, or of its archive in --table, to the stream TARGET, each once under --name, in their order.
+    """Write the records of STREAM, or of its archive in --table, to the stream TARGET. Each record is written once, in order.
 
-    Keys, values and headers are written; offsets, times and subjects are new. Killed and run again, it goes on."""
+    The command writes keys, values and headers. Offsets, times and subjects are new. After a failure, run the command again with the
+    same --name: it resumes.
+    """
     with source_options(target, place) as options:
         source = {**options, **({"startingOffsets": start} if start else {}), **({"endingOffsets": end} if end else {})}
         source |= {"failOnDataLoss": "false"} if accept_loss else {}

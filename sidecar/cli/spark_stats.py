@@ -17,6 +17,7 @@ from liftpy.spark.pipelines.parallel import DEFAULT_TASKS, MAX_TASKS
 from liftpy.spark.pipelines.stats import StatsReport
 from liftpy.spark.pipelines.stats import stats as run
 from liftpy.spark.pipelines.stats_plot import plot_problem, save_plot
+from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.output import table
 from sidecar.cli.spark_job import SparkPlace, optional_spark_options, reached
@@ -28,20 +29,29 @@ _COLUMNS = (
 )
 
 
-@click.command()
+@click.command(cls=HelpCommand, example="liftpy spark stats orders --from -1h --every 1m --plot orders.png")
 @click.argument("streams", nargs=-1, required=True)
 @click.option(
-    "--from", "start", default="earliest", show_default=True, help="earliest, -1h, -1000, or JSON for each partition."
+    "--from",
+    "start",
+    default="earliest",
+    show_default=True,
+    help="Start position: earliest, -1h, -1000, or JSON with one position for each partition.",
 )
 @click.option(
-    "--until", default="latest", show_default=True, help="latest, -10m, -1000, or JSON for each partition; exclusive."
+    "--until",
+    default="latest",
+    show_default=True,
+    help="End position (exclusive): latest, -10m, -1000, or JSON with one position for each partition.",
 )
-@click.option("--every", default="", metavar="TIME", help="Width of a bucket: 10s, 5m, 1h.  [default: so that 60 hold all]")
-@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw it, too, as a PNG.")
+@click.option(
+    "--every", default="", metavar="TIME", help="Width of a time bucket, such as 10s, 5m or 1h.  [default: at most 60 buckets]"
+)
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a chart to this PNG file.")
 @click.option("--patience", "patience_s", type=click.FloatRange(0.1, 3600), default=30.0, show_default=True,
-              help="Seconds for which nobody may answer.")  # fmt: skip
+              help="Maximum time without an answer, in seconds.")  # fmt: skip
 @click.option("--tasks", type=click.IntRange(1, MAX_TASKS), default=DEFAULT_TASKS, show_default=True,
-              help="Pieces of partitions at a time, without --master.")  # fmt: skip
+              help="Number of partition ranges to read in parallel, without --master.")  # fmt: skip
 @json_option
 @optional_spark_options
 @connection_options
@@ -49,7 +59,7 @@ def stats(
     streams: tuple[str, ...], start: str, until: str, every: str, plot: Path | None, patience_s: float, tasks: int, as_json: bool,
     place: SparkPlace | None, target: Target,
 ) -> None:  # fmt: skip
-    """Show rates, sizes, gaps, distinct keys and subjects of STREAMS over time, by partition and as a whole."""
+    """Show rates, sizes, gaps, and distinct keys and subjects of STREAMS over time, for each partition and in total."""
     if plot is not None and (problem := plot_problem()):
         raise ConfigError(problem)
     now_ns = round(datetime.now(UTC).timestamp() * 1e9)

@@ -17,6 +17,7 @@ from liftpy.core.metadata.controller.unplaced_streams import why_it_waits
 from liftpy.core.metadata.image import INSUFFICIENT_NODES
 from liftpy.core.metadata.reassignment_progress import movements
 from liftpy.core.observe.cluster_health import why_offline
+from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.output import table
 from sidecar.cli.partition_reports import NodeReports, ask_nodes
@@ -25,12 +26,15 @@ from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
 
-@click.command()
-@click.option("--stream", "only", default=None, help="This stream only.")
+@click.command(cls=HelpCommand, example="liftpy status --stream orders")
+@click.option("--stream", "only", default=None, help="Show only this stream.  [default: all]")
 @json_option
 @connection_options
 def status(only: str | None, as_json: bool, target: Target) -> None:
-    """Show nodes, metadata leader, and per partition leader, epochs, replicas, ISR, HW, newest offset and lag."""
+    """Show all nodes, the leader of the metadata group, and the state of each partition.
+
+    The state of a partition has its leader, epochs, replicas, ISR, high watermark (HW), newest offset and lag.
+    """
     found = with_client(target, lambda client: gather(client, only), needs_majority=False)
     click.echo(json.dumps(found)) if as_json else _show(found)
 

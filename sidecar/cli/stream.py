@@ -28,6 +28,7 @@ from liftpy.core.metadata.reassignment_progress import movements
 from liftpy.core.wire.subjects import data_subject
 from liftpy.errors import LiftError
 from sidecar.cli.delete_records import purge, truncate
+from sidecar.cli.help import HelpCommand, HelpGroup
 from sidecar.cli.options import connection_options, internal_option, json_option
 from sidecar.cli.output import table
 from sidecar.cli.placement import placement_options, show_plan
@@ -37,11 +38,11 @@ from sidecar.cli.stream_settings import SETTINGS, alterable_options, changed, se
 from sidecar.runtime.settings import Target
 
 
-@click.command()
+@click.command(cls=HelpCommand, example="liftpy stream alter orders --retention-age 604800 --dry-run")
 @click.argument("name")
-@click.option("--replication-factor", "factor", type=click.IntRange(1, 32), help="Replicas of each partition.")
+@click.option("--replication-factor", "factor", type=click.IntRange(1, 32), help="Number of replicas of each partition.")
 @alterable_options
-@click.option("--dry-run", is_flag=True, help="Show what would change, and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would change, and change nothing.")
 @wait_option
 @timeout_option
 @json_option
@@ -57,8 +58,11 @@ def alter(
     as_json: bool,
     target: Target,
 ) -> None:
-    """Give stream NAME other settings, and every partition of it more replicas, or fewer. The leader always stays; a move goes on
-    whatever is killed. What is not named stays as it is."""
+    """Change the settings of stream NAME, or the number of its replicas.
+
+    Settings that you omit keep their values. The leader never moves. The cluster continues a move of replicas if you stop this
+    command or if a node fails.
+    """
     if factor is None and not settings:
         raise click.UsageError("name a --replication-factor or a setting: nothing would change")
 
@@ -119,23 +123,34 @@ def _show(before: StreamImage, stream: StreamImage, factor: int | None, settings
 
 
 _PARTITIONS = click.option(
-    "--partition", "partitions", type=click.IntRange(0), multiple=True, help="Only this one; may be repeated.  [default: all]"
+    "--partition",
+    "partitions",
+    type=click.IntRange(0),
+    multiple=True,
+    help="Change only this partition. May be repeated.  [default: all]",
 )
 
 
-@click.command()
+@click.command(cls=HelpCommand, example="liftpy stream pause orders --resume-on-publish")
 @click.argument("name")
 @_PARTITIONS
-@click.option("--resume-on-publish", is_flag=True, help="Until somebody publishes: that is stored, and resumes its partition.")
-@click.option("--resume-all", is_flag=True, help="The same, and a publish to one partition resumes all that are paused so.")
+@click.option("--resume-on-publish", is_flag=True, help="Resume a partition at the next publish to it. That publish is stored.")
+@click.option(
+    "--resume-all",
+    is_flag=True,
+    help=("Resume all partitions paused with this option at the next publish to one of them. That publish is stored."),
+)
 @json_option
 @connection_options
 @internal_option
 def pause(
     name: str, partitions: tuple[int, ...], resume_on_publish: bool, resume_all: bool, as_json: bool, target: Target
 ) -> None:
-    """Have stream NAME take no publishes until it is resumed. Who waits for an answer is refused (PAUSED), plain messages are dropped
-    and counted; what was taken before is committed and acknowledged, and reading goes on."""
+    """Pause stream NAME: reject new publishes until the stream is resumed.
+
+    Publishes with a reply subject are rejected with PAUSED. Publishes without one are dropped and counted. Earlier publishes are
+    still committed and acknowledged. Consumers can still read.
+    """
 
     async def work(client: Client) -> StreamImage:
         return await client.pause(
@@ -145,14 +160,14 @@ def pause(
     _pause_show(with_client(target, work), partitions, as_json)
 
 
-@click.command()
+@click.command(cls=HelpCommand, example="liftpy stream resume orders")
 @click.argument("name")
 @_PARTITIONS
 @json_option
 @connection_options
 @internal_option
 def resume(name: str, partitions: tuple[int, ...], as_json: bool, target: Target) -> None:
-    """Have stream NAME take publishes again."""
+    """Resume stream NAME: accept publishes again."""
     _pause_show(with_client(target, lambda client: client.resume(name, partitions or None)), partitions, as_json)
 
 
@@ -171,9 +186,9 @@ _PATIENCE_S = 2.0
 """So long a leader is waited for that says how many records there are."""
 
 
-@click.group()
+@click.group(cls=HelpGroup, example="liftpy stream create orders --subject 'shop.orders.*' --replicas 3")
 def stream() -> None:
-    """Create, list, show, enlarge and delete streams."""
+    """Create, list, show, change, pause and delete streams."""
 
 
 stream.add_command(alter)
@@ -183,17 +198,20 @@ stream.add_command(truncate)
 stream.add_command(purge)
 
 
-@stream.command()
+@stream.command(example="liftpy stream create orders --subject 'shop.orders.*' --replicas 3 --retention-age 604800")
 @click.argument("name")
-@click.option("--subject", required=True, help="NATS subject to store; applications go on publishing there.")
+@click.option("--subject", required=True, help="NATS subject to store. Applications continue to publish on it.")
 @click.option(
-    "--partitions", type=click.IntRange(1, 10_000), default=None, help="Partition N listens on SUBJECT.N.  [default: 1]"
+    "--partitions",
+    type=click.IntRange(1, 10_000),
+    default=None,
+    help="Number of partitions. With several, partition N stores SUBJECT.N.  [default: 1]",
 )
 @click.option(
     "--replicas",
     type=click.IntRange(1, 32),
     default=None,
-    help="Copies of each partition.  [default: 3, or the nodes there are]",
+    help="Number of replicas of each partition.  [default: 3, or fewer if the cluster has fewer nodes]",
 )
 @setting_options
 @placement_options
@@ -211,7 +229,7 @@ def create(
     placement: PlacementWish,
     dry_run: bool,
 ) -> None:
-    """Attach a new stream NAME to a NATS subject. Without enough nodes it waits for them."""
+    """Create stream NAME for a NATS subject. If the cluster has too few nodes, the stream waits for more."""
     if placement.assignment and partitions not in (None, len(placement.assignment)):
         raise click.UsageError(f"--partitions {partitions}, and the assignment has {len(placement.assignment)}")
     wanted = _Wanted(subject, partitions or 1, replicas or 0, config, placement)
@@ -267,9 +285,9 @@ class _Wanted:
         }
 
 
-@stream.command(name="add-partitions")
+@stream.command(name="add-partitions", example="liftpy stream add-partitions orders --to 6")
 @click.argument("name")
-@click.option("--to", "total", type=click.IntRange(2, 10_000), default=None, help="How many there are to be then.")
+@click.option("--to", "total", type=click.IntRange(2, 10_000), default=None, help="New number of partitions.")
 @placement_options
 @json_option
 @connection_options
@@ -277,7 +295,7 @@ class _Wanted:
 def add_partitions(
     name: str, total: int | None, as_json: bool, target: Target, placement: PlacementWish, dry_run: bool
 ) -> None:
-    """Give stream NAME more partitions. Those that it has stay where they are; keys are not moved."""
+    """Add partitions to stream NAME. Existing partitions and their records do not move, so keys can change their partition."""
     if total is None and not placement.assignment:
         raise click.UsageError("say how many partitions there are to be: --to COUNT, or give an --assignment of the new ones")
     if dry_run:
@@ -289,12 +307,12 @@ def add_partitions(
     click.echo(json.dumps(stream_json(made)) if as_json else f"stream {name} has {_count(len(made.partitions), 'partition')}")
 
 
-@stream.command(name="list")
+@stream.command(name="list", example="liftpy stream list")
 @json_option
 @connection_options
 @internal_option
 def list_streams(as_json: bool, target: Target) -> None:
-    """List all streams; with --internal also the cluster's own."""
+    """List all streams. Internal streams need --internal."""
     streams = with_client(target, lambda client: client.list_streams(internal=target.internal))
     if as_json:
         click.echo(json.dumps([stream_json(s) for s in streams]))
@@ -306,12 +324,12 @@ def list_streams(as_json: bool, target: Target) -> None:
     )
 
 
-@stream.command()
+@stream.command(example="liftpy stream show orders")
 @click.argument("name")
 @json_option
 @connection_options
 def show(name: str, as_json: bool, target: Target) -> None:
-    """Show one stream: settings, partitions, leaders, ISR."""
+    """Show the settings, partitions, leaders and in-sync replicas of stream NAME."""
 
     async def work(client: Client) -> tuple[StreamImage, str, DefaultQuota]:
         found, quota = await client.stream(name), await client.default_quota()
@@ -350,15 +368,15 @@ def show(name: str, as_json: bool, target: Target) -> None:
         console.print(f"paused, {until}: {numbers}", highlight=False)
 
 
-@stream.command()
+@stream.command(example="liftpy stream delete orders --dry-run")
 @click.argument("name")
-@click.option("--dry-run", is_flag=True, help="Show what would be deleted, and do nothing.")
-@click.option("--yes", is_flag=True, help="Don't ask: its records are deleted for good.")
+@click.option("--dry-run", is_flag=True, help="Print what would be deleted, and change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation. The records are deleted permanently.")
 @json_option
 @connection_options
 @internal_option
 def delete(name: str, dry_run: bool, yes: bool, as_json: bool, target: Target) -> None:
-    """Delete stream NAME and all its records, for good."""
+    """Permanently delete stream NAME and all its records."""
 
     async def look(client: Client) -> tuple[StreamImage, int | None]:
         found = await client.stream(name)

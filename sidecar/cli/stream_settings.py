@@ -1,5 +1,4 @@
-"""The settings of a stream on the command line: an option of ``stream create`` and an entry of ``stream show`` for each field of
-``StreamConfig``. The table below is the only place; a test holds it against the fields."""
+"""Settings of a stream on the command line: one option and one JSON key per field of StreamConfig."""
 
 from __future__ import annotations
 
@@ -18,89 +17,129 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How one field of StreamConfig is given and shown."""
+    """Option and JSON key of one field of StreamConfig."""
 
     field: str
     flag: str
     key: str
-    """In JSON and in what ``show`` prints; the unit is in the name."""
+    """Key in JSON and in the output of ``show``. It ends with the unit."""
     help: str
 
 
 SETTINGS = (
-    Setting("ack_policy", "--ack", "ack", "When a publisher with a reply inbox is answered."),
-    Setting("min_isr", "--min-isr", "min_isr", "In-sync replicas needed to commit.  [default: 2, or 1 with one replica]"),
-    Setting("flush", "--flush", "flush", "When records reach the disk: always, interval:<ms>, none."),
-    Setting("commit_policy", "--commit", "commit", "What commits a record: all in-sync replicas or a majority (quorum)."),
-    Setting("retention_age_s", "--retention-age", "retention_age_s", "Delete records older than this many seconds; 0: keep."),
-    Setting("retention_bytes", "--retention-bytes", "retention_bytes", "Keep about this many bytes a partition; 0: all."),
     Setting(
-        "retention_records", "--retention-records", "retention_records", "Keep about this many records a partition; 0: all."
+        "ack_policy",
+        "--ack",
+        "ack",
+        "When to send the ack: all (after all in-sync replicas stored the record), leader (after the leader stored it) or none.",
     ),
-    Setting("max_per_subject", "--max-per-subject", "max_per_subject", "Keep the newest so many of each subject; 0: all."),
-    Setting("compaction", "--compaction", "compaction", "Keep the newest record of each key, drop what it supersedes."),
     Setting(
-        "delete_retention_s", "--delete-retention", "delete_retention_s", "Compaction drops a tombstone after so many seconds."
+        "min_isr",
+        "--min-isr",
+        "min_isr",
+        "Minimum number of in-sync replicas to commit a record.  [default: 2, or 1 with one replica]",
     ),
-    Setting("codec", "--codec", "codec", "Compression of what is stored and replicated."),
-    Setting("segment_bytes", "--segment-bytes", "segment_bytes", "A new segment file begins at this many bytes."),
+    Setting("flush", "--flush", "flush", "When to flush records to disk: always (before the ack), interval:<ms> or none."),
     Setting(
-        "segment_age_s", "--segment-age", "segment_age_s", "A new segment begins after so many seconds; 0: by bytes alone."
+        "commit_policy",
+        "--commit",
+        "commit",
+        "What commits a record: all in-sync replicas (isr) or a majority of the replicas (quorum).",
+    ),
+    Setting(
+        "retention_age_s",
+        "--retention-age",
+        "retention_age_s",
+        "Delete records older than this many seconds. 0 means no limit.",
+    ),
+    Setting(
+        "retention_bytes",
+        "--retention-bytes",
+        "retention_bytes",
+        "Keep about this many bytes of each partition. 0 means no limit.",
+    ),
+    Setting(
+        "retention_records",
+        "--retention-records",
+        "retention_records",
+        "Keep about this many records of each partition. 0 means no limit.",
+    ),
+    Setting(
+        "max_per_subject",
+        "--max-per-subject",
+        "max_per_subject",
+        "Keep this many of the newest records of each subject. 0 means no limit.",
+    ),
+    Setting("compaction", "--compaction", "compaction", "Keep only the newest record of each key."),
+    Setting(
+        "delete_retention_s",
+        "--delete-retention",
+        "delete_retention_s",
+        "Delete tombstones older than this many seconds during compaction.",
+    ),
+    Setting("codec", "--codec", "codec", "Compression of stored and replicated records."),
+    Setting("segment_bytes", "--segment-bytes", "segment_bytes", "Start a new segment file at this size, in bytes."),
+    Setting(
+        "segment_age_s",
+        "--segment-age",
+        "segment_age_s",
+        "Start a new segment file after this many seconds. 0 means no time limit.",
     ),
     Setting(
         "failover_standby",
         "--failover-standby",
         "failover_standby",
-        "Followers listen too: nothing published is lost in a fail-over. It costs throughput.",
+        "Let followers receive and buffer publishes, so that a failover loses no publish. Reduces the throughput.",
     ),
     Setting(
         "dedup_window_s",
         "--dedup-window",
         "dedup_window_s",
-        "A Nats-Msg-Id is stored once within so many seconds of log time; 0: ids mean nothing.",
+        "Window of deduplication by Nats-Msg-Id, in seconds of log time. 0 disables deduplication.",
     ),
-    Setting("read_only", "--read-only", "read_only", "Refuse what is published; readers go on."),
+    Setting("read_only", "--read-only", "read_only", "Reject publishes. Consumers can still read."),
     Setting(
         "max_message_bytes",
         "--max-message-bytes",
         "max_message_bytes",
-        "Refuse a larger message (payload and headers); 0: what a log takes.",
+        "Reject larger messages (payload and headers, in bytes). 0 means the limit of the log format.",
     ),
     Setting(
         "optimistic_concurrency",
         "--optimistic-concurrency",
         "optimistic_concurrency",
-        "Refuse a publish that does not name the offset it expects.",
+        "Reject publishes without an expected offset.",
     ),
     Setting(
-        "max_held_s",
+        "min_isr_hold_timeout_s",
         "--max-held",
-        "max_held_s",
-        "Drop, and count, a plain publish held longer than so many seconds while the ISR is short; 0: hold it.",
+        "min_isr_hold_timeout_s",
+        "Drop a publish without reply subject after this many seconds, if the ISR is too small to commit it. 0 means never.",
     ),
     Setting(
         "quota_records_per_s",
         "--quota-records",
         "quota_records_per_s",
-        "Refuse what is published beyond so many records a second, of the whole stream; 0: no bound, both 0: the cluster's default.",
+        "Maximum publish rate of the whole stream, in records per second. 0 means no limit. If both quotas are 0, "
+        "the default quota of the cluster applies.",
     ),
     Setting(
         "quota_bytes_per_s",
         "--quota-bytes",
         "quota_bytes_per_s",
-        "The same in bytes a second, of payload and headers; 0: as above.",
+        "Maximum publish rate of the whole stream, in bytes per second (payload and headers). 0 means no limit.",
     ),
     Setting(
         "quota_by_token",
         "--quota-by-token",
         "quota_by_token",
-        "The quotas hold for each value of this token of the subject, counted from 1; 0: for all together.",
+        "Apply the quotas separately to each value of this subject token, counted from 1. 0 means one quota for all subjects.",
     ),
     Setting(
         "quota_exempt",
         "--quota-exempt",
         "quota_exempt",
-        "Without a quota of its own it has none: the cluster's default (liftpy settings default-quota) does not hold.",
+        "Exempt this stream from the default quota of the cluster (liftpy settings default-quota).",
     ),
 )
 _DEFAULT = StreamConfig()

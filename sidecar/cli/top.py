@@ -31,6 +31,7 @@ from liftpy.core.observe.cluster_model import HISTORY, Model, NodeRow, Watching
 from liftpy.core.observe.node_summary import NodeSummary
 from liftpy.errors import LiftError, UnavailableError
 from sidecar.cli.closed_pipe import reader_gone
+from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -283,13 +284,13 @@ _TIMEOUT_S = 0.9
 _ARROWS = {"\x1b[A": "k", "\x1b[B": "j", "\x1bOA": "k", "\x1bOB": "j"}
 
 
-@click.command()
-@click.option("--sort", type=click.Choice(SORTS), default="rate", show_default=True, help="What comes first.")
-@click.option("--once", is_flag=True, help="Print one frame, of two looks a second apart, and end.")
+@click.command(cls=HelpCommand, example="liftpy top --sort lag")
+@click.option("--sort", type=click.Choice(SORTS), default="rate", show_default=True, help="Column to sort by.")
+@click.option("--once", is_flag=True, help="Print one measurement over one second, then exit.")
 @json_option
 @connection_options
 def top(sort: str, once: bool, as_json: bool, target: Target) -> None:
-    """Show the cluster at a glance, once a second: one word, rates, acks, lag, each node. With --json one object a line."""
+    """Watch the cluster: state, rates, ack latency, lag and each node, once per second. With --json, print one object per line."""
     with_client(
         target,
         lambda client: _watch(client, target.namespace, View(sort=sort), once=once, as_json=as_json),

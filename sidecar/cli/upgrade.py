@@ -21,6 +21,7 @@ from liftpy.client import Client
 from liftpy.core.metadata.feature_range import FeatureLevels
 from liftpy.core.metadata.features import FEATURES, FIRST
 from sidecar.cli.health_nats import said_by
+from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.output import table
 from sidecar.cli.session import with_client
@@ -75,18 +76,28 @@ DISK_FORMATS: Mapping[str, DiskFormat] = {
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@click.group()
+@click.group(cls=HelpGroup, example="liftpy upgrade check")
 def upgrade() -> None:
-    """Check a rolling upgrade, finalize it, say what it has brought.
+    """Check, finalize, revert and report a rolling upgrade.
 
-    The order: check; node by node, controllers last and their leader the very last: liftpy node may-stop, stop, install, start, liftpy
-    health --synced; soak; finalize. Until then the way back is the same in reverse.
+    \b
+    Order:
+      1. liftpy upgrade check
+      2. For each node (controllers last, the leading controller at the end):
+         liftpy node may-stop NODE, stop, install, start, liftpy health --synced
+      3. Watch the cluster for some time.
+      4. liftpy upgrade finalize
+
+    Before the last step, you can go back: do the same steps with the old version.
     """
 
 
 def _level(function: F) -> F:
     return click.option(
-        "--level", type=click.IntRange(1), default=None, help="This one, and not the highest that all nodes speak."
+        "--level",
+        type=click.IntRange(1),
+        default=None,
+        help="Feature level to check or finalize.  [default: the highest level that all nodes support]",
     )(function)
 
 
@@ -103,12 +114,12 @@ async def _looked(client: Client, level: int | None) -> tuple[int, FeatureLevels
     return wanted, await client.feature_levels(wanted)
 
 
-@upgrade.command()
+@upgrade.command(example="liftpy upgrade check")
 @_level
 @json_option
 @connection_options
 def check(level: int | None, as_json: bool, target: Target) -> int:
-    """Say whether the cluster is well, whose version is which, and whether a level can be finalized: exit code 0 if so, else 1."""
+    """Check the health and the versions of the cluster, and whether a feature level can be finalized. Exit code 0: yes, 1: no."""
 
     async def work(client: Client) -> tuple[list[str], int, FeatureLevels]:
         state = await client.describe_cluster(linearizable=True)
@@ -143,14 +154,16 @@ def _unwell(said: dict[str, Any]) -> str:
     return "; ".join(f"{name}: {reason}" for name, reason in said["checks"].items() if reason) or "not synced since its start"
 
 
-@upgrade.command()
+@upgrade.command(example="liftpy upgrade finalize --dry-run")
 @_level
-@click.option("--dry-run", is_flag=True, help="Only say whether it could be done.")
+@click.option("--dry-run", is_flag=True, help="Check only, and change nothing.")
 @json_option
 @connection_options
 def finalize(level: int | None, dry_run: bool, as_json: bool, target: Target) -> int:
-    """Have the cluster decide and write by the highest level that all nodes speak. From then on older versions are refused; there is a
-    way back only where liftpy upgrade report says so. Exit code 1 if it can't be: nothing was changed."""
+    """Finalize the highest feature level that all nodes support. Exit code 1: not possible, nothing changed.
+
+    After that, nodes with older versions are rejected. `liftpy upgrade report` shows whether you can go back.
+    """
 
     async def work(client: Client) -> tuple[int, FeatureLevels, str]:
         wanted, levels = await _looked(client, level)
@@ -161,12 +174,15 @@ def finalize(level: int | None, dry_run: bool, as_json: bool, target: Target) ->
     return _say(*with_client(target, work), as_json)
 
 
-@upgrade.command()
-@click.option("--dry-run", is_flag=True, help="Only say whether it could be done.")
+@upgrade.command(example="liftpy upgrade revert --dry-run")
+@click.option("--dry-run", is_flag=True, help="Check only, and change nothing.")
 @json_option
 @connection_options
 def revert(dry_run: bool, as_json: bool, target: Target) -> int:
-    """Go back to the level before, where the one that holds has written nothing new and nothing uses it. Exit code 1 if not."""
+    """Go back to the previous feature level. Exit code 1: not possible, nothing changed.
+
+    This is possible only if the current level has written nothing new and nothing uses it.
+    """
 
     async def work(client: Client) -> tuple[int, FeatureLevels, str]:
         wanted = (await client.feature_levels()).level - 1
@@ -190,11 +206,11 @@ def _say(wanted: int, levels: FeatureLevels, done: str, as_json: bool) -> int:
     return 1 if levels.reasons else 0
 
 
-@upgrade.command()
+@upgrade.command(example="liftpy upgrade report")
 @json_option
 @connection_options
 def report(as_json: bool, target: Target) -> None:
-    """Say which level holds, what each one brings, who speaks what, and what is in the way back."""
+    """Show the current feature level, what each level adds, which levels each node supports, and what blocks a return."""
 
     async def work(client: Client) -> tuple[FeatureLevels, tuple[str, ...]]:
         levels = await client.feature_levels()

@@ -108,7 +108,7 @@ class GroupLink:
 
     def prefer(self, every_s: float) -> None:
         """As ``RaftMember``; for those, too, that this node becomes."""
-        config = replace(self._settings.replication, preferred_leaders_every=every_s)
+        config = replace(self._settings.replication, preferred_leader_interval_s=every_s)
         self._settings = replace(self._settings, replication=config)
         if self._group is not None:
             self._group.prefer(every_s)

@@ -339,8 +339,11 @@ class Node:
                 "Give it users with the rights that `liftpy rights` prints; docs/security.md says what they protect"
             )
 
+    def _make_counts(self) -> NodeCounts:
+        return NodeCounts(StreamLabels(self.settings.metrics_streams))
+
     def _read_tools(self, links: Links) -> ReadTools:
-        host = this_host() if self.settings.offer_files else ""
+        host = this_host() if self.settings.local_file_reads else ""
         return ReadTools(
             links.reads, self.subjects, self._inboxes, self._timers, self.counters, self._memory.reads, self.instruments, host
         )
@@ -348,10 +351,10 @@ class Node:
     def _build(
         self, links: Links, group: MetadataGroup, folder: DataFolder, identity: NodeFile | WorkerMarks, promises: Promises
     ) -> None:
-        settings, bus, counts = self.settings, links.replication, NodeCounts(StreamLabels(self.settings.metrics_streams))
+        settings, times, bus, counts = self.settings, self.settings.replication, links.replication, self._make_counts()
         self._proposals = Proposals(group, settings.node_id, self.incarnation)
         self._probes, router = Probes(bus, self.subjects), AnswerRouter(bus)
-        self._quiet = quiet = self._make_quiet(router)
+        quiet = self._quiet = self._make_quiet(router)
         notifications = Notifications(
             bus,
             self.subjects,
@@ -369,8 +372,8 @@ class Node:
             intake=self._memory.intake,
             heard=self._memory.heard,
             room=self._memory.room,
-            derived=NodeDerived(settings.replication.node_derived_bytes),
-            copy_pace=pace_of(settings.replication),
+            derived=NodeDerived(times.node_dedup_state_bytes),
+            copy_pace=pace_of(times),
             clocks=ClockWatch(settings.node_id, bus, self.subjects, group, self.counters),
             drops=self._drops,
             subjects=self.subjects,
@@ -404,15 +407,15 @@ class Node:
         links.watch_publishes(self.partitions.publishes_lost)
         partitions, find = self.partitions, self.partitions.services_of
         self._services = ServiceDesk(bus, self.subjects, settings.node_id, self._inboxes, find, self.counters, share=self.share)
-        own_folder = folder.own_folder(self.share.number) if self.share.number else folder.path
-        self._scrub = Scrub(lambda: list(partitions), own_folder, settings.scrub_bytes_per_s, self.counters)
+        own = folder.own_folder(self.share.number) if self.share.number else folder.path
+        self._scrub = Scrub(lambda: list(partitions), own, settings.scrub_bytes_per_s, self.counters)
         self.status.reporter = reporter = self._make_reporter(links, group, partitions)
         if self._workers.handles:
             self.status.whole, self.status.on_level = WholeNode(reporter, self._workers), self._workers.change_level
             self.status.answers.share = self.share
         self.status.listen(bus, self.subjects, (self._inboxes, self._node_inboxes))
         self.status.begin_history()
-        self._housekeeping = Housekeeping(self.partitions, settings.replication.hw_checkpoint_s, folder.path, self.repair)
+        self._housekeeping = Housekeeping(partitions, times.hw_checkpoint_interval_s, folder.path, self.repair)
         self._housekeeping.start()
         self._scrub.start()
 

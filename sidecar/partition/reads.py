@@ -36,7 +36,7 @@ class ReadTools:
     """Of readers that wait."""
     instruments: Instruments = field(default_factory=Instruments)
     host: str = ""
-    """Whose readers may open the files themselves; '': nobody's (``offer_files``)."""
+    """Whose readers may open the files themselves; '': nobody's (``local_file_reads``)."""
 
 
 _Asker = str | asyncio.Future[bytes]

@@ -109,7 +109,7 @@ class PartitionServices:
             lease_ms=round(config.lease_s * 1000),
             patience_ns=round(config.candidate_timeout_s * NS_PER_S),
             compacted=compacted,
-            shown_ns=round(config.service_ended_s * NS_PER_S),
+            shown_ns=round(config.service_ended_retention_s * NS_PER_S),
         )
         self._report_ended = report_ended
         self._events_ns: deque[int] = deque(maxlen=_EVENTS)

@@ -42,7 +42,7 @@ TABLE: dict[str, Row] = {
         (
             "ingest_unread_seconds",
             "",
-            "For how long the oldest publish has waited that was read and not looked at, about (ingest_late_s).",
+            "For how long the oldest publish has waited that was read and not looked at, about (max_queue_delay_s).",
         ),
         ("queued_bytes_limit", "", "How much that may be (memory_limit_bytes); from four fifths on partitions take less."),
         ("held_bytes", "", "Publishes that are held back: their partition's ISR is short, or its followers are behind."),
@@ -53,12 +53,12 @@ TABLE: dict[str, Row] = {
         (
             "derived_bound_bytes",
             "",
-            "How much that may be (node_derived_bytes); leaders refuse what is new from seven eighths on.",
+            "How much that may be (node_dedup_state_bytes); leaders refuse what is new from seven eighths on.",
         ),
         (
             "partitions_with_too_many_subjects",
             "",
-            "Here, with more subjects than subjects_bytes hold: none can be expected of.",
+            "Here, with more subjects than partition_subject_index_bytes hold: none can be expected of.",
         ),
         ("partitions", "role", "Replicas on this node."),
         ("partitions_under_replicated", "stream", "Led here, with replicas out of the ISR."),

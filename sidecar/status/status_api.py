@@ -88,7 +88,7 @@ class StatusDesk:
         self._guard = RequestGuard("status", self._counters, self._reject)
         self.serving = Serving(self._respond, self._counters)
         self.probes = Serving(self.probed, self._counters)
-        self.change_hosts(settings.page_hosts)
+        self.change_hosts(settings.dashboard_hostnames)
         self._site: Site | None = None
         self._viewing: Viewing | None = None
         self._keeping: asyncio.Task[None] | None = None
@@ -254,7 +254,9 @@ class StatusDesk:
         path, _, query = words[1].partition(b"?") if len(words) >= 2 else (b"", b"", b"")
         if host_of(request) not in self._names:
             return http(
-                "421 Misdirected Request", TEXT, b"this page has the names 127.0.0.1 and localhost, and those of page_hosts\n"
+                "421 Misdirected Request",
+                TEXT,
+                b"this page has the names 127.0.0.1 and localhost, and those of dashboard_hostnames\n",
             )
         if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
             return http("405 Method Not Allowed", TEXT, b"GET only\n")

@@ -114,7 +114,7 @@ async def _a_service_works(cluster: DevCluster, folder: Path) -> None:
         node=leader,
         data=folder,
         output="out",
-        snapshot_every=100,
+        snapshot_interval_records=100,
         nats_url=cluster.nats_url,
         more=("--namespace", NS, "--user", "service", "--inbox-prefix", scope.inbox_prefix),
         environment={"LIFTPY_PASSWORD": "service-secret"},

@@ -339,7 +339,7 @@ def _cluster() -> Iterator[DevCluster]:
             node=leader,
             data=Path(folder),
             output="out",
-            snapshot_every=100,
+            snapshot_interval_records=100,
             nats_url=server.url,
             more=("--namespace", NS, "--user", "service", "--inbox-prefix", "_INBOX_service"),
             environment={"LIFTPY_PASSWORD": "service-secret"},

@@ -59,7 +59,7 @@ def config_to_pb(config: StreamConfig) -> pb.StreamConfig:
         readOnly=config.read_only,
         maxMessageBytes=config.max_message_bytes,
         optimisticConcurrency=config.optimistic_concurrency,
-        maxHeldS=config.max_held_s,
+        maxHeldS=config.min_isr_hold_timeout_s,
         maxPerSubject=config.max_per_subject,
         quotaRecordsPerS=config.quota_records_per_s,
         quotaBytesPerS=config.quota_bytes_per_s,
@@ -88,7 +88,7 @@ def config_from_pb(message: pb.StreamConfig) -> StreamConfig:
         read_only=message.readOnly,
         max_message_bytes=message.maxMessageBytes,
         optimistic_concurrency=message.optimisticConcurrency,
-        max_held_s=message.maxHeldS,
+        min_isr_hold_timeout_s=message.maxHeldS,
         max_per_subject=message.maxPerSubject,
         quota_records_per_s=message.quotaRecordsPerS,
         quota_bytes_per_s=message.quotaBytesPerS,
@@ -107,13 +107,32 @@ def quota_from_pb(message: pb.DefaultQuota) -> DefaultQuota:
     return DefaultQuota(records_per_s=message.recordsPerS, bytes_per_s=message.bytesPerS, by_token=message.byToken)
 
 
-def camel_case(field: str) -> str:
-    """The name in the protobuf of a field of StreamConfig."""
+_WIRE_NAMES = {"min_isr_hold_timeout_s": "maxHeldS"}
+"""Fields of StreamConfig whose name in the protobuf is another one."""
+
+
+_STORED_NAMES = {"min_isr_hold_timeout_s": "max_held_s"}
+"""Fields of StreamConfig -> their names in the texts of feature level 5."""
+
+
+def stored_text(error: ConfigError) -> str:
+    """Return the text of a rejection, as all controllers store it: a setting that was renamed has the name of feature level 5.
+
+    The text is part of the image. Two versions that store other texts hold other images.
+    """
+    text = str(error)
+    for now, at_level_5 in _STORED_NAMES.items():
+        text = text.replace(now, at_level_5)
+    return text
+
+
+def wire_name(field: str) -> str:
+    """Return the name in the protobuf of a field of StreamConfig."""
     first, *others = field.split("_")
-    return first + "".join(word.capitalize() for word in others)
+    return _WIRE_NAMES.get(field, first + "".join(word.capitalize() for word in others))
 
 
-_ALTERABLE = frozenset(camel_case(field) for field in ALTERABLE)
+_ALTERABLE = frozenset(wire_name(field) for field in ALTERABLE)
 
 
 def altered(config: StreamConfig, wanted: pb.StreamConfig, changed: Iterable[str]) -> StreamConfig:

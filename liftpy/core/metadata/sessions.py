@@ -198,7 +198,7 @@ class NodeSessions:
         else:
             self._session_ns, self._lease_ns = times.session_ms * NS_PER_MS, times.lease_ms * NS_PER_MS
             self._longest_session_ns, self._longest_lease_ns = times.longest_session_ns, times.longest_lease_ns
-        every_ns = round(heartbeat_every_s(config.heartbeat_s, times) * NS_PER_S)
+        every_ns = round(heartbeat_every_s(config.heartbeat_interval_s, times) * NS_PER_S)
         self._missed_ns = round(_MISSED_AFTER_HEARTBEATS * every_ns)
         self._late_ns = _LATE_AFTER_HEARTBEATS * every_ns
         self._retry_ns = self._session_ns // 2

@@ -83,7 +83,7 @@ class RecentIds:
     def __init__(self, window_ns: int, max_bytes: int, now_ns: Callable[[], int], node: NodeDerived | None = None) -> None:
         self.window_ns = window_ns
         self._now_ns = now_ns
-        self.share = Share(node, self.name, max_bytes, "dedup_bytes")
+        self.share = Share(node, self.name, max_bytes, "partition_message_id_bytes")
         self.in_hand = self.share.beside()
         """Of those that a leader has taken, and that are not in the log yet."""
         self.forgotten = 0

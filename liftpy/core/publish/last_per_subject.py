@@ -144,7 +144,7 @@ class LastOfSubjects:
         node: NodeDerived | None = None,
     ) -> None:
         self._literal = literal
-        self.share = Share(node, self.name, max_bytes, "subjects_bytes")
+        self.share = Share(node, self.name, max_bytes, "partition_subject_index_bytes")
         self._log_start_offset = log_start_offset
         self._read_on = read_on
         self.wanted = False

@@ -54,7 +54,7 @@ class LogState:
         producers: Producers | None = None,
         *,
         subject: str = "",
-        subjects_bytes: int = 1 << 20,
+        partition_subject_index_bytes: int = 1 << 20,
         node: NodeDerived | None = None,
     ) -> None:
         self._log = log
@@ -68,7 +68,7 @@ class LogState:
         self.ids = RecentIds(window_ns, max_bytes, now_ns, node)
         self.producers = Producers(0, count_for(max_bytes), 0, node) if producers is None else producers
         self.subjects = LastOfSubjects(
-            self._literal, subjects_bytes, lambda: log.log_start_offset, lambda: self.on_lacking(), node
+            self._literal, partition_subject_index_bytes, lambda: log.log_start_offset, lambda: self.on_lacking(), node
         )
         self.index_wait = IndexWait(now_ns, node)
         """Publishes that wait until ``subjects`` knows what they expect."""
@@ -391,7 +391,14 @@ def derived_state(
     node's monotonic clock. ``held``: what the node holds; None: it joins later."""
     window_ns = round(stream.dedup_window_s * NS_PER_S)
     log.producer_expiry_ns = expiry_ns = round(node.producer_expiry_s * NS_PER_S)  # compaction keeps what is to be known here
-    producers = Producers(expiry_ns, count_for(node.producer_bytes), expiry_ns, held)
+    producers = Producers(expiry_ns, count_for(node.partition_producer_bytes), expiry_ns, held)
     return LogState(
-        log, window_ns, node.dedup_bytes, now_ns, producers, subject=subject, subjects_bytes=node.subjects_bytes, node=held
+        log,
+        window_ns,
+        node.partition_message_id_bytes,
+        now_ns,
+        producers,
+        subject=subject,
+        partition_subject_index_bytes=node.partition_subject_index_bytes,
+        node=held,
     )

@@ -77,7 +77,7 @@ class Share:
         if self.size_bytes + beside_bytes + more_bytes > self.bound_bytes * _OPEN_NUMERATOR // _OPEN_DENOMINATOR:
             return self.setting
         is_open = node.size_bytes + more_bytes <= node.bound_bytes * _OPEN_NUMERATOR // _OPEN_DENOMINATOR
-        return "" if is_open else "node_derived_bytes"
+        return "" if is_open else "node_dedup_state_bytes"
 
     def fits(self, more_bytes: int) -> bool:
         """Whether what belongs to something that is known already can grow by ``more_bytes``."""

@@ -219,10 +219,10 @@ class Producers:
     def why_full(self) -> str:
         """For who is refused."""
         if len(self._states) >= self.max_count:
-            return f"{self.max_count} producers are known here, and no more are kept (producer_bytes)"
+            return f"{self.max_count} producers are known here, and no more are kept (partition_producer_bytes)"
         if not self.is_whole:
             return "some producers went for want of room here, and it can't be told from a new one who is one of them"
-        return "what is known of producers, message ids and subjects fills what node_derived_bytes allows"
+        return "what is known of producers, message ids and subjects fills what node_dedup_state_bytes allows"
 
     @property
     def is_whole(self) -> bool:

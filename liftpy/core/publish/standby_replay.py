@@ -26,7 +26,7 @@ from itertools import repeat
 from liftpy.core.log.log import Log
 from liftpy.core.publish.acks import Publishers
 from liftpy.core.publish.dedup_window import RecentIds, Stored
-from liftpy.core.publish.message_decoder import MessageColumns, MessageDecoder, RawMessage
+from liftpy.core.publish.message_decoder import MessageColumns, MessageDecoder, RawMessage, split_at
 from liftpy.core.publish.ports import Hearing
 from liftpy.core.publish.standby_buffer import Block
 from liftpy.core.wire.batch import RecordBatch, split_batches
@@ -267,7 +267,7 @@ class _Step:
     def is_bound(self, index: int) -> bool:
         """To a condition."""
         columns = self.columns
-        return index in columns.expected or index in columns.of_others or columns.unfit_then is not None
+        return index in columns.expected or index in columns.of_others or index in columns.unfit_then
 
     def publishers(self, index: int) -> Publishers:
         """Of the message at ``index``."""
@@ -305,14 +305,15 @@ class StandbyReplay:
             yield
 
     def _read(self, messages: list[RawMessage], heard_ns: int) -> Iterator[_Step]:
-        """Where one can't be stored as it is, or is a whole batch, one by one."""
+        """Read whole batches and messages that can't be stored as they are alone, and the runs between them together."""
         columns = self.reader.read(messages, self.wall_ns)
-        if len(messages) > 1 and (columns.apart or columns.unfit is not None or columns.unfit_then is not None):
-            for message in messages:
-                yield from self._read([message], heard_ns)
+        alone = columns.apart or sorted(columns.unfit.keys() | columns.unfit_then.keys())
+        if len(messages) > 1 and alone:
+            for piece in split_at(messages, alone):
+                yield from self._read(piece, heard_ns)
             return
         keys: list[Key | None]
-        if columns.unfit is not None or columns.asked is not None or columns.claim is not None:
+        if columns.unfit or columns.asked is not None or columns.claim is not None:
             keys = [None]
         elif columns.batch is not None:
             keys = [(tuple(column_keys(columns.batch.columns, repeat(columns.subjects[0]))),)]

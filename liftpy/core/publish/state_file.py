@@ -140,6 +140,14 @@ def decode_state(data: bytes | None) -> State | None:
     return State(of, end_offset, leader_epoch, parts) if at == len(body) else None
 
 
+def is_whole_state(data: bytes) -> bool:
+    """Whether ``data`` are all bytes of one file, of whatever version."""
+    try:
+        return decode_state(data) is not None
+    except UnknownFormatError:
+        return True
+
+
 def _text_at(body: bytes, at: int) -> tuple[str, int]:
     (size_bytes,) = _SIZE.unpack_from(body, at)
     end = at + _SIZE.size + size_bytes

@@ -43,7 +43,7 @@ class Pace(NamedTuple):
 
 def pace_of(config: ReplicationConfig) -> Pace:
     """As the settings say."""
-    return Pace(round(config.state_checkpoint_s * NS_PER_S), config.state_checkpoint_bytes)
+    return Pace(round(config.state_checkpoint_interval_s * NS_PER_S), config.state_checkpoint_bytes)
 
 
 class StateWriter:

@@ -52,8 +52,8 @@ class CatchupThrottle:
 
     def change(self, config: ReplicationConfig) -> None:
         """From the next turn on as these settings say; what has been copied stays counted."""
-        self.bytes_per_second, self.share = config.copy_bytes_per_second, config.copy_share
-        self.least_bytes_per_second, self.piece_bytes = config.copy_least_bytes_per_second, config.copy_piece_bytes
+        self.bytes_per_second, self.share = config.copy_bytes_per_s, config.copy_duty_cycle
+        self.least_bytes_per_second, self.piece_bytes = config.copy_min_bytes_per_s, config.copy_fetch_bytes
         self._turn_ns = 0
 
     @property

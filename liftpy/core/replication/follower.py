@@ -457,7 +457,7 @@ class FollowerRole(ReplicaRole):
 
     @property
     def _is_quiet(self) -> bool:
-        return self._quiet_rounds >= self.shared.config.quiet_rounds
+        return self._quiet_rounds >= self.shared.config.idle_polls_before_quiet
 
     @property
     def _may_wait_quietly(self) -> bool:

@@ -174,13 +174,13 @@ class LeaderRole(ReplicaRole):
         self.desk = desk or FetchHandler(shared, self.leader_epoch, now_ns)
         self.isr_change = IsrChange()
         self.flushes = SlowFlushes(shared.config)
-        self._stays_until_ns = now_ns + (nanoseconds(shared.config.leader_rest_s) if shared.state.leaderships > 1 else 0)
+        self._stays_until_ns = now_ns + (nanoseconds(shared.config.min_leadership_s) if shared.state.leaderships > 1 else 0)
         self._asks_again_ns = 0  # the leadership is not handed over again before, while the replica moves away
         self._waiting_end_offset = -1  # exclusive: the flushed end when a flush was first seen under way; -1: none was
         self._waiting_ns = 0  # since when
         self.intake = InflightLimits(shared.intake, shared.config)
         self.pausing = Pausing(shared)
-        self._probe_after_ns = nanoseconds(shared.config.probe_after)
+        self._probe_after_ns = nanoseconds(shared.config.follower_ping_delay_s)
         self._lag_interval_ns = nanoseconds(shared.config.max_lag_time_s) // _LAG_CHECKS_PER_LAG_TIME
         self.was_candidate = desk is not None
         self._acked_leader_through = shared.log.newest_offset  # inclusive: SendAcks(LEADER) has gone out up to here
@@ -319,7 +319,7 @@ class LeaderRole(ReplicaRole):
 
     def _give_up_what_is_old(self, now_ns: int, out: Effects) -> None:
         """Drop what was held for longer than the stream allows, for want of an ISR or of the end of a pause; seen in a look at all."""
-        bound_ns, reason = nanoseconds(self.shared.held.config.max_held_s), RejectReason.PAUSED
+        bound_ns, reason = nanoseconds(self.shared.held.config.min_isr_hold_timeout_s), RejectReason.PAUSED
         if bound_ns and (self._is_short or self.pausing.sleeps):
             reason = RejectReason.BELOW_MIN_ISR if self._is_short else reason
             out += [self._no(old, reason, now_ns) for old in self.intake.withdraw_held_before(now_ns - bound_ns)]

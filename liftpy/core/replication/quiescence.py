@@ -3,7 +3,8 @@
 Goal: a thousand idle partitions cost two nodes a message and an answer each second, not a fetch and an answer each. Constraint:
 whoever hears nothing notices it as soon as by fetches of its own, and a leader counts nothing that a fetch would not have shown it.
 
-Algorithm: a follower whose last ``quiet_rounds`` fetches brought nothing, with everything committed, waits in QUIET at the fetch
+Algorithm: a follower whose last ``idle_polls_before_quiet`` fetches brought nothing, with everything committed, waits in QUIET at the
+fetch
 that was answered with nothing. Its node asks the leader's node, for all such fetches at once: do these still wait? The leader of each
 says yes if that fetch is the last one that it counted, of the process that is live now, and still reaches its log end: then it is as
 if the same fetch had come again, and ISR and lag follow from it as before. Whatever is not confirmed fetches by itself again, at once.

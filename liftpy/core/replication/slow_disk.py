@@ -9,7 +9,8 @@ Algorithm. A follower says with each fetch how long the flush took that made its
 for a thread or the loop: load is no slow disk. The leader's own are measured alike. A flush is slow from ``slow_flush_s`` on, if it
 also took ``slow_flush_factor`` times as long as the usual one (median of the last few) of the fastest other replica. Time spent in
 slow flushes adds up, each counts for half of ``slow_flush_time_s`` at most, so that two are needed; the time since goes off with
-each that is not slow. Who has come to ``slow_flush_time_s`` is slow for ``slow_flush_out_s`` from its last slow flush on, and for
+each that is not slow. Who has come to ``slow_flush_time_s`` is slow for ``slow_flush_isr_backoff_s`` from its last slow flush on, and
+for
 twice as long each time that it comes to that again soon, up to 16 times: so it does not go and come in a loop. Who is outside the ISR
 is slow by one slow flush: it was, when it left an earlier leader's.
 
@@ -31,7 +32,7 @@ _RECENT = 5
 _KNOWN_FROM = 3
 """Flushes; before that nobody is compared with it."""
 _LONGEST = 16
-"""Times ``slow_flush_out_s``."""
+"""Times ``slow_flush_isr_backoff_s``."""
 
 
 @dataclass(slots=True)
@@ -54,7 +55,7 @@ class SlowFlushes:
         self._factor = config.slow_flush_factor
         self._least_ns = round(config.slow_flush_s * NS_PER_S)
         self._time_ns = round(config.slow_flush_time_s * NS_PER_S)
-        self._out_ns = round(config.slow_flush_out_s * NS_PER_S)
+        self._out_ns = round(config.slow_flush_isr_backoff_s * NS_PER_S)
         self._records: dict[str, _Record] = {}
 
     def flushed(self, replica: str, took_ns: int, now_ns: int, *, in_isr: bool = True) -> None:

@@ -206,11 +206,11 @@ class MemoryCluster:
         *,
         partition: int = 0,
         output_stream: str = "",
-        tick_s: float = 1.0,
+        tick_interval_s: float = 1.0,
     ) -> None:
         """Run a replicated service over a partition of ``stream``, as one instance that leads, until the cluster stops; return when it
         is being fed. Its callbacks run on the cluster's thread. Raises NotFoundError, ConfigError."""
-        settings = (name, stream, partition, output_stream, tick_s)
+        settings = (name, stream, partition, output_stream, tick_interval_s)
 
         self._wait_for(self._serve(factory, settings))
 

@@ -53,7 +53,7 @@ _SETTINGS = {
     "LIFTPY_REPLICATION_GROUPS_PARTITIONS": "1",
     "LIFTPY_REPLICATION_LEASE_S": "1.0",
     "LIFTPY_REPLICATION_SESSION_S": "1.4",
-    "LIFTPY_REPLICATION_HEARTBEAT_S": "0.1",
+    "LIFTPY_REPLICATION_HEARTBEAT_INTERVAL_S": "0.1",
 }
 _AT_ONCE = 64
 """Commands under way while records of ``_groups`` are made."""

@@ -208,7 +208,7 @@ async def compaction(ground: Ground) -> str:
             node=NODES[0],
             data=data,
             output=output,
-            snapshot_every=EVERY,
+            snapshot_interval_records=EVERY,
             nats_url=ground.cluster.nats_url,
             more=("--name", f"over-{stream}"),
         )

@@ -218,10 +218,15 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Any:
     async def batches(offset: int) -> Any:
         return [batch for batch in made.log if batch.next_offset > offset][:1], None
 
+    async def state() -> Any:
+        return 0, b""
+
     monkeypatch.setattr(create, "list_groups", none)
     monkeypatch.setattr(create, "list_cursors", none)
     monkeypatch.setattr(
-        create, "ReplicaReads", lambda transport, subjects, at: SimpleNamespace(batches=batches, compacted_end=0, deletes_end=0)
+        create,
+        "ReplicaReads",
+        lambda transport, subjects, at: SimpleNamespace(batches=batches, state=state, compacted_end=0, deletes_end=0),
     )
     made.describe_cluster, made.bounds = described, bounds
     return made

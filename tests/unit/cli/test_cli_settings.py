@@ -18,7 +18,7 @@ __all__ = ["cluster"]
 ROWS = [
     {"name": "rack", "value": "a", "read": "b", "source": "file", "default": "", "applies": "restart"},
     {"name": "log_level", "value": "info", "source": "default", "default": "info", "applies": "live"},
-    {"name": "page_hosts", "value": ["[x]", "y"], "source": "env", "default": [], "applies": "live"},
+    {"name": "dashboard_hostnames", "value": ["[x]", "y"], "source": "env", "default": [], "applies": "live"},
 ]
 
 
@@ -74,7 +74,7 @@ def test_all_settings_or_what_differs(client: Asked, capsys: pytest.CaptureFixtu
     assert "a (from the next start: b)" in out
     assert "[x], y" in out
     _, out, _ = run(capsys, "settings", "show", "n1", "--diff", "--json")
-    assert [row["name"] for row in json.loads(out)["settings"]] == ["rack", "page_hosts"]
+    assert [row["name"] for row in json.loads(out)["settings"]] == ["rack", "dashboard_hostnames"]
 
 
 def test_a_reload_says_what_is_live_what_waits_and_what_is_wrong(client: Asked, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,7 +55,7 @@ class Cluster:
     def image(self) -> ClusterImage:
         return self.driver.fsm.image
 
-    async def describe_cluster(self) -> ClusterState:
+    async def describe_cluster(self, *, linearizable: bool = False) -> ClusterState:
         if self.turns:
             self.turns.pop(0)()
         return ClusterState(self.image, self.leader, self.controllers)

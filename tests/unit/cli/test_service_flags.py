@@ -73,7 +73,8 @@ def test_each_flag_of_a_service_says_what_it_says(ran: list[Any], capsys: pytest
     assert run(capsys, *words)[0] == 0
     factory, settings, wanted, target = ran
     assert settings == ServiceSettings(
-        "bank", "s", "n1", Path("d"), partition=3, output_stream="out", dead_letter_stream="dead", snapshot_every=50, tick_s=1.5,
+        "bank", "s", "n1", Path("d"), partition=3, output_stream="out", dead_letter_stream="dead", snapshot_interval_records=50,
+        tick_interval_s=1.5,
         routes=(Route("a", "s1"), Route("b", "s2")), reply_prefixes=("_INBOX.", "_INBOX_mine."),
         parameters_digest=parameters_digest(Told, {"limit": 9, "name": "from the file"}),
     )  # fmt: skip

@@ -99,7 +99,7 @@ def test_times_that_can_not_be(times: tuple[int, int], says: str) -> None:
 def test_settings_are_held_to_the_same() -> None:
     assert ReplicationConfig(session_s=5.0, lease_s=3.0).session_times == SessionTimes(5000, 3000)
     with pytest.raises(ConfigError, match=r"a session of 0\.09 s"):
-        ReplicationConfig(heartbeat_s=0.01, lease_s=0.05, session_s=0.09)
+        ReplicationConfig(heartbeat_interval_s=0.01, lease_s=0.05, session_s=0.09)
     with pytest.raises(ConfigError, match="a lease of 2 s has to be shorter"):
         ReplicationConfig(lease_s=1.9999, session_s=2.0)
 
@@ -336,7 +336,7 @@ def test_a_node_beats_often_enough_for_the_lease() -> None:
 
 def test_who_beats_at_the_pace_of_the_lease_is_not_late_before() -> None:
     driver = a_driver("a")
-    sessions = leading(driver, own=ReplicationConfig(heartbeat_s=10.0, session_s=60.0, lease_s=50.0))
+    sessions = leading(driver, own=ReplicationConfig(heartbeat_interval_s=10.0, session_s=60.0, lease_s=50.0))
     beat(sessions, driver, "a", START)
     assert sessions.overdue(START + 600 * MS) == []
     assert sessions.overdue(START + 601 * MS) == ["a"]

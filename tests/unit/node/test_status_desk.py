@@ -447,7 +447,7 @@ async def test_who_says_nothing_takes_no_place_for_ever(tmp_path: Path, monkeypa
     ],
 )
 def test_only_ones_own_browser_is_answered(request_text: bytes, status: int, tmp_path: Path) -> None:
-    made = StatusDesk(NodeSettings("n1", tmp_path, page_hosts=("page.example",)))
+    made = StatusDesk(NodeSettings("n1", tmp_path, dashboard_hostnames=("page.example",)))
     made.listen(Bus(), Subjects("ns"), ())  # type: ignore[arg-type]
     made.reporter = Paged()  # type: ignore[assignment]
     assert int(made._respond(request_text).split()[1]) == status

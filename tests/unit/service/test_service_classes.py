@@ -207,7 +207,7 @@ def test_a_state_made_with_other_parameters_is_not_gone_on_with() -> None:
     who = Identity("s", "in", "u", 0)
 
     def machine(digest: bytes) -> ServiceMachine:
-        return ServiceMachine(Still(), who, snapshot_every=100, parameters_digest=digest)
+        return ServiceMachine(Still(), who, snapshot_interval_records=100, parameters_digest=digest)
 
     made = machine(b"a" * 16)
     made.start(None)

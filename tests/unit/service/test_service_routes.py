@@ -134,7 +134,7 @@ class Copier:
         self.leads = True
         self.failed: list[LiftError] = []
         settings = ServiceSettings(
-            "bank", "in", "n1", Path("/nowhere"), output_stream="out", routes=(ALERTS,), emit_poll_s=0.01
+            "bank", "in", "n1", Path("/nowhere"), output_stream="out", routes=(ALERTS,), emit_poll_interval_s=0.01
         )
         self.asked = 0
         self.router = Router(world, world, settings, ALERTS, source=SOURCE, leads=self._leads, fatal=self.failed.append)
@@ -254,14 +254,14 @@ class Alarm(Service):
 
 def test_an_output_says_where_it_goes_and_only_to_routes_that_there_are() -> None:
     outbox = Outbox(SOURCE)
-    machine = ServiceMachine(Alarm(), Identity("bank", "in", "u1", 0), snapshot_every=100, outbox=outbox)
+    machine = ServiceMachine(Alarm(), Identity("bank", "in", "u1", 0), snapshot_interval_records=100, outbox=outbox)
     machine.routes = {"alerts"}
     machine.start(None)
     machine.change_role(Role.LEADER, 1)
     machine.apply([Record(0, 1, None, b"x", (), "", None, 1)])
     assert [dict(outbox.headers_of(o)).get("Lift-Output-To") for o in outbox.take(0, 9)] == [b"alerts", None]
     follower = Outbox(SOURCE)
-    again = ServiceMachine(Alarm(), Identity("bank", "in", "u1", 0), snapshot_every=100, outbox=follower)
+    again = ServiceMachine(Alarm(), Identity("bank", "in", "u1", 0), snapshot_interval_records=100, outbox=follower)
     again.start(None)
     again.apply([Record(0, 1, None, b"x", (), "", None, 1)])
     for number, made in enumerate(outbox.take(0, 9)):

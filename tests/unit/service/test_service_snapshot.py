@@ -55,7 +55,7 @@ def machine_that(does: tuple[str, ...]) -> ServiceMachine:
     """One that has done everything that ``does`` names."""
     parameters = b"p" * 16 if "parameters" in does else b""
     outbox = Outbox(f"{WHO.uid}/{WHO.partition}") if "emit" in does else None
-    machine = ServiceMachine(Everything(), WHO, snapshot_every=1000, outbox=outbox, parameters_digest=parameters)
+    machine = ServiceMachine(Everything(), WHO, snapshot_interval_records=1000, outbox=outbox, parameters_digest=parameters)
     machine.start(None)
     headers: list[tuple[tuple[str, bytes], ...]] = []
     if "version" in does:
@@ -82,7 +82,7 @@ def test_snapshot_of_every_subset_of_contents_can_be_read_back_and_begun_with() 
         again = ServiceMachine(
             Everything(),
             WHO,
-            snapshot_every=1000,
+            snapshot_interval_records=1000,
             outbox=Outbox(f"{WHO.uid}/{WHO.partition}") if "emit" in does else None,
             parameters_digest=b"p" * 16 if "parameters" in does else b"",
         )

@@ -92,7 +92,7 @@ class ActiveController:
         self._sessions = NodeSessions(config, confirmed_within_s)
         self._timers = ElectionTimers(config)
         self._accusations = Accusations()
-        self._preferred = PreferredLeaders(config.preferred_leaders_every)
+        self._preferred = PreferredLeaders(config.preferred_leader_interval_s)
         self._waiting = WaitingStreams()
         self._moving = ReassignmentPlanner(config)
         self.levels = HeardLevels()

@@ -1,0 +1,76 @@
+"""``--help`` of every command has an example that can be run, texts that are sentences, and ``liftpy --help`` leads to all of them."""
+
+from __future__ import annotations
+
+import shlex
+from functools import cache
+
+import click
+import pytest
+
+from sidecar.cli.main import COMMANDS, SECTIONS, main
+from tests.docs.commands_said import wrong_with
+from tests.freeze.parts import commands
+
+
+@cache
+def all_commands() -> dict[str, click.Command]:
+    return {" ".join(path): command for path, command in commands()}
+
+
+def shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    captured = capsys.readouterr()
+    return captured.out + captured.err
+
+
+@pytest.mark.parametrize("name", all_commands())
+def test_help_of_each_command_has_an_example_that_can_be_run(name: str) -> None:
+    command = all_commands()[name]
+    lines = str(getattr(command, "example", "")).splitlines()
+    assert lines
+    for line in lines:
+        words = shlex.split(line.partition(" < ")[0], comments=True)
+        assert words[:1] == ["liftpy"]
+        assert wrong_with(words[1:], whole=True) == ""
+        assert line.startswith(name) or isinstance(command, click.Group) or name == "liftpy"
+
+
+@pytest.mark.parametrize("name", all_commands())
+def test_help_of_each_command_consists_of_sentences(name: str) -> None:
+    command = all_commands()[name]
+    first = (command.help or "").strip().partition("\n")[0]
+    assert first[:1].isupper()
+    for param in command.params:
+        if isinstance(param, click.Option):
+            text = (param.help or "").partition("  [default")[0].removesuffix(" (default)")
+            assert text[:1].isupper(), f"{param.opts}: {text}"
+            assert text.endswith((".", ".]")), f"{param.opts}: {text}"
+
+
+def test_main_help_lists_each_command_in_one_section() -> None:
+    assert sorted(name for names in SECTIONS.values() for name in names) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("pubish", "liftpy publish"), ("stram list", "liftpy stream"), ("stream creat", "liftpy stream create"),
+        ("spark archve", "liftpy spark archive"), ("service quey", "liftpy service query"), ("stream list --jsn", "--json"),
+    ],
+)  # fmt: skip
+def test_typo_suggests_the_nearest_command_or_option(typed: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"'{meant}'" in shown(typed.split(), capsys)
+
+
+def test_word_help_shows_the_help_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(["help", "stream", "create"], capsys) == shown(["stream", "create", "--help"], capsys)
+    assert shown(["help"], capsys) == shown(["--help"], capsys)
+
+
+def test_connection_options_are_in_a_section_behind_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    own, _, connection = shown(["stream", "list", "--help"], capsys).partition("Connection options:")
+    assert "--json" in own
+    assert "--nats" not in own
+    assert "--nats" in connection
