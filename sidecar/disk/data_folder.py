@@ -66,8 +66,8 @@ def _identity_in(data: bytes) -> tuple[object, NodeIdentity]:
         raise ValueError("checksum")
     fields = load_json(body)
     version = fields.pop("format")
-    known = {name: fields.pop(name) for name in _STARTS if name in fields}  # older versions wrote fewer
-    starts = DirectoryIdentity(**{"folder_id": "", **known, "earlier": tuple(known.get("earlier", ()))})
+    known = {name: fields.pop(name) for name in _STARTS}
+    starts = DirectoryIdentity(**{**known, "earlier": tuple(known["earlier"])})
     identity = NodeIdentity(**fields, starts=starts)
     _check(identity)
     return version, identity

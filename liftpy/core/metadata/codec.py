@@ -109,6 +109,21 @@ _WIRE_NAMES = {"min_isr_hold_timeout_s": "maxHeldS"}
 """Fields of StreamConfig whose name in the protobuf is another one."""
 
 
+_STORED_NAMES = {"min_isr_hold_timeout_s": "max_held_s"}
+"""Fields of StreamConfig -> their names in the texts of feature level 5."""
+
+
+def stored_text(error: ConfigError) -> str:
+    """Return the text of a rejection, as all controllers store it: a setting that was renamed has the name of feature level 5.
+
+    The text is part of the image. Two versions that store other texts hold other images.
+    """
+    text = str(error)
+    for now, at_level_5 in _STORED_NAMES.items():
+        text = text.replace(now, at_level_5)
+    return text
+
+
 def wire_name(field: str) -> str:
     """Return the name in the protobuf of a field of StreamConfig."""
     first, *others = field.split("_")

@@ -112,7 +112,7 @@ def test_with_a_factor_both_change_in_one() -> None:
         (["dedupWindowS"], {"dedupWindowS": 1.0}, "'dedupWindowS' can't be changed any more"),
         (["nonsense"], {}, "'nonsense' can't be changed any more"),
         (["segmentBytes"], {"segmentBytes": 5}, "segment_bytes = 5 is outside"),
-        (["maxHeldS"], {"maxHeldS": -1.0}, "min_isr_hold_timeout_s = -1.0 is outside"),
+        (["maxHeldS"], {"maxHeldS": -1.0}, "max_held_s = -1.0 is outside"),
         ([], {"readOnly": True}, "replication factor = 0 is outside"),
     ],
 )

@@ -13,7 +13,7 @@ from liftpy.config import REFUSED_BY, AckPolicy, ReplicationConfig, StreamConfig
 from liftpy.core.base.cooperative_apply import PER_STEP, Steps
 from liftpy.core.base.ids import MAX_SUBJECT_LENGTH, check_data_subject, check_name
 from liftpy.core.base.partition import MoveReason, PartitionState, Pause
-from liftpy.core.metadata.codec import altered, config_from_pb, config_to_pb, partition_to_pb, stream_to_pb
+from liftpy.core.metadata.codec import altered, config_from_pb, config_to_pb, partition_to_pb, stored_text, stream_to_pb
 from liftpy.core.metadata.controller.placements import assigned, facts_of, new_partitions, placed_now, plan_of
 from liftpy.core.metadata.controller.reassign import MAX_REPLICAS, settled
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, ClusterImage, StreamImage
@@ -58,7 +58,7 @@ def create_stream(draft: RecordBuilder, request: pb.CreateStream) -> Steps[Decis
     except NoRoomError as error:
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, str(error))
     except ConfigError as error:
-        return refuse(pb.ControlResponse.INVALID, str(error))
+        return refuse(pb.ControlResponse.INVALID, stored_text(error))
     if request.dryRun:
         return Decision((), pb.ControlResponse(plan=plan_of(draft.image, wanted, placed)))
     waits = isinstance(placed, NotEnoughNodesError)
@@ -301,7 +301,7 @@ def alter_stream(draft: RecordBuilder, request: pb.AlterStream) -> Steps[Decisio
     try:
         stream = _with_settings(held, request)
     except ConfigError as error:
-        return refuse(pb.ControlResponse.INVALID, str(error))
+        return refuse(pb.ControlResponse.INVALID, stored_text(error))
     if request.HasField("configVersion") and request.configVersion != held.config_version:
         detail = f"the settings of {held.name!r} are at version {held.config_version}, not {request.configVersion}: look again"
         return refuse(pb.ControlResponse.STALE, detail)
