@@ -425,7 +425,8 @@ class Admin:
     ) -> PartitionState:
         """Move an Online partition to ``node_id`` ('': its preferred leader), or elect a leader of an Offline one.
 
-        ``unclean``: of an Offline one only, also a replica that may lack committed records: they are lost then. Returns the
+        ``unclean``: allows a replica that may lack committed records. Warning: these records are LOST permanently, also if they were
+        acknowledged. Only for an offline partition. Returns the
         partition as it was decided: the candidate is not the leader yet. Raises NotFoundError, ConfigError (not possible as
         things are; the text says why), StaleRequestError, UnavailableError.
         """

@@ -632,7 +632,26 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
     async def elect_leader(
         self, stream: str, partition: int = 0, node_id: str = "", *, unclean: bool = False
     ) -> PartitionState:
-        """Move a partition's leadership, or elect a leader of an Offline partition; see ``Admin.elect_leader``."""
+        """Move a partition's leadership, or elect a leader of an offline partition.
+
+        Warning: ``unclean=True`` can LOSE committed and acknowledged records permanently.
+
+        Args:
+            stream: Name of the stream.
+            partition: Number of the partition.
+            node_id: Replica that becomes leader. '' means the preferred leader, or the best replica of an offline partition.
+            unclean: Whether a replica that may lack committed records is allowed. Only for an offline partition. Use it only if no
+                replica with all committed records can be started again.
+
+        Returns:
+            The partition as it was decided. The new leader may not be ready yet.
+
+        Raises:
+            NotFoundError: The stream or the partition does not exist.
+            ConfigError: The election is not possible. The text says why.
+            StaleRequestError: The partition changed during the request. Retry.
+            UnavailableError: The metadata group does not answer. Retry.
+        """
         return await self._admin.elect_leader(await self.stream(stream), partition, node_id, unclean=unclean)
 
     async def remove_node(self, node_id: str) -> None:

@@ -71,7 +71,7 @@ def test_a_well_cluster_of_one_version_can_be_finalized(run: Any) -> None:
     assert client.set == []
     assert run(client, "finalize") == (0, {"level": 2, "to": 2, "reasons": [], "done": True})
     assert client.set == [2]
-    assert run(FakeClient(2), "finalize", as_json=False) == (0, "level 2 holds already\n")
+    assert run(FakeClient(2), "finalize", as_json=False) == (0, "The current level is already 2.\n")
     assert run(FakeClient(2), "check", as_json=False)[1].endswith("[+] level 2 holds, nothing to finalize\n")
 
 
@@ -93,7 +93,7 @@ def test_whatever_is_in_the_way_is_said_and_nothing_is_done(run: Any) -> None:
 
 
 def test_the_way_back(run: Any) -> None:
-    assert run(FakeClient(1), "revert") == (1, {"level": 1, "to": 0, "reasons": ["There is no level before 1"], "done": False})
+    assert run(FakeClient(1), "revert") == (1, {"level": 1, "to": 0, "reasons": ["There is no level before 1."], "done": False})
     assert run(FakeClient(2, reasons=("orders",)), "revert")[0] == 1
     client = FakeClient(2)
     assert run(client, "revert", "--dry-run") == (0, {"level": 2, "to": 1, "reasons": [], "done": False})
@@ -111,4 +111,4 @@ def test_the_report(run: Any) -> None:
     _, shown = run(FakeClient(1, b=None), "report", as_json=False)
     assert "not heard" in shown
     assert "1 to 2" in shown
-    assert shown.endswith("back to the level before: there is no level before 1\n")
+    assert shown.endswith("back to the level before: There is no level before 1.\n")

@@ -153,7 +153,7 @@ def test_who_registers_between_the_look_and_the_entry_is_in_the_way() -> None:
     driver.restart("b")
     driver.register("c")
     answer = driver.ask(setFeatureLevel=request.setFeatureLevel)
-    assert (answer.error, answer.detail) == (Error.STALE, "registered meanwhile, and not asked: b, c")
+    assert (answer.error, answer.detail) == (Error.STALE, "New nodes registered during the check: b, c. Retry.")
     assert driver.fsm.image.feature_level == 1
 
 
@@ -292,7 +292,7 @@ def test_of_the_default_quota_what_is_not_named_stays_and_what_is_wrong_changes_
     assert driver.fsm.image.default_quota == DefaultQuota(records_per_s=5, by_token=7)
     wrong = driver.ask(setDefaultQuota=pb.SetDefaultQuota(recordsPerS=1 << 40, byToken=1))
     assert (wrong.error, wrong.detail) == (
-        Error.INVALID, "default quota: records_per_s = 1099511627776 is outside 0..2.14748e+09",
+        Error.INVALID, "Invalid default quota: records_per_s = 1099511627776 is outside 0..2.14748e+09",
     )  # fmt: skip
     assert driver.fsm.image.default_quota == DefaultQuota(records_per_s=5, by_token=7)
     same = driver.ask(setDefaultQuota=pb.SetDefaultQuota(recordsPerS=5))
@@ -309,7 +309,9 @@ def test_at_level_2_apply_refuses_who_does_not_speak_it_and_says_both() -> None:
     driver = finalized("a")
     answer = driver.ask(registerNode=pb.RegisterNode(nodeId="old"))
     assert (answer.error, "old" in driver.fsm.image.nodes) == (Error.INVALID, False)
-    assert answer.detail == (f"{UNSUPPORTED}the cluster is at feature level 2, node 'old' speaks 1: it needs a newer version")
+    assert answer.detail == (
+        f"{UNSUPPORTED}the cluster has feature level 2, but node 'old' supports 1. It needs a newer version."
+    )
     assert registered(answer) is Registered.UNSPOKEN
     assert registered(pb.ControlResponse(error=Error.INVALID, detail="no")) is Registered.REFUSED
     newer = driver.ask(registerNode=pb.RegisterNode(nodeId="new", minLevel=3, maxLevel=5))

@@ -137,7 +137,7 @@ def test_a_callback_that_would_never_run_is_refused_by_name(name: str, callback:
     wrong = type("Wrong", (Still,), {name: callback})
     with pytest.raises(ConfigError, match="is an async function"):
         check_class(wrong)
-    with pytest.raises(ConfigError, match="asynchronous"):
+    with pytest.raises(ConfigError, match="async function"):
         ServiceTest(wrong)
 
 
@@ -266,7 +266,7 @@ def test_the_command_refuses_outputs_without_a_stream_and_ends_as_the_table_says
     with pytest.raises(SystemExit) as left:
         main.main(["service", f"{__name__}:Loud", *flags])
     assert left.value.code == 2
-    assert "--output STREAM" in capsys.readouterr().err
+    assert "output stream" in capsys.readouterr().err
 
     made: list[Any] = []
 
