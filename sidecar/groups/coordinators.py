@@ -305,7 +305,7 @@ class GroupCoordinators:
                 one.restarts += 1
                 one.in_a_row = count_restart(one.in_a_row, time.monotonic() - began_s)
                 self._counters["coordinators begun anew"] += 1
-                logger.error("%s: its coordinator has ended, and begins anew: %s", key, one.problem)
+                logger.error("%s: group coordinator ended; restarting it: %s", key, one.problem)
                 await _wait(one.stopping, min(_AGAIN_S * 2 ** min(one.in_a_row - 1, 10), _LONGEST_AGAIN_S))
 
     def _reader(self, transport: Transport, key: PartitionKey, options: ReadOptions) -> OwnNodeReader:

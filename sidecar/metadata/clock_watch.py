@@ -87,9 +87,9 @@ class ClockWatch:
     def _say(self) -> None:
         why = self.trust.why
         if not why and self._said:
-            logger.info("the wall clock is trusted again")
+            logger.info("wall clock trusted again, age-based retention resumes")
         elif why and not self._said and (self.trust.is_wrong or time.monotonic() - self._began > _PATIENCE_S):
-            logger.warning("the wall clock is in doubt, and nothing is removed for its age here: %s", why)
+            logger.warning("wall clock not trusted, age-based retention is paused: %s", why)
         else:
             return
         self._said = bool(why)

@@ -110,7 +110,7 @@ class EventWriter:
             except (LiftError, nats.errors.Error, OSError, TimeoutError, ValueError) as error:
                 self._events.lost_track()
                 self.counters[FAILED] += 1
-                logger.debug("events can't be kept in their stream now: %s", error)
+                logger.debug("cannot write events to their stream: %s; retrying", error)
                 wait_s = min(max(_AGAIN_S, 2 * wait_s), _LONGEST_AGAIN_S)
 
     async def _write(self) -> None:

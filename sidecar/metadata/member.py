@@ -126,9 +126,9 @@ class RaftMember:
 
     def _state_changed(self, old: int, new: int) -> None:
         if new == _LEADER:
-            logger.info("%s leads the metadata group in term %d", self.node_id, self._log.term)
+            logger.info("%s leads the metadata group term=%d", self.node_id, self._log.term)
         elif old == _LEADER:
-            logger.info("%s does not lead the metadata group any more", self.node_id)
+            logger.info("%s no longer leads the metadata group", self.node_id)
             self._member.resign()
 
     # ---- every tick ----------------------------------------------------------------------------------------------------

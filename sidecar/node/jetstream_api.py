@@ -77,7 +77,7 @@ class JetStreamDesk:
         subject = jetstream_api(settings.jetstream_api, ">")
         handler = self._guard.handler(self._arrived)
         self._listener = self._bus.listen(subject, handler, queue=f"{settings.namespace}-jetstream")
-        logger.info("the streams are read on %s as well", subject)
+        logger.info("JetStream read API is available on %s", subject)
 
     def _add(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)

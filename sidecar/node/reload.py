@@ -135,9 +135,7 @@ class Reloading:
         self._parts().others(each)
         result = Reloaded(applied, tuple(name for name in changed if name not in LIVE))
         words = f"taken over: {', '.join(applied) or 'nothing'}"
-        logger.info(
-            "settings read again; %s", words + (f"; wait for a restart: {', '.join(result.wait)}" if result.wait else "")
-        )
+        logger.info("settings reloaded; %s", words + (f"; wait for a restart: {', '.join(result.wait)}" if result.wait else ""))
         return result
 
     def take_over(self, settings: NodeSettings) -> None:
@@ -167,7 +165,7 @@ class Reloading:
             found = await self.reload()
             said: dict[str, Any] = {"applied": list(found.applied), "wait": list(found.wait)}
         except ConfigError as error:
-            logger.error("settings are as they were: %s", error)
+            logger.error("settings not reloaded: %s", error)
             said = {"error": str(error)}
         supervisor.reloaded()
         return said

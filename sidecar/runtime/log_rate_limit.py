@@ -29,7 +29,7 @@ class Chatter:
         if second != self._second:
             self._second, self._lines = second, 0
             if self._untold:
-                logger.info("%d lines about partitions were left out before this one", self._untold)
+                logger.info("suppressed %d log lines about partitions", self._untold)
                 self._untold = 0
         if self._lines < self._lines_per_s:
             self._lines += 1

@@ -39,7 +39,7 @@ class Supervisor:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as there:
                 there.sendto("\n".join(words).encode(), self._address)
         except OSError as error:
-            logger.warning("the supervisor can't be told %s: %s", words[0], error)
+            logger.warning("cannot notify the supervisor of %s: %s", words[0], error)
 
     def start(self, live: Callable[[], list[Check]], ready: Callable[[], list[Check]], doing: Callable[[], str]) -> None:
         """Begin. ``doing``: in words, what it is at before it is ready; other words are progress."""

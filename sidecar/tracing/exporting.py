@@ -153,7 +153,9 @@ class SpanThread:
         if failed:
             self._failed += size
         if failed and not self._refused:
-            logger.warning("the collector takes no spans; those that are lost are counted (liftpy_trace_spans_dropped_total)")
+            logger.warning(
+                "the trace collector accepts no spans; dropping and counting them (liftpy_trace_spans_dropped_total)"
+            )
         self._refused = failed
         return True
 

@@ -59,7 +59,7 @@ async def _renewed(connection: StrictConnection, credentials: Credentials) -> No
     try:
         await connection.renew(credentials.nats_options())
     except ConfigError as error:  # a file that was there a moment ago
-        logger.error("a connection goes on with the credentials that it has: %s", error)
+        logger.error("keeping the current NATS credentials: %s", error)
 
 
 async def prove(servers: Sequence[str], subjects: Subjects, node_id: str, credentials: Credentials, *, works: bool) -> None:
