@@ -88,7 +88,7 @@ class RestoredSetting:
         if isinstance(value, DefaultQuota):
             rates = f"--records {value.records_per_s} --bytes {value.bytes_per_s} --by-token {value.by_token}"
             return f"liftpy settings default-quota {rates}"
-        return f"liftpy settings session --session-s {_seconds(value.session_ms):g} --lease-s {_seconds(value.lease_ms):g}"
+        return f"liftpy settings node-session --session {_seconds(value.session_ms):g} --lease {_seconds(value.lease_ms):g}"
 
     @property
     def shown(self) -> dict[str, object]:
@@ -237,7 +237,7 @@ class Restore:
             check_name(wish.into, "stream")
             if wish.name not in copies:
                 raise NotFoundError(
-                    f"backup {manifest.backup} has no stream {wish.name!r}; it has: {', '.join(copies) or 'none'}"
+                    f"Backup {manifest.backup} has no stream {wish.name!r}. It has: {', '.join(copies) or 'none'}."
                 )
         self._client, self._store, self._manifest, self._options, self._step = client, store, manifest, options, step
         self._streams = [RestoredStream(wish, copies[wish.name]) for wish in wishes]
@@ -332,11 +332,12 @@ class Restore:
             helpers = {node for p in held.partitions for node in p.holders if node.startswith(PREFIX)}
             if not (helpers and held.config.read_only):
                 raise AlreadyExistsError(
-                    f"stream {held.name} exists: a restore overwrites nothing; give another name by --into"
+                    f"Stream {held.name} already exists, and a restore never overwrites a stream. Choose another name "
+                    "with --into."
                 )
             alive = sorted(node for node in helpers if image.is_live(node))
             if alive:
-                raise AlreadyExistsError(f"stream {held.name} is being restored by another process ({alive[0]})")
+                raise AlreadyExistsError(f"Another process is restoring stream {held.name} ({alive[0]}). Wait for it.")
             await self._client.delete_stream(held.name, held.uid)
         dead = [node for node in image.nodes if node.startswith(PREFIX) and not image.is_live(node)]
         for node in dead:
@@ -351,7 +352,10 @@ class Restore:
             wish.into, wish.subject, partitions=count, replicas=replicas, config=self._closed(wish.config)
         )
         if plan.waits or len(plan.replicas) != count:
-            raise ConfigError(f"{wish.into} can't be placed: {plan.waits or 'there is no map'}")
+            raise ConfigError(
+                f"Cannot place stream {wish.into}: {plan.waits or 'no assignment is possible'}. Start more nodes, or "
+                "use fewer --replicas."
+            )
         return plan.replicas
 
     def _closed(self, config: StreamConfig) -> StreamConfig:
@@ -424,8 +428,8 @@ class Restore:
             one.image = await self._client.add_partitions(wish.into, uid=one.uid, placement=placement, ready_s=0)
         if any(partition.leader_epoch < first_epoch for partition in one.image.partitions):
             raise ConfigError(
-                f"stream {wish.into} can't be restored: a controller is of a version that can't skip LeaderEpochs. "
-                "Upgrade all controllers, then restore again"
+                f"Cannot restore stream {wish.into}: at least one controller has a version that cannot skip "
+                "LeaderEpochs. Upgrade all controllers, then restore again."
             )
 
     def _give(self, scratch: Path, one: RestoredStream) -> None:
@@ -458,14 +462,14 @@ class Restore:
         ]
         refused = [text for text in await self._client.reassign_all(wishes) if text]
         if refused:
-            raise UnavailableError(f"a replica can't move: {refused[0]}")
+            raise UnavailableError(f"A restored replica cannot move to its node: {refused[0]}")
 
         async def is_done() -> bool:
             image = (await self._client.describe_cluster()).image
             for one in self._streams:
                 now = image.streams.get(one.wish.into)
                 if now is None or now.uid != one.uid:
-                    raise NotFoundError(f"stream {one.wish.into} was deleted while it was restored")
+                    raise NotFoundError(f"Stream {one.wish.into} was deleted during the restore. Start the restore again.")
                 for partition, nodes in zip(now.partitions, one.plan, strict=True):
                     if set(partition.isr) != {*nodes, *extra} or partition.target or not partition.leader:
                         return False
@@ -485,5 +489,8 @@ class Restore:
                 if now != seen:
                     seen, changed_s = now, time.monotonic()
             if time.monotonic() - changed_s > STALLED_S:
-                raise UnavailableError(f"{what}: nothing has changed for {STALLED_S:g} s")
+                raise UnavailableError(
+                    f"{what}: no progress for {STALLED_S:g} s. Check `liftpy status` and the logs of the nodes, then "
+                    "start the restore again."
+                )
             await asyncio.sleep(_LOOK_S)

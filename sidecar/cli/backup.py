@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import click
@@ -50,7 +50,7 @@ from sidecar.backup.restore import (
 from sidecar.backup.staging import Until
 from sidecar.backup.store import DEFAULT_BYTES_PER_S, Store
 from sidecar.cli.help import HelpCommand, HelpGroup
-from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.options import Duration, Size, connection_options, json_option
 from sidecar.cli.output import table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -60,11 +60,11 @@ if TYPE_CHECKING:
 
 NS_PER_S = 1_000_000_000
 TABLE = {
-    "backup_newest_timestamp_seconds": "When the newest whole backup was begun, in Unix time; 0: there is none.",
-    "backup_newest_size_bytes": "Of all that it names.",
-    "backup_whole": "Backups in the store that are whole, by names and sizes of their files.",
-    "backup_damaged": "Those that are not.",
-    "backup_looked_timestamp_seconds": "When the store was looked at.",
+    "backup_newest_timestamp_seconds": "Start time of the newest complete backup, in Unix seconds. 0: there is none.",
+    "backup_newest_size_bytes": "Size of the newest complete backup, in bytes.",
+    "backup_valid": "Number of complete backups in the store, by names and sizes of their files.",
+    "backup_damaged": "Number of incomplete or damaged backups in the store.",
+    "backup_checked_timestamp_seconds": "Time of the last check of the store, in Unix seconds.",
 }
 """``liftpy_`` before each; label ``store``: its URL."""
 
@@ -76,9 +76,9 @@ def write_metrics(path: Path, url: str, found: Sequence[Listed], now_ns: int) ->
     figures = {
         "backup_newest_timestamp_seconds": newest.created_ns / NS_PER_S if newest is not None else 0,
         "backup_newest_size_bytes": newest.size_bytes if newest is not None else 0,
-        "backup_whole": len(whole),
+        "backup_valid": len(whole),
         "backup_damaged": len(found) - len(whole),
-        "backup_looked_timestamp_seconds": now_ns / NS_PER_S,
+        "backup_checked_timestamp_seconds": now_ns / NS_PER_S,
     }
     registry = CollectorRegistry()
     for name, text in TABLE.items():
@@ -86,7 +86,7 @@ def write_metrics(path: Path, url: str, found: Sequence[Listed], now_ns: int) ->
     try:
         write_to_textfile(str(path), registry)
     except OSError as error:
-        raise StorageError(f"--metrics-file {path}: {error.strerror or error}") from None
+        raise StorageError(f"Cannot write --metrics-file {path}: {error.strerror or error}.") from None
 
 
 def shown_store(url: str) -> str:
@@ -134,7 +134,9 @@ def traced(
     try:
         from sidecar.tracing.exporting import SpanThread, otlp_exporter
     except ImportError as error:
-        raise ConfigError(f"trace = {trace!r} needs `pip install liftpy[otlp]`: {error}") from None
+        raise ConfigError(
+            f"--trace {trace} needs OpenTelemetry: {error}. Install it with `pip install 'liftpy[otlp]'`."
+        ) from None
     made = exporter() if exporter is not None else otlp_exporter(endpoint)
     thread = SpanThread(made, f"{name}-{os.getpid()}", target.namespace, SpanBudget(SPANS_PER_S))
     said = ""
@@ -212,7 +214,7 @@ def restore(
     each of them, with the command that sets it.
     """
     if everything == bool(into) or (everything and (name or subject)):
-        raise ConfigError("give --all, or --into NAME (with --stream, --subject)")
+        raise ConfigError("Missing option: --all, or --into NAME (with --stream, --subject).")
     store = Store.at(url)
     manifest = store.newest(backup_id)
     image = read_image(store, manifest)
@@ -266,7 +268,7 @@ def _say_states_left_out(said: Mapping[str, str]) -> None:
 
 def _wish(image: ClusterImage, manifest: Manifest, name: str, into: str, subject: str, replicas: int) -> RestoreWish:
     if name not in image.streams or name not in {stream.name for stream in manifest.streams}:
-        raise NotFoundError(f"backup {manifest.backup} has no stream {name!r}")
+        raise NotFoundError(f"Backup {manifest.backup} has no stream {name!r}. `liftpy backup list --json` shows the streams.")
     was = image.streams[name]
     return RestoreWish(
         name=name, into=into, subject=subject or was.subject, config=was.config, replicas=replicas or was.replica_count
@@ -282,7 +284,7 @@ def until_of(text: str | None) -> Until:
         return Until(offset=found)
     if isinstance(found, datetime):
         return Until(time_ns=timestamp_ns(found))
-    raise ConfigError(f"--until {found}: give an offset (the last one wanted), or a time")
+    raise ConfigError(f"Invalid value for --until: {found}. Use an offset (the last one to restore), or a time.")
 
 
 def _say_cursors(said: Mapping[str, str]) -> None:
@@ -415,10 +417,11 @@ def backup() -> None:
 )
 @click.option(
     "--bytes-per-s",
-    default=DEFAULT_BYTES_PER_S,
+    default=Size.text(DEFAULT_BYTES_PER_S),
     show_default=True,
-    type=click.IntRange(0),
-    help="Maximum copy rate in bytes per second. 0 means no limit.",
+    type=Size(),
+    metavar="SIZE",
+    help="Maximum copy rate per second, in bytes or with a unit. 0 means no limit.",
 )
 @trace_options
 @json_option
@@ -459,15 +462,22 @@ def create(
         )
 
 
-@backup.command("list", example="liftpy backup list /backups/liftpy --max-age 26")
+class MaxAge(Duration):
+    """An age with its unit. A bare number was hours once: it is rejected."""
+
+    units: ClassVar[Mapping[str, float]] = {unit: factor for unit, factor in Duration.units.items() if unit}
+    example = "26h or 2d"
+
+
+@backup.command("list", example="liftpy backup list /backups/liftpy --max-age 26h")
 @url_argument
 @click.option(
     "--max-age",
-    "max_age_h",
+    "max_age_s",
     default=None,
-    type=click.FloatRange(0),
-    metavar="H",
-    help="Maximum age of the newest backup, in hours. An older one gives exit code 1.",
+    type=MaxAge(),
+    metavar="DURATION",
+    help="Maximum age of the newest backup, such as 26h. An older one gives exit code 1.",
 )
 @click.option(
     "--metrics-file",
@@ -480,7 +490,7 @@ def create(
     ),
 )
 @json_option
-def list_(url: str, max_age_h: float | None, metrics_file: Path | None, as_json: bool) -> int:
+def list_(url: str, max_age_s: float | None, metrics_file: Path | None, as_json: bool) -> int:
     """List the backups, the newest last. Exit code 1: there is no backup, or the newest one is incomplete or older than --max-age."""
     found = list_backups(Store.at(url))
     if metrics_file is not None:
@@ -493,17 +503,20 @@ def list_(url: str, max_age_h: float | None, metrics_file: Path | None, as_json:
         click.echo(json.dumps(rows))
     else:
         Console().print(table(("backup", "age", "streams", "MiB", "state"), [_row(one) for one in found]))
+    if not found:
+        missing = "://" not in url and not Path(url).expanduser().is_dir()
+        click.echo(f"No backups in {url}" + (" (the directory does not exist)." if missing else "."), err=True)
     newest = found[-1] if found else None
     if newest is None or newest.faults or newest.manifest is None:
         return EXIT_DAMAGED
-    old_h = (time.time_ns() - newest.manifest.created_ns) / _NS_PER_S / 3600
-    return EXIT_DAMAGED if max_age_h is not None and old_h > max_age_h else 0
+    age_s = (time.time_ns() - newest.manifest.created_ns) / _NS_PER_S
+    return EXIT_DAMAGED if max_age_s is not None and age_s > max_age_s else 0
 
 
 def _row(one: Listed) -> tuple[str, ...]:
     if one.manifest is None:
         return one.backup, "", "", "", f"damaged: {one.faults[0]}"
-    state = f"not whole: {one.faults[0]}" if one.faults else "whole"
+    state = f"incomplete: {one.faults[0]}" if one.faults else "complete"
     manifest = one.manifest
     return one.backup, _age(manifest), str(len(manifest.streams)), f"{manifest.size_bytes / _MIB:.1f}", state
 
@@ -562,7 +575,8 @@ def verify(url: str, backup_id: str, as_json: bool) -> int:
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be removed, and change nothing.")
 @click.option(
-    "--died",
+    "--unfinished",
+    "died",
     multiple=True,
     metavar="ID",
     help=("Remove the files of this unfinished backup. Use it only if the process of that backup has ended. May be repeated."),
@@ -591,7 +605,7 @@ def prune(url: str, keep: int, dry_run: bool, died: tuple[str, ...], as_json: bo
     )
     for running in done.waits_for:
         click.echo(f"{running} is being made, or has died, and no backup has begun half a day after it: what it may use stays")
-        click.echo(f"if you know that its process has ended: liftpy backup prune URL --keep {keep} --died {running}")
+        click.echo(f"if you know that its process has ended: liftpy backup prune URL --keep {keep} --unfinished {running}")
 
 
 backup.add_command(restore)

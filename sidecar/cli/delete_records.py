@@ -1,6 +1,6 @@
 """``liftpy stream purge``: give up the records of some subjects, or of some keys.
 
-``liftpy stream truncate``: give up the oldest records of a stream.
+``liftpy stream delete-records``: give up the oldest records of a stream.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from liftpy.client.positions import Before, Position, parse_start
 from liftpy.core.base.purge import waits_for
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 from sidecar.cli.help import HelpCommand
-from sidecar.cli.options import BYTES, connection_options, internal_option, json_option
+from sidecar.cli.options import BYTES, Duration, connection_options, internal_option, json_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
@@ -59,10 +59,11 @@ _COUNT_S = 10.0
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(0),
-    default=300.0,
+    type=Duration(),
+    default="5m",
     show_default=True,
-    help="Maximum time for --wait, in seconds.",
+    metavar="DURATION",
+    help="Maximum time for --wait.",
 )
 @json_option
 @connection_options
@@ -77,14 +78,18 @@ def purge(
     offsets of other records do not change.
     """
     if not subjects and not keys:
-        raise click.UsageError("name --subject or --key; to give up everything below an offset: liftpy stream truncate")
+        raise click.UsageError(
+            "Missing option: --subject or --key. To delete all records before an offset, use liftpy stream delete-records."
+        )
     where = _where(before)
 
     async def plan(client: Client) -> list[_Purged]:
         image = await client.stream(name)
         numbers = [p.partition for p in image.partitions] if partition is None else [partition]
         if isinstance(where, int) and len(numbers) > 1:
-            raise ConfigError(f"{name} has {len(numbers)} partitions: an offset is one partition's, name it by --partition")
+            raise ConfigError(
+                f"Stream {name} has {len(numbers)} partitions, and an offset belongs to one partition. Set --partition."
+            )
         until = time.monotonic() + _COUNT_S
         return [await _would_go(client, name, image.uid, number, subjects, keys, where, until) for number in numbers]
 
@@ -164,7 +169,9 @@ async def _would_go(
 def _where(before: str | None) -> int | datetime | None:
     where = None if before is None else parse_start(before, datetime.now(UTC), "--before")
     if where is not None and not isinstance(where, int | datetime):
-        raise ConfigError(f"--before {before}: give an OFFSET, or a time as 2026-01-31T12:00:00 or -10m")
+        raise ConfigError(
+            f"Invalid value for --before: {before}. Use an OFFSET, or a time such as 2026-01-31T12:00:00 or -10m."
+        )
     return where.replace(tzinfo=UTC) if isinstance(where, datetime) and where.tzinfo is None else where
 
 
@@ -178,7 +185,10 @@ async def _gone(client: Client, name: str, numbers: set[int], timeout_s: float) 
         if time.monotonic() >= until:
             waits = sorted({node for p in partitions for purge in p.purges for node in waits_for(p, purge)})
             who = ", ".join(waits)
-            raise UnavailableError(f"{name}: after {timeout_s:g} s it still waits for {who}; it goes on without this command")
+            raise UnavailableError(
+                f"Stream {name}: {who} did not finish within {timeout_s:g} s (--timeout). The deletion continues in "
+                "the background."
+            )
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
@@ -202,7 +212,7 @@ class Deletion:
         return f"{'at most ' if self.at_most else ''}{self.records} of {self.of_records} records"
 
 
-@click.command(cls=HelpCommand, example="liftpy stream truncate orders --before -24h --dry-run")
+@click.command(name="delete-records", cls=HelpCommand, example="liftpy stream delete-records orders --before -24h --dry-run")
 @click.argument("name")
 @click.option(
     "--before",
@@ -223,18 +233,22 @@ class Deletion:
 @json_option
 @connection_options
 @internal_option
-def truncate(name: str, before: str, partition: int | None, dry_run: bool, yes: bool, as_json: bool, target: Target) -> None:
+def delete_records(
+    name: str, before: str, partition: int | None, dry_run: bool, yes: bool, as_json: bool, target: Target
+) -> None:
     """Permanently delete the records of stream NAME before an offset or a time, on every replica.
 
     Batches are not split, so up to one batch of older records can remain. Files are deleted by whole segments.
     """
-    where = truncation_of(before)
+    where = deletion_point_of(before)
 
     async def plan(client: Client) -> list[Deletion]:
         image = await client.stream(name)
         numbers = [p.partition for p in image.partitions] if partition is None else [partition]
         if isinstance(where, int) and len(numbers) > 1:
-            raise ConfigError(f"{name} has {len(numbers)} partitions: an offset is one partition's, name it by --partition")
+            raise ConfigError(
+                f"Stream {name} has {len(numbers)} partitions, and an offset belongs to one partition. Set --partition."
+            )
         return [await _deletion(client, name, image.uid, number, where) for number in numbers]
 
     async def carry_out(client: Client, deletions: list[Deletion]) -> None:
@@ -271,7 +285,7 @@ def truncate(name: str, before: str, partition: int | None, dry_run: bool, yes: 
         click.echo(f"{name}/{one.partition} {begins} with the batch of {one.first}: {one.words} {goes}")
 
 
-def truncation_of(text: str) -> int | datetime | Before | None:
+def deletion_point_of(text: str) -> int | datetime | Before | None:
     """What ``--before`` means; None: the end of what is committed. Raises ConfigError for everything else."""
     where = parse_start(text, datetime.now(UTC), "--before")
     if isinstance(where, datetime):
@@ -282,7 +296,8 @@ def truncation_of(text: str) -> int | datetime | Before | None:
         return None
     said = "the text of a position" if isinstance(where, Position) else text
     raise ConfigError(
-        f"--before {said}: give the first OFFSET that stays, -1000, a time as 2026-01-31T12:00:00 or -10m, or new"
+        f"Invalid value for --before: {said}. Use an OFFSET (the first one that remains), -1000, a time such "
+        "as 2026-01-31T12:00:00 or -10m, or new."
     )
 
 
@@ -290,7 +305,9 @@ async def _deletion(client: Client, name: str, uid: str, number: int, where: int
     """What would go of one partition. Nothing is done."""
     bounds = await client.bounds(name, number)
     if bounds.uid != uid:
-        raise NotFoundError(f"stream {name} was deleted and made again just now: nothing was done")
+        raise NotFoundError(
+            f"Stream {name} was deleted and created again during this command. Nothing was deleted. Run the command again."
+        )
     match where:
         case None:
             wanted: int | datetime = bounds.end_offset

@@ -20,7 +20,7 @@ from liftpy.nats.transport import open_connection
 from liftpy.nats.urls import check_urls, shown
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.main import stop_signals
-from sidecar.cli.options import credential_options, json_option
+from sidecar.cli.options import Duration, credential_options, json_option
 from sidecar.dev.cluster import MAX_NODES, DevCluster
 from sidecar.runtime.settings import (
     DEFAULT_NAMESPACE,
@@ -59,12 +59,13 @@ _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 @click.option("--nats", default=None, metavar="URL", help="Use this NATS server instead of starting one.")
 @click.option("--namespace", default=DEFAULT_NAMESPACE, show_default=True, metavar="NS", help="Namespace of the cluster.")
 @click.option(
-    "--restart-after",
-    default=2.0,
+    "--restart-delay",
+    "restart_after",
+    default="2s",
     show_default=True,
-    metavar="SECONDS",
-    type=click.FloatRange(0),
-    help="Delay before a killed or failed node is restarted, in seconds.",
+    metavar="DURATION",
+    type=Duration(),
+    help="Delay before a killed or failed node is restarted.",
 )
 @click.option(
     "--jetstream-api",
@@ -110,7 +111,7 @@ def dev(
         click.echo(f"not used by liftpy dev, which names and places its nodes itself: {', '.join(unused)}", err=True)
     if nats and max_payload:
         raise click.UsageError(
-            "--max-payload is for the nats-server that this command starts: leave --nats out, or set it on that server"
+            "--max-payload cannot be combined with --nats. Set max_payload in the configuration of that server."
         )
     stopping = threading.Event()
     for number in (signal.SIGINT, *stop_signals()):
@@ -169,7 +170,9 @@ class _Supervisor:
                 self._ended_s[name] = now_s
                 self._soon[name] = self._soon[name] + 1 if now_s - self._started_s[name] < _SOON_S else 1
                 if self._soon[name] > _SOON_AT_MOST:
-                    raise UnavailableError(f"node {name} {node.how_it_ended}: {' | '.join(list(node.log)[-3:])}")
+                    raise UnavailableError(
+                        f"Node {name} {node.how_it_ended}. Its last log lines: {' | '.join(list(node.log)[-3:])}"
+                    )
                 click.echo(f"node {name} {node.how_it_ended}; it is started again in {self._after_s:g} s", err=True)
             elif now_s - self._ended_s[name] >= self._after_s:
                 del self._ended_s[name]

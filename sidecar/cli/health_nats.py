@@ -58,7 +58,7 @@ def health(
     After a network partition, the side with the majority reports 1 (the other nodes are fenced). The other side reports 3.
     """
     if node_id is not None and cluster:
-        raise click.UsageError("give --node or --cluster")
+        raise click.UsageError("--node and --cluster cannot be combined. Remove one of them.")
     return show(_by_nats(target, level or "ready", node_id, probe), as_json)
 
 
@@ -128,9 +128,9 @@ async def _services(client: NodeViews, node_id: str) -> list[str]:
     if glance is not None and glance.services_ended:
         why = "; ".join(glance.ended_services) or str(glance.services_ended)
         lines.append(f"[-] {node_id}: services have ended: {why}")
-    if glance is not None and glance.services_failing:
+    if glance is not None and glance.services_blocked:
         lines.append(
-            f"[-] {node_id}: {glance.services_failing} services stand at a record that they cannot apply: liftpy status"
+            f"[-] {node_id}: {glance.services_blocked} services stand at a record that they cannot apply: liftpy status"
         )
     return lines
 
@@ -153,9 +153,9 @@ async def _published(target: Target, value: bytes) -> int:
         finally:
             await connection.close()
     except (nats.errors.Error, OSError, TimeoutError, ValueError) as error:
-        raise UnavailableError(f"a publish was not answered: {error!r}") from None
+        raise UnavailableError(f"the probe got no ack: {error!r}") from None
     if answer.get("error"):
-        raise UnavailableError(f"a publish was refused: {answer['error'].get('description')}")
+        raise UnavailableError(f"the probe was rejected: {answer['error'].get('description')}")
     return int(answer["seq"]) - 1
 
 

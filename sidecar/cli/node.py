@@ -2,7 +2,7 @@
 
 ``liftpy node drain``: what a node holds moves to others, its leaderships first; afterwards it can be stopped and removed.
 
-``liftpy node may-stop``: whether others would miss a node, for whoever restarts them one after another.
+``liftpy node can-stop``: whether others would miss a node, for whoever restarts them one after another.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from liftpy.core.metadata.image import ClusterImage, NodeImage
 from liftpy.core.metadata.reassignment_progress import Movement, offline_on
 from liftpy.errors import ConfigError, NotFoundError
 from sidecar.cli.help import HelpCommand, HelpGroup
-from sidecar.cli.options import connection_options, json_option
-from sidecar.cli.reassignment import follow, timeout_option
+from sidecar.cli.options import Duration, connection_options, json_option
+from sidecar.cli.reassignment import follow, move_timeout_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
@@ -33,7 +33,7 @@ from sidecar.runtime.settings import Target
 @click.argument("node_id", metavar="NODE")
 @click.option("--wait", is_flag=True, help="Show the progress until NODE holds no replicas.")
 @click.option("--cancel", is_flag=True, help="Cancel the drain. Replicas that have already moved do not return.")
-@timeout_option
+@move_timeout_option
 @json_option
 @connection_options
 def drain(node_id: str, wait: bool, cancel: bool, timeout_s: float, as_json: bool, target: Target) -> None:
@@ -44,7 +44,7 @@ def drain(node_id: str, wait: bool, cancel: bool, timeout_s: float, as_json: boo
     """
     check_name(node_id, "node")
     if cancel and wait:
-        raise click.UsageError("--cancel and --wait exclude each other")
+        raise click.UsageError("--cancel and --wait cannot be combined. Remove one of them.")
 
     async def work(client: Client) -> dict[str, Any]:
         await client.set_node(node_id, leaving=not cancel)
@@ -108,11 +108,11 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-@click.command(name="may-stop", cls=HelpCommand, example="liftpy node may-stop n3")
+@click.command(name="can-stop", cls=HelpCommand, example="liftpy node can-stop n3")
 @click.argument("node_id", metavar="NODE")
 @json_option
 @connection_options
-def may_stop(node_id: str, as_json: bool, target: Target) -> int:
+def can_stop(node_id: str, as_json: bool, target: Target) -> int:
     """Check whether NODE can stop without risk. Exit code 0: yes, 1: no, with the reasons.
 
     The answer is no if a partition would fall below min_isr, or if the metadata group would lose its majority.
@@ -122,7 +122,7 @@ def may_stop(node_id: str, as_json: bool, target: Target) -> int:
     voters = {member.node_id: member.connected for member in state.controllers if not member.learner}
     reasons = why_not(state.image, node_id, voters)
     if as_json:
-        click.echo(json.dumps({"node": node_id, "may_stop": not reasons, "reasons": reasons}))
+        click.echo(json.dumps({"node": node_id, "can_stop": not reasons, "reasons": reasons}))
     else:
         click.echo("\n".join(reasons) or f"{node_id} may stop")
     return 1 if reasons else 0
@@ -138,7 +138,7 @@ def node() -> None:
 
 
 node.add_command(drain)
-node.add_command(may_stop)
+node.add_command(can_stop)
 
 
 @node.command(example="liftpy node remove n3")
@@ -147,10 +147,11 @@ node.add_command(may_stop)
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(0, 3600),
-    default=5.0,
+    type=Duration(0, 3600),
+    default="5s",
     show_default=True,
-    help="Maximum time for NODE to stop, in seconds.",
+    metavar="DURATION",
+    help="Maximum time for NODE to stop.",
 )
 @json_option
 @connection_options
@@ -237,7 +238,7 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no number, and not {AUTO}", param_hint="WEIGHT") from None
+        raise click.BadParameter(f"{text!r}. Use a number, or {AUTO}.", param_hint="WEIGHT") from None
 
 
 def _show_facts(node: NodeImage, as_json: bool) -> None:

@@ -17,7 +17,7 @@ from liftpy.core.metadata.image import StreamImage
 from liftpy.core.metadata.preferred_leaders import misplaced
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 from sidecar.cli.help import HelpGroup
-from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.options import Duration, connection_options, json_option
 from sidecar.cli.reassignment import move
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -28,10 +28,11 @@ number_argument = click.argument("number", type=click.IntRange(0), default=0, me
 timeout_option = click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(0.1, 3600),
-    default=15.0,
+    type=Duration(0.1, 3600),
+    default="15s",
     show_default=True,
-    help="Maximum time to wait, in seconds.",
+    metavar="DURATION",
+    help="Maximum time to wait.",
 )
 
 
@@ -58,7 +59,7 @@ def transfer(stream: str, number: int, node: str, timeout_s: float, as_json: boo
     async def work(client: Client) -> tuple[PartitionState, float]:
         image = await client.stream(stream)
         if _find(image, number).status is not PartitionStatus.ONLINE:
-            raise ConfigError(f"{stream}/{number} has no leader to move: liftpy partition elect {stream} {number}")
+            raise ConfigError(f"{stream}/{number} has no leader. To elect one: liftpy partition elect {stream} {number}")
         return await _moved(client, image, number, node, timeout_s=timeout_s)
 
     _say(stream, *with_client(target, work), as_json)
@@ -73,32 +74,41 @@ def transfer(stream: str, number: int, node: str, timeout_s: float, as_json: boo
     is_flag=True,
     help="Also allow a replica that may lack committed records. Warning: those records are LOST permanently.",
 )
-@click.option("--yes-lose-data", is_flag=True, help="Do not ask for confirmation of --unclean.")
+@click.option(
+    "--confirm", default="", metavar="STREAM/PARTITION", help="Confirm --unclean with the partition, instead of an answer."
+)
 @timeout_option
 @json_option
 @connection_options
 def elect(
-    stream: str, number: int, node: str, unclean: bool, yes_lose_data: bool, timeout_s: float, as_json: bool, target: Target
+    stream: str, number: int, node: str, unclean: bool, confirm: str, timeout_s: float, as_json: bool, target: Target
 ) -> None:
     """Elect a leader for PARTITION (default 0) of STREAM. The partition must be offline.
 
     Without --unclean, only a replica that has all committed records can become leader. With --unclean, any replica can. Records that
     it lacks are LOST permanently, also if they were acknowledged.
     """
-    if yes_lose_data and not unclean:
-        raise click.UsageError("--yes-lose-data is for --unclean only: a clean election loses nothing")
+    if confirm and not unclean:
+        raise click.UsageError("--confirm needs --unclean. A clean election loses no records.")
+    if confirm and confirm != f"{stream}/{number}":
+        raise click.UsageError(
+            f"--confirm {confirm} does not name this partition. Nothing was changed. Use --confirm {stream}/{number}."
+        )
 
     async def look(client: Client) -> StreamImage:
         image = await client.stream(stream)
         if _find(image, number).status is PartitionStatus.ONLINE:
-            raise ConfigError(f"{stream}/{number} is led by {_find(image, number).leader}: liftpy partition transfer moves it")
+            raise ConfigError(
+                f"{stream}/{number} already has a leader ({_find(image, number).leader}). To move the leadership: "
+                f"liftpy partition transfer {stream} {number} --to NODE"
+            )
         return image
 
     async def work(client: Client) -> tuple[PartitionState, float]:
         return await _moved(client, confirmed or await look(client), number, node, timeout_s=timeout_s, unclean=unclean)
 
     confirmed = None
-    if unclean and not yes_lose_data:
+    if unclean and not confirm:
         confirmed = with_client(target, look)
         click.confirm(f"committed records of {stream}/{number} may be lost for good: go on?", abort=True, err=True)
 
@@ -138,7 +148,7 @@ def rebalance(only: str | None, timeout_s: float, as_json: bool, target: Target)
 
 def _find(image: StreamImage, number: int) -> PartitionState:
     if number >= len(image.partitions):
-        raise NotFoundError(f"{image.name} has the partitions 0 to {len(image.partitions) - 1}")
+        raise NotFoundError(f"Stream {image.name} has no such partition. Its partitions are 0 to {len(image.partitions) - 1}.")
     return image.partitions[number]
 
 
@@ -155,7 +165,7 @@ async def _moved(
             return current, took_s
         if took_s > timeout_s:
             raise UnavailableError(
-                f"{image.name}/{number} is {current.status.name} after {took_s:.1f} s: liftpy status shows why"
+                f"{image.name}/{number} is still {current.status.name} after {took_s:.1f} s (--timeout). Check `liftpy status`."
             )
         await asyncio.sleep(_POLL_S)
 

@@ -116,7 +116,8 @@ class _Manner:
 @click.option("--partition", type=click.IntRange(0), default=0, show_default=True, help="Partition to publish to.")
 @click.option("--subject", default="", help="Subject to publish on. Required if the subject of the stream has wildcards.")
 @click.option(
-    "--ack",
+    "--ack-policy",
+    "ack",
     type=click.Choice([p.value for p in AckPolicy]),
     default="all",
     show_default=True,
@@ -191,7 +192,7 @@ def _headers(given: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
     for text in given:
         header, equals, value = text.partition("=")
         if not header or not equals:
-            raise click.BadParameter(f"{text!r}: write NAME=VALUE", param_hint="--header")
+            raise click.BadParameter(f"{text!r}. Use NAME=VALUE.", param_hint="--header")
         found.append((header, value.encode("utf-8", "surrogateescape")))
     return tuple(found)
 
@@ -267,7 +268,7 @@ async def _lines(file: BinaryIO) -> AsyncGenerator[list[bytes], None]:
     while chunk := await _read(file):
         *lines, rest = (rest + chunk).split(b"\n")
         if len(rest) > _MAX_LINE_BYTES:
-            raise ProtocolError(f"a line is longer than {_MAX_LINE_BYTES} bytes: is this a text file?")
+            raise ProtocolError(f"A line is longer than {_MAX_LINE_BYTES} bytes. Check that the input is a text file.")
         if lines:
             yield lines
     if rest:

@@ -23,7 +23,7 @@ from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.output import table
 from sidecar.cli.partition_reports import NodeReports, ask_nodes
-from sidecar.cli.reassignment import follow, timeout_option, wait_option
+from sidecar.cli.reassignment import follow, move_timeout_option, wait_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
@@ -58,16 +58,16 @@ class RebalancePlan:
     show_default=True,
     help="What to distribute evenly by node weight: replicas, bytes, or leaders. Leaders copy no data.",
 )
-@click.option("--leaving", multiple=True, metavar="NODE", help="With --dry-run: plan as if NODE were drained. May be repeated.")
+@click.option("--without", multiple=True, metavar="NODE", help="With --dry-run: plan as if NODE were drained. May be repeated.")
 @click.option("--cancel", is_flag=True, help="Cancel moves of an earlier rebalance that have not started.")
 @wait_option
-@timeout_option
+@move_timeout_option
 @json_option
 @connection_options
 def rebalance(
     dry_run: bool,
     by: str,
-    leaving: tuple[str, ...],
+    without: tuple[str, ...],
     cancel: bool,
     wait: bool,
     timeout_s: float,
@@ -78,22 +78,22 @@ def rebalance(
 
     The cluster continues the moves if you stop this command or if a node fails.
     """
-    if leaving and not dry_run:
-        raise click.UsageError("--leaving goes with --dry-run: liftpy node drain NODE moves everything away")
+    if without and not dry_run:
+        raise click.UsageError("--without needs --dry-run. To move everything away from a node, use liftpy node drain NODE.")
     if cancel and dry_run:
-        raise click.UsageError("--cancel and --dry-run exclude each other")
+        raise click.UsageError("--cancel and --dry-run cannot be combined. Remove one of them.")
 
     async def work(client: Client) -> None:
         image = (await client.describe_cluster(linearizable=True)).image
         if cancel:
             await _cancel(client, image, as_json)
             return
-        unknown = sorted(set(leaving) - set(image.nodes))
+        unknown = sorted(set(without) - set(image.nodes))
         if unknown:
             known = ", ".join(sorted(image.nodes)) or "none"
-            raise NotFoundError(f"there is no node {', '.join(unknown)}; there are: {known}")
+            raise NotFoundError(f"Node {', '.join(unknown)} does not exist. Nodes: {known}.")
         reports = await ask_nodes(client, sorted(image.nodes)) if by == "bytes" else {}
-        plan = plan_of(image, by, leaving, reports)
+        plan = plan_of(image, by, without, reports)
         if not as_json:
             _show(plan, dry_run)
         refused = [] if dry_run else await _do(client, image, plan, wait, timeout_s, as_json)
@@ -254,10 +254,11 @@ def _show(plan: RebalancePlan, dry_run: bool) -> None:
         ]
         console.print(table(heads, rows[:_SHOWN], folds=("partition",), title="moves"))
         if len(rows) > _SHOWN:
-            console.print(f"and {len(rows) - _SHOWN} more: --json shows all", highlight=False)
+            console.print(f"and {len(rows) - _SHOWN} more, shown by --json", highlight=False)
     held = [(node, f"{plan.before.get(node, 0):,}", f"{count:,}") for node, count in plan.after.items()]
     console.print(table(("node", plan.unit, "then"), held, title="nodes"))
     for stream, partition in plan.stuck:
-        console.print(f"{stream}/{partition} stays where it is: no other node may take it", highlight=False)
+        console.print(f"{stream}/{partition} does not move: no other node can take it", highlight=False)
     what = f"{plan.moved:,} bytes in {len(plan.moves)} moves" if plan.by == "bytes" else f"{len(plan.moves)} moves"
-    console.print(f"{what}, {plan.fewest:,} at the least" + ("; nothing was done" if dry_run else ""), highlight=False)
+    summary = f"{what} (minimum: {plan.fewest:,})." if plan.moves else "No moves needed."
+    console.print(summary + (" Dry run: nothing changed." if dry_run else ""), highlight=False)

@@ -71,7 +71,7 @@ from liftpy.service.host import ServiceHost
 from liftpy.service.settings import ServiceSettings
 from sidecar.cli.help import HelpCommand, HelpGroup
 from sidecar.cli.main import stop_signals
-from sidecar.cli.options import BYTES, connection_options
+from sidecar.cli.options import BYTES, Duration, connection_options
 from sidecar.cli.session import with_client
 from sidecar.runtime.restarts import EXIT_TO_REPAIR, momentary
 from sidecar.runtime.settings import Target
@@ -96,10 +96,11 @@ from sidecar.runtime.tasks import attended
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(0.1, 3600),
-    default=5.0,
+    type=Duration(0.1, 3600),
+    default="5s",
     show_default=True,
-    help="Maximum time to wait, in seconds.",
+    metavar="DURATION",
+    help="Maximum time to wait.",
 )
 @click.option(
     "--offset", "shows_offset", is_flag=True, help="Print the offset of the record and the node that answered, on stderr."
@@ -179,7 +180,7 @@ TABLE = (
     (EXIT_PLACE_TAKEN, "no", "another process of this service uses this node or this directory"),
     (EXIT_DIVERGED, "no", "the state differs from the state on other nodes"),
     (EXIT_TO_REPAIR, "yes", "the disk was full, or the stream was created again"),
-    (EXIT_NOT_ALLOWED, "no", "missing NATS permissions (see liftpy rights --role service)"),
+    (EXIT_NOT_ALLOWED, "no", "missing NATS permissions (see liftpy permissions --role service)"),
 )
 """(code, whether a new start can help, when)."""
 
@@ -214,7 +215,7 @@ _BY_AN_OPERATOR = "passed over by an operator"
 @click.option("--partition", default=0, show_default=True, help="Partition of the record.")
 @click.option("--offset", required=True, type=click.IntRange(0), help="Offset of the record that the service cannot apply.")
 @click.option("--timer", default="", help="Id of the timer that fails at this offset, if a timer fails.")
-@click.option("--dead-letter", default="", metavar="STREAM", help="Stream that keeps the skipped record.")
+@click.option("--dead-letter-stream", "dead_letter", default="", metavar="STREAM", help="Stream that keeps the skipped record.")
 @click.option("--force", is_flag=True, help="Skip also if a service does not answer, or has already applied the record.")
 @connection_options
 def skip(
@@ -242,10 +243,11 @@ def skip(
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(0.1, 3600),
-    default=30.0,
+    type=Duration(0.1, 3600),
+    default="30s",
     show_default=True,
-    help="Maximum time to wait, in seconds.",
+    metavar="DURATION",
+    help="Maximum time to wait.",
 )
 @connection_options
 def snapshot(name: str, stream: str, partition: int, nodes: tuple[str, ...], timeout_s: float, target: Target) -> None:
@@ -266,16 +268,20 @@ async def store_now(
     UnavailableError after ``timeout_s``."""
     image = await client.stream(stream)
     if partition >= len(image.partitions):
-        raise NotFoundError(f"{stream} has {len(image.partitions)} partitions, no {partition}")
+        raise NotFoundError(
+            f"Stream {stream} has no partition {partition}. It has {len(image.partitions)} partitions, numbered from 0."
+        )
     asked = {}
     for node in nodes or image.partitions[partition].replicas:
         found = await _said(client, node, image.uid, partition, name)
         if found:
             asked[node] = int(found["position"])
         elif nodes:
-            raise NotFoundError(f"{name} is not beside {node}")
+            raise NotFoundError(f"Service {name} does not run next to node {node}. Check --node.")
     if not asked:
-        raise NotFoundError(f"no node has a service {name} over {stream}/{partition}")
+        raise NotFoundError(
+            f"Service {name} does not run for {stream}/{partition} on any node. Check the name, --stream and --partition."
+        )
     request = frames.sealed(service_pb2.SnapshotRequest(service=name, stream=stream, partition=partition))
     for node in asked:
         await client.transport.publish(Subjects(namespace).service_session(node, stream, name), request)
@@ -288,7 +294,8 @@ async def store_now(
                 stored[node] = int(found["snapshot"])
         if time.monotonic() >= give_up_s:
             raise UnavailableError(
-                f"no snapshot beside {', '.join(sorted(asked.keys() - stored.keys()))} after {timeout_s:g} s"
+                f"No snapshot next to {', '.join(sorted(asked.keys() - stored.keys()))} after {timeout_s:g} s "
+                "(--timeout). Check the log of the service."
             )
         await asyncio.sleep(_POLL_S)
     return dict(sorted(stored.items()))
@@ -300,17 +307,23 @@ async def pass_over(
     """Append the decision; return its offset. Raises ConfigError where a service has applied the record, or can't be asked."""
     image = await client.stream(stream)
     if partition >= len(image.partitions):
-        raise NotFoundError(f"{stream} has {len(image.partitions)} partitions, no {partition}")
+        raise NotFoundError(
+            f"Stream {stream} has no partition {partition}. It has {len(image.partitions)} partitions, numbered from 0."
+        )
     bounds = await client.bounds(stream, partition)
     if not bounds.log_start_offset <= unit.offset < bounds.end_offset:
-        raise ConfigError(f"{stream}/{partition} holds {bounds.log_start_offset} to {bounds.end_offset - 1}, not {unit.offset}")
+        raise ConfigError(
+            f"{stream}/{partition} has the offsets {bounds.log_start_offset} to {bounds.end_offset - 1}, not "
+            f"{unit.offset}. Check --offset."
+        )
     if not force:
         replicas = image.partitions[partition].replicas
         found = await asyncio.gather(*(_position(client, node, image.uid, partition, name) for node in replicas))
         for node, position in zip(replicas, found, strict=True):
             if position is not None and position > unit.offset:
                 raise ConfigError(
-                    f"{name} on {node} is at {position}: it has applied {unit}, and its outputs may be written (--force all the same)"
+                    f"Service {name} on {node} is at offset {position}. It has already applied {unit}, and may have "
+                    "written its outputs. To skip the record anyway, use --force."
                 )
     record = await _record(client, stream, partition, unit.offset, image.uid)
     writer = DecisionWriter(client, dead_letter)
@@ -343,7 +356,7 @@ async def _record(client: Client, stream: str, partition: int, offset: int, uid:
     async for piece in client.read_range(stream, partition, offset, offset + 1, uid=uid, exact=True):
         for record in piece.records():
             return record
-    raise LiftError(f"{stream}/{partition} holds no record at {offset}")
+    raise LiftError(f"{stream}/{partition} has no record at offset {offset}. Check --offset.")
 
 
 @click.command(cls=HelpCommand, example="liftpy service query bank 'balance alice' --key alice")
@@ -383,7 +396,7 @@ def query(
     """Send the query TEXT to the service NAME, and print the bytes of the answer. Without TEXT, send the standard input."""
     check_name(name, "service")
     if partition is not None and key is not None:
-        raise ConfigError("name --partition or --key, not both")
+        raise ConfigError("--partition and --key cannot be combined. Remove one of them.")
     body = sys.stdin.buffer.read() if text is None else text.encode()
 
     async def work(client: Client) -> QueryAnswer:
@@ -447,7 +460,11 @@ service.add_command(call)
 @click.option("--node", required=True, help="Id of the node that the service runs next to.")
 @click.option("--data", required=True, type=click.Path(file_okay=False, path_type=Path), help="Directory for snapshots.")
 @click.option(
-    "--output", default="", metavar="STREAM", help="Stream for the outputs of the service. Nothing else may publish to it."
+    "--output-stream",
+    "output",
+    default="",
+    metavar="STREAM",
+    help="Stream for the outputs of the service. Nothing else may publish there.",
 )
 @click.option(
     "--route",
@@ -459,10 +476,9 @@ service.add_command(call)
         "key go to the partition of the key. May be repeated. Must be equal on all nodes."
     ),
 )
-@click.option("--dead-letter", "dead_letter_stream", default="", metavar="STREAM", help="Stream for skipped records.")
+@click.option("--dead-letter-stream", "dead_letter_stream", default="", metavar="STREAM", help="Stream for skipped records.")
 @click.option(
-    "--snapshot-every",
-    "snapshot_interval_records",
+    "--snapshot-interval-records",
     default=10_000,
     show_default=True,
     help="Number of offsets between two snapshots. Must be equal on all nodes.",
@@ -490,13 +506,14 @@ service.add_command(call)
     help="Inbox prefix of clients that send commands. May be repeated.  [default: _INBOX*.]",
 )
 @click.option(
-    "--tick-s",
-    type=click.FloatRange(0, 3600),
-    default=0.0,
+    "--tick-interval",
+    "tick_interval_s",
+    type=Duration(0, 3600),
+    default="0",
     show_default=True,
-    metavar="SECONDS",
+    metavar="DURATION",
     help=(
-        "Shortest time between two empty records, in seconds. The service writes an empty record if a timer "
+        "Shortest time between two empty records. The service writes an empty record if a timer "
         "is due and no other record arrives. 0 disables them."
     ),
 )
@@ -532,7 +549,7 @@ def run(
     )
     logging.getLogger("nats").setLevel(logging.WARNING)
     if partitions and context.get_parameter_source("partition") is not ParameterSource.DEFAULT:
-        raise click.UsageError("--partition and --partitions say the same thing: give one of them")
+        raise click.UsageError("--partition and --partitions cannot be combined. Remove one of them.")
     wanted = partitions_in(partitions) if partitions else (flags["partition"],)
     found = load_service(service_class)
     check_outputs(found, output)
@@ -556,7 +573,7 @@ def run(
 def _route(text: str) -> Route:
     name, separator, stream = text.partition("=")
     if not separator:
-        raise ConfigError(f"--route {text}: it is NAME=STREAM")
+        raise ConfigError(f"Invalid value for --route: {text}. Use NAME=STREAM.")
     return Route(name, stream)
 
 
@@ -568,9 +585,11 @@ def load_service(service_class: str) -> type[Service]:
     try:
         found = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{service_class} can't be loaded: {error}") from None
+        raise ConfigError(
+            f"Cannot load {service_class}: {error}. Check MODULE:CLASS, the current directory and PYTHONPATH."
+        ) from None
     if not (inspect.isclass(found) and issubclass(found, Service)):
-        raise ConfigError(f"{service_class} is not a class that extends liftpy.service.Service")
+        raise ConfigError(f"{service_class} is not a subclass of liftpy.service.Service. Check MODULE:CLASS.")
     check_class(found)
     return found
 
@@ -582,9 +601,9 @@ def read_parameters(service: type[Service], given: Sequence[str], file: Path | N
         try:
             found = json.loads(file.read_bytes())
         except (OSError, ValueError, RecursionError) as error:
-            raise ConfigError(f"{file} can't be read as JSON: {error}") from None
+            raise ConfigError(f"Cannot read --settings {file} as JSON: {error}") from None
         if not isinstance(found, dict):
-            raise ConfigError(f"{file} holds no object of names and values")
+            raise ConfigError(f"--settings {file} is not a JSON object. Use names and values.")
         parameters.update(found)
     parameters.update(parameter_in(service, text) for text in given)
     check_parameters(service, parameters)
@@ -597,7 +616,7 @@ def partitions_in(text: str) -> tuple[int, ...] | None:
         return None
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) <= _MAX_DIGITS for part in parts):
-        raise ConfigError(f"--partitions {text} is neither all nor numbers of partitions with commas between them")
+        raise ConfigError(f"Invalid value for --partitions: {text}. Use all, or partition numbers separated by commas.")
     return tuple(sorted({int(part) for part in parts}))
 
 
@@ -649,7 +668,9 @@ async def _all_partitions(settings: ServiceSettings, target: Target) -> Sequence
             try:
                 if count := len((await client.stream(settings.stream)).partitions):
                     return range(count)
-                raise UnavailableError(f"no partition of {settings.stream} has a node yet")
+                raise UnavailableError(
+                    f"No partition of {settings.stream} is placed on a node yet. Start more nodes, or check `liftpy status`."
+                )
             except (NotFoundError, UnavailableError) as error:
                 if not announced:
                     logger.warning("which partitions there are is not known: %s; trying on", error)

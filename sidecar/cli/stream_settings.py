@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from liftpy.config import ALTERABLE, Codec, FlushPolicy, StreamConfig
+from sidecar.cli.options import Duration, Size
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,8 +30,8 @@ class Setting:
 SETTINGS = (
     Setting(
         "ack_policy",
-        "--ack",
-        "ack",
+        "--ack-policy",
+        "ack_policy",
         "When to send the ack: all (after all in-sync replicas stored the record), leader (after the leader stored it) or none.",
     ),
     Setting(
@@ -42,15 +43,15 @@ SETTINGS = (
     Setting("flush", "--flush", "flush", "When to flush records to disk: always (before the ack), interval:<ms> or none."),
     Setting(
         "commit_policy",
-        "--commit",
-        "commit",
+        "--commit-policy",
+        "commit_policy",
         "What commits a record: all in-sync replicas (isr) or a majority of the replicas (quorum).",
     ),
     Setting(
         "retention_age_s",
         "--retention-age",
         "retention_age_s",
-        "Delete records older than this many seconds. 0 means no limit.",
+        "Delete records older than this. 0 means no limit.",
     ),
     Setting(
         "retention_bytes",
@@ -75,15 +76,15 @@ SETTINGS = (
         "delete_retention_s",
         "--delete-retention",
         "delete_retention_s",
-        "Delete tombstones older than this many seconds during compaction.",
+        "Delete tombstones older than this during compaction.",
     ),
-    Setting("codec", "--codec", "codec", "Compression of stored and replicated records."),
-    Setting("segment_bytes", "--segment-bytes", "segment_bytes", "Start a new segment file at this size, in bytes."),
+    Setting("codec", "--compression", "compression", "Compression of stored and replicated records."),
+    Setting("segment_bytes", "--segment-bytes", "segment_bytes", "Start a new segment file at this size."),
     Setting(
         "segment_age_s",
         "--segment-age",
         "segment_age_s",
-        "Start a new segment file after this many seconds. 0 means no time limit.",
+        "Start a new segment file after this time. 0 means no time limit.",
     ),
     Setting(
         "failover_standby",
@@ -95,14 +96,14 @@ SETTINGS = (
         "dedup_window_s",
         "--dedup-window",
         "dedup_window_s",
-        "Window of deduplication by Nats-Msg-Id, in seconds of log time. 0 disables deduplication.",
+        "Window of deduplication by Nats-Msg-Id of log time. 0 disables deduplication.",
     ),
     Setting("read_only", "--read-only", "read_only", "Reject publishes. Consumers can still read."),
     Setting(
         "max_message_bytes",
         "--max-message-bytes",
         "max_message_bytes",
-        "Reject larger messages (payload and headers, in bytes). 0 means the limit of the log format.",
+        "Reject larger messages (payload and headers). 0 means the limit of the log format.",
     ),
     Setting(
         "optimistic_concurrency",
@@ -112,9 +113,9 @@ SETTINGS = (
     ),
     Setting(
         "min_isr_hold_timeout_s",
-        "--max-held",
+        "--min-isr-hold-timeout",
         "min_isr_hold_timeout_s",
-        "Drop a publish without reply subject after this many seconds, if the ISR is too small to commit it. 0 means never.",
+        "Drop a publish without reply subject after this time, if the ISR is too small to commit it. 0 means never.",
     ),
     Setting(
         "quota_records_per_s",
@@ -187,7 +188,7 @@ def shown(config: StreamConfig, replica_count: int) -> dict[str, Any]:
 def changed(config: StreamConfig, replica_count: int) -> dict[str, Any]:
     """``shown`` without what is as it comes, for people: ack, min.isr, flush and commit are always there."""
     every, ordinary = shown(config, replica_count), shown(_DEFAULT, replica_count)
-    always = ("ack", "min_isr", "flush", "commit")
+    always = ("ack_policy", "min_isr", "flush", "commit_policy")
     return {key: value for key, value in every.items() if key in always or value != ordinary[key]}
 
 
@@ -195,6 +196,18 @@ def _option(setting: Setting, *, altered: bool = False) -> Callable[[Any], Any]:
     """``altered``: what is not given stays as it is."""
     default = getattr(_DEFAULT, setting.field)
     shows = "[default:" not in setting.help and not altered
+    unit = _unit(setting.field)
+    if unit is not None:
+        text = None if altered else unit.text(default)
+        return click.option(
+            setting.flag,
+            setting.field,
+            type=unit(),
+            default=text,
+            show_default=shows,
+            metavar=unit.name.upper(),
+            help=setting.help,
+        )
     words: dict[str, Any] = {"default": None if altered else _text(default), "show_default": shows, "help": setting.help}
     if isinstance(default, bool):
         negative = setting.flag.replace("--", "--no-", 1)
@@ -204,6 +217,13 @@ def _option(setting: Setting, *, altered: bool = False) -> Callable[[Any], Any]:
     else:
         kind = {int: click.INT, float: click.FLOAT}.get(type(default), click.STRING)
     return click.option(setting.flag, setting.field, type=kind, **words)
+
+
+def _unit(field: str) -> type[Duration] | type[Size] | None:
+    """Return the type of an option that has a unit; None for another one."""
+    if field.endswith(("_bytes", "_bytes_per_s")):
+        return Size
+    return Duration if field.endswith("_s") and not field.endswith("_per_s") else None
 
 
 def _value(default: Any, given: Any) -> Any:

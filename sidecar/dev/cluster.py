@@ -74,7 +74,7 @@ class DevNode:
     def start(self) -> None:
         """Start the process; ``wait_ready`` waits for it."""
         if self.running:
-            raise ConfigError(f"node {self.node_id} runs already")
+            raise ConfigError(f"Node {self.node_id} is already running. Stop it first.")
         self.ready = None
         self._process = spawn(
             self._command,
@@ -102,7 +102,9 @@ class DevNode:
                 break
             time.sleep(_POLL_S)
         state = "does not get ready" if self.running else "has ended"
-        raise UnavailableError(f"node {self.node_id} {state}: " + (" | ".join(list(self.log)[-8:]) or "it said nothing"))
+        raise UnavailableError(
+            f"Node {self.node_id} {state}. Its last log lines: " + (" | ".join(list(self.log)[-8:]) or "none")
+        )
 
     def terminate(self, timeout_s: float = _STOP_TIMEOUT_S) -> int:
         """SIGTERM and wait: hand leaderships over and stop. Return the exit code; one that hangs is killed and gives -9."""
@@ -185,7 +187,7 @@ class DevCluster:
         max_payload_bytes: int = 0,
     ) -> None:
         if not 1 <= nodes <= MAX_NODES:
-            raise ConfigError(f"nodes = {nodes} is outside 1..{MAX_NODES}")
+            raise ConfigError(f"nodes = {nodes} (--nodes) is outside 1..{MAX_NODES}. Choose a value in this range.")
         self.namespace = namespace
         self.nats: NatsServer | None = None if nats_url else NatsServer(port, max_payload_bytes=max_payload_bytes)
         self._nats_url = nats_url
@@ -207,7 +209,7 @@ class DevCluster:
         """Folder that holds one folder per node."""
         folder = self._data or self._own_data
         if folder is None:
-            raise UnavailableError("the cluster was not started")
+            raise UnavailableError("The cluster is not running. Start it first.")
         return folder
 
     def start(self, timeout_s: float = _READY_TIMEOUT_S) -> None:

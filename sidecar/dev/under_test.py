@@ -83,7 +83,10 @@ class ClusterUnderTest:
     def _node(self, node: str) -> DevNode:
         found = self._cluster.nodes.get(node)
         if found is None:
-            raise ConfigError(f"there is no node {node!r} here: {', '.join(self._cluster.nodes) or 'the cluster does not run'}")
+            raise ConfigError(
+                f"Node {node!r} does not exist in this cluster. Nodes: "
+                f"{', '.join(self._cluster.nodes) or 'none, the cluster is not running'}."
+            )
         return found
 
     # ---- faults ------------------------------------------------------------------------------------------------------
@@ -108,7 +111,7 @@ class ClusterUnderTest:
     def _must_run(self, node: str) -> DevNode:
         found = self._node(node)
         if not found.running:
-            raise ConfigError(f"node {node} is down: start it first")
+            raise ConfigError(f"Node {node} is not running. Start it first.")
         return found
 
     def leader(self, stream: str, partition: int = 0, *, other_than: str = "", timeout_s: float = WAIT_S) -> str:
@@ -117,7 +120,9 @@ class ClusterUnderTest:
         def found() -> str:
             partitions = self.client.stream(stream).partitions
             if not 0 <= partition < len(partitions):
-                raise ConfigError(f"stream {stream} has no partition {partition}: it has {len(partitions)}")
+                raise ConfigError(
+                    f"Stream {stream} has no partition {partition}. It has {len(partitions)} partitions, numbered from 0."
+                )
             leader = partitions[partition].leader
             return leader if leader != other_than and leader in self.running else ""
 
@@ -132,7 +137,7 @@ class ClusterUnderTest:
     def restart_nats(self) -> None:
         """Kill the nats-server and start it again on the same port; return when it answers. Nodes and clients come back alone."""
         if self._cluster.nats is None:
-            raise ConfigError("the nats-server is not this cluster's own")
+            raise ConfigError("The cluster uses an external nats-server (nats=), so it cannot stop or start it.")
         self._cluster.nats.restart()
 
     def heal(self, timeout_s: float = WAIT_S) -> None:
@@ -171,7 +176,10 @@ class ClusterUnderTest:
             except LiftError as error:
                 last = error
             if time.monotonic() >= deadline:
-                raise UnavailableError(f"{what}: not within {timeout_s:g} s; last: {last!r}; nodes that run: {self.running}")
+                raise UnavailableError(
+                    f"{what}: the condition was not true within {timeout_s:g} s. Last value: {last!r}. Running nodes: "
+                    f"{self.running}."
+                )
             time.sleep(_POLL_S)
 
     def delete_streams(self, keep: set[str] | frozenset[str] = frozenset()) -> None:

@@ -163,13 +163,17 @@ class OwnNodeReader(PartitionReader):
     async def _ask(self, node: str, request: client_pb2.ReadRequest, wait_s: float) -> bytes:
         reads = self._reads_of(self._key)
         if reads is None:
-            raise NoRespondersError(f"{self._key} is not here")
+            raise NoRespondersError(
+                f"The coordinator {self._key} is not on this node. Retry: the client then asks the new one."
+            )
         timeout_s = wait_s + self.options.answer_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 return await reads.asked_here(frames.sealed(request))
         except TimeoutError:
-            raise RequestTimeoutError(f"{self._key}: no answer from this node within {timeout_s:g} s") from None
+            raise RequestTimeoutError(
+                f"The coordinator {self._key} on this node did not answer within {timeout_s:g} s. Retry."
+            ) from None
 
 
 logger = logging.getLogger("liftpy.groups")

@@ -31,7 +31,7 @@ from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.transport import Transport
 from sidecar.runtime.tasks import spawn
 
-logger = logging.getLogger("liftpy.group")
+logger = logging.getLogger("liftpy.metadata")
 
 LOOK_S = 0.2
 MOST_AT_ONCE = 64
@@ -117,7 +117,9 @@ class EventWriter:
         """Some of what is due."""
         stream = self._image().streams.get(EVENTS_STREAM) or await self._made()
         if stream.waiting:
-            raise UnavailableError(f"stream {EVENTS_STREAM} waits for nodes")
+            raise UnavailableError(
+                f"The internal stream {EVENTS_STREAM} is not placed, because the cluster has too few nodes. The node retries."
+            )
         publisher = await self._opened(stream)
         if self._events.tail is None:
             self._events.found(await self._tail(stream))
@@ -133,7 +135,10 @@ class EventWriter:
             if isinstance(answer, BaseException):
                 raise answer
             if answer.offset != behind + number + 1:
-                raise UnavailableError(f"an event is at offset {answer.offset} and not {behind + number + 1}")
+                raise UnavailableError(
+                    f"An event is at offset {answer.offset} instead of {behind + number + 1}. The node reads the stream "
+                    "again, then continues."
+                )
             self._events.stored(due[: number + 1], answer.offset)
             self.counters[WRITTEN] += 1
 
@@ -149,7 +154,7 @@ class EventWriter:
         response = await self._propose(pb.ControlRequest(createStream=wanted, internal=True), _PATIENCE_S)
         found = self._image().streams.get(EVENTS_STREAM)
         if found is None:
-            raise UnavailableError(f"stream {EVENTS_STREAM} is not made: {response.detail}")
+            raise UnavailableError(f"Cannot create the internal stream {EVENTS_STREAM}: {response.detail}. The node retries.")
         return found
 
     async def _opened(self, stream: StreamImage) -> Publisher:

@@ -34,7 +34,7 @@ from sidecar.metadata.member import RaftMember
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import spawn
 
-logger = logging.getLogger("liftpy.group")
+logger = logging.getLogger("liftpy.metadata")
 
 _LOOK_S = 0.1
 """How often it is looked at whether the role is still the right one."""
@@ -102,8 +102,9 @@ class GroupRole:
             await member.stop()
             if member.has_voted:
                 raise ConfigError(
-                    f"controllers = {', '.join(self._settings.controllers)} lacks this node: {self._settings.node_id} is a member of "
-                    f"the metadata group, as its raft folder shows; name it, and take it out with: liftpy controllers remove"
+                    f"controllers = {', '.join(self._settings.controllers)} does not contain this node, but "
+                    f"{self._settings.node_id} is a member of the metadata group (its raft directory shows it). Add it to "
+                    f"the setting. To remove it from the group, use: liftpy controllers remove {self._settings.node_id}"
                 )
             return False
         if member.is_member:

@@ -31,7 +31,7 @@ from sidecar.metadata.member_log import MemberFolder
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport.credentials import Keys, RightsWatch
 
-logger = logging.getLogger("liftpy.group")
+logger = logging.getLogger("liftpy.metadata")
 
 _CONNECT_TIMEOUT_S = 5
 _RECONNECT_WAIT_S = 0.1
@@ -58,7 +58,8 @@ class GroupLink:
         self._instruments = instruments or Instruments()
         if not settings.controllers:
             raise ConfigError(
-                "controllers is missing: name the nodes that form the metadata group (for a single node its own id)"
+                "The setting controllers is missing. Name the nodes of the metadata group (--controllers). A single "
+                "node names itself."
             )
         self._settings = settings
         self._folder = folder

@@ -124,7 +124,7 @@ class MemberLog:
     def _open_journal(self, flush: bool, instruments: Instruments) -> GroupJournal:
         path = self._folder / "journal"
         if (self._folder / MARKER).exists() and not (path.exists() and path.stat().st_size):
-            raise CorruptionError(f"{self._folder} has lost its journal: {self._what_to_do()}")
+            raise CorruptionError(f"The raft directory {self._folder} has lost its journal: {self._what_to_do()}")
         return GroupJournal(path, flush=flush, times=instruments.journal_flushes)
 
     def _checked_dump(self, by_log: LogControllers) -> Path:
@@ -133,7 +133,7 @@ class MemberLog:
             # Read it now: the library would swallow an error and go on without, and counts before it reads.
             by_log.in_snapshot = decode_snapshot_file(dump.read_bytes()).controllers
         elif len(self.journal) and self._first_index() > 1:
-            raise CorruptionError(f"{self._folder} has lost its snapshot: {self._what_to_do()}")
+            raise CorruptionError(f"The raft directory {self._folder} has lost its snapshot: {self._what_to_do()}")
         return dump
 
     def _what_to_do(self) -> str:
@@ -174,8 +174,8 @@ class MemberLog:
         if self.core.failure is None:
             mark_diverged(self._folder, index)
             self.core.failure = MetadataDivergedError(
-                f"{self.node_id} holds another image of the cluster than the majority, at index {index}: its raft folder is put aside, "
-                "and it begins anew with the others' snapshot"
+                f"The metadata image of {self.node_id} differs from the majority at index {index}. The node "
+                "quarantines its raft directory and loads the snapshot of the other controllers."
             )
 
     def _save(self, name: str, state: Any) -> None:

@@ -154,14 +154,15 @@ class Membership:
             if came_to is Registered.UNSPOKEN:
                 raise IncompatibleVersionError(response.detail)
             if came_to is Registered.REFUSED:
-                raise LiftError(f"the metadata group refuses this node: {response.detail}")
+                raise LiftError(f"The metadata group rejected the registration of this node: {response.detail}")
             if came_to is Registered.TAKEN:
                 # The group knows of the process before this one until its heartbeats have stopped: a moment after a kill, longer where
                 # it is still stopping. This process has asked the bus for it: one that is there now does not stop.
                 taken_until = taken_until or time.monotonic() + DEFAULT_WAIT_S
                 if time.monotonic() >= taken_until:
                     raise FencedError(
-                        f"{response.detail}. Stop it, or start this one under another id, with a folder of its own"
+                        f"{response.detail} Stop the other process, or start this one with another --node-id and its own "
+                        "--data."
                     )
                 await asyncio.sleep(_TAKEN_RETRY_S)
                 continue
@@ -245,9 +246,9 @@ class Membership:
             node_id = self._settings.node_id
             self._fatal(
                 FencedError(
-                    f"node {node_id!r} was removed from the cluster (liftpy node remove) while this process stood still, so it stops. "
-                    "Nothing in its folder was deleted. To have it back start it again: it joins as a new member, without replicas; "
-                    "else delete the folder"
+                    f"Node {node_id!r} was removed from the cluster (liftpy node remove) while this process was paused, "
+                    "so it stops. Its data directory was not deleted. To use the node again, start it: it joins as a new "
+                    "member without replicas. Otherwise delete the data directory."
                 )
             )
         else:

@@ -1,10 +1,9 @@
-"""The composition root: builds one node from its settings, takes it down in good order (``running.py`` runs it).
+"""Builds one node from its settings and shuts it down in order. ``run.py`` runs it.
 
-Up: lock and read the data folder, connect, see that no other process runs under this id, join the metadata group (or its feed),
-register a new incarnation, open the partitions that the image shows, say "ready". With ``workers`` above 1 further processes host
-shares of the partitions (``sidecar/workers``); this one is the node, and hosts share 0. Down: hand leaderships over, leave the
-partitions (flushed), tell the group, hand its leadership over, and only if all of that data is on disk write the clean-stop
-marker [S9].
+Start: lock and read the data directory, connect to NATS, check that no other process uses this node id, join the
+metadata group or its feed, register, open the partitions, report "ready". With ``workers`` above 1, other processes
+host parts of the partitions. Stop: transfer leaderships, close and flush partitions, tell the group, transfer its
+leadership, and write the clean-stop marker only if all data is on disk [S9].
 """
 
 from __future__ import annotations
@@ -345,7 +344,7 @@ class Node:
         if not links.replication.asks_who_comes and not was_said_to_be_open():
             logger.warning(
                 "this NATS server lets everybody in and everybody may do everything: delete streams, forge records, depose leaders. "
-                "Give it users with the rights that `liftpy rights` prints; docs/security.md says what they protect"
+                "Give it users with the rights that `liftpy permissions` prints; docs/security.md says what they protect"
             )
 
     def _make_counts(self) -> NodeCounts:
@@ -590,7 +589,7 @@ class Node:
         took_s = time.monotonic() - began
         LOGS.suppression.tell(all_of_it=True)
         who = f"{self.settings.node_id}, worker {self.share.number}," if self.share.number else self.settings.node_id
-        logger.info("node %s stopped %s in %.2f s", who, "cleanly" if clean else "NOT cleanly", took_s)
+        logger.info("node %s stopped clean=%s seconds=%.2f", who, "yes" if clean else "no", took_s)
         if self._failure is not None:
             return EXIT_TO_REPAIR if momentary(self._failure) else EXIT_NEVER_AGAIN if never_again(self._failure) else 1
         return EXIT_TO_REPAIR if self._repairs else 0

@@ -1,4 +1,4 @@
-"""What of a node's memory publishes on their way may take, and those who read: the sums, and their bounds, of this process."""
+"""Memory for publishes in progress and for readers in this process: the sums and their limits."""
 
 from __future__ import annotations
 

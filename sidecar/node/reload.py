@@ -1,7 +1,7 @@
-"""Settings while a node runs: the file is read again, whole; it is applied whole, or not at all.
+"""Reloads the settings of a running node: the whole file is read, and applied completely or not at all.
 
-Flags and the environment are those of the start, and win as they did then. What only a start can change (``LIVE`` lacks it) is told,
-and waits for one.
+Flags and environment variables stay as at the start, and win. Settings outside ``LIVE`` wait for a restart, and the
+answer names them.
 """
 
 from __future__ import annotations
@@ -114,7 +114,10 @@ class Reloading:
     async def _reload(self) -> Reloaded:
         found = self._given.load() if self._given is not None else self.read
         if found.node_id != self.running.node_id:
-            raise ConfigError(f"node_id = {found.node_id!r}: this is {self.running.node_id}; nothing is changed")
+            raise ConfigError(
+                f"Settings not reloaded: the file says node_id = {found.node_id!r}, but this node is "
+                f"{self.running.node_id!r}. Correct the file."
+            )
         new, held = flat(found), flat(self.running)
         changed = [name for name, value in new.items() if value != held[name]]
         proofs = found.credentials.proofs()

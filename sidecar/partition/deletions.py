@@ -1,5 +1,7 @@
-"""Asks a controller before data is deleted, on a node that knows the cluster by the feed alone
-(``liftpy.core.metadata.data_deletion``). Removes the data of streams that the cluster does not know, when an operator asks."""
+"""Asks a controller before a node that is not a controller deletes data (``liftpy.core.metadata.data_deletion``).
+
+Removes the data of streams that the cluster does not know, when an operator asks for it.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""ReadSubjects: the subjects on which readers ask, ``.read`` (any replica of the ISR, a queue group) and ``.read.<node>`` (this one).
+"""Receives read requests on the subjects ``.read`` (any ISR member, a queue group) and ``.read.<node>`` (this node).
 
-What is answered is decided in ``liftpy.core.replication.reads``; here is only how it comes and goes.
+``liftpy.core.replication.reads`` decides the answers.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class ReadSubjects:
             self._counters[REPLY] += 1
 
     def _reject(self, reply: bytes, error: Exception) -> None:
-        self._reads.reject(reply.decode(), f"the request can't be answered: {type(error).__name__}")
+        self._reads.reject(reply.decode(), f"Internal error while reading: {type(error).__name__}. See the log of the node.")
 
     def request_failed(self, asker: _Asker, error: Exception) -> None:
         """Reject the request, and go on. Who asks in this process has a timeout."""

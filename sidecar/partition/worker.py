@@ -1,7 +1,7 @@
-"""One partition on this node: its log, its replica, and the services around them, wired together.
+"""One partition on this node: its log, its replica and the services around them.
 
-A worker is started when the image first shows the partition here and stopped when it goes or the node stops. Opening and
-closing a log reads and flushes files, so both run off the event loop; everything between is synchronous on it.
+A worker starts when the image first shows the partition here, and stops when it leaves or the node stops. Opening and
+closing a log runs off the event loop. Everything else is synchronous on it.
 """
 
 from __future__ import annotations

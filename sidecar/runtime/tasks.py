@@ -107,7 +107,7 @@ def fatal_on(loop: asyncio.AbstractEventLoop, fatal: Callable[[Exception], None]
         where = context.get(_ENDED) or (repr(context.get("handle")) if "handle" in context and _is_ours(error) else "")
         if where and isinstance(error, Exception):
             logger.critical("in the background, unexpectedly: %s: %r", where, error, exc_info=error)
-            fatal(BackgroundError(f"{where} has ended unexpectedly: {error!r}"))
+            fatal(BackgroundError(f"The background task {where} ended unexpectedly: {error!r}"))
         if before is not None:
             before(loop, context)
         elif not where:

@@ -148,7 +148,7 @@ class PageAnswers:
             limit_of(said.get("limit", MOST_ROWS)),
         )
         if not isinstance(stream, str):
-            raise ValueError("stream: a name")
+            raise ValueError("Invalid parameter stream. Use the name of a stream.")
         found: list[tuple[Place, Any]] = []
         held, problems = set(), 0
         async for worker in _sliced(list(reporter.partitions)):
@@ -181,7 +181,7 @@ class PageAnswers:
             case [int(rank), str(name)]:
                 after = (rank, name)
             case _:
-                raise ValueError("after: [urgency, name]")
+                raise ValueError("Invalid parameter after. Use [urgency, name].")
         limit, streams = limit_of(said.get("limit", MOST_ROWS)), reporter.group.image.streams
         found = []
         async for stream in _sliced(list(streams.values())):

@@ -123,14 +123,18 @@ class StatusDesk:
             try:
                 await self.probes.open(*address)
             except OSError as error:
-                raise ConfigError(f"probe_listen {self._settings.probe_listen} can't be used: {error}") from None
+                raise ConfigError(
+                    f"Cannot listen on probe_listen {self._settings.probe_listen}: {error}. Choose another address or port."
+                ) from None
         port = self._settings.status_port
         if port == STATUS_OFF:
             return
         try:
             self.url = f"http://{_HOST}:{await self.serving.open(_HOST, port)}"
         except OSError as error:
-            raise ConfigError(f"status_port {port} can't be used: {error}") from None
+            raise ConfigError(
+                f"Cannot listen on status_port {port}: {error}. Choose another port, or -1 to disable it."
+            ) from None
 
     def listen(self, bus: BusConnection, subjects: Subjects, inboxes: Sequence[InboxRule]) -> None:
         """Answer requests over NATS, under any of ``inboxes``: of applications, and of nodes, which ask whether this one is there."""
@@ -339,7 +343,7 @@ class NodeAsker:
         try:
             answer = await self._bus.request(self._subjects.status(check_name(node, "node")), asked, timeout=timeout_s)
         except (nats.errors.Error, OSError, TimeoutError) as error:
-            raise UnavailableError(f"{node} does not answer: {error}") from None
+            raise UnavailableError(f"Node {node} does not answer: {error}") from None
         return object_of(node, answer.data)
 
     async def node_ids(self) -> list[str]:

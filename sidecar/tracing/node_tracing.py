@@ -51,7 +51,9 @@ class Tracing:
             try:
                 import sidecar.tracing.exporting  # noqa: F401
             except ImportError as error:
-                raise ConfigError(f"trace = {settings.trace!r} needs `pip install liftpy[otlp]`: {error}") from None
+                raise ConfigError(
+                    f"trace = {settings.trace!r} needs OpenTelemetry: {error}. Install it with `pip install 'liftpy[otlp]'`."
+                ) from None
 
     def start(self) -> None:
         """Begin, if the settings say so: load the SDK, start the thread. Raises as ``check``."""

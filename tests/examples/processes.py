@@ -35,8 +35,8 @@ def start_service(
         "--stream": stream,
         "--node": node,
         "--data": str(data / node),
-        "--output": output,
-        "--snapshot-every": str(snapshot_interval_records),
+        "--output-stream": output,
+        "--snapshot-interval-records": str(snapshot_interval_records),
         "--nats": nats_url,
     }
     command = [sys.executable, "-c", "from sidecar.cli.main import main; main()", "service", module_and_class]

@@ -77,7 +77,7 @@ class Running:
             more=(
                 "--name",
                 self.name,
-                *(("--dead-letter", self.dead_letters) if self.example in DEAD_LETTERS else ()),
+                *(("--dead-letter-stream", self.dead_letters) if self.example in DEAD_LETTERS else ()),
                 *self.more,
             ),
         )

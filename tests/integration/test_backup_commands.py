@@ -92,8 +92,8 @@ async def test_backups_are_taken_listed_verified_pruned_restored_and_drilled(
     assert pruned["backups"] == [first["backup"]]
     assert len(pruned["waits_for"]) == 1, "the one that was killed may still be running, for all that is known here"
     prom = tmp_path / "backup.prom"
-    (listed,) = await commands.run("list", "--max-age", "1", "--metrics-file", str(prom))
-    assert f'liftpy_backup_whole{{store="{commands.store}"}} 1.0' in prom.read_text()
+    (listed,) = await commands.run("list", "--max-age", "1h", "--metrics-file", str(prom))
+    assert f'liftpy_backup_valid{{store="{commands.store}"}} 1.0' in prom.read_text()
     assert (listed["since"], listed["faults"]) == (first["backup"], [])
 
 

@@ -1,5 +1,5 @@
-"""A cluster on a nats-server whose users have the rights of their roles, as ``liftpy rights`` prints them: what each has to do works,
-and each subject that it must not reach is denied."""
+"""A cluster on a nats-server whose users have the rights of their roles, as ``liftpy permissions`` prints them: what each has to do
+works, and each subject that it must not reach is denied."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ def test_liftpy_dev_takes_credentials_for_a_server_that_wants_them(tmp_path: Pat
         said, error = _dev(flags, "wrong-secret")
         assert said == ""
         assert json.loads(error)["error"]["code"] == "NOT_ALLOWED"
-        assert "does not accept these credentials" in error
+        assert "rejected the credentials" in error
         assert "wrong-secret" not in error
         assert time.monotonic() - began < 15, "it waited for nodes that are let in by nobody"
 
@@ -320,7 +320,7 @@ def test_a_node_without_its_rights_ends_and_says_which(lacking: str, tmp_path: P
         done = _node(server.url, tmp_path, LIFTPY_USER="node", LIFTPY_PASSWORD="secret")
     assert done.returncode == 1, done.stderr
     assert f"NATS does not let this node {lacking} on acme." in done.stderr
-    assert "liftpy rights --role node --namespace acme" in done.stderr
+    assert "liftpy permissions --role node --namespace acme" in done.stderr
 
 
 def _node(url: str, folder: Path, until: Callable[[str], bool] | None = None, **environment: str) -> Any:
@@ -344,4 +344,4 @@ def test_a_start_without_authorization_says_so_once(tmp_path: Path) -> None:
         done = _node(server.url, tmp_path, until=lambda line: '"ready"' in line)
     warnings = [line for line in done.stderr.splitlines() if "WARNING" in line and "lets everybody in" in line]
     assert len(warnings) == 1, done.stderr
-    assert done.stderr.count("liftpy rights") == 1
+    assert done.stderr.count("liftpy permissions") == 1

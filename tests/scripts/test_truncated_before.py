@@ -14,7 +14,7 @@ KILLS = ("retention does not stop at HW",)
 
 
 def truncate(s: Stage, offset: int) -> None:
-    """``liftpy stream truncate``."""
+    """``liftpy stream delete-records``."""
     request = pb.TruncateBefore(stream=STREAM, uid=s.cluster.key.uid, partition=0, offset=offset)
     response = s.command(pb.ControlRequest(truncateBefore=request))
     assert response.error == pb.ControlResponse.OK, response.detail

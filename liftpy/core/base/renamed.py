@@ -50,6 +50,53 @@ SETTINGS = {
 }
 """Settings of nodes, streams and services: old name -> new name."""
 
+COMMANDS = {
+    "controllers rescue": "controllers force-recover",
+    "node may-stop": "node can-stop",
+    "page": "dashboard",
+    "rights": "permissions",
+    "settings session": "settings node-session",
+    "stream truncate": "stream delete-records",
+}
+"""Commands: old name -> new name."""
+
+OPTIONS = {
+    "backup prune --died": "--unfinished",
+    "consume --filter": "--subject",
+    "controllers force-recover --as": "--new-controllers",
+    "controllers force-recover --yes": "--confirm",
+    "dashboard --host": "--hostname",
+    "dev --restart-after": "--restart-delay",
+    "node drain --timeout-s": "--timeout",
+    "partition elect --yes-lose-data": "--confirm STREAM/PARTITION",
+    "partition move --timeout-s": "--timeout",
+    "publish --ack": "--ack-policy",
+    "rebalance --leaving": "--without",
+    "rebalance --timeout-s": "--timeout",
+    "service run --dead-letter": "--dead-letter-stream",
+    "service run --output": "--output-stream",
+    "service run --snapshot-every": "--snapshot-interval-records",
+    "service run --tick-s": "--tick-interval",
+    "service skip --dead-letter": "--dead-letter-stream",
+    "settings node-session --lease-s": "--lease",
+    "settings node-session --session-s": "--session",
+    "spark archive --every": "--trigger-interval",
+    "spark audit --patience": "--timeout",
+    "spark compact --anew": "--rebuild",
+    "spark replay --to": "--until",
+    "spark stats --every": "--bucket",
+    "spark stats --patience": "--timeout",
+    "stream add-partitions --to": "--partitions",
+    "stream alter --max-held": "--min-isr-hold-timeout",
+    "stream alter --replication-factor": "--replicas",
+    "stream alter --timeout-s": "--timeout",
+    "stream create --ack": "--ack-policy",
+    "stream create --codec": "--compression",
+    "stream create --commit": "--commit-policy",
+    "stream create --max-held": "--min-isr-hold-timeout",
+}
+"""Options: command and old name -> new name."""
+
 MODULES = {
     "liftpy.backup": "liftpy.core.backup",
     "liftpy.backup.checking": "liftpy.core.backup.pieces",

@@ -96,7 +96,7 @@ def _nodes(glances: Mapping[str, NodeSummary | None], said: list[NodeSummary]) -
     for text, runbook, found in (
         ("NATS is away from part of", "bus-flapping", [one.node for one in said if not one.nats_connected]),
         ("logs have failed on", "partition-failed", [one.node for one in said if one.failed]),
-        ("services stand still on", "service-failing", [one.node for one in said if one.services_failing]),
+        ("services stand still on", "service-failing", [one.node for one in said if one.services_blocked]),
         ("services have ended on", "service-ended", [one.node for one in said if one.services_ended]),
         ("the disk is nearly full on", "disk-full", [one.node for one in said if one.disk_free < DISK_LOW]),
         ("publishes are refused by", "overloaded", [one.node for one in said if one.queued >= QUEUED_HIGH]),
@@ -176,11 +176,11 @@ def place_of(said: object) -> Place:
     match said:
         case [int(rank), str(stream), int(partition)] if -1 <= rank <= FINE and -1 <= partition < 1 << 31:
             return rank, stream, partition
-    raise ValueError("after: [urgency, stream, partition]")
+    raise ValueError("Invalid parameter after. Use [urgency, stream, partition].")
 
 
 def limit_of(said: object) -> int:
     """How many are asked for; raises ValueError."""
     if type(said) is int and 1 <= said <= MOST_ROWS:
         return said
-    raise ValueError(f"limit: 1 to {MOST_ROWS}")
+    raise ValueError(f"Invalid parameter limit. Use 1 to {MOST_ROWS}.")

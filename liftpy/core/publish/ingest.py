@@ -1,27 +1,19 @@
-"""The data subject of a partition: what has arrived together becomes one batch, bounded; then sealed where the core says.
+"""``Ingest``: combines the messages of one partition that arrive together into a batch, and lets the core append it.
 
-A sink call appends to a list; the batch is taken once the socket's whole read has been dispatched. What the core does not take at
-once waits here under its token, in the form in which it will be sealed; the core bounds that
-(``liftpy/core/replication/inflight_limits.py``). Two more
-bounds hold: what one read of the socket has brought, and the publishers that wait for an ack. Beyond either a publish that waits for
-an answer is refused with OVERLOADED, one that does not is dropped; both are counted, what was dropped by its reason.
+Messages wait in a list until the whole read of the socket is dispatched. Batches that the core does not append at once
+are held under a token (limits: ``liftpy/core/replication/inflight_limits.py``). Two more limits apply: the messages of
+one socket read, and the publishers that wait for an ack. Beyond a limit, a publish with reply subject is rejected with
+OVERLOADED, and one without is dropped and counted.
 
-A message whose id is in the log within the window, or in hand, is left out: who waits for an answer to it gets that of the record, as
-``duplicate``, when the record's own publisher gets his, and never before (``recent_ids.py``).
+A message whose id is known is not stored. Its publisher gets the ack of the stored record, with ``duplicate``, and not
+before the record's own publisher gets its ack.
 
-What a publish expects of the log that it is stored behind, and whether it is so [protocol: Conditions]. Pure.
+Conditions [protocol: Conditions]: a publish may expect the last sequence of the stream, of a subject or of a filter, or
+the last message id. The leader checks this against the whole log, including uncommitted records. If its subject index
+is not complete, the publish waits for it, within limits. Beyond a limit the answer is 503.
 
-Goal: optimistic concurrency as JetStream's: the last sequence of the stream, of a subject, or of a filter over subjects; the
-message id of the last record. Constraint: judged by the whole log, what is not committed yet included, and by the records of the
-same batch before it.
-
-Algorithm: messages of one read are judged together. What is wrong with one is not the others' fault: messages that can't be stored are
-taken out in one pass, and the others become one batch. The cost of a read grows with its messages and with its unfit messages, and
-never with their product.
-
-A leader that does not know all subjects yet (``last_of_subjects.py``) judges a publish at once where the subject is known. Other
-conditional publishes wait for the index (``IndexWait``), bounded in count, bytes and time; beyond a bound the answer is 503. Publishes
-behind a waiting one pass it: the leader judges each publish by the log as it is when the leader judges it.
+Messages of one read are judged together. Messages that cannot be stored are removed in one pass, and the others become one batch. So
+the cost of a read grows with the number of its messages, and never with its square.
 """
 
 from __future__ import annotations
@@ -152,7 +144,9 @@ _NOBODY = Numbering(0, 0, 0, None)
 
 
 class Ingest:
-    """One partition's data subject. ``feed`` takes PublishesReceived; the core answers by ``seal`` or ``reject``."""
+    """Combines publishes of one partition into batches. ``feed`` receives PublishesReceived. The core answers with
+    ``seal`` or ``reject``.
+    """
 
     def __init__(
         self,

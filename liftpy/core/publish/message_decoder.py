@@ -1,10 +1,7 @@
-"""From NATS messages to the columns of a record batch: plain bytes, headers, and the enveloped ``Message``.
+"""Decodes NATS messages into the columns of a record batch: plain bytes, headers, and the enveloped ``Message``.
 
-The columns are what ``liftpy.core.wire.batch.build_batch`` takes. A run of plain messages never meets a loop of Python statements
-over records; a message with headers or an envelope is looked at on its own. Whatever looks like an envelope and is not one is
-stored as plain bytes [A6].
-
-Messages that came together, taken apart by whether somebody waits for an answer to them. Pure.
+``liftpy.core.wire.batch.build_batch`` takes the columns. Runs of plain messages are processed without a Python loop per
+record. A message that looks like an envelope but is not one is stored as plain bytes [A6].
 """
 
 from __future__ import annotations
@@ -482,17 +479,17 @@ def _nothing() -> None:
 def _note(head: client_pb2.BatchPublish) -> ProducerNote:
     name, position = head.producerName, None
     if len(name.encode()) > MAX_NAME_BYTES:
-        raise UnfitBatchError(f"a producer's name of more than {MAX_NAME_BYTES} bytes")
+        raise UnfitBatchError(f"the producer name has more than {MAX_NAME_BYTES} bytes")
     if head.HasField("producerPosition"):
         said = head.producerPosition
         if not said.streamUid or len(said.streamUid.encode()) > MAX_UID_BYTES or said.offset < 0:
-            raise UnfitBatchError("a position has the uid of a stream and an offset")
+            raise UnfitBatchError("the source position needs a stream uid and an offset")
         position = SourcePosition(said.streamUid, said.partition, said.offset, said.generation)
     if not head.HasField("producerPartitioning"):
         return ProducerNote(name, position)
     partitioning = Partitioning(head.producerPartitioning.partitions, head.producerPartitioning.method)
     if position is not None or not partitioning.partitions or not 0 <= partitioning.method < 256:
-        raise UnfitBatchError("a partitioning has a number of partitions and a method, and no position beside it")
+        raise UnfitBatchError("the partitioning needs a number of partitions and a method, and excludes a source position")
     return ProducerNote(name, None, partitioning)
 
 
@@ -500,10 +497,10 @@ def _claim(head: client_pb2.BatchPublish, published: Published, note: ProducerNo
     header = published.header
     if not header.producer_id:
         if head.producerReset or head.producerDigest or head.producerInstance or any(note):
-            raise UnfitBatchError("the batch names no producer")
+            raise UnfitBatchError("the batch has no producer id")
         return None
     if head.HasField("expectedOffset"):
-        raise UnfitBatchError("a producer's batch is stored by its sequence, and expects no offset")
+        raise UnfitBatchError("a batch of a producer has a sequence, so it cannot have an expected offset")
     try:
         digest = RollingDigest.decode(head.producerDigest) if head.producerDigest else None
     except ProtocolError as error:

@@ -138,7 +138,7 @@ class Ground:
         for node in NODES:
             flags = {
                 "--stream": COMMANDS, "--node": node, "--data": str(self.folder / "services" / node), "--nats": self.cluster.nats_url,
-                "--snapshot-every": "20", "--name": SERVICE,
+                "--snapshot-interval-records": "20", "--name": SERVICE,
             }  # fmt: skip
             command = [sys.executable, "-c", "from sidecar.cli.main import main; main()", "service", "charging:Charging"]
             path = os.pathsep.join([str(self.cluster.code), str(Path(__file__).parent)])

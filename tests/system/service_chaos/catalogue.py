@@ -76,7 +76,7 @@ async def poison(ground: Ground) -> str:
 async def operators_skip(ground: Ground) -> str:
     """``liftpy service skip`` of a good record that no service has applied; of one that was applied it is refused."""
     await ground.settle()
-    words = ("skip", SERVICE, "--stream", STREAM, "--dead-letter", "dead", "--offset")
+    words = ("skip", SERVICE, "--stream", STREAM, "--dead-letter-stream", "dead", "--offset")
     applied = max(ground.acked)
     code, text = await ground.command(*words, str(applied))
     if code != EXIT_CONFIG or "it has applied" not in text:

@@ -104,7 +104,7 @@ class Ground:
             output=OUTPUTS,
             snapshot_interval_records=EVERY,
             nats_url=self.cluster.nats_url,
-            more=("--dead-letter", DEAD),
+            more=("--dead-letter-stream", DEAD),
             environment={VERSION: str(version or self.versions[node]), PLANT: plant, PLANT_BELOW: str(below)},
         )
         return process

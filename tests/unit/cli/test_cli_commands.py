@@ -62,7 +62,7 @@ def test_help_says_what_and_how(words: list[str], capsys: pytest.CaptureFixture[
         ["stream", "create", "orders", "--subject", "shop.orders"],
         ["stream", "delete", "orders", "--yes"],
         ["partition", "transfer", "orders"],
-        ["partition", "elect", "orders", "--unclean", "--yes-lose-data"],
+        ["partition", "elect", "orders", "--unclean", "--confirm", "orders/0"],
         ["partition", "rebalance"],
         ["publish", "orders", "/dev/null"],
         ["consume", "orders"],
@@ -86,11 +86,11 @@ def test_nobody_there_is_exit_code_3_and_says_where_it_looked(words: list[str], 
         (["stream", "create", "orders", "--subject", "s", "--replicas", "0"], "--replicas"),
         (["stream", "create", "orders", "--subject", "s", "--flush", "weekly"], "interval:<ms>"),
         (["consume", "orders", "--from", "yesterday"], "earliest, latest, new"),
-        (["consume", "orders", "--until", "-3"], "last one wanted"),
+        (["consume", "orders", "--until", "-3"], "Use end, the last offset to read"),
         (["consume"], "NAME"),
         (["publish", "orders", "/nonexistent"], "No such file"),
-        (["publish", "orders", "--ack", "maybe"], "all"),
-        (["status", "--nats", "http://x"], "not a NATS URL"),
+        (["publish", "orders", "--ack-policy", "maybe"], "all"),
+        (["status", "--nats", "http://x"], "Invalid NATS URL"),
         (["status", "--namespace", "a b"], "namespace"),
         (["demo", "--records", "0"], "--records"),
         (["strem"], "strem"),
@@ -229,7 +229,7 @@ def test_the_demo_says_which_offsets_spark_did_not_read(tmp_path: Path) -> None:
 
     assert demo_steps._values_by_offset(write([1, 0, 2])) == [b"0", b"1", b"2"]
     for wrong in ([0, 2], [1, 2], [0, 1, 1]):
-        with pytest.raises(DataLossError, match="gap or a duplicate"):
+        with pytest.raises(DataLossError, match="a record is missing"):
             demo_steps._values_by_offset(write(wrong))
 
 

@@ -126,7 +126,7 @@ def test_subjects_are_the_members_too(
         client.create_stream(f"{name}w", f"w.{name}.*")
     asyncio.run(_published(cluster, [f"w.{name}.{word}" for word in ("a", "b", "a")]))
     lines: list[bytes] = []
-    words = (f"{name}w", "--group", name, "--filter", f"w.{name}.a")
+    words = (f"{name}w", "--group", name, "--subject", f"w.{name}.a")
     assert consume(cluster, monkeypatch, printed(capsysbinary, 2, lines), *words) == 130
     assert lines == [b"0\t0\tx", b"0\t2\tx"]
 
@@ -319,11 +319,11 @@ def test_what_could_not_be_printed_is_not_committed(cluster: MemoryCluster, name
     ("words", "says"),
     [
         (["--reverse"], "--reverse goes with no --group"),
-        (["--partition", "0"], "the group says which partitions"),
-        (["--until", "end"], "goes on until Ctrl-C"),
+        (["--partition", "0"], "The group assigns the partitions"),
+        (["--until", "end"], "A group member reads until Ctrl-C"),
         (["--from", "-10m"], "liftpy group reset g --stream orders --to -10m"),
         (["--from", "17"], "earliest or new"),
-        (["--output", "o.parquet"], ".jsonl alone"),
+        (["--output", "o.parquet"], "Invalid value for --output"),
     ],
 )
 def test_what_a_group_can_not_do_is_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,27 +99,27 @@ def test_the_default_quota_is_shown_set_in_part_and_ended(client: Asked, capsys:
     client.set_to = None
     code, _, err = run(capsys, *words, "--none", "--records", "1")
     assert (code, client.set_to) == (2, None)
-    assert "name nothing beside it" in err
+    assert "--none cannot be combined with other options" in err
 
 
 def test_session_times_are_shown_and_set_and_a_change_is_waited_for(
     client: Asked, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_LOOK_S", 0)
-    words = ("settings", "session")
+    words = ("settings", "node-session")
     assert run(capsys, *words) == (0, "session 2 s, lease 0.9 s\n", "")
-    said = json.loads(run(capsys, *words, "--session-s", "5", "--no-wait", "--json")[1])
+    said = json.loads(run(capsys, *words, "--session", "5", "--no-wait", "--json")[1])
     assert (said["session_ms"], said["session_before_ms"], said["settled"]) == (5000, 2000, False)
     assert (client.set_to, client.asked_times) == ({"session_s": 5.0, "lease_s": None}, 1)
-    assert run(capsys, *words, "--session-s", "5") == (0, "session 5 s, lease 0.9 s\n", "")
+    assert run(capsys, *words, "--session", "5") == (0, "session 5 s, lease 0.9 s\n", "")
     assert client.asked_times == 3, "until it is settled"
     client.asked_times = -(1 << 40)
     monkeypatch.setattr(module, "_SETTLES_WITHIN_S", -1000.0)
-    code, _, err = run(capsys, *words, "--session-s", "5")
+    code, _, err = run(capsys, *words, "--session", "5")
     assert code != 0
     assert "it holds, but is not settled yet: session 5 s" in err
     client.times, client.set_to = None, None
-    assert run(capsys, *words) == (0, "as each node's own settings say: the feature level is below 5\n", "")
+    assert run(capsys, *words) == (0, "as each node's own settings say: the cluster is new\n", "")
     assert run(capsys, *words, "--json") == (0, "null\n", "")
 
 

@@ -213,7 +213,7 @@ async def test_the_deadline_ends_it_and_tells_whether_it_may_have_been_done(
     with pytest.raises(OutcomeUnknownError):
         await Admin(transport, Subjects("mute"), deadline_s=0.3).create_stream("a", "b")
     assert len({asked.operationId for asked in mute.asked}) == 1 < len(mute.asked)
-    with pytest.raises(UnavailableError, match="has not answered"):
+    with pytest.raises(UnavailableError, match="did not answer"):
         await Admin(transport, Subjects("mute"), deadline_s=0.3).describe(linearizable=True)
 
 
@@ -303,13 +303,13 @@ def test_credentials_are_checked_and_never_shown() -> None:
 
 WITHOUT_MAJORITY = (
     "events", "backup create STORE", "backup drill STORE", "backup restore STORE --all", "backup cursors STORE",
-    "stream create more --subject shop.more", "stream delete orders --yes", "stream alter orders --replication-factor 2",
-    "stream purge orders --key k --yes", "stream truncate orders --before 1 --yes", "stream add-partitions orders --to 2",
+    "stream create more --subject shop.more", "stream delete orders --yes", "stream alter orders --replicas 2",
+    "stream purge orders --key k --yes", "stream delete-records orders --before 1 --yes", "stream add-partitions orders --partitions 2",
     "stream pause orders", "stream resume orders", "stream show orders", "stream list", "partition elect orders 0",
     "partition move orders 0 --to n1,n2,n3", "partition transfer orders 0 --to n1", "partition rebalance", "rebalance",
     "group list", "group show g", "group reset g --stream orders --to earliest --yes", "group delete g --yes",
     "cursor list", "cursor show c", "cursor set c --stream orders --to earliest --yes", "cursor delete c --yes",
-    "settings default-quota --records 5", "settings session --session-s 20 --lease-s 10", "node drain n1", "node may-stop n1",
+    "settings default-quota --records 5", "settings node-session --session 20 --lease 10", "node drain n1", "node can-stop n1",
     "node remove n2", "node set-rack n1 r", "node set-weight n1 2", "controllers", "controllers add n9", "controllers remove n2",
     "controllers replace n2 n9", "upgrade check", "upgrade finalize", "upgrade report", "upgrade revert",
     "service snapshot s --stream orders", "service skip s --stream orders --offset 1",

@@ -81,7 +81,7 @@ async def test_a_line_that_is_none_is_shown_cut_short(line: bytes) -> None:
     made, connection = parser("a.b")
     with pytest.raises(nats.errors.ProtocolError) as caught:
         await made.parse(b"PING\r\n" + line + b"\r\nPING\r\n")
-    assert caught.value.args[0] == f"nats: {line[:80]!r} is no line of the protocol"
+    assert caught.value.args[0] == "sent an unknown protocol line"
     assert connection.heard == ["PING"]
 
 
@@ -179,7 +179,7 @@ async def test_no_secret_goes_in_the_clear_where_tls_is_wanted(
     made._current_server = SimpleNamespace(uri=SimpleNamespace(scheme=scheme)) if scheme else None
     in_the_clear = initial and wanted and not handshake_first and scheme != "wss" and "tls_required" not in said
     if in_the_clear and not said:
-        with pytest.raises(nats.errors.Error, match="the server offers no TLS, and TLS is wanted here: refused"):
+        with pytest.raises(nats.errors.Error, match="The NATS server does not"):
             await made._process_info(dict(said), initial_connection=initial)
         assert told == []
     else:
@@ -480,7 +480,7 @@ async def test_room_is_waited_for_until_there_is_some_or_the_time_is_over() -> N
     assert transport.has_room
     connection.pending_data_size += 1
     assert not transport.has_room
-    with pytest.raises(UnavailableError, match="takes nothing from this connection: nothing was sent"):
+    with pytest.raises(UnavailableError, match="The NATS connection is blocked"):
         await transport.publish("s", b"x", give_up_at=asyncio.get_running_loop().time() + 0.01)
     assert connection.calls == []
     waiting = asyncio.create_task(transport.publish("s", b"x", "r", {"h": "1"}))

@@ -52,13 +52,13 @@ def test_what_a_publish_asks_for_travels_as_headers() -> None:
     assert promised(None, "", -1) == (("Nats-Expected-Last-Sequence", b"0"),)
     assert promised(None, "", 41) == (("Nats-Expected-Last-Sequence", b"42"),)
     for wrong in ("a\r\nb", " a", "x" * 256, "é" * 128):
-        with pytest.raises(ConfigError, match="a message id is"):
+        with pytest.raises(ConfigError, match="Invalid message id"):
             promised(None, wrong, None)
     promised(None, "x" * 255, (1 << 62) - 1)
     for offset in (-2, 1 << 62):
-        with pytest.raises(ConfigError, match="expected_last is the offset"):
+        with pytest.raises(ConfigError, match="Invalid expected_last ="):
             promised(None, "", offset)
-    with pytest.raises(ConfigError, match="said twice"):
+    with pytest.raises(ConfigError, match="set twice"):
         promised({"Nats-Msg-Id": "a"}, "b", None)
 
 

@@ -115,7 +115,7 @@ def test_an_assignment_in_a_file() -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("{", "error reading replica assignment: "),
+        ("{", "Cannot read the replica assignment"),
         ("{}", 'error reading replica assignment: not a list of {"id": ..., "replicas": [...]}'),
         ("[1]", "error reading replica assignment: entry 0: no object"),
         ('[{"id": 0, "replicas": [], "y": 1, "x": 2}]', "error reading replica assignment: entry 0: unknown x, y"),

@@ -171,7 +171,7 @@ EMPTY = Bounds(uid="u", node="n1", leader="n1", leader_epoch=1, log_start_offset
 def test_words_become_offsets(start: positions.Start, offset: int | None, in_empty: int | None) -> None:
     for bounds, wanted in ((BOUNDS, offset), (EMPTY, in_empty)):
         if wanted is None:
-            with pytest.raises(OffsetOutOfRangeError, match="choose an offset in there"):
+            with pytest.raises(OffsetOutOfRangeError, match="Choose an offset in this range"):
                 positions.start_offset(start, bounds)
         else:
             assert positions.start_offset(start, bounds) == wanted

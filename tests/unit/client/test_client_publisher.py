@@ -155,7 +155,7 @@ async def test_an_answer_that_is_no_ack_is_an_unknown_outcome(transport: Transpo
     leader.script = [b"{}", envelope.encode(envelope.MessageType.ACK, b"\xff\xff")]
     p = publisher(transport, leader, timeout_s=0.2)
     for _ in range(2):
-        with pytest.raises(OutcomeUnknownError, match="not an ack of ours"):
+        with pytest.raises(OutcomeUnknownError, match="is not a liftpy ack"):
             await p.publish(b"x")
     assert p.foreign_answers == 2
     await p.close()
@@ -310,7 +310,7 @@ async def test_the_first_use_by_many_tasks_makes_one_publisher(
 async def test_another_loop_is_told_the_rule(transport: Transport, leader: Leader) -> None:
     p = publisher(transport, leader)
     await p.publish(b"x")
-    with pytest.raises(ConfigError, match="event loop that made it"):
+    with pytest.raises(ConfigError, match="event loop that created it"):
         await asyncio.to_thread(lambda: asyncio.run(p.publish(b"y")))
     await p.close()
 

@@ -199,7 +199,7 @@ async def test_one_reads_at_a_time_and_one_that_was_broken_off_may_be_replaced()
     waiting = asyncio.ensure_future(anext(items))
     await turns()
     assert (items.alive, items.interrupted) == (True, True)
-    with pytest.raises(ConfigError, match="one at a time"):
+    with pytest.raises(ConfigError, match="already read by"):
         await anext(items)
     waiting.cancel()
     await asyncio.wait([waiting])
@@ -210,7 +210,7 @@ async def test_one_reads_at_a_time_and_one_that_was_broken_off_may_be_replaced()
     assert (await again, items.alive, items.interrupted) == (2, True, False)
     items.replace()
     assert not items.alive
-    with pytest.raises(ConfigError, match="one at a time"):
+    with pytest.raises(ConfigError, match="already read by"):
         await anext(items)
 
 

@@ -314,7 +314,7 @@ async def test_a_closed_client_makes_no_publisher_and_waits_for_nobody() -> None
     client.publisher = publisher
     client._transport.closed = True
     async with client._making:  # somebody else makes one, and is not waited for
-        with pytest.raises(ClientClosedError, match="the client is closed"):
+        with pytest.raises(ClientClosedError, match="The client is closed"):
             await asyncio.wait_for(client._own_publisher("s", 0), 30)
     with pytest.raises(ClientClosedError):
         await client.publish("s", b"v")

@@ -73,7 +73,7 @@ async def test_what_can_not_be_sent_is_said_at_once() -> None:
             (p.send_many([b""], keys=["x"]), "not str"),  # type: ignore[list-item]
             (p.send_many([b""], keys=[]), "0 keys for 1 values"),
             (p.send(b"", headers={"Lift-Key": "x"}), "reserved"),
-            (p.send(b"", headers={"Nats-Expected-Last-Sequence": "1"}), "use client.publish"),
+            (p.send(b"", headers={"Nats-Expected-Last-Sequence": "1"}), "Use client.publish() for this record"),
             (p.send(b"", partition=1), "the partitions 0 to 0, not 1"),
             (p.send_many([b""], partition=-1), "not -1"),
         ]

@@ -8,12 +8,14 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
+import click
 import pytest
 
 from liftpy.config import ReplicationConfig, StreamConfig
-from liftpy.core.base.renamed import MODULES, SETTINGS
+from liftpy.core.base.renamed import COMMANDS, MODULES, OPTIONS, SETTINGS
 from liftpy.errors import ConfigError
 from liftpy.service.settings import ServiceSettings
+from sidecar.cli.main import liftpy, main
 from sidecar.runtime.settings import GivenSettings, NodeSettings, dev_environment
 
 
@@ -57,3 +59,35 @@ def test_environment_with_an_old_name_is_rejected_with_the_new_one(name: str) ->
         GivenSettings(None, {"node_id": "n1", "data": "/tmp"}, {name: "1"}).load()
     with pytest.raises(ConfigError, match=new):
         dev_environment({name: "1"})
+
+
+def command_of(words: list[str]) -> click.Command | None:
+    """Return the command of these words; None if there is none."""
+    command: click.Command | None = liftpy
+    for word in words:
+        command = command.get_command(click.Context(command), word) if isinstance(command, click.Group) else None
+    return command
+
+
+def said(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("old", COMMANDS)
+def test_command_with_an_old_name_is_rejected_with_the_new_one(old: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_of(COMMANDS[old].split()) is not None
+    assert f"liftpy {old} is now called liftpy {COMMANDS[old]}" in said(old.split(), capsys)
+
+
+@pytest.mark.parametrize("old", OPTIONS)
+def test_option_with_an_old_name_is_rejected_with_the_new_one(old: str, capsys: pytest.CaptureFixture[str]) -> None:
+    *words, option = old.split()
+    command = command_of(words)
+    assert command is not None
+    known = {name for param in command.params for name in param.opts}
+    assert OPTIONS[old].split()[0] in known
+    assert option not in known
+    assert f"the option {option} is now called {OPTIONS[old]}" in said([*words, option], capsys)

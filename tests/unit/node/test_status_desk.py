@@ -113,7 +113,7 @@ def a_worker(stream: str = "s", partition: int = 3) -> Any:
         derived=SimpleNamespace(ids=Ids(), producers=Known(), subjects=LastOffsets(), replayed_bytes=129, states_left_out=0),
         states=SimpleNamespace(writer=SimpleNamespace(last_bytes=135, written=136, failed=137)),
         standby=SimpleNamespace(report=lambda: {"held_bytes": 130, "appended": 131}),
-        fetches=SimpleNamespace(assembling_bytes=117),
+        fetches=SimpleNamespace(fragment_reassembly_bytes=117),
         executor=SimpleNamespace(storage_failed=True),
         services=SimpleNamespace(report=lambda: [{"lag": 118}], gone=lambda: [{"lag": 119}]),
     )
@@ -220,7 +220,7 @@ def test_each_figure_of_a_partition_is_its_own(tmp_path: Path) -> None:
             "poison_envelopes": 114,
             "refused_replies": 115,
             "protocol_frames": 116,
-            "assembling_bytes": 117,
+            "fragment_reassembly_bytes": 117,
             "storage_failed": True,
             "services": [{"lag": 118}],
             "gone_services": [{"lag": 119}],
@@ -391,7 +391,7 @@ async def test_the_page_is_open_on_loopback_as_long_as_it_is_not_closed(tmp_path
     assert only_head.endswith(b"\r\n\r\n")
     assert b"200 OK" in only_head
     port = int(made.url.rpartition(":")[2])
-    with pytest.raises(ConfigError, match=f"status_port {port} can't be used"):
+    with pytest.raises(ConfigError, match=f"Cannot listen on status_port {port}"):
         await opened(tmp_path, port)
     await made.close()
     with pytest.raises(ConnectionRefusedError):

@@ -356,7 +356,7 @@ def test_a_worker_that_leaves_pings_unanswered_is_killed_and_takes_the_node_down
     for _ in range(4):
         hand.beat()
     (failure,) = node.failures
-    assert "stands still" in str(failure)
+    assert ") is blocked" in str(failure)
     assert process.killed == 1, "it must not speak for the node when it goes on"
     hand.beat()
     hand.connection_lost(None)

@@ -15,12 +15,12 @@ import sidecar.partition.deletions as asking
 import sidecar.partition.replica_manager as module
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.records import PartitionStateChanged, StreamDeleted
 from liftpy.core.metadata.replay import replay
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from sidecar.disk.data_folder import DataFolder
+from tests.born import born_fsm, registration
 
 UNAVAILABLE = pb.ControlResponse(error=pb.ControlResponse.UNAVAILABLE)
 
@@ -29,11 +29,11 @@ class Controllers:
     """The truth, and who asks it."""
 
     def __init__(self) -> None:
-        self.fsm = ClusterFsm()
+        self.fsm = born_fsm()
         self.count = self.asked = self.distrusted = 0
         self.answer: Callable[[pb.ControlResponse], pb.ControlResponse] = lambda response: response
         for node in "abc":
-            self.do(registerNode=pb.RegisterNode(nodeId=node))
+            self.do(registerNode=registration(nodeId=node))
         self.do(createStream=pb.CreateStream(name="s", subject="s.x", replicationFactor=3, partitions=5))
 
     @property

@@ -45,7 +45,7 @@ def test_ours_a_change_of_the_members_as_the_library_has_it_is_denied(tmp_path: 
     with our_net(tmp_path) as net:
         lead, *_ = net.elected()
         core = net.up[lead].core
-        with pytest.raises(ProtocolError, match="not pickled here"):
+        with pytest.raises(ProtocolError, match="pysyncobj tried to pickle"):
             core.addNodeToCluster(Node("d"))
         answers: list[int] = []
         for change in ("add", "d", Node("d")), ("rem", "b", Node("b")):  # what the library itself would send

@@ -173,7 +173,7 @@ def test_a_batch_that_fits_no_message_comes_in_pieces_to_who_takes_them() -> Non
     assert (error, detail) == (
         E.UNKNOWN,
         f"the batch at offset 2 has {size} bytes, more than one message of this NATS server's: "
-        "upgrade the reader to a version that takes pieces",
+        "Upgrade the client to a version that reads",
     )
     assembly, whole, sizes = Assembly(), None, []
     while whole is None:

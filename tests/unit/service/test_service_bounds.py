@@ -54,7 +54,7 @@ def test_a_setting_is_within_its_bounds(name: str, low: float, high: float) -> N
     for value in (low, high):
         assert getattr(replace(OURS, **{name: value}), name) == value
     for value in (low - 0.0005, high + 1):
-        with pytest.raises(ConfigError, match=f"^{name} = .* is outside {low:g}..{high:g}$".replace("+", r"\+")):
+        with pytest.raises(ConfigError, match=f"^{name} = .* is outside {low:g}..{high:g}".replace("+", r"\+")):
             replace(OURS, **{name: value})
 
 
@@ -133,14 +133,20 @@ NAME = "a timer needs a name of 1 to 1024 bytes and a time in int64 ns"
         (times(1000), ""),
         (times(1001), f"an output is bytes, at most {BOUND}, and at most 1000 come from one record or timer"),
         (times(1, BOUND - OVERHEAD), ""),
-        (times(1, BOUND - OVERHEAD + 1), "an output is bytes"),
+        (times(1, BOUND - OVERHEAD + 1), "An output must be bytes of at most"),
         (lambda s, r: s.emit(b"x" * (BOUND - OVERHEAD - 4), key=b"k", headers=[("ab", b"c")]), ""),
-        (lambda s, r: s.emit(b"x" * (BOUND - OVERHEAD - 4), key=b"kk", headers=[("ab", b"c")]), "an output is bytes"),
-        (lambda s, r: s.emit(b"x" * (BOUND - OVERHEAD - 4), key=b"k", headers=[("ab", b"cc")]), "an output is bytes"),
-        (lambda s, r: s.emit("text"), "an output is bytes"),
+        (
+            lambda s, r: s.emit(b"x" * (BOUND - OVERHEAD - 4), key=b"kk", headers=[("ab", b"c")]),
+            "An output must be bytes of at most",
+        ),
+        (
+            lambda s, r: s.emit(b"x" * (BOUND - OVERHEAD - 4), key=b"k", headers=[("ab", b"cc")]),
+            "An output must be bytes of at most",
+        ),
+        (lambda s, r: s.emit("text"), "An output must be bytes of at most"),
         (lambda s, r: s.reply(r, b"x" * BOUND), ""),
-        (lambda s, r: s.reply(r, b"x" * (BOUND + 1)), f"a reply is bytes, at most {BOUND}"),
-        (lambda s, r: s.reply(r, "text"), "a reply is bytes"),
+        (lambda s, r: s.reply(r, b"x" * (BOUND + 1)), "A reply must be bytes of at most"),
+        (lambda s, r: s.reply(r, "text"), "A reply must be bytes of at most"),
         (lambda s, r: s.effect("e" * 256, b""), ""),
         (lambda s, r: s.effect("é" * 128, b""), ""),
         (lambda s, r: s.effect("é" * 128 + "e", b""), "an effect's name has 1 to 256 bytes"),
@@ -171,7 +177,7 @@ def test_a_refused_request_leaves_nothing_of_it_and_those_before_it_count_only_w
         service.emit("text")
 
     outbox = Outbox("u/0")
-    assert refused(ask, outbox).startswith("an output is bytes")
+    assert refused(ask, outbox).startswith("An output must be bytes of at most")
     assert (outbox.output_count, outbox.waiting_count) == (0, 0)
 
 

@@ -99,7 +99,7 @@ async def test_nothing_is_passed_over_that_is_not_kept(cluster: Any, refused: st
 
 async def test_a_stream_that_was_made_again_is_not_written_to(cluster: Any) -> None:
     other = Identity("bank", "in", "u0", 1)
-    with pytest.raises(ConfigError, match="made again"):
+    with pytest.raises(ConfigError, match="created again"):
         await DecisionWriter(cluster, "").pass_over(other, SkipDecision("bank", Unit(17)), BAD, "x")
 
 

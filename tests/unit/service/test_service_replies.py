@@ -120,7 +120,7 @@ def test_what_is_passed_over_is_answered_by_an_error() -> None:
     ("wrong", "why"),
     [
         (lambda s, r: (s.reply(r, b"x"), s.reply(r, b"y")), "once"),
-        (lambda s, r: s.reply(r._replace(offset=7), b"x"), "on_record was called with"),
+        (lambda s, r: s.reply(r._replace(offset=7), b"x"), "reply() was called too late or twice"),
         (lambda s, r: s.reply(r, "text"), "bytes"),
         (lambda s, r: s.reply(r, b"x" * 300_000), "at most"),
     ],
@@ -154,7 +154,7 @@ def test_no_reply_from_a_timer_or_a_query() -> None:
     test = ServiceTest(Late).send(b"1")
     with pytest.raises(ServiceFailedError, match="reply is for"):
         test.query(b"?")
-    with pytest.raises(ServiceFailedError, match="on_record was called with"):
+    with pytest.raises(ServiceFailedError, match=r"reply\(\) was called too late or twice"):
         test.advance(2).send(b"1")
 
 

@@ -274,8 +274,9 @@ def test_an_output_says_where_it_goes_and_only_to_routes_that_there_are() -> Non
 
 @pytest.mark.parametrize(
     ("routes", "text"),
-    [((Route("a", "in"),), "read or written"), ((Route("a", "out"),), "read or written"), ((Route("a", "dead"),), "read or written"),
-     ((Route("a", "x"), Route("b", "x")), "read or written"), ((Route("a", "x"), Route("a", "y")), "different names"),
+    [((Route("a", "in"),), "already uses stream"), ((Route("a", "out"),), "already uses stream"),
+     ((Route("a", "dead"),), "already uses stream"),
+     ((Route("a", "x"), Route("b", "x")), "already uses stream"), ((Route("a", "x"), Route("a", "y")), "Names must be unique"),
      ((Route("../a", "x"),), "route"), (tuple(Route(f"r{n}", f"s{n}") for n in range(17)), "at most 16")],
 )  # fmt: skip
 def test_routes_that_can_not_be(routes: tuple[Route, ...], text: str) -> None:
@@ -284,7 +285,7 @@ def test_routes_that_can_not_be(routes: tuple[Route, ...], text: str) -> None:
 
 
 def test_a_route_needs_the_output_stream_that_it_copies_from() -> None:
-    with pytest.raises(ConfigError, match="--output"):
+    with pytest.raises(ConfigError, match="--output-stream"):
         ServiceSettings("s", "in", "n1", Path("/x"), routes=(ALERTS,))
 
 

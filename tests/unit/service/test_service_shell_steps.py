@@ -547,7 +547,7 @@ async def test_what_is_not_acknowledged_is_not_there(ack: dict[str, Any], said: 
 
 
 @pytest.mark.parametrize(
-    ("stream", "uid", "said"), [({}, "u8", "was deleted and made again"), ({"answers": False}, "u9", "answers nobody")]
+    ("stream", "uid", "said"), [({}, "u8", "was deleted and created again"), ({"answers": False}, "u9", "ack policy none")]
 )
 async def test_nothing_is_said_in_a_stream_that_is_another_or_answers_nobody(
     stream: dict[str, Any], uid: str, said: str

@@ -288,7 +288,7 @@ def test_the_header_of_a_read_response_is_within_it() -> None:
         if fits:
             assert frames.decode_read_response(frame)[0] == head
         else:
-            with pytest.raises(ProtocolError, match="longer than the frame"):
+            with pytest.raises(ProtocolError, match="is longer than its frame"):
                 frames.decode_read_response(frame)
 
 

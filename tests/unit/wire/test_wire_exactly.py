@@ -44,13 +44,13 @@ def test_an_envelope_with_each_flag() -> None:
     [
         (frame(2, ADDRESS + b"body"), EnvelopeError, "envelope", "an address needs a CRC-32C and 16 bytes"),
         (frame(3, ADDRESS[:-1]), EnvelopeError, "envelope", "an address needs a CRC-32C and 16 bytes"),
-        (frame(1, b"body", crc=b"none"), ChecksumError, "checksum", "the CRC-32C does not match the payload"),
+        (frame(1, b"body", crc=b"none"), ChecksumError, "checksum", "CRC-32C of the message does not match"),
         (frame(1, b"body", size=8), EnvelopeError, "envelope", "the CRC flag needs a header of 12 bytes, not 8"),
         (frame(1, b"body", size=13), EnvelopeError, "envelope", "the CRC flag needs a header of 12 bytes, not 13"),
         (frame(0, b"", size=9), EnvelopeError, "envelope", "header length 9 is outside 8..8"),
         (frame(0, b"", size=7), EnvelopeError, "envelope", "header length 7 is outside 8..8"),
         (frame(0, b"")[:7], EnvelopeError, "no envelope", "7 bytes are shorter than an envelope header"),
-        (b"x" + frame(0, b"")[1:], EnvelopeError, "no envelope", "the magic number is missing"),
+        (b"x" + frame(0, b"")[1:], EnvelopeError, "no envelope", "its magic number is missing"),
         (envelope.MAGIC + b"\1\x08\0\1", EnvelopeError, "version", "version 1 is unknown, this side speaks 0"),
         (envelope.MAGIC + b"\0\x08\0\xff", EnvelopeError, "message type", "message type 255 is unknown"),
     ],
@@ -64,9 +64,9 @@ def test_what_is_no_envelope_says_why(wrong: bytes, error: type[EnvelopeError], 
 def test_a_payload_that_has_to_be_sealed() -> None:
     assert envelope.sealed_payload(frame(1, b"body"), MessageType.ACK) == b"body"
     for wrong, text in (
-        (frame(0, b"body"), "an envelope without a CRC-32C where one has to be"),
-        (frame(0, b"abcd" + b"body", size=12), "an envelope without a CRC-32C where one has to be"),
-        (frame(3, ADDRESS + b"body"), "an address where none belongs"),
+        (frame(0, b"body"), "envelope has no CRC-32C, but"),
+        (frame(0, b"abcd" + b"body", size=12), "envelope has no CRC-32C, but"),
+        (frame(3, ADDRESS + b"body"), "This message must not have a stream address"),
     ):
         with pytest.raises(EnvelopeError, match=f"^{text}$"):
             envelope.sealed_payload(wrong, MessageType.ACK)
@@ -80,7 +80,7 @@ def test_an_address_is_a_request_of_a_partition_of_a_stream() -> None:
     assert len({address(*which) for which in (("u1", 3, 5), ("u2", 3, 5), ("u1", 4, 5), ("u1", 3, 6))}) == 4
     must_be_at(b"", lambda: pytest.fail("it says none"))
     must_be_at(ADDRESS, lambda: ADDRESS)
-    with pytest.raises(MisdirectedError, match="an answer to another fetch"):
+    with pytest.raises(MisdirectedError, match="Received the answer to another fetch request"):
         must_be_at(ADDRESS, lambda: address("u1", 3, 5))
 
 

@@ -1,4 +1,4 @@
-"""``liftpy rights``: which rights NATS has to give a user, for the configuration of nats-server or for nsc."""
+"""``liftpy permissions``: which permissions NATS has to give a user, for the configuration of nats-server or for nsc."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
 
-@click.command(cls=HelpCommand, example="liftpy rights --role reader --stream orders")
+@click.command(cls=HelpCommand, example="liftpy permissions --role reader --stream orders")
 @click.option("--role", required=True, type=click.Choice([role.value for role in AccessRole]), help="Purpose of the user.")
 @click.option("--stream", "streams", multiple=True, metavar="NAME", help="Allow only this stream. May be repeated.")
 @click.option(
@@ -61,7 +61,7 @@ from sidecar.runtime.settings import Target
     help="Output format: for the NATS server configuration, or nsc commands.",
 )
 @connection_options
-def rights(
+def permissions(
     role: str,
     streams: tuple[str, ...],
     subjects: tuple[str, ...],
@@ -84,14 +84,16 @@ def rights(
             check_name(name, "service")
     if wanted is AccessRole.PUBLISHER and not subjects:
         if not streams:
-            raise ConfigError("name what it publishes on: --subject, or --stream for the subjects of a stream")
+            raise ConfigError("Missing option: --subject, or --stream (for the subjects of a stream).")
         subjects = with_client(target, lambda client: _subjects_of(client, streams))
     for prefix in replies:
         check_inbox_prefixes((f"{prefix}.",))
         if "*" in prefix:
-            raise ConfigError(f"--replies {prefix}: NATS's rights know no part of a token; name each prefix")
+            raise ConfigError(
+                f"Invalid value for --replies: {prefix}. NATS permissions cannot match a part of a token. Name each prefix."
+            )
     if replies and wanted not in (AccessRole.SERVICE, AccessRole.NODE):
-        raise ConfigError("--replies is for the roles service and node")
+        raise ConfigError("--replies is only for the roles service and node. Remove it.")
     for subject in subjects:  # also what the cluster says: whoever made the stream chose it, and this is pasted into a shell
         check_publisher_subject(subject)
     if wanted is AccessRole.NODE and not subjects:

@@ -1,4 +1,4 @@
-"""``liftpy page``: the cluster's pages, for a cluster whose nodes open no port; over NATS only, with the role ``status``."""
+"""``liftpy dashboard``: the cluster's pages, for a cluster whose nodes open no port; over NATS only, with the role ``status``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sidecar.status.site import Site
 DEFAULT_LISTEN = "127.0.0.1:8223"
 
 
-@click.command(cls=HelpCommand, example="liftpy page --listen 127.0.0.1:8223")
+@click.command(cls=HelpCommand, example="liftpy dashboard --listen 127.0.0.1:8223")
 @click.option(
     "--listen",
     default=DEFAULT_LISTEN,
@@ -36,12 +36,10 @@ DEFAULT_LISTEN = "127.0.0.1:8223"
     metavar="HOST:PORT",
     help="Address to listen on. Port 0 means any free port.",
 )
-@click.option(
-    "--host", "hosts", multiple=True, metavar="NAME", help="Additional host name that browsers may use for this page."
-)
+@click.option("--hostname", "hosts", multiple=True, metavar="NAME", help="Additional host name that browsers may use.")
 @json_option
 @connection_options
-def page(listen: str, hosts: tuple[str, ...], as_json: bool, target: Target) -> None:
+def dashboard(listen: str, hosts: tuple[str, ...], as_json: bool, target: Target) -> None:
     """Serve the web page of the cluster, and /metrics of all nodes, until Ctrl-C.
 
     The page needs no port of a node. The command requests data over NATS only while a browser or Prometheus reads it. Each metric
@@ -49,7 +47,7 @@ def page(listen: str, hosts: tuple[str, ...], as_json: bool, target: Target) -> 
     """
     address, _, port = listen.rpartition(":")
     if not address or not port.isdigit() or int(port) > 65_535:
-        raise ConfigError(f"--listen {listen}: use HOST:PORT")
+        raise ConfigError(f"Invalid value for --listen: {listen}. Use HOST:PORT.")
     names = (*LOOPBACK, address, *hosts)
     with_client(
         target, lambda client: _serve(client, target.namespace, address, int(port), names, as_json), needs_majority=False
@@ -62,7 +60,7 @@ async def _serve(client: Client, namespace: str, address: str, port: int, names:
     try:
         bound = await serving.open(address.strip("[]"), port)
     except OSError as error:
-        raise ConfigError(f"--listen {address}:{port} can't be used: {error}") from None
+        raise ConfigError(f"Cannot listen on --listen {address}:{port}: {error}. Choose another address or port.") from None
     url = f"http://{address}:{bound}"
     click.echo(json.dumps({"event": "ready", "page": url}) if as_json else f"The page is at {url}. Ctrl-C ends it.")
     sys.stdout.flush()
