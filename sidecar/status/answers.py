@@ -77,6 +77,8 @@ class PageAnswers:
         """Which of the node's partitions are in this process."""
         self.settings: Callable[[], list[dict[str, Any]]] = list
         """A row for each of the node's own settings, without secrets."""
+        self.kept: Callable[[str], History | None] = lambda node: None
+        """What this node keeps of the history of another."""
         self._history = history
         self._reporter = reporter
         self._gather = gather
@@ -93,7 +95,9 @@ class PageAnswers:
         kind, said = question
         reporter = self._reporter()
         if kind == "history":
-            rows = asked_rows(self._history, said)
+            of = said.get("node", "") if isinstance(said, dict) else ""
+            history = self._history if of == "" else self.kept(of) if isinstance(of, str) else None
+            rows = asked_rows(history, said) if history is not None else None
             answer(_encoded(kind, rows.as_object() if rows is not None else None))
         elif reporter is None:
             return False

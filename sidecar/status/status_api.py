@@ -149,6 +149,7 @@ class StatusDesk:
         own = self._settings.node_id
         asker = NodeAsker(own, bus, subjects, self)
         self._viewing = Viewing(self._settings.namespace, asker, own=(own, self.history))
+        self.answers.kept = self._viewing.kept
         self._site = Site(self._viewing)
 
     def _answer(self, reply: bytes, answer: bytes) -> None:
