@@ -15,8 +15,11 @@ ASKED = b'{"health": true}'
 
 
 class Health:
-    """``signs`` is called for each look; ``replicas``: those here, without learners, and whether each is in sync;
-    ``elsewhere``: why those in other processes of the node are not, '' where they are."""
+    """Health of a node. ``signs``: called for each check. ``replicas``: replicas without learners, and whether each is in
+    sync.
+
+    ``elsewhere``: why replicas in other processes of the node are not in sync, '': they are.
+    """
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class Health:
 
 
 class LastHeard:
-    """When the metadata group was heard last."""
+    """Time of the last contact with the metadata group."""
 
     def __init__(self) -> None:
         self._at: float | None = None
