@@ -34,7 +34,7 @@ HELD_BACK = "looks for what is too old that waited for a clock to be trusted"
 
 
 class ClockWatch:
-    """``group``: whose image shows the nodes that are live."""
+    """Compares the wall clock with those of other nodes. ``group``: its image shows the live nodes."""
 
     def __init__(
         self, node_id: str, bus: BusConnection, subjects: Subjects, group: MetadataGroup, counters: Counter[str]

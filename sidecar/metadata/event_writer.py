@@ -52,8 +52,11 @@ Propose = Callable[[pb.ControlRequest, float], Awaitable[pb.ControlResponse]]
 
 
 class EventWriter:
-    """``connect``: makes the connection; ``propose``: has a request decided; ``image``: as applied here; ``leads``: the group;
-    ``controllers``: how many there are."""
+    """Writes cluster events to their stream.
+
+    ``connect``: opens a connection. ``propose``: decides a request. ``image``: the applied image. ``leads``: whether
+    this controller leads. ``controllers``: number of controllers.
+    """
 
     def __init__(
         self,

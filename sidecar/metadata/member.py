@@ -61,11 +61,10 @@ _SAY_EVERY_S = 10.0
 
 
 class RaftMember:
-    """One member of the metadata group, on a connection of its own. Satisfies ``Group``.
+    """One controller on its own NATS connection. It implements ``Group``.
 
-    ``connect``: makes the connection on which events go into their stream, if they do;
-    ``is_inbox``: whether a reply subject is an inbox of applications [A5]; ``fatal``: called once when disk or state machine fail:
-    the process must stop.
+    ``connect``: opens the connection for the event stream. ``is_inbox``: whether a reply subject is allowed [A5].
+    ``fatal``: called once when the disk or the state machine fails.
     """
 
     def __init__(

@@ -41,14 +41,16 @@ Answered = Callable[[int, pb.ControlResponse], None]
 
 
 class HeartbeatPace(NamedTuple):
-    """How often a node beats, and how long its session is."""
+    """Heartbeat interval and session time of a node."""
 
     every_s: float
     session_s: float
 
 
 class Heartbeats:
-    """``run`` on the loop of ``group``; ``answered`` is called on the loop that made this. ``pace`` may be changed at any time."""
+    """Sends heartbeats. ``run`` runs on the loop of ``group``, ``answered`` is called on the creator's loop. ``pace`` may
+    change at any time.
+    """
 
     def __init__(self, group: MetadataGroup, heartbeat: pb.Heartbeat, pace: HeartbeatPace, answered: Answered) -> None:
         self.pace = pace
@@ -96,8 +98,11 @@ _IMAGE_WAIT_S = 0.02
 
 
 class Membership:
-    """``heard(sent_ns, lease_ns)`` is called for every heartbeat that extends the lease, as ``Granted``; ``fatal`` when this process is
-    replaced."""
+    """Registers this node and keeps its session. ``heard(sent_ns, lease_ns)`` is called for each heartbeat that extends
+    the lease.
+
+    ``fatal`` is called when another process replaces this one.
+    """
 
     def __init__(
         self, settings: NodeSettings, group: GroupThread, heard: Callable[[int, int], None], fatal: Callable[[Exception], None]

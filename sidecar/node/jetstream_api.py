@@ -34,7 +34,7 @@ _TOO_LARGE = JsRefusal(400, 10054, "message size exceeds maximum allowed")
 
 
 class JetStreamDesk:
-    """Of one node. ``bus``: by which requests and answers travel."""
+    """JetStream read API of one node. ``bus``: connection for requests and answers."""
 
     def __init__(
         self, bus: BusConnection, settings: NodeSettings, inboxes: InboxRule, counters: Counter[str], keys: Keys

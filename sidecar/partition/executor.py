@@ -47,7 +47,7 @@ _REACHED = {kind.name: events.DeadlineReached(kind=kind) for kind in events.Dead
 
 @dataclass(slots=True, kw_only=True)
 class Tools:
-    """What the executor of one partition works with. ``incarnation``: of this node."""
+    """Dependencies of an executor. ``incarnation``: incarnation of this node."""
 
     key: PartitionKey
     incarnation: int

@@ -1,5 +1,5 @@
-"""Replicated services next to this node: receives and sends the frames of ``liftpy.core.services.sessions`` [protocol:
-Replicated services].
+"""Replicated services next to this node: receives and sends the frames of ``liftpy.core.services.sessions``
+[protocol: Replicated services].
 
 ``ServiceDesk`` listens on ``<ns>.service.<node>`` for all partitions. ``PartitionServices`` belongs to one partition. A
 promotion may wait for a service, but the log never does.

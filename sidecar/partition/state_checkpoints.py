@@ -24,7 +24,7 @@ logger = logging.getLogger("liftpy.partition")
 
 
 class StateCheckpoints:
-    """Of one replica."""
+    """Checkpoints of the derived state of one replica."""
 
     def __init__(
         self, derived: LogState, log: Log, key: PartitionKey, config: ReplicationConfig, flusher: Flusher, pool: Pool

@@ -78,7 +78,7 @@ _REQUEST_ID_BASE = secrets.randbits(61)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTools:
-    """What all partitions of a node share."""
+    """Shared dependencies of all partitions of a node."""
 
     settings: NodeSettings
     incarnation: int

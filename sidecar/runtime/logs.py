@@ -239,7 +239,7 @@ class Suppression(logging.Filter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line. ``facts``: of the node, in each."""
+    """Formats log lines as JSON objects. ``facts``: facts about the node in each line."""
 
     def __init__(self, facts: Callable[[], dict[str, Any]]) -> None:
         super().__init__()
@@ -272,7 +272,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class NodeLogs:
-    """Of one process."""
+    """Log output of one process."""
 
     def __init__(self) -> None:
         self.facts: dict[str, Any] = {}

@@ -23,7 +23,9 @@ _MORE_TIME_S = 30
 
 
 class Supervisor:
-    """``address``: of its socket, '' if there is none; ``watchdog_s``: within that it wants to hear of the node, 0: it does not."""
+    """Notifies the supervisor (systemd). ``address``: its socket, '': none. ``watchdog_s``: watchdog interval in seconds,
+    0: none.
+    """
 
     def __init__(self, address: str, watchdog_s: float = 0.0) -> None:
         self._address = "\0" + address[1:] if address.startswith("@") else address

@@ -26,7 +26,7 @@ _OURS = tuple(str(Path(__file__).resolve().parents[2] / package) for package in 
 
 
 class BackgroundError(LiftError):
-    """Something in the background has ended by an error that nobody expected. Blame: us; start the node again."""
+    """A background task failed unexpectedly. This is a bug in liftpy. Restart the node."""
 
     code = "BACKGROUND"
 

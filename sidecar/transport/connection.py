@@ -69,7 +69,7 @@ def check_nats_py() -> None:
 
 
 class Problems:
-    """Of a connection. ``told``: why it could not be had again, as far as that was said; None while it is there, or was never."""
+    """Problems of a connection. ``told``: why it cannot reconnect. None: it is connected, or never was."""
 
     def __init__(self) -> None:
         self.last = ""

@@ -12,7 +12,7 @@ _SAY_EVERY_S = 1.0
 
 
 class Drops:
-    """Of a whole node. ``close`` says what has not been said yet."""
+    """Dropped publishes of a node. ``close`` logs the rest."""
 
     def __init__(self) -> None:
         self._unsaid: Counter[tuple[str, str]] = Counter()
