@@ -807,7 +807,7 @@ class Consumer:
             if earlier is not None:
                 self._fetched.learn_compacted(earlier.compacted_end)
                 if self._handed_on.last is not None:
-                    self._fetched.deletes_end = earlier.deletes_end
+                    self._fetched.tombstones = earlier.tombstones
                     self._fetched.missed_tombstones = earlier.missed_tombstones
             return self._reader.fetching(self._fetched, until_ns)
 

@@ -104,8 +104,8 @@ class ReadProgress:
     because of one below that. False: the range was named by whoever reads, and nothing past it may come."""
     compacted_end: int = field(init=False, default=0)
     """Exclusive: the greatest such place that an answer has named; what was read is complete, key by key, when all below it is read."""
-    deletes_end: int = -1
-    """Exclusive: tombstones below it were gone from all logs that have answered. -1: none has."""
+    tombstones: tuple[str, int] | None = None
+    """The node that answered last, and the offset below which tombstones may be gone from its log. None: none has answered."""
     refuses_missed_tombstones: bool = False
     """Whether ``accept`` raises TombstonesMissedError, as it does with ``moves_end``."""
     missed_tombstones: bool = field(init=False, default=False)
@@ -220,7 +220,11 @@ class ReadProgress:
 
     def _learn_compaction(self, head: client_pb2.ReadResponse) -> None:
         """How far the replica that answers is compacted, before anything of its answer is handed on. Raises TombstonesMissedError."""
-        known = head.deletesEnd if self.deletes_end < 0 else self.deletes_end
+        known = head.deletesEnd
+        if (
+            self.tombstones is not None
+        ):  # another replica may lack tombstones of older records that were read from the one before
+            known = self.tombstones[1] if self.tombstones[0] == head.node else 0
         if head.deletesEnd > max(known, self.next_offset):
             if self.moves_end or self.refuses_missed_tombstones:
                 raise TombstonesMissedError(
@@ -230,7 +234,7 @@ class ReadProgress:
                 )
             self.missed_tombstones = True
         self.learn_compacted(head.compactedEnd)
-        self.deletes_end = min(known, head.deletesEnd)
+        self.tombstones = head.node, head.deletesEnd
 
     def _split(self, body: memoryview, node: str) -> list[RecordBatch]:
         try:

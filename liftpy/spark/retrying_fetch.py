@@ -103,12 +103,13 @@ def fetch_range(link: Link, planned: PlannedRange, rules: FetchRules) -> Iterato
     first = _Span(planned, rules, planned.start_offset, planned.end_offset, node, SPAN_BYTES, one_answer=True)
     flying.append((planned, link.submit(_fetch_span(link, first))))  # this one tells how large the others should be
     next_offset = None
-    compacted_end, deletes_end = planned.end_offset, -1
+    compacted_end = planned.end_offset
+    tombstones: tuple[str, int] | None = None
     try:
         while flying:
             of, future = flying.popleft()
             fetched = result_of(future, rules.patience_s * 4)
-            deletes_end = fetched.deletes_end if deletes_end < 0 else min(deletes_end, fetched.deletes_end)
+            tombstones = fetched.tombstones
             leader_epoch, node = check_pieces(of, fetched.pieces, leader_epoch), fetched.node
             guess.learn(fetched.pieces)
             next_offset = fetched.next_offset if next_offset is None else next_offset
@@ -118,7 +119,7 @@ def fetch_range(link: Link, planned: PlannedRange, rules: FetchRules) -> Iterato
             while len(flying) < IN_FLIGHT and next_offset < planned.end_offset:
                 end = min(next_offset + guess.span_records(), planned.end_offset)
                 size_bytes = guess.answer_bytes(end - next_offset)
-                span = _Span(planned, rules, next_offset, end, node, size_bytes, deletes_end=deletes_end)
+                span = _Span(planned, rules, next_offset, end, node, size_bytes, tombstones=tombstones)
                 flying.append((planned, link.submit(_fetch_span(link, span))))
                 next_offset = end
             if fetched.pieces:
@@ -148,8 +149,8 @@ class _Span:
     """Part of a range: ``start_offset`` inclusive, ``end_offset`` exclusive.
 
     ``node``: who is asked first, any in-sync replica after it. ``answer_bytes`` bounds one answer. ``one_answer``: take what
-    one answer holds and leave the rest. ``deletes_end``: exclusive, tombstones below it were gone when earlier spans of the range were
-    read, -1: this is the first.
+    one answer holds and leave the rest. ``tombstones``: of the span before (``ReadProgress.tombstones``), None:
+    this is the first.
     """
 
     planned: PlannedRange
@@ -159,20 +160,20 @@ class _Span:
     node: str
     answer_bytes: int
     one_answer: bool = False
-    deletes_end: int = -1
+    tombstones: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Fetched:
     """What a span gave. ``next_offset``: the first offset after it that was not asked for. ``node``: who answered last.
-    ``compacted_end``: exclusive, the greatest place up to where the compaction of those that answered had looked. ``deletes_end``:
-    exclusive, tombstones below it were gone from all of them."""
+    ``compacted_end``: exclusive, the greatest place up to where the compaction of those that answered had looked. ``tombstones``: of
+    the last answer."""
 
     pieces: list[BatchSlice]
     next_offset: int
     node: str
     compacted_end: int
-    deletes_end: int
+    tombstones: tuple[str, int] | None
 
 
 def fetch_part(
@@ -204,7 +205,7 @@ async def _fetch_span(link: Link, span: _Span) -> _Fetched:
         compacted=planned.compacted,
         left_out=span.rules.left_out,
         refuses_missed_tombstones=planned.moves_end,
-        deletes_end=span.deletes_end,
+        tombstones=span.tombstones,
     )
     pieces: list[BatchSlice] = []
     refusals = 0
@@ -217,7 +218,7 @@ async def _fetch_span(link: Link, span: _Span) -> _Fetched:
         except UnavailableError:
             await exists()
             raise
-    return _Fetched(pieces, progress.next_offset, progress.node, progress.compacted_end, progress.deletes_end)
+    return _Fetched(pieces, progress.next_offset, progress.node, progress.compacted_end, progress.tombstones)
 
 
 async def _is_there(admin: Admin, planned: PlannedRange) -> None:

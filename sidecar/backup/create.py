@@ -323,7 +323,11 @@ class _PartitionTaking:
         self._compacted_end = 0
         """Exclusive: where the compaction of any replica that was asked had looked."""
         self._deletes_end: int | None = None
-        """Exclusive: delete markers below it were gone from all logs of which something was read, or is kept; None: nothing is."""
+        """Exclusive: tombstones below it were gone from all logs of which something was read, or is kept. None: nothing is."""
+        self._answered = ""
+        """The node that answered last. Empty: none has."""
+        self._last_deletes_end = 0
+        """As ``_deletes_end``, of the last answer alone."""
 
     async def barrier(self) -> Barrier:
         """What a replica knows of producers and message ids, and the bounds behind that: the state covers the log from its start on."""
@@ -375,11 +379,11 @@ class _PartitionTaking:
             if state is not None:  # of a replica that knew a higher HW than a new leader
                 bounds = replace(bounds, high_watermark=max(bounds.high_watermark, state.end - 1))
             chain, kept = kept_pieces(before, start, bounds.high_watermark, self._home.options.piece_bytes)
-            self._compacted_end, self._deletes_end = 0, None
+            self._compacted_end, self._deletes_end, self._answered = 0, None, ""
             if kept and before is not None:
                 self._compacted_end, self._deletes_end = before.compacted_end, before.deletes_end
             if kept and not await self._goes_on(kept[-1]):
-                self._compacted_end, self._deletes_end = 0, None
+                self._compacted_end, self._deletes_end, self._answered = 0, None, ""
                 chain, kept = kept_pieces(None, start, bounds.high_watermark, self._home.options.piece_bytes)
             try:
                 copy = await self._read(start, bounds.high_watermark, chain, kept)
@@ -486,8 +490,12 @@ class _PartitionTaking:
     def _learn_compaction(self, reads: ReplicaReads, offset: int) -> None:
         """How far the replica that has answered is compacted; all below ``offset`` was read before. Raises _DeletesGoneError."""
         self._compacted_end = max(self._compacted_end, reads.compacted_end)
-        known = reads.deletes_end if self._deletes_end is None else self._deletes_end
-        self._deletes_end = min(known, reads.deletes_end)
+        node = reads.replica.node
+        known = reads.deletes_end
+        if self._deletes_end is not None:  # another replica may lack tombstones of records that were read before
+            known = self._last_deletes_end if node == self._answered else 0
+        self._deletes_end = reads.deletes_end if self._deletes_end is None else min(self._deletes_end, reads.deletes_end)
+        self._answered, self._last_deletes_end = node, reads.deletes_end
         if reads.deletes_end > max(known, offset):
             raise _DeletesGoneError
 

@@ -262,6 +262,10 @@ class SimReader:
         check(position <= head.highWatermark + 1 or not handed_on, "R1", self.name, position, head)
 
 
+_OTHER_NODE = 0.1
+"""So often a table asks another replica than the one that answered last."""
+
+
 class SimTable:
     """Reads a compacted stream from its start to the end as of when it began, again and again, of any replica: of each key it has the
     newest record below where its reading ended [R11]. What delete markers took while it read makes a reading worth nothing [D30]."""
@@ -286,7 +290,12 @@ class SimTable:
             start, end = ghost.log_start_offset, ghost.high_watermark + 1
             self._progress = ReadProgress(self.key.stream, self.key.partition, start, end, floor_high_watermark=end - 1)
             self._progress.moves_end, self._found = True, {}
-        progress, node = self._progress, self._rng.choice(sorted(self.cluster.nodes))
+        progress = self._progress
+        node = (
+            progress.node
+            if progress.node and self._rng.random() > _OTHER_NODE
+            else self._rng.choice(sorted(self.cluster.nodes))
+        )
         request, subject = progress.request(self._rng.choice((500, 2000)), 0), f"{self.key.stream}.{self.key.partition}"
         asked = progress.next_offset
         self.cluster.network.request(

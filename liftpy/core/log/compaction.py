@@ -60,6 +60,8 @@ class Superseded:
     """By the wall clock: until when any record stays for its message id alone; 0: none does."""
     deletes_end: int = 0
     """Exclusive: no record at or past it has gone that was the newest of its key."""
+    deletes_start: int | None = None
+    """Inclusive: offset of the first record that has gone and was the newest of its key. None: there is none."""
     _latest: dict[bytes | None, int] = field(default_factory=dict)
     """Key -> offset of its last record."""
     _counts: dict[bytes, int] = field(default_factory=dict)
@@ -119,6 +121,8 @@ class Superseded:
         if newest is not None:
             gone = np.flatnonzero(newest & batch.columns.keys.valid() & ~keep)  # type: ignore[union-attr]
             if gone.size:
+                if self.deletes_start is None:
+                    self.deletes_start = int(batch.offsets()[gone[0]])
                 self.deletes_end = max(self.deletes_end, int(batch.offsets()[gone[-1]]) + 1)
         return keep
 

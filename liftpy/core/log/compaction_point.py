@@ -96,6 +96,25 @@ class CompactionHorizon:
             self.value = value
 
 
+def deletes_end_after(held: Horizon, deletes_start: int | None, deletes_end: int) -> int:
+    """Return ``deletes_end`` after a compaction of a log whose horizon was ``held``. It rises whenever a tombstone goes [D30].
+
+    A tombstone may go late: it stays while an older record of its key stays for its message id. So it may lie below tombstones that
+    went before. Then the number alone would not change, and nobody who reads would notice.
+
+    Args:
+        held: Horizon of the log before the compaction.
+        deletes_start: Offset of the first tombstone that went. None: none did.
+        deletes_end: Offset after the last one that went.
+
+    Returns:
+        The new ``deletes_end``.
+    """
+    if deletes_start is not None and deletes_start < held.deletes_end:
+        return max(held.deletes_end + 1, deletes_end)
+    return deletes_end
+
+
 def inferred(segments: Sequence[Segment]) -> Horizon:
     """The horizon of a log that has no stored one: as far as a compaction that left these traces can have looked."""
     if not any(shows_traces(segment) for segment in segments):

@@ -16,7 +16,7 @@ from liftpy.config import FlushMode, StreamConfig
 from liftpy.core.base.invariants import check
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.log.compaction import Cleaning, CompactedFile, Compaction
-from liftpy.core.log.compaction_point import HORIZON_NAME, NEVER, CompactionHorizon, Horizon
+from liftpy.core.log.compaction_point import HORIZON_NAME, NEVER, CompactionHorizon, Horizon, deletes_end_after
 from liftpy.core.log.corruption_reports import Recheck, Rechecks
 from liftpy.core.log.flush import Flush, SealJob
 from liftpy.core.log.leader_epochs import EpochCache
@@ -544,7 +544,8 @@ class Log:
         end_offset = compaction.inputs[-1].next_offset
         try:
             if compaction.outputs:
-                self._compacted_to(Horizon(end_offset, self.epochs.epoch_at(end_offset - 1), compaction.rules.deletes_end))
+                deletes_end = deletes_end_after(self.horizon, compaction.rules.deletes_start, compaction.rules.deletes_end)
+                self._compacted_to(Horizon(end_offset, self.epochs.epoch_at(end_offset - 1), deletes_end))
             for output in compaction.outputs:
                 self._put_in_place(output)
         except StorageError as error:
