@@ -93,5 +93,5 @@ class Replier:
         self.refused_count += 1
         if self.refused_count == 1:
             logger.warning(
-                "%s: the reply to the record at %d is not sent: %r %s", self._settings.service, reply.offset, reply.to, why
+                "%s: the reply to the record at %d is not sent to=%r: %s", self._settings.service, reply.offset, reply.to, why
             )

@@ -68,7 +68,9 @@ _LEAST_PAST_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeOptions:
-    """``streams``: by name, (): all but internal ones. ``since``: the backup whose pieces are used, None: the newest, '': none."""
+    """Options of a backup. ``streams``: names, (): all except internal ones. ``since``: backup whose pieces are reused,
+    None: the newest, '': none.
+    """
 
     namespace: str = "liftpy"
     streams: tuple[str, ...] = ()
@@ -79,7 +81,7 @@ class TakeOptions:
 
 @dataclass(slots=True)
 class TakenBackup:
-    """What was done. ``written_bytes``: of new files; ``kept_bytes``: of pieces of the backup before."""
+    """Result of a backup. ``written_bytes``: size of new files. ``kept_bytes``: size of reused pieces."""
 
     manifest: Manifest
     written_bytes: int
@@ -289,8 +291,11 @@ class _Taking:
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Where a partition is copied to. ``state``: what a replica knew of producers and message ids just before; None: the records say
-    all that is known, or, without ``knows_dropped``, every replica is on a node of an earlier version and does not tell."""
+    """End of the copy of one partition. ``state``: producers and message ids that a replica knew just before. None: the
+    records alone are enough.
+
+    With ``state`` None and ``knows_dropped`` False, all replicas are on nodes of an earlier version that cannot tell.
+    """
 
     bounds: Bounds
     state: StateCopy | None = None
@@ -305,7 +310,7 @@ def _cursor(name: str, is_cursor: bool, positions: dict[PartitionKey, int], stre
 
 
 class _PartitionTaking:
-    """One partition: kept pieces, then what is read."""
+    """The copy of one partition: reused pieces, then new records."""
 
     def __init__(self, home: _Taking, stream: StreamImage, number: int) -> None:
         self._home = home
@@ -488,7 +493,7 @@ class _PartitionTaking:
 
 
 class _TakenAwayError(Exception):
-    """What was wanted lies below the log start by now."""
+    """Retention has deleted records that the backup needs."""
 
 
 class _DeletesGoneError(Exception):

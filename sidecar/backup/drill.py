@@ -21,8 +21,11 @@ from sidecar.backup.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drilled:
-    """What a drill has shown. ``rto_s``: until all records were replicated and could be read. ``rpo_s``: age of the backup.
-    ``states_left_out``: "stream/partition" -> why a restore does not know the producers of records that were dropped there."""
+    """Result of a restore drill. ``rto_s``: time until all records were replicated and readable. ``rpo_s``: age of the
+    backup.
+
+    ``states_left_out``: "stream/partition" -> why the producers of deleted records are not restored.
+    """
 
     backup: str
     streams: int

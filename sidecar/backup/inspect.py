@@ -33,7 +33,7 @@ class Listed:
 
 @dataclass(slots=True)
 class Verified:
-    """What reading everything has shown. ``faults``: each names its file."""
+    """Result of reading a whole backup. Each entry of ``faults`` names a file."""
 
     backup: str
     files: int = 0
@@ -44,7 +44,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What went, or would go. ``waits_for``: backups that are being made, because of which something stays."""
+    """Deleted backups, or those that would be deleted. ``waits_for``: running backups that still need some files."""
 
     backups: tuple[str, ...]
     files: tuple[str, ...]

@@ -55,7 +55,9 @@ from sidecar.runtime.settings import Target
 
 @dataclass(frozen=True, slots=True)
 class ClusterWide:
-    """``quota``: the default, NO_QUOTA: none. ``times``: as somebody has set them; None: as nodes' settings had them."""
+    """Cluster-wide settings of a backup. ``quota``: default quota. ``times``: session times that an operator set, None:
+    none.
+    """
 
     quota: DefaultQuota = NO_QUOTA
     times: SessionTimes | None = None
@@ -66,7 +68,7 @@ NOTHING_WIDE = ClusterWide()
 
 @dataclass(frozen=True, slots=True)
 class RestoredSetting:
-    """``value``: of the backup. ``why``: it does not hold in this cluster now, '': it does."""
+    """A cluster-wide setting of a backup. ``why``: why it is not in effect now, '': it is."""
 
     value: DefaultQuota | SessionTimes
     why: str = ""
@@ -154,7 +156,7 @@ _CREATED_TOGETHER = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreWish:
-    """One stream: ``name`` in the backup becomes ``into``, attached to ``subject``, with ``replicas`` (0: as many as it had)."""
+    """One stream to restore: ``name`` in the backup becomes ``into`` on ``subject``, with ``replicas`` (0: as before)."""
 
     name: str
     into: str
@@ -165,8 +167,11 @@ class RestoreWish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreOptions:
-    """``scratch``: a folder with room for all that is restored, None: a temporary one. ``node_config``: a node's settings, for the
-    helper. ``cursors``: whether groups and cursors get their positions. ``wide``: of the whole cluster, where it is empty."""
+    """Options of a restore. ``scratch``: directory with room for all data, None: a temporary one.
+
+    ``node_config``: settings of the helper node. ``cursors``: whether groups and cursors get their positions. ``wide``:
+    cluster-wide settings, for an empty cluster.
+    """
 
     target: Target
     until: Until = NOWHERE
@@ -178,7 +183,7 @@ class RestoreOptions:
 
 @dataclass(slots=True)
 class RestoredStream:
-    """One that is there again. ``logs``: of each partition, as it was staged; ``plan``: its nodes."""
+    """One restored stream. ``logs``: logs of its partitions. ``plan``: its nodes."""
 
     wish: RestoreWish
     copy: StreamCopy
@@ -194,9 +199,10 @@ class RestoredStream:
 
 @dataclass(slots=True)
 class Restored:
-    """``served_s``: until all records could be read; ``took_s``: until everything was done. ``cursors``: name of
-    each group and cursor whose positions were to be set -> why they could not be, or ''. ``settings``: of the whole cluster, that were
-    to be set."""
+    """Result of a restore. ``served_s``: time until all records were readable. ``took_s``: time until the end.
+
+    ``cursors``: group or cursor -> why its positions were not set, '': they were. ``settings``: cluster-wide settings.
+    """
 
     streams: list[RestoredStream]
     served_s: float = 0.0
@@ -220,8 +226,11 @@ class Restored:
 
 
 class Restore:
-    """One restore. ``step`` is told before each step by name. Raises CorruptionError (a file of the backup, named),
-    AlreadyExistsError, ConfigError, NotFoundError, UnavailableError, StorageError."""
+    """One restore. ``step`` is called with the name of each step.
+
+    Raises CorruptionError (it names the file), AlreadyExistsError, ConfigError, NotFoundError, UnavailableError or
+    StorageError.
+    """
 
     def __init__(
         self,

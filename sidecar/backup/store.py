@@ -160,7 +160,7 @@ DEFAULT_BYTES_PER_S = 50 * 1024 * 1024
 
 
 class BackupPace:
-    """``bytes_per_s`` 0: as fast as it goes."""
+    """Rate limit of a backup. ``bytes_per_s`` 0: no limit."""
 
     def __init__(self, bytes_per_s: int) -> None:
         self._bytes_per_s = bytes_per_s

@@ -135,7 +135,7 @@ def _named_when_whole(file: Path, kind: Callable[[Path], Any]) -> Iterator[Any]:
 
 
 class Bar:
-    """How far it is, on a terminal: offsets up to ``end_offset`` (exclusive), or a count where there is no end."""
+    """Progress on a terminal: offsets up to ``end_offset`` (exclusive), or a count without an end."""
 
     def __init__(self, what: str, end_offset: int | None) -> None:
         self.records = 0
@@ -205,7 +205,9 @@ ENDING_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class GroupReading:
-    """What was asked for. ``form``: text, value or json. ``output``: a new file of JSON lines; None: the standard output."""
+    """Options of reading in a group. ``form``: text, value or json. ``output``: a new file of JSON lines, None: standard
+    output.
+    """
 
     group: str
     stream: str

@@ -130,10 +130,7 @@ def purge(
 
 @dataclass(frozen=True, slots=True)
 class _Purged:
-    """What goes of one partition: ``records`` below ``end_offset`` that fit, of the ``of_records`` offsets that it has.
-
-    ``at_least``: counting took too long, there may be more.
-    """
+    """Records of one partition that a purge deletes. ``at_least``: counting took too long, there may be more."""
 
     uid: str
     partition: int
@@ -194,9 +191,8 @@ async def _gone(client: Client, name: str, numbers: set[int], timeout_s: float) 
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """What goes of one partition: the ``records`` below ``first``, of ``of_records`` that it has.
-
-    ``at_most``: the log may have gaps (it is compacted, or was purged), so that both are counts of offsets.
+    """Records of one partition below ``first`` that are deleted. ``at_most``: the log may have gaps, so both counts are
+    numbers of offsets.
     """
 
     uid: str

@@ -39,7 +39,7 @@ _CHECK_S = 2.0
 
 @dataclass(slots=True)
 class _Report:
-    """What became of the lines. Offsets inclusive, -1: none; lines are counted from 1."""
+    """Result of publishing lines. Offsets are inclusive, -1: none. Lines count from 1."""
 
     published: int = 0
     """Lines sent; with an ack asked for: acknowledged."""
@@ -102,7 +102,7 @@ class _Report:
 
 @dataclass(frozen=True, slots=True)
 class _Manner:
-    """What goes with each line, and what a refused one means."""
+    """Options of each line, and the meaning of a rejected one."""
 
     ack: AckPolicy
     key: bytes | None

@@ -45,7 +45,7 @@ move_timeout_option = click.option(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveProgress:
-    """How far moves are."""
+    """Progress of moving replicas."""
 
     partitions: int
     """That move still."""
@@ -55,7 +55,7 @@ class MoveProgress:
 
 
 class Estimate:
-    """How long it takes at the rate that was seen so far."""
+    """Estimated remaining time at the current rate."""
 
     def __init__(self) -> None:
         self._first: tuple[float, int] | None = None

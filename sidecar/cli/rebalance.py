@@ -33,7 +33,7 @@ _SHOWN = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebalancePlan:
-    """What is to be done, whatever is evened out."""
+    """Planned moves of a rebalance."""
 
     by: str
     unit: str

@@ -643,7 +643,7 @@ async def _run(
         first, others = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         if others and not stopping.is_set():
             numbers = ", ".join(map(str, sorted(finding.result()[running.index(task)] for task in first)))
-            logger.error("%s: partition %s has ended, and so all end", settings.stream, numbers)
+            logger.error("%s: partition %s ended; stopping all partitions", settings.stream, numbers)
             failure[0] = f"partition {numbers} of the same process has ended"
         stopping.set()
         if others:
@@ -673,7 +673,7 @@ async def _all_partitions(settings: ServiceSettings, target: Target) -> Sequence
                 )
             except (NotFoundError, UnavailableError) as error:
                 if not announced:
-                    logger.warning("which partitions there are is not known: %s; trying on", error)
+                    logger.warning("cannot list the partitions: %s; retrying", error)
                     announced = True
                 await asyncio.sleep(_CONNECT_AGAIN_S)
     finally:

@@ -42,7 +42,7 @@ _FILES = {
 
 @dataclass(frozen=True, slots=True)
 class SparkPlace:
-    """Where Spark runs. ``master``: as Spark names it. ``settings``: of Spark, by name."""
+    """Spark master and settings of a job."""
 
     master: str
     settings: dict[str, str]

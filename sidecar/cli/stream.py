@@ -258,7 +258,7 @@ def create(
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What ``stream create`` was told."""
+    """Arguments of ``stream create``."""
 
     subject: str
     partitions: int

@@ -46,7 +46,7 @@ _REASONS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What the person at the keys wants to see. ``page``: '', 'help', or 'node' (the selected one). ``typing``: into the filter."""
+    """State of the screen. ``page``: '', 'help', or 'node' (the selected one). ``typing``: the filter has the focus."""
 
     sort: str = "rate"
     reverse: bool = False

@@ -30,7 +30,9 @@ from sidecar.runtime.settings import Target
 
 @dataclass(frozen=True, slots=True)
 class DiskFormat:
-    """``code``: module and constant of the newest version; ``writes``: feature level -> version from there on."""
+    """A format on disk. ``code``: module and constant of the newest version. ``writes``: feature level -> version written
+    from there on.
+    """
 
     where: str
     code: str

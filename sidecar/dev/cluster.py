@@ -36,7 +36,7 @@ LineSink = Callable[[str, str], None]
 
 
 class DevNode:
-    """One sidecar process. ``log``: its last lines; ``ready``: what it said when it had registered, or None."""
+    """One sidecar process. ``log``: its last lines. ``ready``: its ready line, or None."""
 
     def __init__(self, node_id: str, command: list[str], environment: Mapping[str, str], on_line: LineSink | None) -> None:
         self.node_id = node_id
@@ -166,11 +166,10 @@ class DevNode:
 
 
 class DevCluster:
-    """``nodes`` sidecars named n1, n2... The first three (or the only one) form the metadata group.
+    """A local cluster of sidecars n1, n2... The first three (or the only one) form the metadata group.
 
-    ``data``: folder for the nodes' folders, kept; None: a temporary one, removed by ``stop``. ``nats_url``: an outside
-    server instead of an own one. ``settings``: environment settings for every node (``LIFTPY_REPLICATION_...``).
-    ``node_nats_urls``: node id -> where that node connects instead (a relay that can cut it off, say).
+    ``data``: directory for the data, kept. None: a temporary one. ``nats_url``: an existing server. ``settings``:
+    environment settings of all nodes. ``node_nats_urls``: node id -> NATS URL of that node.
     """
 
     def __init__(

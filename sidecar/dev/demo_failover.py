@@ -28,7 +28,7 @@ _PAUSE_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Failover:
-    """What happened. ``next_ack_s``: from the kill to the next acknowledgement; ``seconds``: the whole, the restart included."""
+    """Result of the failover step. ``next_ack_s``: time from the kill to the next ack. ``seconds``: total time."""
 
     killed: str
     leader: str

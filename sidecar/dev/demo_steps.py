@@ -32,7 +32,7 @@ Show = Callable[["Positions"], None]
 
 @dataclass(slots=True)
 class Positions:
-    """What is shown, all counts of records. ``replicas``: node id -> records in its log; ``leader``: node id."""
+    """Numbers of records. ``replicas``: node id -> records in its log. ``leader``: node id."""
 
     sent: int = 0
     committed: int = 0
@@ -42,7 +42,7 @@ class Positions:
 
 @dataclass(slots=True)
 class Step:
-    """One line of the demo's result. ``agrees``: what came back is what was sent."""
+    """One line of the result. ``agrees``: the received records equal the sent ones."""
 
     name: str
     records: int

@@ -68,9 +68,9 @@ def spawn(command: Sequence[str], with_signal: int, **options: Any) -> subproces
 
 
 class NatsServer:
-    """One nats-server child on 127.0.0.1. ``port`` 0 takes a free one. Use as a context manager, or ``start`` and ``stop``.
+    """A nats-server child process on 127.0.0.1. Use it as a context manager, or ``start`` and ``stop`` it.
 
-    ``config``: the text of a nats-server configuration (accounts, permissions, TLS), for tests of NATS rights.
+    ``port`` 0: any free port. ``config``: text of a nats-server configuration.
     """
 
     def __init__(self, port: int = 0, *, config: str = "", max_payload_bytes: int = 0) -> None:

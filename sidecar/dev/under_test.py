@@ -21,10 +21,11 @@ _POLL_S = 0.05
 
 
 class ClusterUnderTest:
-    """One nats-server and ``nodes`` sidecars, named n1, n2..., and what may happen to them.
+    """One nats-server and sidecars n1, n2... for tests, with faults. Use it as a context manager, or ``start_all`` and
+    ``stop`` it.
 
-    Calls wait, and so are for tests without an event loop, or for ``await asyncio.to_thread(cluster.kill, "n1")``. Use it as a
-    context manager, or ``start_all`` and ``stop``. ``settings``: environment settings of every node, as ``LIFTPY_REPLICATION_...``.
+    Calls block. In an event loop use ``await asyncio.to_thread(cluster.kill, "n1")``. ``settings``: environment
+    settings of all nodes.
     """
 
     def __init__(self, nodes: int = 3, *, settings: Mapping[str, str] | None = None, on_line: LineSink | None = None) -> None:

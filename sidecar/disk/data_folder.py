@@ -45,7 +45,7 @@ _STARTS = tuple(field.name for field in fields_of(DirectoryIdentity))
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """What the ``node`` file says. ``clean_incarnation``: the incarnation that stopped cleanly, 0 when none did [S9]."""
+    """Content of the ``node`` file. ``clean_incarnation``: incarnation that stopped cleanly, 0: none [S9]."""
 
     node_id: str
     incarnation: int = 0

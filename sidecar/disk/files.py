@@ -343,8 +343,7 @@ def _read_back(descriptor: int) -> tuple[int, int]:
 
 
 class MadeFolders:
-    """``make_folder`` for many folders side by side: one that was there when this process came costs no flush if one of its neighbours
-    has had the folder above flushed since. For all threads."""
+    """Creates many directories with few flushes of their parent directory. Thread-safe."""
 
     def __init__(self) -> None:
         self._flushed: set[Path] = set()

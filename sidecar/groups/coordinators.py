@@ -77,8 +77,7 @@ BoundsOf = Callable[[PartitionKey], tuple[int, int] | None]
 
 
 class GroupLags:
-    """``bounds_of``: where a partition begins and ends that is here. ``of``: how far the groups are whose coordinators lead here, by
-    label."""
+    """Lags of the groups whose coordinators lead on this node. ``bounds_of``: bounds of a partition that is on this node."""
 
     def __init__(self, bounds_of: BoundsOf, namespace: str, labels: GroupLabels | None = None) -> None:
         self._bounds_of = bounds_of
@@ -151,7 +150,7 @@ ReadsOf = Callable[[PartitionKey], ReadSubjects | None]
 
 
 class OwnNodeReader(PartitionReader):
-    """``reads_of``: the reads of a partition that is here."""
+    """Reads partitions of this node in the process. ``reads_of``: the reads of a partition."""
 
     def __init__(
         self, transport: Transport, subjects: Subjects, key: PartitionKey, options: ReadOptions, reads_of: ReadsOf
@@ -201,7 +200,7 @@ def hosted(image: ClusterImage, node_id: str) -> frozenset[PartitionKey]:
 
 @dataclass(slots=True)
 class _Hosted:
-    """One coordinator. ``problem``: why it does not run, '' while it does."""
+    """One coordinator. ``problem``: why it does not run, '': it runs."""
 
     task: asyncio.Task[None] | None = None
     state: GroupCoordinator | None = None
@@ -225,8 +224,10 @@ class _Hosted:
 
 
 class GroupCoordinators:
-    """Of one process of a node: those of the partitions that it hosts. ``folder``: of their snapshots. ``follow`` every image,
-    ``close`` at the end."""
+    """Group coordinators of the partitions that this process hosts. ``folder``: directory of their snapshots.
+
+    Call ``follow`` for every image, and ``close`` at the end.
+    """
 
     def __init__(
         self,
@@ -305,7 +306,7 @@ class GroupCoordinators:
                 one.restarts += 1
                 one.in_a_row = count_restart(one.in_a_row, time.monotonic() - began_s)
                 self._counters["coordinators begun anew"] += 1
-                logger.error("%s: its coordinator has ended, and begins anew: %s", key, one.problem)
+                logger.error("%s: group coordinator ended; restarting it: %s", key, one.problem)
                 await _wait(one.stopping, min(_AGAIN_S * 2 ** min(one.in_a_row - 1, 10), _LONGEST_AGAIN_S))
 
     def _reader(self, transport: Transport, key: PartitionKey, options: ReadOptions) -> OwnNodeReader:

@@ -52,8 +52,11 @@ Propose = Callable[[pb.ControlRequest, float], Awaitable[pb.ControlResponse]]
 
 
 class EventWriter:
-    """``connect``: makes the connection; ``propose``: has a request decided; ``image``: as applied here; ``leads``: the group;
-    ``controllers``: how many there are."""
+    """Writes cluster events to their stream.
+
+    ``connect``: opens a connection. ``propose``: decides a request. ``image``: the applied image. ``leads``: whether
+    this controller leads. ``controllers``: number of controllers.
+    """
 
     def __init__(
         self,
@@ -110,7 +113,7 @@ class EventWriter:
             except (LiftError, nats.errors.Error, OSError, TimeoutError, ValueError) as error:
                 self._events.lost_track()
                 self.counters[FAILED] += 1
-                logger.debug("events can't be kept in their stream now: %s", error)
+                logger.debug("cannot write events to their stream: %s; retrying", error)
                 wait_s = min(max(_AGAIN_S, 2 * wait_s), _LONGEST_AGAIN_S)
 
     async def _write(self) -> None:

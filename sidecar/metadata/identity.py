@@ -42,7 +42,7 @@ def unknown_folders(folder: DataFolder, image: ClusterImage) -> list[str]:
 
 
 class WorkerMarks:
-    """What a further process of a node may say in the folder: that a log is open which counts records as flushed before they are."""
+    """Marks of a worker process in the data directory: a log is open that counts records as flushed early."""
 
     def __init__(self, folder: DataFolder, *, clean_stop: bool, flushed_always: bool) -> None:
         self._folder = folder

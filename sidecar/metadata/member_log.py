@@ -50,9 +50,11 @@ def _draw() -> int:
 
 @dataclass(frozen=True, slots=True)
 class MemberFolder:
-    """What a member is opened from. ``members``: the list of the settings; ``folder``: the node's ``raft`` folder;
-    ``bootstrap_majority``: the operator's word that controllers which are missing at the first start have never been members; ``flush``
-    False is for benchmarks only; ``joins``: the controllers of the group that runs, as the feed says: the node is one."""
+    """Inputs for opening a controller's log. ``members``: list of the settings. ``folder``: its ``raft`` directory.
+
+    ``bootstrap_majority``: unreachable controllers never belonged to the group. ``flush`` False: only for benchmarks.
+    ``joins``: controllers of the running group, from the feed.
+    """
 
     node_id: str
     members: tuple[str, ...]
@@ -66,7 +68,7 @@ class MemberFolder:
 
 @dataclass(frozen=True, slots=True)
 class MemberSurroundings:
-    """What a member takes from the machine; a simulator gives its own."""
+    """Clock, random numbers and files of a controller. The simulator has its own."""
 
     monotonic: Callable[[], float] = time.monotonic
     """s."""
@@ -80,8 +82,9 @@ THIS_MACHINE = MemberSurroundings()
 
 
 class MemberLog:
-    """``fsm`` is told each committed entry, ``feed`` what it did; ``state_changed(old, new)``: the library's states of a leadership.
-    Raises CorruptionError and StorageError."""
+    """The log of one controller. ``fsm`` receives committed entries, ``feed`` their results. Raises CorruptionError and
+    StorageError.
+    """
 
     def __init__(
         self,

@@ -41,14 +41,16 @@ Answered = Callable[[int, pb.ControlResponse], None]
 
 
 class HeartbeatPace(NamedTuple):
-    """How often a node beats, and how long its session is."""
+    """Heartbeat interval and session time of a node."""
 
     every_s: float
     session_s: float
 
 
 class Heartbeats:
-    """``run`` on the loop of ``group``; ``answered`` is called on the loop that made this. ``pace`` may be changed at any time."""
+    """Sends heartbeats. ``run`` runs on the loop of ``group``, ``answered`` is called on the creator's loop. ``pace`` may
+    change at any time.
+    """
 
     def __init__(self, group: MetadataGroup, heartbeat: pb.Heartbeat, pace: HeartbeatPace, answered: Answered) -> None:
         self.pace = pace
@@ -96,8 +98,11 @@ _IMAGE_WAIT_S = 0.02
 
 
 class Membership:
-    """``heard(sent_ns, lease_ns)`` is called for every heartbeat that extends the lease, as ``Granted``; ``fatal`` when this process is
-    replaced."""
+    """Registers this node and keeps its session. ``heard(sent_ns, lease_ns)`` is called for each heartbeat that extends
+    the lease.
+
+    ``fatal`` is called when another process replaces this one.
+    """
 
     def __init__(
         self, settings: NodeSettings, group: GroupThread, heard: Callable[[int, int], None], fatal: Callable[[Exception], None]
@@ -148,7 +153,7 @@ class Membership:
             if came_to is Registered.TAKEN_IN:
                 self.incarnation = response.node.incarnation
                 if response.detail:
-                    logger.warning("registered, but %s", response.detail)
+                    logger.warning("registered with a warning: %s", response.detail)
                 await self._image_at(response.index)
                 return self.incarnation
             if came_to is Registered.UNSPOKEN:
@@ -216,7 +221,9 @@ class Membership:
         """A setting that does not hold is said once, and again when the cluster's changes."""
         own, held = self._settings.replication.session_times, image.session_times
         if held is not None and _values(held) != _values(own):
-            logger.warning("the settings say %s, and the cluster has %s: that holds", own.words, held.settled().words)
+            logger.warning(
+                "own settings (%s) differ from the cluster's (%s); using the cluster's", own.words, held.settled().words
+            )
 
     def _pace(self, image: ClusterImage) -> HeartbeatPace:
         """As the image's session times ask for."""
@@ -252,7 +259,7 @@ class Membership:
                 )
             )
         else:
-            logger.debug("heartbeat not answered: %s", response.detail or response.error)
+            logger.debug("heartbeat without answer: %s", response.detail or response.error)
 
     def _is_removed(self, index: int) -> bool:
         """Whether the image says so too, as of the answer at least: neither a forged record nor a new metadata leader ends a node."""
@@ -264,9 +271,9 @@ class Membership:
         request = pb.DrainNode(nodeId=self._settings.node_id, incarnation=self.incarnation)
         response = await self._group.propose(pb.ControlRequest(drainNode=request), timeout_s)
         if response.error != pb.ControlResponse.OK:
-            logger.info("leaderships are not handed over: %s", response.detail or response.error)
+            logger.info("leaderships not transferred: %s", response.detail or response.error)
             return
-        logger.info("handing over: %s", response.detail)
+        logger.info("transferring leaderships: %s", response.detail)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._image_at(response.index), max(0.0, deadline - time.monotonic()))
             while self._moving():
@@ -283,7 +290,7 @@ class Membership:
         fence = pb.FenceNode(nodeId=self._settings.node_id, incarnation=self.incarnation)
         response = await self._group.propose(pb.ControlRequest(fenceNode=fence), timeout_s)
         if response.error != pb.ControlResponse.OK:
-            logger.info("the metadata group was not told of the stop: %s", response.detail or response.error)
+            logger.info("could not report the stop to the metadata group: %s", response.detail or response.error)
 
     async def close(self) -> None:
         """Stop the heartbeats."""

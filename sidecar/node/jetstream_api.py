@@ -34,7 +34,7 @@ _TOO_LARGE = JsRefusal(400, 10054, "message size exceeds maximum allowed")
 
 
 class JetStreamDesk:
-    """Of one node. ``bus``: by which requests and answers travel."""
+    """JetStream read API of one node. ``bus``: connection for requests and answers."""
 
     def __init__(
         self, bus: BusConnection, settings: NodeSettings, inboxes: InboxRule, counters: Counter[str], keys: Keys
@@ -77,7 +77,7 @@ class JetStreamDesk:
         subject = jetstream_api(settings.jetstream_api, ">")
         handler = self._guard.handler(self._arrived)
         self._listener = self._bus.listen(subject, handler, queue=f"{settings.namespace}-jetstream")
-        logger.info("the streams are read on %s as well", subject)
+        logger.info("JetStream read API is available on %s", subject)
 
     def _add(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)

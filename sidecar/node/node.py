@@ -98,8 +98,9 @@ _LIVE_TIMEOUT_S = 5.0
 
 
 class Node:
-    """One running node. ``start``, then ``wait``, then ``stop``; ``run_node`` does all three. ``share``: of a worker process, whose
-    settings are of one process already."""
+    """One running node: ``start``, then ``wait``, then ``stop``. ``run_node`` does all three. ``share``: the partitions of
+    this process.
+    """
 
     def __init__(self, settings: NodeSettings, share: WorkerShare | None = None, again: GivenSettings | None = None) -> None:
         self.reloading = Reloading(settings, again, self._live_parts, self._prove)

@@ -51,7 +51,7 @@ class Reloaded:
 
 
 class SettingsSource(Protocol):
-    """Where the settings come from."""
+    """Source of the settings."""
 
     @property
     def sources(self) -> Mapping[str, str]:
@@ -63,8 +63,9 @@ class SettingsSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LiveParts:
-    """What takes settings over, as far as it is there. ``others``: tells the node's other processes; ``prefer``: the metadata group;
-    ``keys``: the connections, which connect anew."""
+    """Parts of a node that take new settings. ``others``: worker processes. ``prefer``: the metadata group. ``keys``:
+    connections, which reconnect.
+    """
 
     partitions: Partitions | None
     scrub: Scrub | None
@@ -90,8 +91,9 @@ Prove = Callable[[Credentials], Awaitable[None]]
 
 
 class Reloading:
-    """``settings``: of the whole node. ``given``: reads them again; None: they stay. ``parts``: who takes them over, beside the log.
-    ``prove``: tries credentials before they are taken over."""
+    """Reloads the settings of a node. ``given``: reads them again, None: they stay. ``parts``: parts that take them.
+    ``prove``: tests credentials.
+    """
 
     def __init__(self, settings: NodeSettings, given: SettingsSource | None, parts: Parts, prove: Prove) -> None:
         self.running = settings
@@ -135,9 +137,7 @@ class Reloading:
         self._parts().others(each)
         result = Reloaded(applied, tuple(name for name in changed if name not in LIVE))
         words = f"taken over: {', '.join(applied) or 'nothing'}"
-        logger.info(
-            "settings read again; %s", words + (f"; wait for a restart: {', '.join(result.wait)}" if result.wait else "")
-        )
+        logger.info("settings reloaded; %s", words + (f"; wait for a restart: {', '.join(result.wait)}" if result.wait else ""))
         return result
 
     def take_over(self, settings: NodeSettings) -> None:
@@ -167,7 +167,7 @@ class Reloading:
             found = await self.reload()
             said: dict[str, Any] = {"applied": list(found.applied), "wait": list(found.wait)}
         except ConfigError as error:
-            logger.error("settings are as they were: %s", error)
+            logger.error("settings not reloaded: %s", error)
             said = {"error": str(error)}
         supervisor.reloaded()
         return said

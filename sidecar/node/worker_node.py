@@ -69,7 +69,7 @@ class _NodesDesk(StatusDesk):
 
 
 class WorkerNode(Node):
-    """One share of a node. ``lock``: the descriptor of the data folder's lock."""
+    """One worker process of a node. ``lock``: file descriptor of the lock of the data directory."""
 
     def __init__(self, settings: NodeSettings, share: WorkerShare, channel: Channel, lock: int, said: dict[str, Any]) -> None:
         super().__init__(settings, share)

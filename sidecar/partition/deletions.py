@@ -39,7 +39,7 @@ def is_directory(name: object) -> bool:
 
 
 class Deletions:
-    """``decides``: whether the node is a controller, whose image is what was committed; it need not ask."""
+    """Permission to delete data. ``decides``: this node is a controller, and its image is committed, so it need not ask."""
 
     def __init__(self, group: MetadataGroup, node_id: str, *, decides: Callable[[], bool]) -> None:
         self._group = group

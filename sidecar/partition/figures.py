@@ -44,7 +44,7 @@ _counts = attrgetter(*(f"{leaf}.{name}" for leaf, name in _COUNTED.values()))
 
 
 class StreamLabels:
-    """``patterns``: names of streams, or such as ``shop-*``. A stream keeps the label that it was given first."""
+    """Metric labels of streams. ``patterns``: names or patterns such as ``shop-*``. A stream keeps its first label."""
 
     def __init__(self, patterns: Iterable[str] = ()) -> None:
         self.patterns = tuple(patterns)
@@ -135,7 +135,7 @@ _Told = tuple[dict[str, int], dict[str, int], dict[str, int], dict[str, int]]
 
 
 class LabelSums:
-    """Of all partitions with one label."""
+    """Sums of all partitions with one label."""
 
     __slots__ = ("before", "count", "now", "often", "records", "seldom", "shown", "since_ns")
 
@@ -175,7 +175,7 @@ class LabelSums:
 
 
 class _AsRead:
-    """What a partition was read as."""
+    """Values of a partition at the last read."""
 
     __slots__ = ("label", "leaves", "of", "often", "seldom", "shown", "told")
 
@@ -189,7 +189,7 @@ class _AsRead:
 
 
 class ByChange:
-    """``touched``: where partitions put themselves; may hold some that are not here."""
+    """Incremental sums. ``touched``: partitions that changed. It may contain partitions that left the node."""
 
     def __init__(self, labels: StreamLabels, touched: set[Any]) -> None:
         self._labels = labels
@@ -380,7 +380,7 @@ def _shown(role: RoleName, state: PartitionState | None, config: Any, node_id: s
 
 
 class NodeCounts:
-    """Of one node, or one of its processes."""
+    """Sums of one node, or of one of its processes."""
 
     def __init__(self, labels: StreamLabels | None = None, touched: set[Any] | None = None) -> None:
         self.labels = labels or StreamLabels()
@@ -417,7 +417,7 @@ class NodeCounts:
 
 
 class Uncounted(NodeCounts):
-    """Where nobody asks for sums: nothing is kept."""
+    """Placeholder without sums, when nobody asks for them."""
 
     def begins(self, worker: Any) -> None:
         """Nothing is done."""

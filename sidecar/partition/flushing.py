@@ -39,8 +39,11 @@ def _timed(flush: Flush) -> int:
 
 
 class Flusher:
-    """The ``FlushShell`` of one log. ``flushed(end_offset)``, ``failed(error)`` and ``took(s)`` are called on the loop; for a flush
-    never before ``appended`` has returned. ``beside``: the node's; without one every flush runs in the pool."""
+    """The ``FlushShell`` of one log. ``flushed(end_offset)``, ``failed(error)`` and ``took(s)`` are called on the loop,
+    never before ``appended`` returns.
+
+    ``beside``: the flush place of the node. Without it every flush runs in the pool.
+    """
 
     def __init__(
         self,

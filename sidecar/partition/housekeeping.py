@@ -70,7 +70,7 @@ class Housekeeping:
         try:
             usage = shutil.disk_usage(self._folder)
         except OSError as error:
-            logger.warning("how much space is free in %s can't be told: %s", self._folder, error)
+            logger.warning("cannot measure the free space in %s: %s", self._folder, error)
             return
         if usage.free >= min(SPACE_AGAIN_BYTES, SPACE_AGAIN_SHARE * usage.total):
             self._repair(

@@ -21,7 +21,7 @@ Told = Callable[[StorageError | None], None]
 
 
 class Promises:
-    """``store`` for all partitions of a node. What waits is one promise for each partition at most, the last one."""
+    """Stores promises for all partitions of a node. At most one promise per partition waits, the last one."""
 
     def __init__(self, journal: PromiseJournal, pool: Pool, counters: Counter[str], fatal: Callable[[Exception], None]) -> None:
         self._journal = journal

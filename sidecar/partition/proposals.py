@@ -105,7 +105,7 @@ class Proposals:
 
     def leave_isr(self, key: PartitionKey, effect: do.LeaveIsr) -> None:
         """Ask to be taken out of the ISR; the answer is the next state of the partition."""
-        logger.warning("%s: leaves the ISR: %s", key, effect.reason)
+        logger.warning("%s: removed from the ISR reason=%s", key, effect.reason)
         wish = pb.LeaveIsr(
             stream=key.stream,
             uid=key.uid,
@@ -118,7 +118,7 @@ class Proposals:
 
     def give_up_leadership(self, key: PartitionKey, effect: do.GiveUpLeadership, toward: str = "") -> None:
         """Ask for a successor, ``toward`` if it is named; the answer is the next state of the partition."""
-        logger.warning("%s: asks for another leader: %s", key, effect.reason)
+        logger.warning("%s: giving up leadership reason=%s", key, effect.reason)
         wish = pb.GiveUpLeadership(
             stream=key.stream,
             uid=key.uid,

@@ -37,7 +37,7 @@ Deliver = Callable[[str, int, str, events.Event], None]
 
 @dataclass(frozen=True, slots=True)
 class QuietAsker:
-    """Who asks: this node, as the process that it is now."""
+    """Identity of this node's process in combined fetches."""
 
     node_id: str
     incarnation: int

@@ -25,7 +25,7 @@ from sidecar.transport.connection import BusConnection, Listener, send_answer
 
 @dataclass(frozen=True, slots=True)
 class ReadTools:
-    """What the reads of all partitions of a node share."""
+    """Shared dependencies of the reads of all partitions."""
 
     bus: BusConnection
     subjects: Subjects
@@ -43,8 +43,9 @@ _Asker = str | asyncio.Future[bytes]
 
 
 class ReadSubjects:
-    """Reads of one partition on one node; the ``ReadShell`` of its ``Reads``. Who asks is known by his reply subject, or, in
-    this process, by what he waits for."""
+    """Reads of one partition on one node. It is the ``ReadShell`` of its ``Reads``. A reader is identified by its reply
+    subject.
+    """
 
     def __init__(self, tools: ReadTools, key: PartitionKey, node_id: str, source: ReadSource, folder: str = "") -> None:
         bus, subjects = tools.bus, tools.subjects

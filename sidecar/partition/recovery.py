@@ -45,7 +45,7 @@ def _logs_in(streams: Path) -> list[Path]:
 
 
 class RecoveredLogs:
-    """``run`` it once, then ``take`` from it and ``close`` it."""
+    """Recovered logs: ``run`` it once, then ``take`` logs, and ``close`` it."""
 
     def __init__(self) -> None:
         self._found: dict[Path, Recovered] = {}
@@ -134,7 +134,7 @@ _PAUSE_LEAST_S = 0.001
 
 
 class LogReplay:
-    """Of one partition. ``failed`` is told when the log can't be read."""
+    """Replay of one partition's log. ``failed`` is called when the log cannot be read."""
 
     def __init__(self, derived: LogState, feed: Callable[[events.Event], None], failed: Callable[[StorageError], None]) -> None:
         self._derived = derived

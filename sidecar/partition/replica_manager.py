@@ -387,7 +387,7 @@ class Partitions:
         except (LiftError, OSError) as error:
             logger.error("%s: moved away while this node was down, and can't be deleted: %s", key, error)
             return True
-        logger.info("%s: deleted: it moved away while this node was down", key)
+        logger.info("%s: deleted, because it moved away while this node was down", key)
         return True
 
     # ---- life --------------------------------------------------------------------------------------------------------------
@@ -457,7 +457,7 @@ class Partitions:
         try:
             await self._node.links.taken(timeout_s)
         except (nats.errors.Error, TimeoutError, OSError) as error:
-            logger.info("handing over without knowing that nothing is on its way: %r", error)
+            logger.info("transferring leaderships without a check for in-flight publishes: %r", error)
             return
         leading = [worker for worker in leading if not worker.executor.storage_failed]  # those can't answer any more
         while any(not worker.ingest.idle for worker in leading) and time.monotonic() < deadline:

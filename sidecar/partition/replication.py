@@ -56,8 +56,7 @@ _seldom = LogRateLimit()
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Where a request's answer goes, and what it holds of the next batch; None: it takes no pieces. ``request_id``: what the answer
-    says that it is for; None: the asker is of an older version, whose answers say nothing."""
+    """Destination of an answer. ``request_id``: id in the answer, None: the asker has an older version."""
 
     reply: str
     held: Held | None = None

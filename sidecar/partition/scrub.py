@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class Scrubbed(Protocol):
-    """What it needs of a partition."""
+    """Interface of a partition for the scrub."""
 
     log: Log
 
@@ -63,7 +63,7 @@ class Scrubbed(Protocol):
 
 @dataclass(slots=True)
 class ScrubProgress:
-    """Where the scrub is, and what it has found; as stored. Times are wall clock, s; 0: never."""
+    """Stored position and results of the scrub. Times are wall clock in seconds, 0: never."""
 
     partition: str = ""
     """The one that is read, or was read last; '' at the begin of a pass."""

@@ -1,5 +1,5 @@
-"""Replicated services next to this node: receives and sends the frames of ``liftpy.core.services.sessions`` [protocol:
-Replicated services].
+"""Replicated services next to this node: receives and sends the frames of ``liftpy.core.services.sessions``
+[protocol: Replicated services].
 
 ``ServiceDesk`` listens on ``<ns>.service.<node>`` for all partitions. ``PartitionServices`` belongs to one partition. A
 promotion may wait for a service, but the log never does.
@@ -298,7 +298,7 @@ class PartitionServices:
     def _lose_patience(self) -> None:
         effects = self._sessions.lose_patience(clock.now_ns())
         if effects:
-            logger.warning("%s: slow services hold up the promotion no longer; it goes on without them", self.key)
+            logger.warning("%s: slow services no longer delay the promotion; continuing without them", self.key)
         self._carry_out(effects)
 
     def _expire(self) -> None:

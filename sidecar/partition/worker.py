@@ -78,7 +78,7 @@ _REQUEST_ID_BASE = secrets.randbits(61)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTools:
-    """What all partitions of a node share."""
+    """Shared dependencies of all partitions of a node."""
 
     settings: NodeSettings
     incarnation: int
@@ -471,11 +471,11 @@ class PartitionWorker:
         try:
             removed = drop_set_aside(self.log.storage)
         except StorageError as error:
-            logger.warning("%s: what was set aside can't be removed: %s", self.key, error)
+            logger.warning("%s: cannot remove quarantined files: %s", self.key, error)
             return
         self.set_aside = ()
         if removed:
-            logger.info("%s: all records are here again, removed %s", self.key, ", ".join(removed))
+            logger.info("%s: replica is complete again, removed quarantined files=%s", self.key, ", ".join(removed))
 
     async def stop(self, *, delete: bool = False) -> bool:
         """Give up the role, flush and close the log; ``delete``: and remove the folder. Return whether all is on disk."""

@@ -156,7 +156,7 @@ def is_applied(command: bytes, index: int) -> bool:
 
 
 class StateMachine(Protocol):
-    """What the group replicates."""
+    """The replicated state machine."""
 
     def apply(self, entry: bytes, index: int) -> bytes:
         """Apply one entry; return its answer. Never raises."""

@@ -22,7 +22,9 @@ def change_in(command: bytes, index: int) -> ControllerList | None:
 
 @dataclass(slots=True)
 class LogControllers:
-    """Of one member. ``first``: the list of its settings, or the one by which it joins; ``in_snapshot``: as of its last entry."""
+    """Controller list of one controller. ``first``: list of its settings. ``in_snapshot``: list at the last entry of the
+    snapshot.
+    """
 
     first: ControllerList
     in_snapshot: ControllerList | None = None

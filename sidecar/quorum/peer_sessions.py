@@ -48,7 +48,7 @@ _FIRST, _LAST, _NEW = 1, 2, 4
 
 @dataclass(slots=True)
 class Peer:
-    """One other member. Times in seconds of the caller's monotonic clock."""
+    """One other controller. Times are seconds of the caller's monotonic clock."""
 
     node_id: str
     own_epoch: int

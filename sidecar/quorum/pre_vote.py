@@ -21,7 +21,7 @@ def may_grant(*, leads: bool, quiet_s: float, quiet_needed_s: float, turn_is_lat
 
 
 class PreVote:
-    """What a member that would campaign has heard of the others; one round at a time."""
+    """Answers of the other controllers in one round of pre-votes."""
 
     def __init__(self, member_count: int) -> None:
         self._needed = member_count // 2

@@ -49,7 +49,9 @@ _NONCE = struct.Struct("<Q")
 
 
 class FolderLineage:
-    """Of one raft folder, from the start of a process on. ``draw`` gives a random 63-bit number; ``majority``: members that are one."""
+    """Nonces of one Raft directory. ``draw`` returns a random 63-bit number. ``majority``: number of controllers in a
+    majority.
+    """
 
     def __init__(self, folder: Path, draw: Callable[[], int], majority: int = 2) -> None:
         self._path = folder / FILE
@@ -222,8 +224,7 @@ def waits_for(own_is_new: bool, peers: Collection[Peer], *, went_back: bool = Fa
 
 
 class Probation:
-    """Of one member, from the opening of its folder on. ``majority``: the operator's word for the first start; ``joins``: the group
-    runs, and this node is to become a member of it: whatever its folder holds, nothing begins here."""
+    """Probation of one controller. ``majority``: ``bootstrap_majority``. ``joins``: this node joins a running group."""
 
     def __init__(
         self,

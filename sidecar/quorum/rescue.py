@@ -50,8 +50,9 @@ _NOTHING = b"\x01"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survivor:
-    """One controller's log. ``term``, ``index``: of its last entry. ``digest``: of the image that all its entries give. ``terms``: of
-    the entries that its journal holds, by index."""
+    """Log of one controller. ``term``, ``index``: its last entry. ``digest``: digest of its image. ``terms``: terms of its
+    entries, by index.
+    """
 
     data: Path
     node_id: str

@@ -60,7 +60,9 @@ def question_of(payload: bytes) -> tuple[str, Any] | None:
 
 
 class PageAnswers:
-    """``reporter``: None until there is one; ``gather``: the node's figures; ``most_bytes``: of one answer."""
+    """Answers of the status page. ``reporter``: None until the node has one. ``gather``: collects figures. ``most_bytes``:
+    size limit.
+    """
 
     def __init__(
         self,
@@ -256,7 +258,7 @@ def _summary(stream: StreamImage) -> dict[str, Any]:
 
 
 class RestedAnswers:
-    """Makes ``PER_SECOND`` answers a second at most, each for all who ask the same meanwhile."""
+    """Creates at most ``PER_SECOND`` answers per second, and shares each among all concurrent requests."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic, guard: RequestGuard | None = None) -> None:
         self._now = now

@@ -71,7 +71,7 @@ _ISR = slice(NAMES.index("isr_full"), NAMES.index("isr_under_min") + 1)
 
 
 class NodesAsker(Protocol):
-    """How nodes are asked."""
+    """How to query nodes."""
 
     async def ask(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
         """Its answer; raises LiftError."""
@@ -81,7 +81,7 @@ class NodesAsker(Protocol):
 
 
 class _List:
-    """Partitions that somebody looks at: of all nodes those of ``stream``, or all of ``node``."""
+    """Partitions that a visitor views: those of ``stream`` on all nodes, or all of ``node``."""
 
     def __init__(self, stream: str, node: str, after: Place) -> None:
         self.stream, self.node, self.after = stream, node, after
@@ -126,7 +126,7 @@ class _List:
 
 
 class _Streams:
-    """Streams that somebody looks at, from one on."""
+    """Streams that a visitor views, from one on."""
 
     def __init__(self) -> None:
         self.wanted_s = 0.0
@@ -135,7 +135,7 @@ class _Streams:
 
 
 class Viewing:
-    """One for all visitors of a port. ``own``: of the node that serves it, which needs no copy."""
+    """Shared cluster view of all visitors of a port. ``own``: data of the serving node."""
 
     def __init__(
         self,

@@ -15,9 +15,12 @@ ASKED = b'{"health": true}'
 
 
 class Health:
-    """``signs`` is called for each look; ``replicas``: those here, without learners, and whether each is in sync;
-    ``elsewhere``: why those in other processes of the node are not, '' where they are; ``unknown_streams``: directories here of
-    streams that the cluster does not know, which make no node unhealthy."""
+    """Health of a node. ``signs``: called for each check. ``replicas``: replicas without learners, and whether each is in
+    sync.
+
+    ``elsewhere``: why replicas in other processes of the node are not in sync, '': they are.
+    ``unknown_streams``: directories of streams that the cluster does not know. They make no node unhealthy.
+    """
 
     def __init__(
         self,
@@ -56,7 +59,7 @@ class Health:
 
 
 class LastHeard:
-    """When the metadata group was heard last."""
+    """Time of the last contact with the metadata group."""
 
     def __init__(self) -> None:
         self._at: float | None = None

@@ -13,7 +13,7 @@ COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 
 
 class Row(NamedTuple):
-    """``labels``: their names, in order; '' none. ``by_stream``: it has a label ``stream`` too, if that is asked for."""
+    """One metric. ``labels``: label names in order. ``by_stream``: it can also have a label ``stream``."""
 
     kind: str
     labels: tuple[str, ...]

@@ -39,7 +39,7 @@ def static() -> dict[str, bytes]:
 
 
 class Site:
-    """What it shows is ``viewing``'s."""
+    """The status web site. ``viewing`` has its data."""
 
     def __init__(self, viewing: Viewing) -> None:
         self._viewing = viewing

@@ -79,7 +79,7 @@ class Whole(Protocol):
 
 
 class StatusDesk:
-    """``reporter`` may be set after the start: a node says where its page is when it registers, before it has partitions."""
+    """Answers status requests. ``reporter`` may be set after the start."""
 
     def __init__(self, settings: NodeSettings, counters: Counter[str] | None = None) -> None:
         self._settings = settings

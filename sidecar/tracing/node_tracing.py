@@ -27,7 +27,7 @@ DROPPED = "spans dropped"
 
 
 class Tracing:
-    """As ``settings`` say; until ``start`` off. ``exporter``: makes it, in place of OTLP's."""
+    """Tracing of a node as ``settings`` say. Off until ``start``. ``exporter``: replaces the OTLP exporter."""
 
     def __init__(self, settings: NodeSettings, counters: Counter[str], exporter: Callable[[], Exporter] | None = None) -> None:
         self._settings = settings

@@ -69,7 +69,7 @@ def check_nats_py() -> None:
 
 
 class Problems:
-    """Of a connection. ``told``: why it could not be had again, as far as that was said; None while it is there, or was never."""
+    """Problems of a connection. ``told``: why it cannot reconnect. None: it is connected, or never was."""
 
     def __init__(self) -> None:
         self.last = ""
@@ -394,7 +394,7 @@ class BusConnection(StrictConnection):
         self._problems.last = str(error) or type(error).__name__
         logger.debug("NATS: %r", error)
         if self._problems.is_news():
-            logger.warning("NATS connection for %s can't be had again yet (%s); trying on", self.name, self.last_problem)
+            logger.warning("cannot reconnect to NATS connection=%s: %s; retrying", self.name, self.last_problem)
 
     async def _disconnected(self) -> None:
         self.errors["disconnected"] += 1
@@ -505,6 +505,6 @@ async def open_bus(settings: NodeSettings, make: Callable[[], Connection], keys:
                 await connection.stop()
             if not announced:
                 why = connection.last_problem or error
-                logger.warning("no NATS server at %s lets this node in yet (%s); trying on", shown(settings.nats), why)
+                logger.warning("cannot connect to NATS at %s: %s; retrying", shown(settings.nats), why)
                 announced = True
             await asyncio.sleep(_RECONNECT_WAIT_S)

@@ -30,7 +30,7 @@ PROVE_S = 3
 
 
 class Keys:
-    """Of one node; its connections may live on several event loops. Thread: that of whoever makes it, but for ``add``."""
+    """Credentials of one node. Its connections may live on several event loops."""
 
     def __init__(self, credentials: Credentials) -> None:
         self.credentials = credentials
@@ -59,7 +59,7 @@ async def _renewed(connection: StrictConnection, credentials: Credentials) -> No
     try:
         await connection.renew(credentials.nats_options())
     except ConfigError as error:  # a file that was there a moment ago
-        logger.error("a connection goes on with the credentials that it has: %s", error)
+        logger.error("keeping the current NATS credentials: %s", error)
 
 
 async def prove(servers: Sequence[str], subjects: Subjects, node_id: str, credentials: Credentials, *, works: bool) -> None:
@@ -102,7 +102,9 @@ _MAX_SAID = 64
 
 
 class RightsWatch:
-    """``denied`` is for ``watch_denials``; call ``started`` when the node is up. ``fatal``: ends the start."""
+    """Watches for permission errors. Pass ``denied`` to ``watch_denials``, call ``started`` when the node is up. ``fatal``
+    ends the start.
+    """
 
     def __init__(self, namespace: str, fatal: Callable[[Exception], None], counters: Counter[str]) -> None:
         self._namespace = namespace

@@ -52,7 +52,7 @@ class _Cut:
 
 
 class Cuts:
-    """Of one connection of a node, ever."""
+    """Connections that the server closed, since the start of the node."""
 
     def __init__(self, backlog: Backlog | None, overflow: Overflow) -> None:
         self._backlog = backlog
@@ -146,8 +146,9 @@ class _Boundary:
 
 
 class Inflow(BusConnection):
-    """``node``: the node's sums, for the bound and the gate; ``asks``: another connection, to ask the server over how much it holds;
-    ``room``: is told how long bytes wait here. ``stop`` ends it."""
+    """The ingest connection. ``node``: sums of the node. ``asks``: another connection for questions to the server.
+    ``room``: receives queue delays.
+    """
 
     def __init__(
         self,

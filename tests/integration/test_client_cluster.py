@@ -277,7 +277,7 @@ async def test_a_script_without_asyncio_that_closes_nothing_ends_well(dev: DevCl
     said, errors = await asyncio.wait_for(script.communicate(), 60)
     assert (errors.decode(), script.returncode) == ("", 0)
     assert said.decode().splitlines() == [
-        "stream script exists, and is another: its min_isr is 2, not 0; its retention_age_s is 86400.5, not 0.0",
+        "Stream script already exists with other settings: its min_isr is 2, not 0; its retention_age_s is 86400.5, not 0.0. Choose another name, or change the stream with `liftpy stream alter`.",  # noqa: E501
         "[0, 1, 2]",
         "INCORRECT_OFFSET",
         "True 199",

@@ -1,5 +1,4 @@
-"""``LeaderRole``: the leader of one partition in one LeaderEpoch [protocol: Writing; Idle followers; Membership of the
-ISR].
+"""``LeaderRole``: the leader of one partition in one LeaderEpoch [protocol: Writing; Idle followers; Membership of the ISR].
 
 It assigns offsets to published records, answers fetches, moves the high watermark, sends acks, wakes idle followers and
 asks the metadata group for ISR changes. It never truncates its own log [D25]. Without a lease it appends but sends no

@@ -73,7 +73,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     whole["manifest"]["format"] = 2
     said = json.dumps(whole["manifest"], sort_keys=True, separators=(",", ":"))
     whole["sha256"] = hashlib.sha256(said.encode()).hexdigest()
-    with pytest.raises(UnknownFormatError, match="format is 2"):
+    with pytest.raises(UnknownFormatError, match="format 2"):
         decode_manifest(json.dumps(whole).encode())
 
 
@@ -353,7 +353,7 @@ def test_stores(tmp_path: Path) -> None:
     store.remove("backups/x/y")
     store.remove("backups/x/y")
     store.remove_folder("backups/zzz")
-    with pytest.raises(CorruptionError, match="backups/x/y: it is missing"):
+    with pytest.raises(CorruptionError, match="backups/x/y is missing"):
         store.read("backups/x/y")
     with pytest.raises(ConfigError, match="Cannot open the backup store"):
         Store.at("gopher://x/y")

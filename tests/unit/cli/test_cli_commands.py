@@ -175,7 +175,7 @@ def test_a_refused_line_is_named_and_counted(
     found = json.loads(out)
     assert code == 1
     assert (found["refused"], found["first_refused_line"], found["error"]) == (1 + keep_going, 2, "PUBLISH_REJECTED")
-    assert "line 2: refused: TOO_LARGE" in err
+    assert "refused: TOO_LARGE" in err
     assert found["published"] == len(made.sent) - found["refused"]
     assert (len(made.sent) == 100_003) is keep_going
     assert made.sent[0] == (b"a", b"k", (("h", b"1"),))

@@ -318,7 +318,7 @@ def test_what_could_not_be_printed_is_not_committed(cluster: MemoryCluster, name
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--reverse"], "--reverse goes with no --group"),
+        (["--reverse"], "--reverse cannot be combined with --group"),
         (["--partition", "0"], "The group assigns the partitions"),
         (["--until", "end"], "A group member reads until Ctrl-C"),
         (["--from", "-10m"], "liftpy group reset g --stream orders --to -10m"),

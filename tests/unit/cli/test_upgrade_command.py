@@ -71,7 +71,7 @@ def test_a_well_cluster_of_one_version_can_be_finalized(run: Any) -> None:
     assert client.set == []
     assert run(client, "finalize") == (0, {"level": 6, "to": 6, "reasons": [], "done": True})
     assert client.set == [6]
-    assert run(FakeClient(6), "finalize", as_json=False) == (0, "level 6 holds already\n")
+    assert run(FakeClient(6), "finalize", as_json=False) == (0, "The current level is already 6.\n")
     assert run(FakeClient(6), "check", as_json=False)[1].endswith("[+] level 6 holds, nothing to finalize\n")
 
 
@@ -111,4 +111,4 @@ def test_the_report(run: Any) -> None:
     _, shown = run(FakeClient(5, b=None), "report", as_json=False)
     assert "not heard" in shown
     assert "5 to 6" in shown
-    assert shown.endswith("back to the level before: there is no level before 5\n")
+    assert shown.endswith("back to the level before: There is no level before 5.\n")

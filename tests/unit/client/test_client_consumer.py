@@ -283,7 +283,7 @@ async def test_a_bomb_is_refused_and_counted_however_it_is_read(client: Client, 
             async for piece in consumer.batches():
                 seen.extend(piece.values())
 
-    with pytest.raises(CorruptionError, match="the batch at offset 10"):
+    with pytest.raises(CorruptionError, match="The batch at offset 10"):
         await read()
     assert seen == expected(0, 10)
     assert client.counters == {"batches that do not decompress": 1}

@@ -129,7 +129,7 @@ def test_what_an_answer_may_hold() -> None:
     progress = reading(leader_epoch=3)
     progress.accept(answer(good, highWatermark=13))
     assert (progress.next_offset, progress.leader_epoch, progress.last_offset) == (14, 3, 13)
-    with pytest.raises(LiftError, match="nothing at 14"):
+    with pytest.raises(LiftError, match="nothing at"):
         progress.accept(answer(b"", highWatermark=14))
     progress.accept(answer(b"", highWatermark=13))
 

@@ -62,7 +62,7 @@ class Wire:
 
     def must_be_usable(self) -> None:
         if not self.usable:
-            raise ClientClosedError("The client is closed")
+            raise ClientClosedError("The client is closed. Open a new client.")
 
     def must_be_at_home(self) -> None:
         pass

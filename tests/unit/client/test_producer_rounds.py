@@ -193,7 +193,7 @@ async def test_a_process_of_an_earlier_round_is_refused_whatever_it_does() -> No
     ("again", "why"),
     [
         ([b"3-0", b"other", b"3-2"], "other records are already stored"),
-        ([b"3-0", b"3-1"], "3 records were stored, and now there are 2"),
+        ([b"3-0", b"3-1"], "3 records are already stored, but this attempt has 2"),
         ([b"3-1", b"3-0", b"3-2"], "other records are already stored"),
     ],
 )

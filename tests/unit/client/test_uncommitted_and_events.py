@@ -170,11 +170,11 @@ async def test_answers_failures_and_changes_of_replica_are_told() -> None:
     assert first.size_bytes > sum(map(len, log.batches[:2]))
     assert first.took_s >= 0
     told.clear()
-    log.failing = [RequestTimeoutError("nobody answers")]
+    log.failing = [RequestTimeoutError("no ack arrived")]
     log.high_watermark = 7
     consumer = Consumer(log.reader, 4, "end")
     await consumer.begin()
-    log.failing, log.reader.node = [RequestTimeoutError("nobody answers")], "n1"
+    log.failing, log.reader.node = [RequestTimeoutError("no ack arrived")], "n1"
     assert await taken(consumer, 4) == [4, 5, 6, 7]
     assert [(event.kind, event.node, event.detail) for event in told] == [
         (EventKind.FAILED, "n1", "NO_ANSWER: nobody answers"),

@@ -134,21 +134,21 @@ def test_a_truth_value_is_one_of_four_words_and_nothing_else(text: str, tmp_path
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("weight = [1]", "weight = [1] is not a number: a number is expected"),
+        ("weight = [1]", "weight = [1] is not a number: a number is expected."),
         (
             'nats = "nats://me:secret@h:4222\\u0007"',
-            "nats = nats://***@h:*** is not a list of texts: it has control characters",
+            "nats = nats://***@h:*** is not a list of texts: it has control characters.",
         ),
-        ('nats = ["nats://me:secret@h:4222\\u0007"]', "nats = [...] is not a list of texts: it has control characters"),
+        ('nats = ["nats://me:secret@h:4222\\u0007"]', "nats = [...] is not a list of texts: it has control characters."),
         ('rack = "' + "r" * 200 + '\\u0007"', "rack = '" + "r" * 79 + "... is not a text: it has control characters"),
         ('rack = "' + "r" * 71 + '\\u0007"', "rack = '" + "r" * 71 + "\\x07' is not a text: it has control characters"),
-        ("rack = true", "rack = True is not a text: true and false have no meaning here"),
-        ("rack = []", "rack = [] is not a text: a text is expected"),
-        ("controllers = [true]", "controllers = [True] is not a list of texts: a text is expected"),
-        ('[credentials]\nuser = "me"\npassword = true', "[credentials]: password = *** is not a text: true and false have no"),
+        ("rack = true", "rack = True is not a text: true and false have no meaning here."),
+        ("rack = []", "rack = [] is not a text: a text is expected."),
+        ("controllers = [true]", "controllers = [True] is not a list of texts: a text is expected."),
+        ('[credentials]\nuser = "me"\npassword = true', "[credentials]: password = *** is not a text: true and false have no."),
         (
             "nonsense = 1",
-            "unknown setting 'nonsense'; known are node_id, data, nats, namespace, controllers, rack, weight, status_port, "
+            "Unknown setting 'nonsense'. Known settings: node_id, data, nats, namespace, controllers, rack, weight, status_port, "
             "probe_listen, dashboard_hostnames, elections, bootstrap_majority, log_level, memory_limit_bytes, log_format, "
             "metrics_streams, "
             "trace, trace_endpoint, scrub_bytes_per_s, inbox_prefixes",
@@ -183,7 +183,9 @@ def test_sections_are_no_settings_of_their_own(tmp_path: Path) -> None:
         flag = name.replace("_", "-")
         with pytest.raises(ConfigError) as raised:
             load(without, folder=tmp_path)
-        assert str(raised.value) == f"{name} is missing: give --{flag}, LIFTPY_{name.upper()} or set it in the file"
+        assert (
+            str(raised.value) == f"The setting {name} is missing. Set --{flag} or LIFTPY_{name.upper()}, or set it in the file."
+        )
 
 
 def test_texts_and_lists_are_taken_as_they_are_meant(tmp_path: Path) -> None:

@@ -188,7 +188,10 @@ def test_ours_a_pickle_in_a_frame_is_refused_and_counted_and_ends_the_session(tm
         peer = transport.sessions.peers[lead]
         head = _FRAME.pack(_DATA, _FIRST | _LAST, peer.epoch, peer.own_epoch, peer.received + 1, 1)
         transport.receive("stranger", head + evil)
-        assert (net.counter(near, "refused: unknown sender"), net.counter(near, "refused: messages")) == (1, 0)
+        assert (
+            net.counter(near, "refused: unknown sender"),
+            net.counter(near, "refused: messages"),
+        ) == (1, 0)
         transport.receive(lead, evil)
         assert net.counter(near, "refused: stale frame") == 1
         assert peer.up

@@ -137,7 +137,7 @@ def test_a_callback_that_would_never_run_is_refused_by_name(name: str, callback:
     wrong = type("Wrong", (Still,), {name: callback})
     with pytest.raises(ConfigError, match="is an async function"):
         check_class(wrong)
-    with pytest.raises(ConfigError, match="asynchronous"):
+    with pytest.raises(ConfigError, match="async function"):
         ServiceTest(wrong)
 
 

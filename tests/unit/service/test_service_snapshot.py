@@ -135,7 +135,7 @@ def test_another_version_and_another_owner_are_refused() -> None:
         decode(bytes(newer), WHO)
     for never_released in (1, 2):
         newer[8] = never_released
-        with pytest.raises(CorruptionError, match="replayed"):
+        with pytest.raises(CorruptionError, match="the old"):
             decode(bytes(newer), WHO)
     for other in (Identity("bank", "orders", "u8", 2), Identity("bank", "orders", "u7", 1), Identity("b", "orders", "u7", 2)):
         with pytest.raises(CorruptionError, match="not of"):
@@ -201,5 +201,5 @@ def test_a_snapshot_of_whoever_can_not_be_read_is_not_ours() -> None:
     at = data.index(str(WHO).encode())
     data[at : at + 2] = b"\xff\xfe"
     data[12:16] = struct.pack("<I", crc32c.crc32c(data[16:]))
-    with pytest.raises(CorruptionError, match="the snapshot is of \ufffd\ufffd"):
+    with pytest.raises(CorruptionError, match="The snapshot belongs to"):
         decode(bytes(data), WHO)

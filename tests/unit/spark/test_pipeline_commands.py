@@ -56,7 +56,7 @@ def test_a_dry_run_says_where_an_archive_goes_on(
         (["archive", "_groups", "--table", "t"], 2, "internal"),
         (["archive", "orders", "--table", "t", "--columns", "value", "--dry-run"], 2, "needs stream, partition, offset"),
         (["archive", "orders", "--table", "t", "--conf", "x", "--dry-run"], 2, "Use NAME=VALUE"),
-        (["archive", "nobody", "--table", "t", "--dry-run"], 1, "no stream 'nobody'"),
+        (["archive", "nobody", "--table", "t", "--dry-run"], 1, "'nobody' does not exist"),
     ],
 )
 def test_a_mistake_has_its_exit_code(

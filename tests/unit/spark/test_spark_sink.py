@@ -73,7 +73,7 @@ def test_a_streaming_query_has_an_id_of_its_own() -> None:
     [
         ([("value", pa.binary()), ("values", pa.binary())], "s", "no column 'values' to write; did you mean 'value'"),
         ([("key", pa.binary())], "s", "The column value is missing"),
-        ([("value", pa.int64())], "s", "the column value is binary or string, not int64: cast it"),
+        ([("value", pa.int64())], "s", "Column value must be binary or string, but it is int64. Cast it."),
         ([("value", pa.binary()), ("partition", pa.int64())], "s", "the column partition is int"),
         ([("value", pa.binary()), ("headers", pa.string())], "s", "the column headers is array"),
         (

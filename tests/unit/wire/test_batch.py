@@ -94,7 +94,7 @@ def test_a_cut_batch_is_refused(end: int) -> None:
 def test_an_unknown_version_is_refused_and_says_so() -> None:
     batch = bytearray(build_batch([b"x"]))
     batch[6] = 2
-    with pytest.raises(CorruptionError, match="damaged"):  # a flipped bit, as the CRC shows
+    with pytest.raises(CorruptionError, match="Damaged batch"):  # a flipped bit, as the CRC shows
         parse_batch(bytes(batch))
     batch[:4] = crc32c.crc32c(bytes(batch[4:])).to_bytes(4, "little")
     with pytest.raises(UnknownFormatError, match="version 2"):

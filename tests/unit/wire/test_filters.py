@@ -145,5 +145,5 @@ def test_filters_are_bounded() -> None:
         {"keys": (b"k" * 8192, b"k")},
         {"subjects": ("s" * 240,) * 35},
     ):
-        with pytest.raises(ConfigError, match="a filter"):
+        with pytest.raises(ConfigError, match="A filter"):
             Filter(**wrong)
