@@ -258,16 +258,7 @@ class Node:
         self._recovered.close()
         self.partitions.leave_behind(self._recovered.names)
         await self._membership.live(_LIVE_TIMEOUT_S)
-        group, promises = self.group, self._promises
-        found = unknown_folders(folder, group.image)
-        self.status.unknown = UnknownStreams(found, folder, group, lambda: group.image, promises.forget)
-        for name in found:
-            logger.warning(
-                "the cluster does not know %s: its data is kept. If nobody needs it: liftpy node remove-data %s %s",
-                name,
-                self.settings.node_id,
-                name,
-            )
+        self._keep_unknown(folder, self.group, self._promises)
         self._serve_jetstream(links)
         self._rights.started()
         return {"node": settings.node_id, "incarnation": self.incarnation, "status": self.status.url, "pid": os.getpid()}
@@ -284,6 +275,18 @@ class Node:
             else:
                 folder.unmark_held(name)
         return lost
+
+    def _keep_unknown(self, folder: DataFolder, group: MetadataGroup, promises: Promises) -> None:
+        """Name the directories of streams that the cluster does not know, and remove them when an operator asks."""
+        found = unknown_folders(folder, group.image)
+        self.status.unknown = UnknownStreams(found, folder, group, lambda: group.image, promises.forget)
+        for name in found:
+            logger.warning(
+                "the cluster does not know %s: its data is kept. If nobody needs it: liftpy node remove-data %s %s",
+                name,
+                self.settings.node_id,
+                name,
+            )
 
     def _serve_jetstream(self, links: Links) -> None:
         if self.settings.jetstream_api:

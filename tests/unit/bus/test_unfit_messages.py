@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import defaultdict
 from typing import Any
 
@@ -12,7 +13,8 @@ from liftpy.config import AckPolicy
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import build_batch, parse_batch
-from tests.unit.bus.test_conditions import LAST_ID, NAMED, OF, Bench, turn
+from tests.unit.bus.test_conditions import LAST_ID, NAMED, OF, Bench
+from tests.unit.bus.test_ingest import turn
 
 EXPECTED = "Nats-Expected-Last-Sequence"
 WALL_NS = 1_700_000_000_000_000_000
@@ -103,10 +105,14 @@ def records_of(bench: Bench) -> list[Any]:
     return [(r.subject, r.value, r.headers) for batch in bench.batches for r in parse_batch(batch).records()]
 
 
+@pytest.fixture(autouse=True)
+def wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands still: answers name times."""
+    monkeypatch.setattr(time, "time_ns", lambda: WALL_NS)
+
+
 def made(*, wants_offsets: bool = False) -> Bench:
     bench = Bench()
-    bench.ingest.wall_ns = lambda: WALL_NS
-    bench.ingest._overload._wall_ns = lambda: WALL_NS
     bench.ingest.reader.max_message_bytes = 150
     bench.ingest.reader.wants_offsets = wants_offsets
     return bench
@@ -160,7 +166,7 @@ async def test_ingest_of_a_read_that_fails_at_one_message_gives_up_that_message_
             raise RuntimeError("nobody thought of this")
         return real(messages, now_wall_ns)
 
-    bench.ingest.reader.read = fail_at_seven  # type: ignore[method-assign]
+    bench.ingest.reader.read = fail_at_seven
     await read(bench, [("ev.1", b"_INBOX.%d" % i, b"%d" % i, b"") for i in range(256)])
     assert [value for _, value, _ in records_of(bench)] == [b"%d" % i for i in range(256) if i != 7]
     assert len(bench.bus.failed) == 1

@@ -89,6 +89,9 @@ class Cluster:
     async def until_ready(self, stream: StreamImage) -> StreamImage:
         return stream
 
+    async def node_health(self, node_id: str, timeout_s: float) -> dict[str, Any]:
+        return {}
+
     async def node_status(self, node_id: str, timeout_s: float) -> dict[str, Any]:
         said = self.said.get(node_id, UnavailableError(f"{node_id} is silent"))
         if isinstance(said, Exception):
