@@ -22,7 +22,7 @@ from typing import Literal, Protocol, cast
 
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.consumer import Consumer, ReadOptions
-from liftpy.client.group_part import GroupPart
+from liftpy.client.group_part import GroupBatch
 from liftpy.client.partition_sender import ProducerOptions
 from liftpy.client.positions import Position, Start
 from liftpy.client.service_commands import CommandAnswer
@@ -50,10 +50,10 @@ _NS_PER_S = 1_000_000_000
 Hook = Callable[[Sequence[PartitionKey]], None]
 
 
-class GroupRefusedError(LiftError):
+class GroupRejectedError(LiftError):
     """The coordinator rejected the request. Another member owns the partition or the instance id, or a limit is reached."""
 
-    code = "GROUP_REFUSED"
+    code = "GROUP_REJECTED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ class Group:
         self._leaving: dict[PartitionKey, int] = {}
         """Partitions to release when the application has finished their parts."""
         self._ready: deque[tuple[_Pump, BatchSlice]] = deque()
-        self._handed: GroupPart | None = None
+        self._handed: GroupBatch | None = None
         """The part that an iteration returned last. It is finished when the next one is requested."""
         self._in_hand: Counter[tuple[PartitionKey, int]] = Counter()
         """(Partition, generation) -> number of parts that were taken and are not finished."""
@@ -269,14 +269,14 @@ class Group:
             logger.warning("group %s: not left in order: %s", self.name, error)
 
     # ---- what the application sees ----------------------------------------------------------------------------------------
-    def __aiter__(self) -> AsyncIterator[GroupPart]:
+    def __aiter__(self) -> AsyncIterator[GroupBatch]:
         return self
 
-    async def __anext__(self) -> GroupPart:
+    async def __anext__(self) -> GroupBatch:
         """Return the next part and finish the one before.
 
         Raises:
-            GroupRefusedError: The group has fenced this member.
+            GroupRejectedError: The group has fenced this member.
             LiftError: The same errors as reading a partition.
         """
         self._finish()
@@ -286,7 +286,7 @@ class Group:
         self._handed = part
         return part
 
-    async def take(self) -> GroupPart | None:
+    async def take(self) -> GroupBatch | None:
         """Return the next part, for applications that process several parts at once.
 
         Call ``finished`` for each part. The member releases a partition only when all its parts are finished.
@@ -295,7 +295,7 @@ class Group:
             The part. None if the group is closed.
 
         Raises:
-            GroupRefusedError: The group has fenced this member.
+            GroupRejectedError: The group has fenced this member.
             LiftError: The same errors as reading a partition.
 
         Example:
@@ -316,7 +316,7 @@ class Group:
                     self._ready.popleft()
                     pump.taken.set()
                     self._in_hand[pump.gained.key, pump.gained.generation] += 1
-                    return GroupPart(pump.gained.key, pump.gained.generation, piece)
+                    return GroupBatch(pump.gained.key, pump.gained.generation, piece)
                 self.counters["held_back"] += 1
             await self._news.wait()
 
@@ -357,7 +357,7 @@ class Group:
         """Commit all parts that this member returned, including the last one.
 
         Raises:
-            GroupRefusedError: Another member owns a partition now. It receives these records again.
+            GroupRejectedError: Another member owns a partition now. It receives these records again.
             UnavailableError: The coordinator did not answer. Nothing changed.
             OutcomeUnknownError: No answer in time. Commit again: that does no harm.
 
@@ -373,7 +373,7 @@ class Group:
         refused = await self._commit(self._machine, self._done, _COMMIT_S)
         if refused:
             names = ", ".join(f"{key.stream}/{key.partition}" for key in refused)
-            raise GroupRefusedError(
+            raise GroupRejectedError(
                 f"group {self.name}: {names} belong to another member by now, nothing of them was committed"
             )
 
@@ -382,7 +382,7 @@ class Group:
         if part is not None:
             self.finished(part)
 
-    def finished(self, part: GroupPart) -> None:
+    def finished(self, part: GroupBatch) -> None:
         """Mark a part of ``take`` as finished.
 
         Finish the parts of one partition in order. If another member owns the partition now, nothing is committed.
@@ -482,7 +482,7 @@ class Group:
                 self.counters["refused"] += 1
                 logger.warning("group %s: %s", self.name, event.detail)
                 if event.for_good:
-                    self._fail(GroupRefusedError(f"group {self.name}: {event.detail}"))
+                    self._fail(GroupRejectedError(f"group {self.name}: {event.detail}"))
         self._call(0, gained)
         self._call(1, gone)
 
@@ -529,7 +529,7 @@ class Group:
                     continue
                 answer = await self._say(command, timeout_s)
                 if answer.code not in (pb.GROUP_OK, pb.GROUP_STALE):
-                    raise GroupRefusedError(f"group {self.name}: {name_of(answer.code)} {answer.detail}")
+                    raise GroupRejectedError(f"group {self.name}: {name_of(answer.code)} {answer.detail}")
                 bad = {PartitionKey(at.stream, at.uid, at.partition) for at in answer.refused}
                 owned = {PartitionKey(at.stream, at.uid, at.partition) for at in command.commit.positions}
                 refused += [key for key in some if key in bad or key not in owned]

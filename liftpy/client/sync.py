@@ -51,7 +51,7 @@ from liftpy.client.client import connect as _connect
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.cursor import Cursor
 from liftpy.client.group import Group, GroupOptions, Hook
-from liftpy.client.group_part import GroupPart
+from liftpy.client.group_part import GroupBatch
 from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.partition_sender import ProducerOptions, Source
 from liftpy.client.positions import Bounds, Position, Start, Until
@@ -103,8 +103,8 @@ class SyncGroup:
         """What went wrong and was tried again, by kind."""
         return self._group.counters
 
-    def __iter__(self) -> Iterator[GroupPart]:
-        async def following() -> GroupPart | None:
+    def __iter__(self) -> Iterator[GroupBatch]:
+        async def following() -> GroupBatch | None:
             try:
                 return await anext(self._group)
             except StopAsyncIteration:
@@ -113,11 +113,11 @@ class SyncGroup:
         while (part := self._loop.run(following())) is not None:
             yield part
 
-    def take(self) -> GroupPart | None:
+    def take(self) -> GroupBatch | None:
         """See ``Group.take``."""
         return self._loop.run(self._group.take())
 
-    def finished(self, part: GroupPart) -> None:
+    def finished(self, part: GroupBatch) -> None:
         """See ``Group.finished``."""
 
         async def told() -> None:

@@ -38,10 +38,10 @@ _logger = logging.getLogger("liftpy.client")
 Answer = concurrent.futures.Future[memoryview]
 
 
-class LineClosedError(UnavailableError):
+class ConnectionClosedError(UnavailableError):
     """The line has ended; what was asked may or may not have been answered. Ask another way."""
 
-    code = "LINE_CLOSED"
+    code = "CONNECTION_CLOSED"
 
 
 class BlockingConnection:
@@ -68,12 +68,12 @@ class BlockingConnection:
         return len(self._asked)
 
     def ask(self, subject: str, payload: bytes) -> Answer:
-        """Send a request. The future fails with LineClosedError where the line has ended, or ends, and UnavailableError where nobody
-        listens; who waits no longer gives it to ``forget``."""
+        """Send a request. The future fails with ConnectionClosedError where the line has ended, or ends, and UnavailableError where
+        nobody listens; who waits no longer gives it to ``forget``."""
         answer: Answer = concurrent.futures.Future()
         with self._lock:
             if self.closed:
-                answer.set_exception(LineClosedError("the line is closed"))
+                answer.set_exception(ConnectionClosedError("the line is closed"))
                 return answer
             number = next(self._numbers)
             self._asked[number] = answer
@@ -103,7 +103,7 @@ class BlockingConnection:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes it
         asked, self._asked = self._asked, {}
         for answer in asked.values():
-            answer.set_exception(LineClosedError(f"the line ended: {error}"))
+            answer.set_exception(ConnectionClosedError(f"the line ended: {error}"))
 
     # ---- the thread ----------------------------------------------------------------------------------------------------
     def _run(self) -> None:

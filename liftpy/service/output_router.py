@@ -14,7 +14,7 @@ from liftpy.core.services.routing import Place, Route, headers_of, number_of, pa
 from liftpy.core.wire.subjects import data_subject
 from liftpy.errors import ConfigError, LiftError
 from liftpy.nats.transport import Transport
-from liftpy.service.output_writer import Destination, NotWrittenError, append, fitting
+from liftpy.service.output_writer import Destination, OutputNotWrittenError, append, fitting
 from liftpy.service.settings import ServiceSettings
 
 logger = logging.getLogger("liftpy.service")
@@ -133,7 +133,7 @@ class Router:
         waiting, place.waiting = place.waiting, []
         while waiting:
             if not self._leads():
-                raise NotWrittenError(f"route {self.route.name}: not LEADER any more")
+                raise OutputNotWrittenError(f"route {self.route.name}: not LEADER any more")
             rows = [(record.value, record.key, headers_of(record)) for record in waiting[:_BATCH_RECORDS]]
             frame, count = fitting(to, place.end_offset, rows, self._transport.max_payload_bytes)
             await append(self._transport, to, frame, place.end_offset, count, self._settings.emit_timeout_s)

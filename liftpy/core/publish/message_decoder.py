@@ -22,7 +22,7 @@ from liftpy.core.publish.digest import RollingDigest
 from liftpy.core.publish.jetstream_headers import FAST_BATCH_REPLY, Expected, Rejection
 from liftpy.core.publish.producer_epochs import Question
 from liftpy.core.publish.producer_state import Claim
-from liftpy.core.publish.published_batch import MAX_HEADERS, Published, UnfitBatchError, body_to_store, largest_record_bytes
+from liftpy.core.publish.published_batch import MAX_HEADERS, InvalidBatchError, Published, body_to_store, largest_record_bytes
 from liftpy.core.publish.quota import Quota
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import envelope, frames
@@ -396,7 +396,7 @@ class MessageDecoder:
                 columns.unfit = Rejection(RejectReason.MALFORMED, "a question of a producer bears no batch")
             try:
                 note = _note(head)
-            except UnfitBatchError as error:
+            except InvalidBatchError as error:
                 columns.unfit = Rejection(error.reason, str(error))
                 return
             asked = (head.askedProducer, head.producerInstance, head.producerSequence)
@@ -407,7 +407,7 @@ class MessageDecoder:
                 note = _note(head)
                 columns.batch = published = body_to_store(batch, subject, self.codec, note.encode() if any(note) else b"")
                 columns.claim = _claim(head, published, note)
-            except UnfitBatchError as error:
+            except InvalidBatchError as error:
                 columns.unfit = Rejection(error.reason, str(error))
                 return
             except BatchTooLargeError as error:
@@ -465,17 +465,17 @@ def _nothing() -> None:
 def _note(head: client_pb2.BatchPublish) -> ProducerNote:
     name, position = head.producerName, None
     if len(name.encode()) > MAX_NAME_BYTES:
-        raise UnfitBatchError(f"a producer's name of more than {MAX_NAME_BYTES} bytes")
+        raise InvalidBatchError(f"a producer's name of more than {MAX_NAME_BYTES} bytes")
     if head.HasField("producerPosition"):
         said = head.producerPosition
         if not said.streamUid or len(said.streamUid.encode()) > MAX_UID_BYTES or said.offset < 0:
-            raise UnfitBatchError("a position has the uid of a stream and an offset")
+            raise InvalidBatchError("a position has the uid of a stream and an offset")
         position = SourcePosition(said.streamUid, said.partition, said.offset, said.generation)
     if not head.HasField("producerPartitioning"):
         return ProducerNote(name, position)
     partitioning = Partitioning(head.producerPartitioning.partitions, head.producerPartitioning.method)
     if position is not None or not partitioning.partitions or not 0 <= partitioning.method < 256:
-        raise UnfitBatchError("a partitioning has a number of partitions and a method, and no position beside it")
+        raise InvalidBatchError("a partitioning has a number of partitions and a method, and no position beside it")
     return ProducerNote(name, None, partitioning)
 
 
@@ -483,14 +483,14 @@ def _claim(head: client_pb2.BatchPublish, published: Published, note: ProducerNo
     header = published.header
     if not header.producer_id:
         if head.producerReset or head.producerDigest or head.producerInstance or any(note):
-            raise UnfitBatchError("the batch names no producer")
+            raise InvalidBatchError("the batch names no producer")
         return None
     if head.HasField("expectedOffset"):
-        raise UnfitBatchError("a producer's batch is stored by its sequence, and expects no offset")
+        raise InvalidBatchError("a producer's batch is stored by its sequence, and expects no offset")
     try:
         digest = RollingDigest.decode(head.producerDigest) if head.producerDigest else None
     except ProtocolError as error:
-        raise UnfitBatchError(str(error)) from None
+        raise InvalidBatchError(str(error)) from None
     return Claim(
         header.producer_id,
         header.producer_epoch,

@@ -55,7 +55,7 @@ class OutputConflictError(LiftError):
     code = "OUTPUT_CONFLICT"
 
 
-class DisprovenError(DivergedError):
+class OutputMismatchError(DivergedError):
     """The snapshot that the state began from is not one of the outputs that were written: an earlier one may be. Blame: the service."""
 
 
@@ -230,10 +230,10 @@ class Outbox:
         return proof if not self._proven and log_start_offset <= proof < end_offset else None
 
     def prove(self, record: Record) -> None:
-        """``record`` is at ``proof_at``. Raises DisprovenError when the state began with other outputs than those written."""
+        """``record`` is at ``proof_at``. Raises OutputMismatchError when the state began with other outputs than those written."""
         theirs = self._digest_in(record, self._began_at - 1)
         if theirs and theirs != self._began_digest:
-            raise DisprovenError(
+            raise OutputMismatchError(
                 f"the outputs up to {self._began_at} are not the ones that were written: the state that was restored has diverged"
             )
         self._proven = True

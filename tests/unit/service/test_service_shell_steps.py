@@ -371,7 +371,7 @@ async def test_a_query_nobody_waits_for_is_not_kept_and_one_of_nonsense_is_refus
     bus.said.clear()
     await server._arrived(message(reply="_INBOX.third"))
     assert (server.waiting_count, server.refused_count) == (2, 2)
-    assert bus.said == [("_INBOX.third", b"too many queries wait here", {"Lift-Error": "QUERY_REFUSED", "Lift-Node": "n1"})]
+    assert bus.said == [("_INBOX.third", b"too many queries wait here", {"Lift-Error": "QUERY_REJECTED", "Lift-Node": "n1"})]
 
 
 async def test_an_answer_is_as_large_as_a_message_with_its_headers() -> None:
@@ -414,7 +414,7 @@ async def test_only_queries_that_still_wait_are_refused_when_nobody_says_how_far
     await server._place([first, second])
     assert asked == [(("orders", 3), 1.0, 0.5)]
     why = b"how far the log is committed: UNAVAILABLE: nobody leads"
-    assert bus.said == [("_INBOX.r1", why, {"Lift-Error": "QUERY_REFUSED", "Lift-Node": "n1"})]
+    assert bus.said == [("_INBOX.r1", why, {"Lift-Error": "QUERY_REJECTED", "Lift-Node": "n1"})]
     server._desk.take(third := Query(b"x", "_INBOX.r3", 0.0, position=1))
     await server._answer_ready()
     assert (server.waiting_count, bus.said[-1][:2]) == (0, ("_INBOX.r3", b"xx"))
