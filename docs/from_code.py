@@ -21,13 +21,15 @@ import liftpy
 import sidecar
 from liftpy.config import ALTERABLE, REPLICATION_BOUNDS, STREAM_BOUNDS, ReplicationConfig, StreamConfig
 from liftpy.core.base import renamed
-from liftpy.core.metadata.controller.cluster_events import KINDS, ClusterEvent
+from liftpy.core.metadata.controller.cluster_events import TEXTS, ClusterEvent
 from liftpy.core.metadata.features import FEATURES
 from liftpy.core.publish.acks import JETSTREAM_ERRORS
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire.envelope import MessageType
 from liftpy.errors import LiftError
 from liftpy.nats.credentials import Credentials
+from liftpy.spark.options import OPTIONS
+from liftpy.spark.sink_options import SINK_OPTIONS
 from sidecar.cli.main import COMMANDS
 from sidecar.cli.main import liftpy as command_line
 from sidecar.cli.stream_settings import SETTINGS as STREAM_SETTINGS
@@ -145,7 +147,7 @@ def errors() -> str:
         base = one.__mro__[1].__name__
         rows.append((f"`{one.code}`", f"`{one.__name__}`", f"`{base}`" if base != "Exception" else "",
                      "yes" if one.retryable else "", _said((one.__doc__ or "").partition("\n\n")[0])))  # fmt: skip
-    return _table(("code", "class", "is a", "retry", "what it says"), rows)
+    return _table(("code", "class", "base class", "retry", "meaning"), rows)
 
 
 def refusals() -> str:
@@ -168,8 +170,8 @@ def log_events() -> str:
 def cluster_events() -> str:
     """Their kinds, then their fields."""
     said = _behind(inspect.getmodule(ClusterEvent), "ClusterEvent")
-    kinds = ", ".join(f"`{kind}`" for kind in (*KINDS, "gap"))
-    return f"Kinds: {kinds}.\n\n" + _table(("field", "what it says"), [(f"`{n}`", _said(t)) for n, t in said.items()])
+    kinds = _table(("kind", "what happened"), ((f"`{kind}`", text) for kind, text in TEXTS.items()))
+    return f"{kinds}\n" + _table(("field", "meaning"), [(f"`{n}`", _said(t)) for n, t in said.items()])
 
 
 def _exit_codes() -> Iterator[tuple[int, str, str, str]]:
@@ -186,7 +188,7 @@ def _exit_codes() -> Iterator[tuple[int, str, str, str]]:
 def exit_codes() -> str:
     """Code, where, meaning."""
     rows = [(code, f"`{constant}`", f"`{name}`", text) for code, constant, name, text in _exit_codes()]
-    return _table(("code", "constant", "of", "what it says"), sorted(rows, key=lambda row: (row[0], row[2])))
+    return _table(("code", "constant", "module", "meaning"), sorted(rows, key=lambda row: (row[0], row[2])))
 
 
 def formats() -> str:
@@ -213,6 +215,16 @@ def renamed_modules() -> str:
     return _table(("until now", "from now on"), ((f"`{old}`", f"`{new}`") for old, new in sorted(renamed.MODULES.items())))
 
 
+def spark_options() -> str:
+    """Options of the format ``liftpy`` for reading."""
+    return _table(("option", "meaning"), ((f"`{name}`", text) for name, text in OPTIONS.items()))
+
+
+def spark_sink_options() -> str:
+    """Options of the format ``liftpy`` for writing."""
+    return _table(("option", "meaning"), ((f"`{name}`", text) for name, text in SINK_OPTIONS.items()))
+
+
 def renamed_settings() -> str:
     """Settings by their old and new names."""
     return _table(("until now", "from now on"), ((f"`{old}`", f"`{new}`") for old, new in sorted(renamed.SETTINGS.items())))
@@ -237,8 +249,8 @@ def renamed_options() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "settings": settings, "stream-settings": stream_settings, "errors": errors, "refusals": refusals, "log-events": log_events,
     "cluster-events": cluster_events, "exit-codes": exit_codes, "formats": formats, "levels": levels, "message-types": message_types,
-    "renamed-modules": renamed_modules, "renamed-settings": renamed_settings,
-    "renamed-commands": renamed_commands, "renamed-options": renamed_options,
+    "renamed-modules": renamed_modules, "renamed-settings": renamed_settings, "renamed-commands": renamed_commands,
+    "renamed-options": renamed_options, "spark-options": spark_options, "spark-sink-options": spark_sink_options,
 }  # fmt: skip
 
 

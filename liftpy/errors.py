@@ -178,7 +178,7 @@ class TooFewNodesError(ConfigError):
 
 
 class NoClusterError(UnavailableError):
-    """No node of the namespace answers at this NATS server. Check the namespace and the NATS URL, or start the nodes."""
+    """No node of the namespace answers. Check the namespace and the NATS URL, or start the nodes."""
 
     code = "NO_CLUSTER"
     retryable = False
@@ -219,7 +219,10 @@ class ClientClosedError(LiftError):
 
 
 class NotAllowedError(LiftError):
-    """NATS denies this user to publish or subscribe. Nothing was done. Grant the permission, or use other credentials."""
+    """NATS denies this user to publish or subscribe. Grant the permission, or use other credentials.
+
+    Nothing was done.
+    """
 
     code = "NOT_ALLOWED"
 

@@ -143,7 +143,7 @@ class ClusterState:
         found = self.image.streams.get(name)
         if found is None:
             known = ", ".join(sorted(self.image.streams)[:10]) or "none"
-            raise NotFoundError(f"there is no stream {name!r}; there are: {known}")
+            raise NotFoundError(f"Stream {name!r} does not exist. Existing streams: {known}.")
         return found
 
 
@@ -179,16 +179,16 @@ def _must_fit(request: cluster_pb2.CreateStream | cluster_pb2.AddPartitions, wha
         size_bytes = request.manual[fitting].ByteSize()
         beyond_bytes -= size_bytes + 2 + (size_bytes > 127)
     raise ConfigError(
-        f"cannot {what} with an assignment of {len(request.manual)} partitions: one request holds {fitting} of them "
-        f"({MAX_REQUEST_BYTES} bytes). Create the stream with the first partitions, and add the others with add_partitions "
-        "(liftpy stream add-partitions --assignment), at most as many at a time"
+        f"Cannot {what} with an assignment of {len(request.manual)} partitions: one request holds at most "
+        f"{fitting} of them ({MAX_REQUEST_BYTES} bytes). Create the stream with the first partitions. Then "
+        "add the others in steps with add_partitions (liftpy stream add-partitions --assignment)."
     )
 
 
 def _count(count: int, what: str) -> int:
     """So many ``what``; raise ConfigError where a request has no room for the number."""
     if not 0 <= count < _MAX_COUNT:
-        raise ConfigError(f"{count} {what}: give a number from 0 to {_MAX_COUNT - 1}")
+        raise ConfigError(f"Invalid number of {what}: {count}. Use a number from 0 to {_MAX_COUNT - 1}.")
     return count
 
 
@@ -196,8 +196,8 @@ def check_min_isr(config: StreamConfig, replicas: int) -> None:
     """Raise ConfigError if ``min_isr`` is greater than the number of replicas of a partition."""
     if config.min_isr > replicas:
         raise ConfigError(
-            f"min_isr = {config.min_isr} (--min-isr), but a partition has only {replicas} replicas: set more replicas (--replicas, "
-            "--replicas), or a lower min_isr"
+            f"min_isr = {config.min_isr} (--min-isr) is more than the {replicas} replicas of a partition. "
+            "Increase the replicas (--replicas) or decrease min_isr."
         )
 
 
@@ -225,8 +225,9 @@ class _Majority:
             self._missing_since_s = now_s
         elif now_s - self._missing_since_s >= MAJORITY_S:
             raise NoMajorityError(
-                f"{len(missing)} of {len(voters)} controllers do not answer ({', '.join(missing)}), so nothing can be decided: "
-                "start them, then repeat the command. What was under way may be done then"
+                f"{len(missing)} of {len(voters)} controllers do not answer ({', '.join(missing)}). Without a "
+                "majority, the cluster cannot decide. Start these controllers and repeat the command. The request "
+                "may still have been applied."
             )
 
 
@@ -413,11 +414,20 @@ class Admin:
     async def _plan(self, request: cluster_pb2.ControlRequest) -> PlacementPlan:
         response = await self._command(request)
         if not response.HasField("plan"):  # nothing would be done, or a controller of an older version has done it
-            raise ConfigError(response.detail or "the metadata group answered without a plan")
+            raise ConfigError(
+                response.detail
+                or (
+                    "The metadata group returned no plan. Its version may be older than this client. Upgrade the nodes, "
+                    "then retry."
+                )
+            )
         try:
             return plan_from_pb(response.plan)
         except ValueError as error:
-            raise ProtocolError(f"the plan can't be read: {error}") from None
+            raise ProtocolError(
+                f"Cannot decode the plan from the metadata group: {error}. Check that nodes and client have "
+                "compatible versions."
+            ) from None
 
     async def set_node(
         self, node_id: str, *, weight: float | None = None, rack: str | None = None, leaving: bool | None = None
@@ -527,7 +537,7 @@ class Admin:
         for node_id in filter(None, (add, remove)):
             check_name(node_id, "node")
         if not add and not remove:
-            raise ConfigError("say which node is to be added, removed, or both")
+            raise ConfigError("Nothing to change. Name a node to add, a node to remove, or both.")
         change = cluster_pb2.ChangeControllers(node=add or remove, replaced=remove if add else "")
         change.what = (change.REPLACE if remove else change.ADD) if add else change.REMOVE
         return (await self._command(cluster_pb2.ControlRequest(changeControllers=change))).detail
@@ -609,7 +619,7 @@ class Admin:
         """Return the session and lease times of the cluster.
 
         Returns:
-            The times. None below feature level 5: then each node uses its own settings.
+            The times. None in a new cluster, whose nodes use their own settings.
 
         Raises:
             UnavailableError: The metadata group did not answer in time.
@@ -631,7 +641,7 @@ class Admin:
             The times after the change. A further change must wait until this one is settled.
 
         Raises:
-            ConfigError: The times are not allowed, or the feature level of the cluster is below 5.
+            ConfigError: The times are not allowed.
             StaleRequestError: Another change is not settled, or came first.
             UnavailableError: The metadata group did not answer in time.
         """
@@ -775,7 +785,7 @@ class Admin:
         if partitions is not None:
             wish.partitions.extend(_count(number, "as the number of a partition") for number in partitions)
             if not wish.partitions:
-                raise ConfigError("no partition is named; None means all")
+                raise ConfigError("The list of partitions is empty. Name at least one partition, or pass None for all.")
         if config_version is not None:
             wish.configVersion = config_version
         return await self._whole(await self._command(cluster_pb2.ControlRequest(pausePartitions=wish)))
@@ -799,7 +809,10 @@ class Admin:
             response = await self._command(_as_one([request for _, request in asked]))
             answers = {answer.number: answer for answer in response.batch.answers}
             if not response.HasField("batch"):
-                raise ProtocolError("the metadata group answered many requests as if they were one")
+                raise ProtocolError(
+                    "The metadata group answered a batch of requests with one answer. Its version may be older than this "
+                    "client. Upgrade the nodes, then retry."
+                )
             for number, (wish, _) in enumerate(asked):
                 answer = answers.get(number)
                 if answer is None or answer.error != _Error.OK:
@@ -844,7 +857,10 @@ class Admin:
         if fixed:
             if fixed[0] in SETTINGS:
                 raise ConfigError(f"the setting {fixed[0]} is now called {SETTINGS[fixed[0]]}")
-            raise ConfigError(f"{', '.join(fixed)}: of a stream that is there, only {', '.join(ALTERABLE)} can be changed")
+            raise ConfigError(
+                f"Cannot change {', '.join(fixed)} of an existing stream. You can change: {', '.join(ALTERABLE)}. For "
+                "the others, create a new stream."
+            )
         wish = cluster_pb2.AlterStream(
             name=name, uid=check_uid(uid), replicationFactor=_count(replication_factor, "replicas"), dryRun=dry_run
         )
@@ -1018,7 +1034,10 @@ class Admin:
                     raise
                 except OutcomeUnknownError:
                     waited_s = asyncio.get_running_loop().time() - give_up_at + self._deadline_s
-                    unanswered = OutcomeUnknownError(f"the metadata group has not answered within {waited_s:.1f} s")
+                    unanswered = OutcomeUnknownError(
+                        f"The metadata group did not answer within {waited_s:.1f} s. The request may or may not have been "
+                        "applied. Check the result, then retry."
+                    )
                     cluster = await self._controllers(left_s - ATTEMPT_S)
                     lone = cluster if cluster is not None and not cluster.metadataLeader else None
                     majority.said(lone, asyncio.get_running_loop().time())
@@ -1028,7 +1047,9 @@ class Admin:
                 if self._is_behind(response, request, subject):
                     request.linearizable = True  # the metadata leader knows what this client was told
                     payload = frames.sealed(request)
-                    raise UnavailableError("the node that answered does not know yet what the cluster has told this client")
+                    raise UnavailableError(
+                        "The node that answered is behind: it does not know yet what this client has already read. Retry later."
+                    )
                 if response.error != _Error.OK:
                     if response.retryAfterMs:
                         await asyncio.sleep(min(response.retryAfterMs / 1000, left_s))
@@ -1037,13 +1058,13 @@ class Admin:
         raise AssertionError("unreachable: the attempts end with a result or an error")
 
     async def watch_majority(self, *, is_patient: bool = True) -> None:
-        """Return once a controller says that the metadata group has a leader and a majority, to be run beside a command.
+        """Return when the metadata group has a leader and a majority. Run it beside a command.
 
         Args:
-            is_patient: Whether to ask again where no controller answers.
+            is_patient: If False, return at once if no controller answers. Default True: ask until one answers.
 
         Raises:
-            NoMajorityError: Too few controllers are there. It is raised within two seconds, whatever the command waits for.
+            NoMajorityError: Too few controllers answer. Raised within two seconds, whatever the command waits for.
         """
         majority, time = _Majority(), asyncio.get_running_loop().time
         while True:
@@ -1085,9 +1106,9 @@ class Admin:
         """Raise NoClusterError where nobody of the namespace has ever answered, and there were no responders for ``waited_s``."""
         if not self._has_answered and waited_s >= min(_NO_RESPONDERS_S, self._deadline_s / 2):
             raise NoClusterError(
-                f"no liftpy node of namespace {self._subjects.namespace!r} answers at {self._transport.server}: "
-                "check --namespace and --nats (connect: namespace, nats). If they are right, the whole cluster is down: "
-                "start the nodes, then start this client again"
+                f"No liftpy node of namespace {self._subjects.namespace!r} answers at {self._transport.server}. Check "
+                "--namespace and --nats (connect: namespace, nats). If they are correct, all nodes are down: start "
+                "them, then start this client again."
             )
 
     def _decoded(self, answer: bytes, subject: str, operation_id: bytes) -> cluster_pb2.ControlResponse:
@@ -1097,10 +1118,16 @@ class Admin:
             response = frames.decode(answer, cluster_pb2.ControlResponse)
         except ProtocolError as error:
             self._transport.counters["damaged answers"] += 1
-            raise OutcomeUnknownError(f"the answer on {subject} can't be read: {error}") from None
+            raise OutcomeUnknownError(
+                f"Cannot decode the answer on {subject}: {error}. The request may have been applied. Check that nodes "
+                "and client have compatible versions."
+            ) from None
         if response.operationId != operation_id:
             self._transport.counters["answers to something else"] += 1
-            raise OutcomeUnknownError(f"the answer on {subject} is to another request")
+            raise OutcomeUnknownError(
+                f"The answer on {subject} belongs to another request. The request may have been applied. Check the "
+                "result, then retry."
+            )
         return response
 
 

@@ -35,9 +35,13 @@ def object_of(node_id: str, answer: bytes) -> dict[str, Any]:
     try:
         said = load_json(answer)
     except ValueError as error:
-        raise ProtocolError(f"{node_id} answered its status in a form that is not JSON: {error}") from None
+        raise ProtocolError(
+            f"The status of node {node_id} is not JSON: {error}. Check that node and client have compatible versions."
+        ) from None
     if not isinstance(said, dict):
-        raise ProtocolError(f"{node_id} answered its status in a form that is not a JSON object")
+        raise ProtocolError(
+            f"The status of node {node_id} is not a JSON object. Check that node and client have compatible versions."
+        )
     return said
 
 
@@ -131,7 +135,11 @@ class NodeViews:
         await self._admin.watch_majority()
 
     async def check_majority(self) -> None:
-        """As ``watch_majority``, and return at once where no controller answers."""
+        """Return when the metadata group has a majority, or at once if no controller answers.
+
+        Raises:
+            NoMajorityError: Too few controllers answer.
+        """
         await self._admin.watch_majority(is_patient=False)
 
     async def node_log_level(self, node_id: str, level: str, for_s: float, timeout_s: float = 2.0) -> dict[str, Any]:
@@ -173,7 +181,10 @@ class NodeViews:
         """
         said = (await self._status_page(node_id, SETTINGS, timeout_s)).get("settings")
         if not isinstance(said, list):
-            raise ProtocolError(f"{node_id} does not say its settings: it is of an older version, or only starts")
+            raise ProtocolError(
+                f"Node {node_id} does not report its settings. It has an older version, or it has not finished its "
+                "start. Retry later, or upgrade the node."
+            )
         return said
 
     async def reload_settings(self, node_id: str, timeout_s: float = 5.0) -> dict[str, Any]:
@@ -193,6 +204,22 @@ class NodeViews:
         """
         subject = self._subjects.control_settings(check_name(node_id, "node"))
         return object_of(node_id, await self._transport.request(subject, RELOAD, timeout_s))
+
+    async def remove_data(self, node_id: str, directories: list[str], timeout_s: float = 30.0) -> dict[str, Any]:
+        """Have a node remove directories of streams that the cluster does not know; needs an operator's rights.
+
+        Args:
+            directories: ``<stream>-<uid>``, as ``node_health`` names them under ``unknown_streams``.
+
+        Returns:
+            ``removed`` and ``bytes``, or ``error``: then nothing was removed.
+
+        Raises:
+            UnavailableError, ProtocolError.
+        """
+        subject = self._subjects.control_settings(check_name(node_id, "node"))
+        question = json.dumps({"remove_data": directories}).encode()
+        return object_of(node_id, await self._transport.request(subject, question, timeout_s))
 
     async def controller_ids(self) -> list[str]:
         """Return the ids of all controllers, the metadata leader first. Any controller answers.

@@ -172,7 +172,9 @@ class RecordDeletionMixin:
         """
         wanted = Filter(tuple(subjects), tuple(keys))
         if not wanted:
-            raise ConfigError("a purge names subjects or keys; to give up everything below an offset, use truncate_before")
+            raise ConfigError(
+                "purge needs at least one subject or key. To delete all records below an offset, use truncate_before()."
+            )
         home = cast(_Home, self)
         found = await _stream_of(home, stream, uid)
         end_offset, _ = await _until(home._reader(stream, partition, None), found, before)
@@ -184,7 +186,10 @@ class RecordDeletionMixin:
 async def _stream_of(home: _Home, name: str, uid: str) -> StreamImage:
     found = await home.stream(name)
     if uid and found.uid != uid:
-        raise NotFoundError(f"stream {name} was deleted and made again since: its uid is {found.uid}, not {uid}")
+        raise NotFoundError(
+            f"Stream {name} was deleted and created again: its uid is {found.uid}, not {uid}. Check which of the "
+            "two streams you mean."
+        )
     return found
 
 
@@ -356,7 +361,10 @@ class Internals:
             found = await self._admin.open_groups()
         while not found.partitions:
             if asyncio.get_running_loop().time() >= give_up_at:
-                raise UnavailableError(f"stream {GROUPS_STREAM} is made, and waits for more nodes ({INSUFFICIENT_NODES})")
+                raise UnavailableError(
+                    f"The internal stream {GROUPS_STREAM} was created but not placed ({INSUFFICIENT_NODES}). Start more "
+                    "nodes, then retry."
+                )
             await asyncio.sleep(_POLL_S)
             found = await self._admin.stream(GROUPS_STREAM)
         return found
@@ -742,7 +750,10 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
             stream = await self._admin.stream(name, linearizable=True)
             differ = differences(stream, subject, partitions, replicas, config)
             if differ:
-                raise AlreadyExistsError(f"stream {name} exists, and is another: {'; '.join(differ)}") from None
+                raise AlreadyExistsError(
+                    f"Stream {name} already exists with other settings: {'; '.join(differ)}. Choose another name, or "
+                    "change the stream with `liftpy stream alter`."
+                ) from None
         self._streams[name] = stream
         return await self.until_ready(stream, ready_s) if ready_s else stream
 
@@ -764,7 +775,10 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
         while stream.waiting:
             left_s = give_up_at - asyncio.get_running_loop().time()
             if left_s <= 0:
-                raise UnavailableError(f"stream {stream.name} is made, and waits for more nodes ({INSUFFICIENT_NODES})")
+                raise UnavailableError(
+                    f"Stream {stream.name} was created but not placed ({INSUFFICIENT_NODES}). Start more nodes, or create "
+                    "it with fewer replicas."
+                )
             await asyncio.sleep(min(left_s, _PLACED_POLL_S))
             stream = self._streams[stream.name] = await self._admin.stream(stream.name)
         new = [partition.partition for partition in stream.partitions[first:] if partition.leader]
@@ -1017,7 +1031,10 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
                     (p for p in page.get("partitions", []) if (p["uid"], p["partition"]) == (stream.uid, partition)), {}
                 )
                 if said.get("phase") != _READY:
-                    raise UnavailableError(f"{stream.partitions[partition].leader} does not lead {stream.name}/{partition} yet")
+                    raise UnavailableError(
+                        f"Node {stream.partitions[partition].leader} is not yet ready as leader of {stream.name}/{partition}. "
+                        "Retry later, or check `liftpy status`."
+                    )
 
     async def delete_stream(self, name: str, uid: str = "") -> None:
         """Delete a stream and all its records permanently.
@@ -1284,7 +1301,7 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
         start_offset = positions.check_offset(start_offset, "start_offset")
         end_offset = positions.check_offset(end_offset, "end_offset")
         if start_offset > end_offset:
-            raise ConfigError(f"a range needs 0 <= start <= end, not {start_offset}..{end_offset}")
+            raise ConfigError(f"Invalid range {start_offset}..{end_offset}. Use 0 <= start_offset <= end_offset.")
         progress = ReadProgress(stream, partition, start_offset, end_offset, uid=uid, floor_high_watermark=end_offset - 1)
         progress.moves_end = not exact
         return read_range(self._reader(stream, partition, options), progress, self._made_by.handing_on(stream, partition))
@@ -1576,18 +1593,18 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
 
 def _partition_of(stream: StreamImage, partition: int) -> PartitionState:
     if stream.waiting:
-        raise UnavailableError(f"stream {stream.name} waits for more nodes ({INSUFFICIENT_NODES})")
+        raise UnavailableError(f"Stream {stream.name} is not placed ({INSUFFICIENT_NODES}). Start more nodes.")
     if partition >= len(stream.partitions):
         last = len(stream.partitions) - 1
-        raise NotFoundError(f"{stream.name} has no partition {partition}: its partitions are 0 to {last}")
+        raise NotFoundError(f"Stream {stream.name} has no partition {partition}. Its partitions are 0 to {last}.")
     return stream.partitions[partition]
 
 
 def _address(subject: str, uid: str = "", answers: bool = True, window_s: float = 0.0) -> Address:
     if any(token in ("*", ">") for token in subject.split(".")):
-        raise ConfigError(f"{subject} has wildcards: name the subject to publish on (subject=...)")
+        raise ConfigError(f"Cannot publish on {subject}, because it has wildcards. Name one subject (subject=, --subject).")
     if not is_utf8(subject):
-        raise ConfigError(f"subject {shown(subject)} is not UTF-8 text")
+        raise ConfigError(f"Subject {shown(subject)} is not UTF-8 text. Use a subject of UTF-8 characters.")
     return Address(subject, uid, answers, window_s)
 
 
@@ -1597,6 +1614,7 @@ def _address_of(stream: StreamImage, partition: int, subject: str = "") -> Addre
     own = data_subject(stream.subject, partition)
     if subject and not matcher(own)(subject):
         raise ConfigError(
-            f"{subject} is no subject of {stream.name}/{partition}, which listens on {own}: publish on that (--subject, subject=)"
+            f"Subject {subject} does not belong to {stream.name}/{partition}, which stores {own}. Publish on a "
+            f"subject that matches {own} (--subject, subject=)."
         )
     return _address(subject or own, stream.uid, stream.answers, stream.config.dedup_window_s)

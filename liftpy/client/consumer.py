@@ -193,12 +193,13 @@ class ReadOptions:
         }
         for name, (low, high) in bounds.items():
             if not low <= getattr(self, name) <= high:
-                raise ConfigError(f"{name} = {getattr(self, name)} is outside {low}..{high}")
+                raise ConfigError(f"{name} = {getattr(self, name)} is outside {low}..{high}. Choose a value in this range.")
         if self.isolation not in ("committed", "uncommitted"):
-            raise ConfigError(f"isolation = {shown(str(self.isolation))}: committed or uncommitted")
+            raise ConfigError(f"Invalid isolation {shown(str(self.isolation))}. Use committed or uncommitted.")
         if (self.near or self.nearest) and (self.node or not self.committed):
             raise ConfigError(
-                f"{'near' if self.near else 'nearest'} is one of several replicas: give no node, and read what is committed"
+                f"{'near' if self.near else 'nearest'} cannot be combined with node or with isolation='uncommitted'. "
+                "Remove one of them."
             )
 
     @property
@@ -410,7 +411,13 @@ class PartitionReader:
                 self.node = self.node or begins_at  # it answers: reading begins there
                 if not self.options.node and head.leader != head.node:
                     node = head.leader
-                    raise NotServedError(f"{self.stream}/{self.partition}: {head.node} does not lead", head.leader)
+                    raise NotServedError(
+                        (
+                            f"Node {head.node} does not lead {self.stream}/{self.partition}. Retry: the client then asks the new "
+                            "leader."
+                        ),
+                        head.leader,
+                    )
                 wanted = request.offset if request.HasField("rangeEnd") else head.logStartOffset
                 try:
                     check_head(head, uid, self.stream, self.partition, last[0] + 1 if last[1] else wanted)
@@ -541,11 +548,14 @@ class Consumer:
         if isinstance(start, Position):
             after_epoch = 0 if backwards else start.leader_epoch
         elif not isinstance(after_epoch, int) or not 0 <= after_epoch < 1 << 63:
-            raise ConfigError(f"after_epoch {after_epoch!r}: give the leader_epoch of a record, or 0")
+            raise ConfigError(f"Invalid after_epoch {after_epoch!r}. Use the leader_epoch of a record, or 0.")
         elif after_epoch and (not isinstance(start, int) or start < 1):
-            raise ConfigError("after_epoch is of the record before an offset: start must be an offset above 0")
+            raise ConfigError(
+                "after_epoch needs start to be an offset greater than 0. It is the leader_epoch of the record before "
+                "that offset."
+            )
         if backwards and not reader.options.committed:
-            raise ConfigError("backwards reads committed records only: leave isolation as it is")
+            raise ConfigError("backwards=True cannot be combined with isolation='uncommitted'. Use isolation='committed'.")
         self._reader = reader
         self._start = start
         self._after_epoch = after_epoch
@@ -731,7 +741,7 @@ class Consumer:
                 print(record.value)
         """
         if max_records < 1:
-            raise ConfigError(f"max_records = {max_records}: at least 1")
+            raise ConfigError(f"Invalid max_records = {max_records}. Use at least 1.")
         if self._one is None or not self._one.may_go_on:
             self._one = self.records()
         found: list[Record] = []
@@ -781,8 +791,8 @@ class Consumer:
         if earlier is not None:
             if earlier.alive and earlier is not self._one:  # that one nobody else holds
                 raise ConfigError(
-                    f"{self._reader.stream}/{self._reader.partition} is being read by another iteration of this Consumer: finish or "
-                    "aclose() it first, or read with a Consumer of its own"
+                    f"{self._reader.stream}/{self._reader.partition} is already read by another iteration of this "
+                    "Consumer. Finish it, call aclose(), or create one Consumer per task."
                 )
             earlier.replace()
         self._iteration = weakref.ref(iteration)

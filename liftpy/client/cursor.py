@@ -118,14 +118,18 @@ class Cursor:
         key = await self._key(partition)
         offset, epoch = (position.offset, position.leader_epoch) if isinstance(position, Position) else (position, 0)
         if isinstance(position, Position) and position.uid != key.uid:
-            raise ConfigError(f"a position of another stream than {key.stream} as it was when the cursor was opened")
+            raise ConfigError(
+                f"This position belongs to an older stream named {key.stream} that was deleted. Take a new position "
+                "from the current stream."
+            )
         at = pb.GroupPosition(
             stream=key.stream, uid=key.uid, partition=partition, position=offset, leaderEpoch=epoch, generation=self._generation
         )
         answer = await self._say(commit=pb.CommitPositions(positions=[at]))
         if answer.positions:
             raise ConfigError(
-                f"cursor {self.name}: {offset} is below {answer.positions[0].position}, which is committed; liftpy cursor set goes back"
+                f"Cursor {self.name}: cannot commit {offset}, because {answer.positions[0].position} is already "
+                "committed. To move the cursor back, use `liftpy cursor set`."
             )
 
     async def consume(self, partition: int = 0, *, start: Start = "earliest", **how: Any) -> Consumer:
@@ -174,12 +178,15 @@ class Cursor:
         if stream.uid != self._uid:
             raise self._made_again()
         if not 0 <= partition < len(stream.partitions):
-            raise ConfigError(f"{self.stream} has {len(stream.partitions)} partitions, no {partition}")
+            raise ConfigError(
+                f"Stream {self.stream} has no partition {partition}. It has {len(stream.partitions)} partitions, "
+                "numbered from 0."
+            )
         return stream.key(partition)
 
     def _made_again(self) -> NotFoundError:
         return NotFoundError(
-            f"{self.stream} was deleted and made again since cursor {self.name} was opened: open the cursor again"
+            f"Stream {self.stream} was deleted and created again after cursor {self.name} was opened. Open the cursor again."
         )
 
     async def _say(self, **what: Any) -> pb.GroupAnswer:
@@ -189,4 +196,6 @@ class Cursor:
 
     def _check(self, code: int, detail: str) -> None:
         if code != pb.GROUP_OK:
-            raise GroupRejectedError(f"cursor {self.name}: {name_of(code)} {detail}".strip())
+            raise GroupRejectedError(
+                f"Cursor {self.name}: the group coordinator rejected the request: {name_of(code)} {detail}".strip()
+            )

@@ -69,7 +69,8 @@ def enveloped(
         )
     except (TypeError, ValueError, KeyError) as error:
         raise ConfigError(
-            f"value and key are bytes or None, headers pairs of str and str or bytes, ack an AckPolicy: {error}"
+            f"Cannot encode the message: {error}. value and key must be bytes or None, headers pairs of str and "
+            "(str or bytes), ack an AckPolicy."
         ) from error
     return frames.sealed(message)
 
@@ -81,15 +82,18 @@ def promised(headers: HeadersLike | None, msg_id: str, expected_last: int | None
     names = {name for name, _ in pairs}
     if msg_id:
         if MESSAGE_ID in names:
-            raise ConfigError(f"the message id is said twice: by msg_id and by a header {MESSAGE_ID}")
+            raise ConfigError(f"The message id is set twice, by msg_id and by a header {MESSAGE_ID}. Set only one of them.")
         if msg_id != msg_id.strip() or not msg_id.isprintable() or len(msg_id.encode()) > _LONGEST_ID_BYTES:
             raise ConfigError(
-                f"a message id is {_LONGEST_ID_BYTES} bytes of text at most, without line ends or blanks around it"
+                f"Invalid message id. Use at most {_LONGEST_ID_BYTES} bytes of text, without line breaks and without "
+                "spaces at the ends."
             )
         pairs += ((MESSAGE_ID, msg_id.encode()),)
     if expected_last is not None:
         if not -1 <= expected_last < 1 << 62:
-            raise ConfigError(f"expected_last is the offset of the last record, or -1 where there is none, not {expected_last}")
+            raise ConfigError(
+                f"Invalid expected_last = {expected_last}. Use the offset of the last record, or -1 if there is none."
+            )
         pairs += ((EXPECTED_LAST, b"%d" % (expected_last + 1)),)  # a sequence counts from 1
     return pairs
 
@@ -104,10 +108,13 @@ def readdressed(payload: bytes, uid: str) -> bytes:
 def plain(value: bytes, headers: HeadersLike | None) -> tuple[bytes, NatsHeaders | None]:
     """A plain NATS message, which is stored as it is, or ConfigError: an envelope (an ack or a key) carries anything."""
     if not isinstance(value, bytes | bytearray | memoryview):
-        raise ConfigError(f"a value is bytes or None, not {type(value).__name__}")
+        raise ConfigError(f"Invalid value of type {type(value).__name__}. A value must be bytes or None.")
     content = bytes(value)
     if content.startswith(envelope.MAGIC):
-        raise ConfigError("a value that begins as an envelope would be taken for one: send it with an ack or a key")
+        raise ConfigError(
+            "The value starts with the bytes of a liftpy envelope, so that a node would decode it. Send it with "
+            "an ack or with a key."
+        )
     pairs = pairs_of(headers)
     return content, NatsHeaders(_as_text(pairs)) if pairs else None
 
@@ -120,15 +127,15 @@ def _as_text(pairs: Pairs) -> list[tuple[str, str]]:
         except UnicodeDecodeError as error:
             raise _not_plain(name, f"it is not UTF-8 ({error})") from None
         if not _NAME.fullmatch(name):
-            raise _not_plain(name, "its name is no token of letters, digits and some signs")
+            raise _not_plain(name, "its name has characters that NATS does not allow")
         if text != text.strip() or "\r" in text or "\n" in text:
-            raise _not_plain(name, "its value has line ends, or blanks around it")
+            raise _not_plain(name, "its value has line breaks, or spaces at its ends")
         found.append((name, text))
     return found
 
 
 def _not_plain(name: str, why: str) -> ConfigError:
-    return ConfigError(f"the header {name!r} can't travel as a NATS header: {why}; send the message with an ack or a key")
+    return ConfigError(f"Cannot send header {name!r} as a NATS header: {why}. Send the message with an ack or with a key.")
 
 
 _FIRST_WAIT_S = 0.5

@@ -51,7 +51,10 @@ Hook = Callable[[Sequence[PartitionKey]], None]
 
 
 class GroupRejectedError(LiftError):
-    """The coordinator rejected the request. Another member owns the partition or the instance id, or a limit is reached."""
+    """The group coordinator rejected the request. The text says why.
+
+    Another member owns the partition or the instance id, or a limit is reached.
+    """
 
     code = "GROUP_REJECTED"
 
@@ -89,11 +92,11 @@ class GroupOptions:
     def __post_init__(self) -> None:
         low, high = limits.MIN_SESSION_MS / 1000, limits.MAX_SESSION_MS / 1000
         if not low <= self.session_s <= high:
-            raise ConfigError(f"session_s = {self.session_s} is outside {low:g}..{high:g}")
+            raise ConfigError(f"session_s = {self.session_s} is outside {low:g}..{high:g}. Choose a value in this range.")
         if not 0 <= self.auto_commit_s <= 3600:
-            raise ConfigError(f"auto_commit_s = {self.auto_commit_s} is outside 0..3600")
+            raise ConfigError(f"auto_commit_s = {self.auto_commit_s} is outside 0..3600. Choose a value in this range.")
         if self.start not in ("earliest", "new"):
-            raise ConfigError(f"start = {self.start!r}: a group begins at 'earliest' or 'new'")
+            raise ConfigError(f"Invalid start = {self.start!r}. Use 'earliest' or 'new'.")
 
 
 class GroupHome(Protocol):
@@ -180,7 +183,7 @@ class Group:
     ) -> None:  # fmt: skip
         self.name = check_name(name, "group")
         if isinstance(streams, str) or not streams:
-            raise ConfigError("a group reads a list of streams, by name or pattern: ['orders', 'pay-*']")
+            raise ConfigError("A group needs a list of streams, by name or pattern. For example ['orders', 'pay-*'].")
         if instance:
             check_name(instance, "instance")
         self._client, self._wanted, self._instance, self._options = client, tuple(streams), instance, options
@@ -225,7 +228,7 @@ class Group:
         self._partition = partition_of(self.name, len(home.partitions))
         known = await self._known_streams()
         if not known:
-            raise NotFoundError(f"there is no stream {', '.join(self._wanted)}")
+            raise NotFoundError(f"No stream matches {', '.join(self._wanted)}. Check the names with `liftpy stream list`.")
         self._at_open = {stream.name: stream for stream in known}
         self._machine = MemberMachine(
             self.name, known, lambda: secrets.token_hex(16), instance=self._instance,
@@ -368,13 +371,14 @@ class Group:
         """
         self._finish()
         if self._machine is None:
-            raise ConfigError("the group is not open")
+            raise ConfigError("The group is not open. Use it inside `async with client.group(...)`.")
         self._pass_over()
         refused = await self._commit(self._machine, self._done, _COMMIT_S)
         if refused:
             names = ", ".join(f"{key.stream}/{key.partition}" for key in refused)
             raise GroupRejectedError(
-                f"group {self.name}: {names} belong to another member by now, nothing of them was committed"
+                f"Group {self.name}: nothing was committed. {names} now belong to another member, which receives "
+                "these records again. If this repeats, increase session_s."
             )
 
     def _finish(self) -> None:
@@ -482,7 +486,7 @@ class Group:
                 self.counters["refused"] += 1
                 logger.warning("group %s: %s", self.name, event.detail)
                 if event.for_good:
-                    self._fail(GroupRejectedError(f"group {self.name}: {event.detail}"))
+                    self._fail(GroupRejectedError(f"Group {self.name}: the coordinator ended this membership: {event.detail}"))
         self._call(0, gained)
         self._call(1, gone)
 
@@ -529,7 +533,9 @@ class Group:
                     continue
                 answer = await self._say(command, timeout_s)
                 if answer.code not in (pb.GROUP_OK, pb.GROUP_STALE):
-                    raise GroupRejectedError(f"group {self.name}: {name_of(answer.code)} {answer.detail}")
+                    raise GroupRejectedError(
+                        f"Group {self.name}: the coordinator rejected the request: {name_of(answer.code)} {answer.detail}"
+                    )
                 bad = {PartitionKey(at.stream, at.uid, at.partition) for at in answer.refused}
                 owned = {PartitionKey(at.stream, at.uid, at.partition) for at in command.commit.positions}
                 refused += [key for key in some if key in bad or key not in owned]
@@ -615,7 +621,7 @@ class Group:
     async def _read(self, pump: _Pump, consumer: Consumer) -> None:
         bounds = await consumer.begin()
         if bounds.uid != pump.gained.key.uid:
-            raise NotFoundError(f"{pump.gained.key.stream} was made again")
+            raise NotFoundError(f"Stream {pump.gained.key.stream} was deleted and created again. Join the group again.")
         key = pump.gained.key
         if pump.gained.position < 0 and self._options.start == "new" and key not in self._committed:
             first = bounds.end_offset if self._start_of(pump.gained) == "new" else bounds.log_start_offset

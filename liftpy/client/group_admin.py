@@ -168,7 +168,7 @@ async def describe_cursor(client: Client, name: str) -> dict[PartitionKey, int]:
     """
     described, cursor = await _described(client, name, "cursor")
     if not cursor:
-        raise NotFoundError(f"{name!r} is a group, no cursor")
+        raise NotFoundError(f"{name!r} is a consumer group, not a cursor. Use `liftpy group show {name}`.")
     return described.positions
 
 
@@ -302,7 +302,7 @@ async def _partitions(client: Client) -> int:
 async def _partition_of(client: Client, group: str, what: str = "group") -> int:
     count = await _partitions(client)
     if not count:
-        raise NotFoundError(f"there is no {what} {group!r}, nor any other")
+        raise NotFoundError(f"{what.capitalize()} {group!r} does not exist. The cluster has no groups and no cursors.")
     return partition_of(group, count)
 
 
@@ -329,7 +329,7 @@ def _check(code: int, detail: str) -> None:
     if code == pb.GROUP_NOT_FOUND:
         raise NotFoundError(detail)
     if code != pb.GROUP_OK:
-        raise GroupRejectedError(f"{name_of(code)} {detail}".strip())
+        raise GroupRejectedError(f"The group coordinator rejected the request: {name_of(code)} {detail}".strip())
 
 
 def _summary(group: pb.GroupSummary, partition: int) -> GroupSummary:

@@ -71,7 +71,7 @@ class PublishOptions:
         bounds = {"window": (1, 1 << 20), "timeout_s": (0.01, 600), "patience_s": (0, 3600), "window_bytes": (1, 1 << 30)}
         for name, (low, high) in bounds.items():
             if not low <= getattr(self, name) <= high:
-                raise ConfigError(f"{name} = {getattr(self, name)} is outside {low}..{high}")
+                raise ConfigError(f"{name} = {getattr(self, name)} is outside {low}..{high}. Choose a value in this range.")
 
 
 @dataclass(slots=True)

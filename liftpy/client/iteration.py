@@ -129,7 +129,7 @@ class ReadAhead:
             fetching.cancel()
             while not ready.empty():
                 ready.get_nowait()
-            ready.put_nowait(ClientClosedError(f"the client was closed while {name} was read"))
+            ready.put_nowait(ClientClosedError(f"The client was closed while {name} was read. Open a new client to continue."))
 
         self._forget = self._home.tell_of_close(closed)
 
@@ -170,7 +170,7 @@ async def _fetch_all(fetch: Fetch, ready: _Ready, name: str) -> None:
     except LiftError as error:
         await ready.put(error)
     except Exception as error:  # a bug must reach the application, not die with this task
-        await ready.put(LiftError(f"reading {name} failed: {error!r}"))
+        await ready.put(LiftError(f"Cannot read {name}: {error!r}. Read again from the last position."))
         raise
     else:
         await ready.put(None)
@@ -243,7 +243,7 @@ class Iteration(Generic[Item]):
             self._handed_on.last = item
             return item
         if self._waiting or self.replaced:
-            raise ConfigError("another task or iteration is reading here: one at a time, or a Consumer of its own for each")
+            raise ConfigError("This Consumer is already read by another task. Create one Consumer per task.")
         while True:
             self._waiting = self.interrupted = True
             try:

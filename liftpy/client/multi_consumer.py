@@ -75,7 +75,7 @@ def selects(names: Iterable[str]) -> Callable[[str], bool]:
     """
     wanted = tuple(names)
     if not wanted:
-        raise ConfigError("name the streams to read, or patterns such as orders-*")
+        raise ConfigError("Name at least one stream or pattern to read, such as orders-*.")
     exact = {check_name(name, "stream") for name in wanted if not _WILD & set(name)}
     patterns = [name for name in wanted if _WILD & set(name)]
     internal = [name for name in patterns if is_internal(name)]
@@ -107,7 +107,7 @@ def positions_from(text: str) -> dict[Place, Position]:
             for number, at in own.items()
         }
     except (ValueError, TypeError, AttributeError):
-        raise ConfigError(f"{shown(text)} is no text of positions") from None
+        raise ConfigError(f"Invalid positions {shown(text)}. Pass the text of positions that a consumer returned.") from None
     return found
 
 
@@ -205,11 +205,12 @@ class ManyConsumer:
         if first:
             exact = {name for name in self._names if not _WILD & set(name)}
             if lacking := sorted(exact - {stream for stream, _ in there}):
-                raise NotFoundError(f"there is no stream {', '.join(lacking)}")
+                raise NotFoundError(f"No stream matches {', '.join(lacking)}. Check the names with `liftpy stream list`.")
         new = [place for place in there if place not in self._readers]
         if len(self._readers) + len(new) > MAX_PARTITIONS:
             raise ConfigError(
-                f"{len(self._readers) + len(new)} partitions are more than {MAX_PARTITIONS}: read them by several consumers"
+                f"Too many partitions for one consumer: {len(self._readers) + len(new)}, the maximum is "
+                f"{MAX_PARTITIONS}. Divide them between several consumers."
             )
         ahead = max(AHEAD_BYTES // max(len(self._readers) + len(new), 1), LEAST_BYTES)
         for place in new:
@@ -242,7 +243,7 @@ class ManyConsumer:
             LiftError: The same errors as reading one partition.
         """
         if self._waiting:
-            raise ConfigError("another task is reading here: one at a time")
+            raise ConfigError("This consumer is already read by another task. Create one consumer per task.")
         unread, self._unread = self._unread, None
         if unread is not None:
             return unread

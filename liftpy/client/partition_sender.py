@@ -105,9 +105,9 @@ class ProducerOptions:
         }
         for name, (low, high) in bounds.items():
             if not low <= getattr(self, name) <= high:
-                raise ConfigError(f"{name} = {getattr(self, name)} is outside {low}..{high}")
+                raise ConfigError(f"{name} = {getattr(self, name)} is outside {low}..{high}. Choose a value in this range.")
         if self.begin not in ("resume", "repeat", "anew"):
-            raise ConfigError(f"begin is resume, repeat or anew, not {self.begin!r}")
+            raise ConfigError(f"Invalid begin = {self.begin!r}. Use resume, repeat or anew.")
 
 
 class Source(NamedTuple):
@@ -139,14 +139,19 @@ class Source(NamedTuple):
             NotFoundError: No such partition.
         """
         if not 0 <= self.partition < len(stream.partitions):
-            raise NotFoundError(f"{stream.name} has no partition {self.partition}")
+            raise NotFoundError(
+                f"Stream {stream.name} has no partition {self.partition}. Check `liftpy stream show {stream.name}`."
+            )
         return SourcePosition(stream.uid, self.partition, 0, self.generation)
 
 
 def check_answers(stream: StreamImage) -> None:
     """Raise ConfigError if the stream sends no acks: a producer needs them."""
     if not stream.answers:
-        raise ConfigError(f"{stream.name} has the ack policy none and answers nobody: a producer needs answers")
+        raise ConfigError(
+            f"Stream {stream.name} has the ack policy none, but a producer needs acks. Use a stream with the ack "
+            "policy leader or all."
+        )
 
 
 ANONYMOUS = "anonymous-"
@@ -156,7 +161,7 @@ ANONYMOUS = "anonymous-"
 def name_for(name: str, source: Source | None) -> str:
     """Return the name of a producer: the given one, or a random one."""
     if source is not None and not name:
-        raise ConfigError("a producer with a source has an id: by it the next process goes on")
+        raise ConfigError("A producer with a source needs an id, so that the next process can resume. Set the id.")
     return name or f"{ANONYMOUS}{secrets.token_hex(12)}"
 
 
@@ -382,12 +387,17 @@ class PartitionSender:
                 )
                 ack = self._ack_in(message)
                 if ack is None:
-                    raise UnavailableError(f"somebody else answers on {self.addressing.address.subject}")
+                    raise UnavailableError(
+                        f"Received an ack for {self.addressing.address.subject} from another stream. Another stream or "
+                        "cluster stores this subject. Check `liftpy stream list`: only one stream per subject may send acks."
+                    )
                 if ack.ackError == _Ack.OK:
                     return ack.producer
                 self.addressing.doubt()
                 if _REFUSALS.get(ack.ackError) is Refusal.AGAIN:
-                    raise UnavailableError(f"{self._stream}/{self.partition} refused: {ack.detail or ack.ackError}")
+                    raise UnavailableError(
+                        f"{self._stream}/{self.partition} rejected the request for now: {ack.detail or ack.ackError}"
+                    )
                 rejection = self._rejection(ack)
                 if self._errand.round is not None and rejection.reason == "DIVERGED_PRODUCER":
                     raise PlanChangedError(str(rejection))
@@ -447,8 +457,11 @@ class PartitionSender:
     def _check_patience(self, now: float) -> None:
         first = self.lane.first_unanswered
         if first is not None and first.attempt and now >= first.first_at + self._options.patience_s:
-            why = self._refusal or UnavailableError("nobody answers")
-            raise OutcomeUnknownError(f"no ack of {self._stream}/{self.partition} in {self._options.patience_s:g} s: {why}")
+            why = self._refusal or UnavailableError("no ack arrived")
+            raise OutcomeUnknownError(
+                f"No ack from {self._stream}/{self.partition} within {self._options.patience_s:g} s: {why}. The "
+                f"records may be stored. Check the leader with `liftpy status --stream {self._stream}`."
+            )
 
     async def _put_on_the_wire(self, parcel: ProducerBatch) -> None:
         head = self._head()
@@ -473,7 +486,10 @@ class PartitionSender:
         """An answer to a batch has come."""
         now = asyncio.get_running_loop().time()
         if nobody_there(message):
-            error = UnavailableError(f"nobody listens on {self.addressing.address.subject}: has {self._stream} a leader?")
+            error = UnavailableError(
+                f"No responders on {self.addressing.address.subject}. {self._stream} may have no leader: check "
+                f"`liftpy status --stream {self._stream}`."
+            )
             self.addressing.doubt()
             self._refused(sequence, attempt, Refusal.AGAIN, error, now)
             return
@@ -533,7 +549,9 @@ class PartitionSender:
 
     def _rejection(self, ack: _Ack) -> PublishRejectedError:
         reason = _Ack.Error.Name(ack.ackError) if ack.ackError in _Ack.Error.values() else str(ack.ackError)
-        return PublishRejectedError(f"{self._stream}/{self.partition} refused: {reason} {ack.detail}".rstrip(), reason)
+        return PublishRejectedError(
+            f"{self._stream}/{self.partition} rejected the records: {reason} {ack.detail}".rstrip(), reason
+        )
 
     def _moved(self) -> None:
-        self._failed(NotFoundError(f"{self._stream} was deleted and made again: open the producer anew"))
+        self._failed(NotFoundError(f"Stream {self._stream} was deleted and created again. Open the producer again."))

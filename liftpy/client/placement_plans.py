@@ -171,12 +171,16 @@ def assignment_from_json(text: str | bytes) -> Assignment:
     try:
         entries = load_json(text)
     except ValueError as error:
-        raise ConfigError(f"error reading replica assignment: {error}") from None
+        raise ConfigError(
+            f'Cannot read the replica assignment: {error}. Give JSON such as [{{"id": 0, "replicas": ["n1", "n2"]}}].'
+        ) from None
     if not isinstance(entries, list):
-        raise ConfigError('error reading replica assignment: not a list of {"id": ..., "replicas": [...]}')
+        raise ConfigError(
+            'Cannot read the replica assignment: it is not a list of {"id": ..., "replicas": [...]}. Correct the JSON.'
+        )
     wrong = [f"entry {number}: {why}" for number, entry in enumerate(entries) if (why := _wrong(entry))]
     if wrong:
-        raise ConfigError("error reading replica assignment: " + "; ".join(wrong))
+        raise ConfigError("Cannot read the replica assignment: " + "; ".join(wrong))
     return tuple((entry["id"], tuple(str(node) for node in entry["replicas"])) for entry in entries)
 
 

@@ -55,7 +55,10 @@ class Position:
     def __post_init__(self) -> None:
         check_offset(self.offset, "the offset of a position")
         if not 0 <= self.leader_epoch <= _MAX_INT64:
-            raise ConfigError(f"the leader epoch of a position, {self.leader_epoch}, is outside 0..2^63-1")
+            raise ConfigError(
+                f"The leader epoch of a position is {self.leader_epoch}, but must be in 0..2^63-1. Use the "
+                "leader_epoch of a record."
+            )
 
     def __str__(self) -> str:
         return f"{_POSITION}.{self.uid}.{self.offset}.{self.leader_epoch}"
@@ -72,7 +75,7 @@ class Position:
         """
         found = _POSITION_TEXT.fullmatch(text)
         if found is None:
-            raise ConfigError(f"{shown(text)} is no position: give the text of one, str(consumer.position())")
+            raise ConfigError(f"Invalid position {shown(text)}. Give the text of a position, str(consumer.position()).")
         return cls(found[1], int(found[2]), int(found[3]))
 
 
@@ -106,7 +109,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_INT64 = (1 << 63) - 1
 _MIN_INT64 = -(1 << 63)
 _MAX_INT32 = (1 << 31) - 1
-_TIME_RANGE = "times are 64-bit nanoseconds, 1677-09-21T00:12:43 to 2262-04-11T23:47:16 UTC"
+_TIME_RANGE = "Use a time from 1677-09-21T00:12:43 to 2262-04-11T23:47:16 UTC."
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +157,7 @@ def start_offset(start: Start, bounds: Bounds) -> int:
     if isinstance(start, Position):
         start = start.offset
     if not isinstance(start, int):
-        raise ConfigError(f"start {start!r}: use 'earliest', 'latest', 'new', an offset or a datetime")
+        raise ConfigError(f"Invalid start {start!r}. Use 'earliest', 'latest', 'new', an offset or a datetime.")
     if not bounds.log_start_offset <= start <= bounds.end_offset:
         raise out_of_range(start, bounds.log_start_offset, bounds.high_watermark)
     return start
@@ -167,15 +170,16 @@ def end_offset(until: Until, bounds: Bounds) -> int | None:
     if until == "end":
         return bounds.end_offset
     if not isinstance(until, int) or until < -1:
-        raise ConfigError(f"until {until!r}: use 'end', the last offset wanted, a datetime, or None to follow")
+        raise ConfigError(f"Invalid until {until!r}. Use 'end', the last offset to read, a datetime, or None to read forever.")
     return until + 1
 
 
 def out_of_range(offset: int, log_start_offset: int, high_watermark: int) -> OffsetOutOfRangeError:
     """Return an OffsetOutOfRangeError whose text names the valid range."""
     return OffsetOutOfRangeError(
-        f"offset {offset} is outside {log_start_offset}..{high_watermark + 1}: the log starts at {log_start_offset} and is "
-        f"committed up to {high_watermark}; choose an offset in there, or 'earliest', 'latest', 'new'"
+        f"Offset {offset} is outside {log_start_offset}..{high_watermark + 1}. The log starts at "
+        f"{log_start_offset} and is committed up to {high_watermark}. Choose an offset in this range, or "
+        "'earliest', 'latest' or 'new'."
     )
 
 
@@ -193,24 +197,24 @@ def timestamp_ns(moment: datetime | SupportsIndex, name: str = "time") -> int:
         try:
             delta = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
         except OverflowError:  # year 1 or 9999, and a time zone
-            raise ConfigError(f"{name} {shown(str(moment))}: {_TIME_RANGE}") from None
+            raise ConfigError(f"Invalid {name} {shown(str(moment))}. {_TIME_RANGE}") from None
         found = ((delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds) * _NS_PER_US
     elif isinstance(moment, bool) or not hasattr(moment, "__index__"):
-        raise ConfigError(f"{name} {shown(repr(moment))}: give a datetime, or nanoseconds since 1970 as an int")
+        raise ConfigError(f"Invalid {name} {shown(repr(moment))}. Use a datetime, or nanoseconds since 1970 as an int.")
     else:
         found = operator.index(moment)
     if not _MIN_INT64 <= found <= _MAX_INT64:
-        raise ConfigError(f"{name} {shown(str(moment))}: {_TIME_RANGE}")
+        raise ConfigError(f"Invalid {name} {shown(str(moment))}. {_TIME_RANGE}")
     return found
 
 
 def check_offset(offset: SupportsIndex, name: str = "offset") -> int:
     """Return ``offset`` as an int from 0. Raise ConfigError that calls it ``name`` otherwise."""
     if isinstance(offset, bool) or not hasattr(offset, "__index__"):
-        raise ConfigError(f"{name} {shown(repr(offset))}: give an offset, an int from 0 on")
+        raise ConfigError(f"Invalid {name} {shown(repr(offset))}. Use an offset, an int of 0 or more.")
     found = operator.index(offset)
     if not 0 <= found < _MAX_INT64:
-        raise ConfigError(f"{name} {shown(str(found))}: offsets are 0 to 2^63-2")
+        raise ConfigError(f"Invalid {name} {shown(str(found))}. Use an offset from 0 to 2^63-2.")
     return found
 
 
@@ -232,7 +236,7 @@ def resolved(start: Start, now: datetime) -> Start:
         try:
             start = now - abs(start)
         except OverflowError:
-            raise ConfigError(f"start {start!r}: {_TIME_RANGE}") from None
+            raise ConfigError(f"Invalid start {start!r}. {_TIME_RANGE}") from None
     if isinstance(start, datetime):
         timestamp_ns(start, "start")
         return start
@@ -240,8 +244,8 @@ def resolved(start: Start, now: datetime) -> Start:
         return start
     if isinstance(start, bool) or not hasattr(start, "__index__"):
         raise ConfigError(
-            f"start {shown(repr(start))}: use 'earliest', 'latest', 'new', an offset, -1000 (so many before the end), {_TIMES}, "
-            "or a Position"
+            f"Invalid start {shown(repr(start))}. Use 'earliest', 'latest', 'new', an offset, -1000 (1000 offsets "
+            f"before the end), {_TIMES}, or a Position."
         )
     number = operator.index(start)
     return check_offset(number, "start") if number >= 0 else FromEnd(check_offset(-number, "start -"))
@@ -255,7 +259,9 @@ def checked_until(until: Until) -> Until:
         timestamp_ns(until, "until")
         return until
     if isinstance(until, bool | str) or not hasattr(until, "__index__"):
-        raise ConfigError(f"until {shown(repr(until))}: use 'end', the last offset wanted, a datetime, or None to follow")
+        raise ConfigError(
+            f"Invalid until {shown(repr(until))}. Use 'end', the last offset to read, a datetime, or None to read forever."
+        )
     number = operator.index(until)
     return number if number == NO_OFFSET else check_offset(number, "until")
 
@@ -289,7 +295,8 @@ def parse_start(text: str, now: datetime | None = None, name: str = "start") -> 
     moment = _moment(text, now, name)
     if moment is None:
         raise ConfigError(
-            f"{name} {shown(text)}: use earliest, latest, new, an offset, -1000 (so many before the end), {_TIMES}"
+            f"Invalid {name} {shown(text)}. Use earliest, latest, new, an offset, -1000 (1000 offsets before the "
+            f"end), {_TIMES}."
         )
     return moment
 
@@ -319,11 +326,11 @@ def parse_until(text: str | None, now: datetime | None = None, name: str = "unti
         return int(text)
     moment = _moment(text, now, name)
     if moment is None:
-        raise ConfigError(f"{name} {shown(text)}: use end, an offset (the last one wanted), {_TIMES}")
+        raise ConfigError(f"Invalid {name} {shown(text)}. Use end, the last offset to read, {_TIMES}.")
     return moment
 
 
-_TIMES = "a time as 2026-01-31T12:00:00, or one from now as -10m (ms, s, m, h, d)"
+_TIMES = "a time such as 2026-01-31T12:00:00, or a relative time such as -10m (ms, s, m, h, d)"
 
 
 def _is_offset(text: str) -> bool:
@@ -342,15 +349,15 @@ def _moment(text: str, now: datetime | None, name: str) -> datetime | None:
     except ValueError:
         return None
     except OverflowError:
-        raise ConfigError(f"{name} {shown(text)}: {_TIME_RANGE}") from None
+        raise ConfigError(f"Invalid {name} {shown(text)}. {_TIME_RANGE}") from None
     try:
         timestamp_ns(moment, name)
     except ConfigError:
-        raise ConfigError(f"{name} {shown(text)}: {_TIME_RANGE}") from None
+        raise ConfigError(f"Invalid {name} {shown(text)}. {_TIME_RANGE}") from None
     return moment
 
 
 def check_partition(partition: int) -> None:
     """Raise ConfigError unless ``partition`` is a partition number, 0 to 2^31-1."""
     if isinstance(partition, bool) or not hasattr(partition, "__index__") or not 0 <= partition <= _MAX_INT32:
-        raise ConfigError(f"partition {shown(repr(partition))}: partitions are numbered from 0")
+        raise ConfigError(f"Invalid partition {shown(repr(partition))}. Use an int of 0 or more.")

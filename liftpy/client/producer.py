@@ -128,7 +128,7 @@ class Producer:
         self._round = source if isinstance(source, Round) else None
         source = source.position if isinstance(source, Round) else source
         if source is not None and options.begin != "resume":
-            raise ConfigError('a producer with a source goes on behind what is stored: begin="resume"')
+            raise ConfigError('A producer with a source must continue after the stored records. Set begin="resume".')
         self._source = source
         self._last_position = -1
         """Of what was sent."""
@@ -137,7 +137,7 @@ class Producer:
         self.name = name
         self._options = options
         if isinstance(partitioner, str) and partitioner not in ("key", "sticky", "round-robin"):
-            raise ConfigError(f"a partitioner is key, sticky, round-robin or a function, not {partitioner!r}")
+            raise ConfigError(f"Invalid partitioner {partitioner!r}. Use key, sticky, round-robin or a function.")
         self._partitioner = partitioner
         self._largest = min(options.batch_bytes, transport.max_payload_bytes - BATCH_BYTES)
         self._most_bytes = transport.max_payload_bytes - BATCH_BYTES
@@ -254,7 +254,9 @@ class Producer:
 
     def _course(self, partition: int) -> PartitionSender:
         if not 0 <= partition < len(self._courses):
-            raise ConfigError(f"{self._stream} has the partitions 0 to {len(self._courses) - 1}, not {partition}")
+            raise ConfigError(
+                f"Stream {self._stream} has no partition {partition}. Its partitions are 0 to {len(self._courses) - 1}."
+            )
         return self._courses[partition]
 
     @property
@@ -342,7 +344,7 @@ class Producer:
         sent fail with ClientClosedError.
         """
         self._transport.must_be_at_home()
-        self._fail(ClientClosedError(f"the producer {self.name} is closed"))
+        self._fail(ClientClosedError(f"Producer {self.name} is closed. Open a new producer."))
         for unwatch in self._unwatch:
             unwatch()
         subscription, self._subscription = self._subscription, None
@@ -400,7 +402,9 @@ class Producer:
             self._must_go_on()
         if self._source is not None:
             self._must_have_no_round()
-            raise ConfigError("a producer with a source is told by send_many(..., positions=) what a record was made from")
+            raise ConfigError(
+                "A producer with a source needs the source position of each record. Use send_many(..., positions=)."
+            )
         pairs = _checked(headers) if headers else ()
         size_bytes = _size_of(value) + _size_of(key) + RECORD_BYTES
         if pairs:
@@ -469,7 +473,9 @@ class Producer:
         self._must_have_no_round()
         made_from = self._positions(positions, len(values))
         if keys is not None and len(keys) != len(values):
-            raise ConfigError(f"{len(keys)} keys for {len(values)} values")
+            raise ConfigError(
+                f"The numbers of keys and values differ: {len(keys)} keys for {len(values)} values. Pass one key per value."
+            )
         sizes = _sizes_of(values, keys)
         if sizes:
             self._must_fit(max(sizes))
@@ -524,7 +530,9 @@ class Producer:
         """
         self._must_go_on()
         if self._source is not None and self._round is None:
-            raise ConfigError("a producer with a source is told by send_many(..., positions=) what a record was made from")
+            raise ConfigError(
+                "A producer with a source needs the source position of each record. Use send_many(..., positions=)."
+            )
         course, count = self._course(partition), len(columns)
         if columns.headers is not None:
             _check_names(columns.headers.names)
@@ -554,16 +562,19 @@ class Producer:
 
     def _must_have_no_round(self) -> None:
         if self._round is not None:
-            raise ConfigError("the records of a round are sent by send_columns")
+            raise ConfigError("Inside a write epoch, send records with send_columns().")
 
     def _positions(self, positions: int | Sequence[int] | None, count: int) -> Sequence[int] | None:
         if (positions is None) != (self._source is None):
-            raise ConfigError("positions go with a source, and a source with positions")
+            raise ConfigError("Source and positions belong together. Set both, or neither.")
         if positions is None:
             return None
         found = [positions] * count if isinstance(positions, int) else positions
         if len(found) != count:
-            raise ConfigError(f"{len(found)} positions for {count} values")
+            raise ConfigError(
+                f"The numbers of positions and values differ: {len(found)} positions for {count} values. Pass one "
+                "position per value."
+            )
         if found and (found[0] <= self._last_position or not all(map(le, found, islice(found, 1, None)))):
             text = f"positions rise, behind {self._last_position}: all that is made from one record is sent in one call"
             raise ConfigError(text)
@@ -703,7 +714,11 @@ class Producer:
         for course in self._courses:
             for ticket, attempts in course.lane.tickets:
                 unknown = attempts > 1 or (attempts and not isinstance(error, PublishRejectedError))
-                ticket.fail(OutcomeUnknownError(f"{error}; it was sent, and not answered") if unknown else error)
+                ticket.fail(
+                    OutcomeUnknownError(f"The records were sent, but not acknowledged, so they may be stored. Cause: {error}")
+                    if unknown
+                    else error
+                )
             course.awake.set()
         self._buffer.end()
         for task in self._tasks:
@@ -714,16 +729,21 @@ class Producer:
         ours = {course.addressing.address.subject for course in self._courses} if is_publish else set()
         if subject in ours or (not is_publish and subject == f"{self._inbox}.*"):
             what = "publish on" if is_publish else "hear answers on"
-            self._fail(NotAllowedError(f"NATS does not let this user {what} {subject}"))
+            self._fail(
+                NotAllowedError(
+                    f"The NATS permissions of this user do not allow it to {what} {subject}. Change the permissions: "
+                    "`liftpy permissions --role publisher` prints them."
+                )
+            )
 
     def _on_close(self) -> None:
-        self._fail(ClientClosedError("the client is closed"))
+        self._fail(ClientClosedError("The client is closed. Open a new client."))
 
 
 def _number_of(name: str) -> int:
     """The 64 bits by which leaders know a producer: of its name."""
     if not name or len(name.encode()) > MAX_NAME_BYTES:
-        raise ConfigError(f"a producer's id has 1 to {MAX_NAME_BYTES} bytes")
+        raise ConfigError(f"Invalid id of a producer. Use 1 to {MAX_NAME_BYTES} bytes.")
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8, person=b"liftpy-producer").digest(), "big") or 1
 
 
@@ -735,21 +755,21 @@ def _checked(headers: HeadersLike) -> Pairs:
     pairs = pairs_of(headers)
     refused = first_refused(name for name, _ in pairs)
     if refused:
-        raise ConfigError(f"a header {refused!r} asks for what a producer's record can't have: use client.publish")
+        raise ConfigError(f"A producer does not support the header {refused!r}. Use client.publish() for this record.")
     return pairs
 
 
 def _check_names(names: ByteArray) -> None:
     found = {(name or b"").decode("utf-8", "surrogateescape") for name in set(names.column(0, len(names)).to_list())}
     if refused := first_refused(found):
-        raise ConfigError(f"a header {refused!r} asks for what a producer's record can't have: use client.publish")
+        raise ConfigError(f"A producer does not support the header {refused!r}. Use client.publish() for this record.")
 
 
 def _size_of(content: bytes | None) -> int:
     if content is None:
         return 0
     if not isinstance(content, bytes):
-        raise ConfigError(f"values and keys are bytes or None, not {type(content).__name__}")
+        raise ConfigError(f"Invalid value or key of type {type(content).__name__}. Values and keys must be bytes or None.")
     return len(content)
 
 
@@ -784,7 +804,7 @@ async def _open(
     known = await _described(admin, check_published(stream))
     check_answers(known)
     if known.waiting:
-        raise UnavailableError(f"stream {stream} waits for more nodes")
+        raise UnavailableError(f"Stream {stream} is not placed, because the cluster has too few nodes. Start more nodes.")
 
     async def find(partition: int) -> Address:
         return _address(await _described(admin, stream), partition)
@@ -804,8 +824,10 @@ async def _described(admin: Admin, stream: str) -> StreamImage:
 
 def _address(stream: StreamImage, partition: int) -> Address:
     if partition >= len(stream.partitions):
-        raise NotFoundError(f"{stream.name} has no partition {partition}")
+        raise NotFoundError(f"Stream {stream.name} has no partition {partition}. Check `liftpy stream show {stream.name}`.")
     subject = data_subject(stream.subject, partition)
     if any(token in ("*", ">") for token in subject.split(".")):
-        raise ConfigError(f"{stream.name} is on {subject}, which has wildcards: a producer needs one subject")
+        raise ConfigError(
+            f"Subject {subject} of stream {stream.name} has wildcards, but a producer needs one subject. Set subject=."
+        )
     return Address(subject, stream.uid, stream.answers)

@@ -67,7 +67,7 @@ class SecondOpinion:
         if type(error) is self._heard:
             raise error
         self._heard = type(error)
-        return NotServedError(f"asked for a second opinion: {error}", leader)
+        return NotServedError(f"The client asks a second node. The first answer was: {error}", leader)
 
 
 @dataclass(slots=True)
@@ -170,7 +170,13 @@ class ReadProgress:
         self.leader = head.leader
         check_head(head, self.uid, self.stream, self.partition, self.next_offset)
         if self.wanted and not head.selected:
-            raise NotServedError(f"{head.node} does not know filters: it runs an older version", head.leader)
+            raise NotServedError(
+                (
+                    f"Node {head.node} does not support filters, because it runs an older version. Upgrade it, or read "
+                    "without a filter."
+                ),
+                head.leader,
+            )
         self.looked_bytes = head.lookedBytes
         self._learn_compaction(head)
         if not head.compacted:
@@ -245,12 +251,21 @@ class ReadProgress:
         if batch.base_offset > position and not self.wanted:
             if not head.compacted:
                 self.suspect = (head.node, position)  # a batch with a wrong header is not found where it lies
-                raise ProtocolError(f"{where}: a gap, offset {position} was asked for and {batch.base_offset} came")
+                raise ProtocolError(
+                    f"{where}: gap in the answer: requested offset {position}, received {batch.base_offset}. Read again. "
+                    "If this repeats, run `liftpy spark audit`."
+                )
             self._may_skip(head)
         if batch.last_offset > head.highWatermark and self.committed:
-            raise ProtocolError(f"{where}: offset {batch.last_offset} is past the HW {head.highWatermark}")
+            raise ProtocolError(
+                f"{where}: offset {batch.last_offset} is above the high watermark {head.highWatermark}. Read again. "
+                "If this repeats, run `liftpy spark audit`."
+            )
         if batch.leader_epoch < epoch:
-            raise ProtocolError(f"{where}: LeaderEpoch {batch.leader_epoch} at {batch.base_offset} follows {epoch}")
+            raise ProtocolError(
+                f"{where}: LeaderEpoch {batch.leader_epoch} at offset {batch.base_offset} follows the higher epoch "
+                f"{epoch}. Read again. If this repeats, run `liftpy spark audit`."
+            )
 
     def _move(self, head: client_pb2.ReadResponse, position: int, epoch: int, all_taken: bool) -> None:
         if head.compacted and all_taken:  # the tail of what was asked for may have been compacted away
@@ -262,7 +277,13 @@ class ReadProgress:
         if position == self.next_offset and committed >= position and not self.done:
             self._behind_count += head.highWatermark < position
             if self._behind_count < _MOST_BEHIND:
-                raise NotServedError(f"{head.node} sent nothing at {position} although {committed} is committed", head.leader)
+                raise NotServedError(
+                    (
+                        f"Node {head.node} returned nothing at offset {position}, although offset {committed} is committed. "
+                        "The client asks another node."
+                    ),
+                    head.leader,
+                )
             self.high_watermark = head.highWatermark
         self._behind_count = 0
         self.next_offset = position if self.end_offset is None else min(position, self.end_offset)
@@ -275,7 +296,7 @@ class ReadProgress:
             return
         self.compacted = True
         text = f"{head.node} says that {self.stream}/{self.partition} is compacted, and leaves offsets out"
-        raise NotServedError(f"asked for a second opinion: {text}", head.leader)
+        raise NotServedError(f"The client asks a second node. The first answer was: {text}", head.leader)
 
     def _answered_by(self, head: client_pb2.ReadResponse) -> None:
         self.uid = self.uid or head.streamUid
@@ -298,7 +319,7 @@ def must_agree(head: client_pb2.ReadResponse, uid: str, last_offset: int, last_e
     elif head.highWatermark < -1 or head.logStartOffset < 0:
         wrong = f"HW {head.highWatermark}, log start {head.logStartOffset}"
     if wrong:
-        raise ProtocolError(f"an answer that contradicts itself or the question: {wrong}")
+        raise ProtocolError(f"The answer of a node is invalid: {wrong}. The client asks another node.")
 
 
 def check_head(head: client_pb2.ReadResponse, uid: str, stream: str, partition: int, offset: int) -> None:
@@ -309,20 +330,32 @@ def check_head(head: client_pb2.ReadResponse, uid: str, stream: str, partition: 
         case _Error.OK:
             pass
         case _Error.WRONG_STREAM:
-            error = NotFoundError(f"{name}: the stream that was read (uid {uid}) was deleted and made again [{text}]")
+            error = NotFoundError(
+                f"{name}: the stream with uid {uid} was deleted and created again. Start a new consumer. [{text}]"
+            )
         case _Error.OFFSET_OUT_OF_RANGE if offset < head.logStartOffset:
             error = out_of_range(offset, head.logStartOffset, head.highWatermark)
         case _Error.CUT:
             error = LogTruncatedError(
-                f"{name}: what was read before offset {offset} is not there any more: it was not committed, or an unclean election "
-                f"lost it; at most those below {head.cutEndOffset} are the same [{text}]",
+                (
+                    f"{name}: records before offset {offset} that this client has read no longer exist. They were not "
+                    f"committed, or an unclean election lost them. Records below {head.cutEndOffset} are unchanged: read "
+                    f"again from there. [{text}]"
+                ),
                 head.cutEndOffset,
             )
         case _Error.BAD_REQUEST:
-            error = ProtocolError(f"{name}: the read was refused as malformed [{text}]")
+            error = ProtocolError(
+                f"{name}: a node rejected the read request as malformed. Check that nodes and client have compatible "
+                f"versions. [{text}]"
+            )
         case _:
             reason = client_pb2.ReadResponse.Error.Name(head.error) if head.error in _Error.values() else str(head.error)
-            error = NotServedError(f"{name}: {reason} [{text}]", head.leader, head.highWatermark)
+            error = NotServedError(
+                f"{name}: this replica does not serve the read: {reason}. The client asks another node. [{text}]",
+                head.leader,
+                head.highWatermark,
+            )
     if error is not None:
         raise error
 
@@ -371,7 +404,10 @@ class BackwardProgress(ReadProgress):
         if not gone:
             check_head(head, self.uid, self.stream, self.partition, self.next_offset)
             if not head.selected:
-                raise NotServedError(f"{head.node} does not read backwards: it runs an older version", head.leader)
+                raise NotServedError(
+                    f"Node {head.node} does not support reading backwards, because it runs an older version. Upgrade it.",
+                    head.leader,
+                )
         self.log_start_offset = max(self.log_start_offset, head.logStartOffset)
         self._answered_by(head)
         if gone:
@@ -402,7 +438,9 @@ class BackwardProgress(ReadProgress):
         if whole_answer and head.nextOffset < position:
             position, epoch = max(head.nextOffset, self.log_start_offset), head.lookedEpoch
         if position == self.next_offset and not self.done:
-            raise NotServedError(f"{head.node} sent nothing below {position}", head.leader)
+            raise NotServedError(
+                f"Node {head.node} returned nothing below offset {position}. The client asks another node.", head.leader
+            )
         self.next_offset = self.last_offset = position
         self.leader_epoch = epoch
         return slices
@@ -412,8 +450,17 @@ class BackwardProgress(ReadProgress):
         follows = batch.next_offset >= position or bool(self.wanted) or head.compacted
         if batch.base_offset >= position or not follows:
             self.suspect = (head.node, max(position - 1, 0))
-            raise ProtocolError(f"{where}: what lies below {position} was asked for, and {batch.base_offset} came")
+            raise ProtocolError(
+                f"{where}: requested records below offset {position}, received {batch.base_offset}. Read again. If "
+                "this repeats, run `liftpy spark audit`."
+            )
         if batch.last_offset > head.highWatermark:
-            raise ProtocolError(f"{where}: offset {batch.last_offset} is past the HW {head.highWatermark}")
+            raise ProtocolError(
+                f"{where}: offset {batch.last_offset} is above the high watermark {head.highWatermark}. Read again. "
+                "If this repeats, run `liftpy spark audit`."
+            )
         if epoch and batch.leader_epoch > epoch:
-            raise ProtocolError(f"{where}: LeaderEpoch {batch.leader_epoch} at {batch.base_offset} lies below {epoch}")
+            raise ProtocolError(
+                f"{where}: LeaderEpoch {batch.leader_epoch} at offset {batch.base_offset} is below the older epoch "
+                f"{epoch}. Read again. If this repeats, run `liftpy spark audit`."
+            )

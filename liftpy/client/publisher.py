@@ -230,13 +230,13 @@ class Publisher:
             print((await future).offset)
         """
         if ack is AckPolicy.NONE:
-            raise ConfigError("a message without an ack has no future: use post()")
+            raise ConfigError("A message without an ack has no result. Use post() instead of send().")
         self._must_be_open()
         if self._addressing.unknown:
             await self._addressing.look()
         if not self._addressing.address.answers:
             raise ConfigError(
-                f"{self._stream} has the ack policy none and answers nobody: use post(), or publish with ack NONE"
+                f"Stream {self._stream} has the ack policy none and sends no acks. Use post(), or publish with ack NONE."
             )
         address, options = self._addressing.address, self._options
         new_id = self._ids.next() if not msg_id and options.message_ids and address.window_s else b""
@@ -483,7 +483,7 @@ class Publisher:
     def _must_be_open(self) -> None:
         self._transport.must_be_usable()
         if self._closed:
-            raise ClientClosedError(f"the publisher of {self._stream}/{self._partition} is closed")
+            raise ClientClosedError(f"The publisher of {self._stream}/{self._partition} is closed. Open a new publisher.")
 
     async def _open(self) -> None:
         """Listen for acks; the first of those who send at once does it for all. Nothing is sent whose ack could not come."""
@@ -523,14 +523,24 @@ class Publisher:
         address = self._addressing.address
         if message.uid not in ("", address.uid):
             if message.maybe_stored:
-                self._fail(number, OutcomeUnknownError(f"{self._stream} was deleted and made again before the ack came"))
+                self._fail(
+                    number,
+                    OutcomeUnknownError(
+                        f"Stream {self._stream} was deleted and created again before the ack arrived. The message may have "
+                        "been stored in the deleted stream."
+                    ),
+                )
                 return
             message.payload, message.uid = readdressed(message.payload, address.uid), address.uid
         try:
             reply = f"{self._inbox}.{number}"
             await self._transport.write(address.subject, message.payload, reply, None, message.deadline)
         except ProtocolError as error:  # the limit of this server, not of the one that may have got an earlier attempt
-            unknown = OutcomeUnknownError(f"{error}; an earlier attempt was not answered") if message.maybe_stored else None
+            unknown = (
+                OutcomeUnknownError(f"An earlier attempt got no ack, so the message may be stored. Last error: {error}")
+                if message.maybe_stored
+                else None
+            )
             self._fail(number, unknown or PublishRejectedError(str(error), "TOO_LARGE"))
         except UnavailableError as error:
             self._send_again(number, message, error)
@@ -541,7 +551,7 @@ class Publisher:
         number = int(token) if token.isascii() and token.isdigit() and len(token) <= MAX_DIGITS else -1
         waiting = self._in_flight.get(number)
         if waiting is not None and nobody_there(message):
-            text = f"nobody listens on {self._addressing.address.subject}: does {self._stream} have a leader?"
+            text = f"No responders on {self._addressing.address.subject}. {self._stream} may have no leader: check `liftpy status`."
             self._addressing.doubt()
             self._send_again(number, waiting, UnavailableError(text))
             return
@@ -549,21 +559,21 @@ class Publisher:
             ack = frames.decode(message.data, _Ack)
         except ProtocolError as error:
             if waiting is not None:
-                self._not_ours(f"an answer on {self._addressing.address.subject} is not an ack of ours: {error}")
+                self._not_ours(f"an answer on {self._addressing.address.subject} is not a liftpy ack ({error})")
             return
         if waiting is None and not (ack.recordCount > 1 and number >= 0):
             return  # it has its answer; of a run others may wait for theirs
         if (ack.stream, ack.partition) != (self._stream, self._partition):
-            self._not_ours(f"an ack on {self._addressing.address.subject} is that of {ack.stream!r}/{ack.partition}")
+            self._not_ours(f"an ack on {self._addressing.address.subject} came from {ack.stream!r}/{ack.partition}")
             if ack.ackError == _Ack.WRONG_STREAM and waiting is not None:
                 waiting.refusal = PublishRejectedError(
-                    f"{ack.stream}/{ack.partition} listens there: {ack.detail}", "WRONG_STREAM"
+                    f"Another stream, {ack.stream}/{ack.partition}, stores this subject: {ack.detail}", "WRONG_STREAM"
                 )
             return
         other = bool(waiting is not None and waiting.uid and ack.streamUid and ack.streamUid != waiting.uid)
         if other and ack.ackError != _Ack.WRONG_STREAM:
             self._not_ours(
-                f"an ack on {self._addressing.address.subject} is that of another stream of this name, {ack.streamUid}"
+                f"an ack on {self._addressing.address.subject} came from an older stream of this name, {ack.streamUid}"
             )
         elif ack.ackError == _Ack.OK:
             self._stored(number, ack)
@@ -604,7 +614,9 @@ class Publisher:
 
     def _refusal(self, number: int, waiting: InFlight, ack: _Ack, other: bool) -> None:
         reason = _Ack.Error.Name(ack.ackError) if ack.ackError in _Ack.Error.values() else str(ack.ackError)
-        refusal = PublishRejectedError(f"{self._stream}/{self._partition} refused: {reason} {ack.detail}".rstrip(), reason)
+        refusal = PublishRejectedError(
+            f"{self._stream}/{self._partition} rejected the message: {reason} {ack.detail}".rstrip(), reason
+        )
         if other or not ack.streamUid:
             self._addressing.doubt()
         if ack.ackError in _AGAIN:
@@ -616,15 +628,18 @@ class Publisher:
         """Somebody else answers on the subject; what it says is nothing about our stream [A9]. The ack is waited for."""
         self.foreign_answers += 1
         self._transport.counters["acks by somebody else"] += 1
-        self._last_foreign = f"; {why}"
+        self._last_foreign = f" ({why})"
         self._addressing.doubt()
 
     def _on_denial(self, is_publish: bool, subject: str) -> None:
         """NATS refuses our messages, or their answers."""
         if (is_publish and subject != self._addressing.address.subject) or (not is_publish and subject != f"{self._inbox}.*"):
             return
-        what = f"publish on {subject}" if is_publish else f"listen for acks on {subject}"
-        denial = NotAllowedError(f"NATS does not let this user {what}")
+        what = f"publish on {subject}" if is_publish else f"subscribe for acks on {subject}"
+        denial = NotAllowedError(
+            f"The NATS permissions of this user do not allow it to {what}. Change the permissions: `liftpy permissions "
+            "--role publisher` prints them."
+        )
         self._posts.denied(denial)
         if not is_publish:
             self._subscription = None  # the next one tries again
@@ -666,7 +681,9 @@ class Publisher:
         if isinstance(error, OutcomeUnknownError):
             error = OutcomeUnknownError(str(error), message.message_id.decode())
         elif message.maybe_stored and not is_final(error):
-            error = OutcomeUnknownError(f"{error}; an earlier attempt was not answered", message.message_id.decode())
+            error = OutcomeUnknownError(
+                f"An earlier attempt got no ack, so the message may be stored. Last error: {error}", message.message_id.decode()
+            )
         answer = self._done(number)
         if answer.done():
             return
@@ -743,11 +760,18 @@ class Publisher:
 
     def _silence(self) -> str:
         where = f"{self._stream}/{self._partition} on {self._addressing.address.subject}"
-        return f"no ack of {where} within {self._options.timeout_s:g} s{self._last_foreign}"
+        return f"No ack from {where} within {self._options.timeout_s:g} s{self._last_foreign}. The message may be stored."
 
     async def _try_again(self, number: int, message: InFlight, now: float) -> None:
         if now >= message.give_up or (message.maybe_stored and now >= message.known_until):
-            self._fail(number, message.refusal or UnavailableError(f"nobody took it on {self._addressing.address.subject}"))
+            self._fail(
+                number,
+                message.refusal
+                or UnavailableError(
+                    f"No node accepted the message on {self._addressing.address.subject} in time. Check the leader with "
+                    f"`liftpy status --stream {self._stream}`, or increase timeout_s."
+                ),
+            )
         elif now >= message.resend_at and self._transport.has_room:
             message.resend_at, message.deadline, message.refusal = 0.0, message.deadline_from(now), None
             self._refused.discard(number)

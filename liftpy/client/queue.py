@@ -213,9 +213,9 @@ class QueueOptions:
         }
         for name, (low, high) in bounds.items():
             if not low <= getattr(self, name) <= high:
-                raise ConfigError(f"{name} = {getattr(self, name)} is outside {low:g}..{high:g}")
+                raise ConfigError(f"{name} = {getattr(self, name)} is outside {low:g}..{high:g}. Choose a value in this range.")
         if self.start not in ("earliest", "new"):
-            raise ConfigError(f"start = {self.start!r}: a queue begins at 'earliest' or 'new'")
+            raise ConfigError(f"Invalid start = {self.start!r}. Use 'earliest' or 'new'.")
         if self.dead_letters:
             check_name(self.dead_letters, "dead_letters")
 
@@ -478,7 +478,7 @@ class Queue:
             await queue.ack(jobs)
         """
         if not 1 <= max_records <= limits.MAX_TAKE:
-            raise ConfigError(f"max_records = {max_records} is outside 1..{limits.MAX_TAKE}")
+            raise ConfigError(f"max_records = {max_records} is outside 1..{limits.MAX_TAKE}. Choose a value in this range.")
         give_up_ns, tries = _now_ns() + round(timeout_s * 1e9), 0
         while not self._closed:
             if jobs := self._handed_on(max_records):
@@ -575,7 +575,7 @@ class Queue:
             return True
         self._note_end(place, answer)
         if answer.code:
-            raise GroupRejectedError(f"queue {self.name}: {answer.detail}")
+            raise GroupRejectedError(f"Queue {self.name}: the coordinator rejected the request: {answer.detail}")
         return False
 
     async def _look_anew(self) -> bool:
@@ -779,7 +779,9 @@ class Queue:
             UnavailableError: The coordinator did not answer. Nothing changed.
         """
         if not 0 <= delay_s <= limits.MAX_DELAY_MS / 1000:
-            raise ConfigError(f"delay_s = {delay_s} is outside 0..{limits.MAX_DELAY_MS / 1000:g}")
+            raise ConfigError(
+                f"delay_s = {delay_s} is outside 0..{limits.MAX_DELAY_MS / 1000:g}. Choose a value in this range."
+            )
         await self._settle(pb.SETTLE_NACK, list(jobs), delay_s=delay_s)
 
     async def extend(self, jobs: Iterable[Job]) -> None:
@@ -807,16 +809,22 @@ class Queue:
             UnavailableError: The coordinator did not answer. Nothing changed.
         """
         if not self._options.dead_letters:
-            raise ConfigError("name a stream for dead letters: QueueOptions(dead_letters=...)")
+            raise ConfigError('reject() needs a dead-letter stream. Set QueueOptions(dead_letters="STREAM").')
         if not 0 < len(reason.encode()) <= limits.MAX_REASON_BYTES:
-            raise ConfigError(f"a reason has 1 to {limits.MAX_REASON_BYTES} bytes")
+            raise ConfigError(f"Invalid reason. Use 1 to {limits.MAX_REASON_BYTES} bytes.")
         await self._settle(pb.SETTLE_REJECT, list(jobs), reason=reason)
 
     async def _settle(self, kind: Any, jobs: list[Job], *, delay_s: float = 0.0, reason: str = "") -> None:
         lost = await self._begin_settling(kind, jobs, delay_s=delay_s, reason=reason)
         if lost:
             self.counters["lost"] += len(lost)
-            raise LeaseLostError(f"queue {self.name}: the wait of {len(lost)} of {len(jobs)} records was over", lost)
+            raise LeaseLostError(
+                (
+                    f"Queue {self.name}: the ack wait of {len(lost)} of {len(jobs)} records expired, so other workers "
+                    f"receive them. Increase ack_wait_s ({self._options.ack_wait_s:g} s), or call extend()."
+                ),
+                lost,
+            )
 
     def _begin_settling(
         self, kind: Any, jobs: list[Job], *, delay_s: float = 0.0, reason: str = ""
@@ -840,7 +848,7 @@ class Queue:
         if answer is None:
             answer = await self._say(settle=settle)
             if answer.code not in (pb.GROUP_OK, pb.GROUP_STALE):
-                raise GroupRejectedError(f"queue {self.name}: {answer.detail}")
+                raise GroupRejectedError(f"Queue {self.name}: the coordinator rejected the acknowledgment: {answer.detail}")
         free = {(one.stream, one.partition) for one in settlements if self._options.order_by_key or one.kind != pb.SETTLE_ACK}
         for place in self._places:
             if (place.key.stream, place.key.partition) in free:

@@ -150,7 +150,8 @@ async def _once(
                         _look_at(ack.result(), subject, command)
         except TimeoutError:
             raise RequestTimeoutError(
-                f"no service {command.service} has answered on {subject} within {timeout_s:g} s: is it running, and does it reply?"
+                f"Service {command.service} did not answer on {subject} within {timeout_s:g} s. Check that it runs "
+                "and that it replies to commands."
             ) from None
         return _read(answer.result(), command)
 
@@ -158,7 +159,7 @@ async def _once(
 def _look_at(message: Any, subject: str, command: Command) -> None:
     """The stream's answer; raises what it says against the command. An answer of somebody else says nothing [A9]."""
     if not message.data:
-        raise NoRespondersError(f"nobody listens on {subject}")
+        raise NoRespondersError(f"No responders on {subject}. Check that the stream has a leader: `liftpy status`.")
     try:
         ack = frames.decode(message.data, client_pb2.Ack)
     except ProtocolError:
@@ -178,7 +179,12 @@ def _read(message: Any, command: Command) -> CommandAnswer:
     headers = dict(message.headers or {})
     who, offset = headers.get(SERVICE_HEADER), headers.get(OFFSET_HEADER, "")
     if who != command.service or not (offset.isascii() and offset.isdigit() and len(offset) <= 19):
-        raise ProtocolError(f"what has answered is {who or 'no service'}, not {command.service}")
+        raise ProtocolError(
+            f"The answer came from {who or 'no service'}, not from service {command.service}. Check the service "
+            "name and the stream."
+        )
     if ERROR_HEADER in headers:
-        raise CommandFailedError(f"{headers[ERROR_HEADER]}: {bytes(message.data).decode(errors='replace')}")
+        raise CommandFailedError(
+            f"The service failed on the command: {headers[ERROR_HEADER]}: {bytes(message.data).decode(errors='replace')}"
+        )
     return CommandAnswer(bytes(message.data), int(offset), headers.get(NODE_HEADER, ""))

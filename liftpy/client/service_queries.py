@@ -69,7 +69,7 @@ async def ask_for(
     The service says how many partitions there are. The instance of partition 0 is asked first for that, with any state.
     """
     if partition is not None and key is not None:
-        raise ConfigError("name partition or key, not both")
+        raise ConfigError("partition and key cannot be combined. Set one of them.")
     if partition is not None:
         return await ask(transport, subjects, service, query, partition, at_least, timeout_s)
     try:
@@ -83,8 +83,8 @@ async def ask_for(
         return await ask(transport, subjects, service, query, partition_of(key, max(1, partitions)), at_least, timeout_s)
     if partitions > 1:
         raise ConfigError(
-            f"the service {service} has {partitions} partitions, each with a state of its own: name one (partition=, "
-            "--partition), or the key whose records the query is about (key=, --key)"
+            f"Service {service} has {partitions} partitions, each with its own state. Name the partition "
+            "(partition=, --partition) or the key of the records (key=, --key)."
         )
     return answer
 
@@ -113,5 +113,8 @@ def _read(subject: str, partition: int, data: bytes, headers: dict[str, str]) ->
         failed.partitions = partitions
         raise failed
     if not (position.isascii() and position.isdigit()):
-        raise ProtocolError(f"what answers on {subject} is no service: its answer has no {POSITION_HEADER}")
+        raise ProtocolError(
+            f"The answer on {subject} does not come from a service: it has no header {POSITION_HEADER}. Check the "
+            "service name and --namespace."
+        )
     return QueryAnswer(data, int(position), headers.get(NODE_HEADER, ""), partition, partitions)

@@ -190,7 +190,7 @@ class _Course:
         producer = await opening
         try:
             if producer.source_uid != key.uid:
-                raise NotFoundError(f"{key.stream} was made again while it was read")
+                raise NotFoundError(f"Stream {key.stream} was deleted and created again during the copy. Start the copy again.")
             await self._send_all(producer)
         except LiftError as error:
             raise producer.failure or error from None

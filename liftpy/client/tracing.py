@@ -16,9 +16,11 @@ def making_of(trace: bool | TracerProvider) -> ClientFactories:
     if trace is False:
         return ClientFactories()
     if trace is not True and not callable(getattr(trace, "get_tracer", None)):
-        raise ConfigError(f"trace is True, False or a TracerProvider of OpenTelemetry, not {type(trace).__name__}")
+        raise ConfigError(
+            f"Invalid trace of type {type(trace).__name__}. Use True, False or a TracerProvider of OpenTelemetry."
+        )
     try:
         from liftpy.client.traced import TracedMaking
     except ImportError as error:
-        raise ConfigError(f"trace needs `pip install liftpy[trace]`: {error}") from None
+        raise ConfigError(f"trace=True needs OpenTelemetry. Install it with `pip install 'liftpy[trace]'`. ({error})") from None
     return TracedMaking(None if trace is True else trace)

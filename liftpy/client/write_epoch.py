@@ -55,7 +55,9 @@ class Round(NamedTuple):
             or not 0 <= self.number < _MAX_NUMBER
             or not 0 <= self.plan <= MAX_PLAN
         ):
-            raise ConfigError(f"{self} is no round: see liftpy.client.write_epoch")
+            raise ConfigError(
+                f"Invalid write epoch {self}. Its run, part, number or plan is out of range. See liftpy.client.write_epoch."
+            )
         return SourcePosition(self.run, self.part, offset_in(0, 0, self.plan), self.number + 1)
 
 
@@ -98,13 +100,16 @@ class Repeat:
         self.digest = self.digest.over(columns.cut(start, end), 0, end - start)
         self.passed += end - start
         if not self.left and self.expected is not None and self.digest != self.expected:
-            raise self._diverged("other records were stored")
+            raise self._diverged("other records are already stored")
 
     def check_whole(self) -> None:
         """Everything of the round was given; raises PublishRejectedError where more is stored."""
         if self.left:
-            raise self._diverged(f"{self.stored} records were stored, and now there are {self.passed}")
+            raise self._diverged(f"{self.stored} records are already stored, but this attempt has {self.passed}")
 
     @staticmethod
     def _diverged(what: str) -> PublishRejectedError:
-        return PublishRejectedError(f"a round that was begun before does not repeat itself: {what}", "DIVERGED_PRODUCER")
+        return PublishRejectedError(
+            (f"This attempt of the write epoch differs from the earlier one: {what}. Send the same records in the same order."),
+            "DIVERGED_PRODUCER",
+        )

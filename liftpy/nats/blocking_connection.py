@@ -73,7 +73,7 @@ class BlockingConnection:
         answer: Answer = concurrent.futures.Future()
         with self._lock:
             if self.closed:
-                answer.set_exception(ConnectionClosedError("the line is closed"))
+                answer.set_exception(ConnectionClosedError("The NATS connection is closed."))
                 return answer
             number = next(self._numbers)
             self._asked[number] = answer
@@ -103,7 +103,9 @@ class BlockingConnection:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes it
         asked, self._asked = self._asked, {}
         for answer in asked.values():
-            answer.set_exception(ConnectionClosedError(f"the line ended: {error}"))
+            answer.set_exception(
+                ConnectionClosedError(f"The NATS connection was lost: {error}. It is opened again with the next request.")
+            )
 
     # ---- the thread ----------------------------------------------------------------------------------------------------
     def _run(self) -> None:
@@ -121,10 +123,16 @@ class BlockingConnection:
     def _next_line(self) -> bytes:
         while (eol := self._rest.find(b"\r\n")) < 0:
             if len(self._rest) > LONGEST_LINE_BYTES:
-                raise UnavailableError(f"nats: a line of more than {LONGEST_LINE_BYTES} bytes")
+                raise UnavailableError(
+                    f"The NATS server sent a protocol line of more than {LONGEST_LINE_BYTES} bytes. Check that this URL "
+                    "is a NATS server."
+                )
             more = self._socket.recv(_READ_BYTES)
             if not more:
-                raise UnavailableError("the server has closed the connection")
+                raise UnavailableError(
+                    "The NATS server closed the connection. If this repeats, look for 'slow consumer' or 'authorization' "
+                    "in the server log."
+                )
             self._rest += more
         line, self._rest = self._rest[:eol], self._rest[eol + 2 :]
         return line
@@ -137,12 +145,15 @@ class BlockingConnection:
             with self._lock:
                 self._socket.sendall(b"PONG\r\n")
         elif fields[0].startswith(b"-ERR"):
-            raise UnavailableError(f"the server says {line[:200]!r}")
+            raise UnavailableError(f"The NATS server reports an error: {line[:200]!r}. Check the server log.")
 
     def _message(self, fields: list[bytes]) -> None:
         parts, size_bytes = message_fields(fields), size_of(fields[-1])
         if parts is None or not 0 <= size_bytes <= self.max_payload_bytes + LONGEST_LINE_BYTES:
-            raise UnavailableError(f"nats: {b' '.join(fields)[:80]!r} is no line of the protocol")
+            raise UnavailableError(
+                f"The NATS server sent an unknown protocol line: {b' '.join(fields)[:80]!r}. Check that this URL is a "
+                "NATS server."
+            )
         subject, sid, _, header_bytes = parts
         content = self._payload(size_bytes)
         inbox, _, digits = subject.rpartition(b".")
@@ -153,7 +164,9 @@ class BlockingConnection:
         if answer is None:
             return
         if header_bytes == size_bytes:
-            answer.set_exception(UnavailableError("nobody listens"))  # the server's word; an answer has a payload
+            answer.set_exception(
+                UnavailableError("No responders on this subject. Check that the nodes run: `liftpy health`.")
+            )  # the server's word; an answer has a payload
         else:
             answer.set_result(content[header_bytes:])
 
@@ -166,7 +179,10 @@ class BlockingConnection:
         while had < len(view):
             got = self._socket.recv_into(view[had:], len(view) - had, socket.MSG_WAITALL)
             if not got:
-                raise UnavailableError("the server has closed the connection")
+                raise UnavailableError(
+                    "The NATS server closed the connection. If this repeats, look for 'slow consumer' or 'authorization' "
+                    "in the server log."
+                )
             had += got
         return view[:size_bytes]
 

@@ -74,11 +74,13 @@ class Credentials:
     def __post_init__(self) -> None:
         ways = [bool(self.creds_file), bool(self.nkey_seed_file), bool(self.user), bool(self.token)]
         if sum(ways) > 1:
-            raise ConfigError("give one of creds_file, nkey_seed_file, user with password, token; not several")
+            raise ConfigError(
+                "Several kinds of credentials are set. Set only one of: creds_file, nkey_seed_file, user with password, token."
+            )
         if bool(self.user) != bool(self.password):
-            raise ConfigError("user and password belong together; give both or neither")
+            raise ConfigError("user and password belong together. Set both (LIFTPY_PASSWORD), or neither.")
         if bool(self.tls_cert_file) != bool(self.tls_key_file):
-            raise ConfigError("tls_cert_file and tls_key_file belong together; give both or neither")
+            raise ConfigError("tls_cert_file and tls_key_file belong together. Set both, or neither.")
         if self.inbox_prefix:
             check_inbox_prefixes((f"{self.inbox_prefix}.",))
         if self.principal:
@@ -112,19 +114,21 @@ class Credentials:
         try:
             context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=self.tls_ca_file or None)
         except (OSError, ssl.SSLError, ValueError) as error:
-            raise ConfigError(f"TLS: tls_ca_file {self.tls_ca_file} can't be used: {error}") from None
+            raise ConfigError(
+                f"Cannot use tls_ca_file {self.tls_ca_file}: {error}. Give a file with certificates in PEM format."
+            ) from None
         try:
             if self.tls_cert_file:
                 context.load_cert_chain(self.tls_cert_file, self.tls_key_file, password=_no_password)
         except (OSError, ssl.SSLError, ValueError) as error:
             files = f"TLS: tls_cert_file {self.tls_cert_file} with tls_key_file {self.tls_key_file}"
-            raise ConfigError(f"{files} can't be used: {error}") from None
+            raise ConfigError(f"Cannot use {files}: {error}. Give a certificate and its private key in PEM format.") from None
         return context
 
 
 def _no_password() -> str:
     """OpenSSL would ask at the terminal."""
-    raise ValueError("the key is encrypted; give one that is not")
+    raise ValueError("the private key is encrypted, use one without a passphrase")
 
 
 def _read(path: str, name: str) -> bytes:
@@ -132,7 +136,9 @@ def _read(path: str, name: str) -> bytes:
         with open(path, "rb") as file:
             return file.read(_MAX_FILE_BYTES)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{name} {path} can't be read: {getattr(error, 'strerror', None) or error}") from None
+        raise ConfigError(
+            f"Cannot read {name} {path}: {getattr(error, 'strerror', None) or error}. Check the path and its permissions."
+        ) from None
 
 
 def _proof(name: str, value: str) -> bytes:
@@ -150,7 +156,7 @@ def _check_creds(path: str) -> None:
     jwt, seed = _JWT.search(text), _SEED.search(text)
     if jwt is None or seed is None:
         missing = "JWT" if jwt is None else "nkey seed"
-        raise ConfigError(f"creds_file {path} holds no user {missing}: give the file that nsc writes (nsc generate creds)")
+        raise ConfigError(f"creds_file {path} contains no user {missing}. Use the file that `nsc generate creds` writes.")
     _check_seed(path, seed[1], "creds_file")
 
 
@@ -162,6 +168,6 @@ def _check_seed(path: str, seed: bytes, name: str = "nkey_seed_file") -> None:
         is_user = pair.public_key.startswith(b"U")
         pair.wipe()
     except Exception:  # nkeys and binascii have several; none of their texts may show what was read
-        raise ConfigError(f"{name} {path} holds no nkey seed: one line that begins with SU") from None
+        raise ConfigError(f"{name} {path} contains no nkey seed. It must have one line that starts with SU.") from None
     if not is_user:
-        raise ConfigError(f"{name} {path} holds the seed of no user: one line that begins with SU")
+        raise ConfigError(f"{name} {path} contains a seed, but not of a user. It must have one line that starts with SU.")

@@ -206,7 +206,10 @@ class StrictParser(Parser):
         eol = buffer.find(b"\r\n", position)
         if eol < 0:
             if len(buffer) - position > LONGEST_LINE_BYTES:
-                raise ProtocolError(f"nats: a line of more than {LONGEST_LINE_BYTES} bytes")
+                raise ProtocolError(
+                    f"The NATS server sent a protocol line of more than {LONGEST_LINE_BYTES} bytes. Check that the URL is "
+                    "a NATS server."
+                )
             return position
         start = eol + 2
         if buffer[position] not in b"HM":
@@ -215,7 +218,10 @@ class StrictParser(Parser):
         line = buffer[position:eol].split(b" ")
         total = size_of(line[-1])
         if total < 0 or line[0] not in (b"MSG", b"HMSG"):
-            raise ProtocolError(f"nats: {buffer[position : min(eol, position + 80)]!r} is no line of the protocol")
+            raise ProtocolError(
+                f"The NATS server sent an unknown protocol line: {buffer[position : min(eol, position + 80)]!r}. "
+                "Check that the URL is a NATS server."
+            )
         end = start + total + 2
         if end > len(buffer):
             self._needed_bytes = end - position
@@ -245,7 +251,9 @@ class StrictParser(Parser):
         except (OSError, Error):
             raise
         except Exception as error:  # INFO that is no JSON, -ERR without a text
-            raise ProtocolError(f"nats: {line[:80]!r} can't be read: {error!r}") from error
+            raise ProtocolError(
+                f"Cannot decode the NATS protocol line {line[:80]!r}: {error!r}. Check the version of the NATS server."
+            ) from error
 
     async def _message(self, line: list[bytes], content: bytes) -> None:
         """One that is for nats-py, or does not fit; ``content``: header block and payload."""
@@ -319,7 +327,7 @@ class StrictConnection(Client):
             self.options["tls"] = options["tls"]
         self._wants_tls = "tls" in options or self._urls_want_tls
         if self.is_connected:
-            await self._process_op_err(Error("nats: other credentials are used from now on"))
+            await self._process_op_err(Error("The NATS credentials were reloaded. The connection is opened again."))
 
     def hand_over(self, subject: str, reply: str, payload: bytes, room_bytes: int) -> bool:
         """Take a message as ``publish`` does, at half its price; False: not taken, ``publish`` is to do it, or to say why not.
@@ -357,7 +365,9 @@ class StrictConnection(Client):
         except (OSError, TimeoutError, Error):
             raise
         except Exception as error:
-            raise ProtocolError(f"nats: the server's first words can't be read: {error!r}") from error
+            raise ProtocolError(
+                f"Cannot decode the INFO line of the NATS server: {error!r}. Check that the URL is a NATS server."
+            ) from error
         self._made = getattr(transport, "_io_writer", None)
 
     def _leave_made(self) -> None:
@@ -405,7 +415,10 @@ class StrictConnection(Client):
         """The first thing that a server says, before it is told any secret: nats-py would go on in the clear."""
         if initial_connection and self._wants_tls and not info.get("tls_required") and self._is_in_the_clear():
             if not info.get("tls_available"):
-                raise Error("nats: the server offers no TLS, and TLS is wanted here: refused")
+                raise Error(
+                    "The NATS server does not offer TLS, but the settings of this client require it. Configure TLS on "
+                    "the server, or use a URL without tls://."
+                )
             info["tls_required"] = True  # nats-py would go on unencrypted; we do not
         await super()._process_info(info, initial_connection=initial_connection)
 
@@ -449,7 +462,7 @@ class StrictConnection(Client):
         text = err_msg.strip("'\" ")
         self.errors[f"server: {text.split(' for ')[0]}"] += 1
         logger.warning("NATS server: %s", text)
-        error = Error(f"nats: {text}")
+        error = Error(f"NATS server error: {text}")
         if "permissions violation" not in text.lower():
             await self._process_op_err(error)
         elif self._error_cb is not None:
@@ -462,7 +475,7 @@ def make_strict(connection: Client) -> Counter[str]:
     if isinstance(before, StrictParser):
         return before.errors
     if not isinstance(before, Parser) or not hasattr(connection, "_process_msg"):
-        raise ConfigError("this version of nats-py keeps its parser elsewhere: install nats-py>=2.12,<3")
+        raise ConfigError("This version of nats-py is not supported. Install nats-py>=2.12,<3.")
     parser = StrictParser(connection, check_subjects=False)
     half = bytes(before.buf)
     if before.state == AWAITING_MSG_PAYLOAD:

@@ -79,7 +79,13 @@ class Answers:
         for number, asked in self._asked.items():
             if (asked.subject == subject and is_publish) or ours or subject == f"{self._inbox}.{number}":
                 what = "publish" if is_publish and asked.subject == subject else "be answered"
-                self._fail(asked, NotAllowedError(f"NATS does not let this user {what} on {subject}"))
+                self._fail(
+                    asked,
+                    NotAllowedError(
+                        f"The NATS permissions of this user do not allow it to {what} on {subject}. Change the permissions: "
+                        "`liftpy permissions` prints them."
+                    ),
+                )
 
     def end(self, error: LiftError) -> None:
         """Nobody waits any more."""

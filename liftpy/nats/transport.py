@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
@@ -90,13 +91,19 @@ async def open_connection(
     except (OSError, nats.errors.Error, TimeoutError) as error:
         await _close(connection)
         if seen.not_accepted or isinstance(error, nats.errors.AuthorizationError):
-            raise NotAllowedError(f"the NATS server at {shown(urls)} does not accept these credentials") from None
-        raise UnavailableError(f"no NATS server lets us in at {shown(urls)}: {seen.last or error}") from error
+            raise NotAllowedError(
+                f"The NATS server at {shown(urls)} rejected the credentials. Check --creds, --nkey or --user and the "
+                "configuration of the server."
+            ) from None
+        raise UnavailableError(
+            f"Cannot connect to NATS at {shown(urls)}: {plain_cause(seen.last or error)}. Check that the server "
+            "is running, and check --nats (LIFTPY_NATS)."
+        ) from error
     except asyncio.CancelledError:
         await _close(connection)  # half connected, it would stay so
         raise
     except ValueError as error:
-        raise ConfigError(f"{shown(urls)} can't be connected to as it is: {error}") from error
+        raise ConfigError(f"Cannot use the NATS URL {shown(urls)}: {error}. Use nats://HOST:PORT.") from error
     return connection
 
 
@@ -109,6 +116,11 @@ async def _not_swallowed(work: Awaitable[_T]) -> _T:
     if task.cancelling() > before:
         raise asyncio.CancelledError
     return result
+
+
+def plain_cause(error: object) -> str:
+    """Return the text of an error of the operating system without its number: ``Connection refused``."""
+    return re.sub(r"\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
 
 
 class _ErrorsSeen:
@@ -165,14 +177,14 @@ class Transport:
         """Raise ClientClosedError after ``close``, ConfigError in another event loop, or thread, than the one that made it."""
         if self.closed or asyncio.get_running_loop() is not self._loop:
             self.must_be_at_home()
-            raise ClientClosedError("the client is closed")
+            raise ClientClosedError("The client is closed. Open a new client.")
 
     def must_be_at_home(self) -> None:
         """Raise ConfigError in another event loop, or thread, than the one that made it."""
         if asyncio.get_running_loop() is not self._loop:
             raise ConfigError(
-                "a client belongs to the event loop that made it: connect anew in this one, or hand the call over "
-                "(asyncio.run_coroutine_threadsafe)"
+                "A client belongs to the event loop that created it. Open a client in this loop, or use "
+                "asyncio.run_coroutine_threadsafe()."
             )
 
     def tell_of_close(self, callback: Callable[[], None]) -> Callable[[], None]:
@@ -220,7 +232,9 @@ class Transport:
         pause_s = 0.0
         while not self.has_room:
             if self._loop.time() >= give_up_at:
-                raise UnavailableError("the NATS server takes nothing from this connection: nothing was sent")
+                raise UnavailableError(
+                    "The NATS connection is blocked: its send buffer is full. Nothing was sent. Retry later."
+                )
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2 + 0.0005, 0.02)
             self.must_be_usable()
@@ -241,7 +255,10 @@ class Transport:
             try:
                 await self._open_inbox(timeout_s)
             except TimeoutError:
-                raise UnavailableError(f"no inbox for answers within {timeout_s:g} s: nothing was sent") from None
+                raise UnavailableError(
+                    f"Cannot open the reply inbox on NATS within {timeout_s:g} s. Nothing was sent. Check the NATS "
+                    "server, then retry."
+                ) from None
         number, reply, coming = self._answers.expect(subject)
         try:
             await self.publish(subject, payload, reply, headers, give_up_at=give_up_at)
@@ -249,11 +266,17 @@ class Transport:
                 answer = await coming
         except TimeoutError:
             self.must_be_usable()
-            raise RequestTimeoutError(f"no answer on {subject} within {timeout_s:g} s") from None
+            raise RequestTimeoutError(
+                f"No answer on {subject} within {timeout_s:g} s. The request may have been applied. Check `liftpy "
+                "health`, then retry."
+            ) from None
         finally:
             self._answers.forget(number)
         if nobody_there(answer):
-            raise NoRespondersError(f"nobody listens on {subject}")
+            raise NoRespondersError(
+                f"No responders on {subject}. Check that a liftpy node is connected to this NATS server: --nats, "
+                "--namespace and `liftpy health`."
+            )
         return answer
 
     @contextlib.asynccontextmanager
@@ -265,7 +288,10 @@ class Transport:
             try:
                 await self._open_inbox(timeout_s)
             except TimeoutError:
-                raise UnavailableError(f"no inbox for answers within {timeout_s:g} s: nothing was sent") from None
+                raise UnavailableError(
+                    f"Cannot open the reply inbox on NATS within {timeout_s:g} s. Nothing was sent. Check the NATS "
+                    "server, then retry."
+                ) from None
         number, reply, coming = self._answers.expect(subject)
         try:
             yield reply, coming
@@ -281,7 +307,7 @@ class Transport:
         async with asyncio.timeout(timeout_s):
             await asyncio.wait({opening})
         if opening.cancelled():  # by the close; nobody has cancelled who waits here
-            raise ClientClosedError("the client was closed before anything was sent")
+            raise ClientClosedError("The client was closed. Nothing was sent.")
         opening.result()
 
     async def _open(self, timeout_s: float) -> None:
@@ -306,7 +332,9 @@ class Transport:
                     await self.settle(timeout_s)
         except (nats.errors.Error, OSError) as error:
             self.must_be_usable()
-            raise UnavailableError(f"the NATS connection fails on {subject}: {str(error) or type(error).__name__}") from error
+            raise UnavailableError(
+                f"NATS connection error on {subject}: {str(error) or type(error).__name__}. Check the NATS server, then retry."
+            ) from error
         except asyncio.CancelledError:
             await _unsubscribe(subscription)
             raise
@@ -315,7 +343,10 @@ class Transport:
         if subject in denied or self.closed:
             await _unsubscribe(subscription)
             self.must_be_usable()
-            raise NotAllowedError(f"NATS does not let this user listen on {subject}, where answers would come")
+            raise NotAllowedError(
+                f"The NATS permissions of this user do not allow it to subscribe to {subject}, where answers arrive. "
+                "Change the permissions, or set --inbox-prefix. `liftpy permissions` prints the permissions."
+            )
         return subscription
 
     async def publish(
@@ -353,10 +384,15 @@ class Transport:
             else:
                 await self._write_large(subject, payload, reply, headers, give_up_at)
         except nats.errors.MaxPayloadError:
-            raise ProtocolError(f"{len(payload)} bytes are more than this NATS server takes") from None
+            raise ProtocolError(
+                f"The message has {len(payload)} bytes, more than the NATS server accepts. Send a smaller message, or "
+                "increase max_payload on the server."
+            ) from None
         except (nats.errors.Error, OSError, ValueError) as error:
             self.must_be_usable()
-            raise UnavailableError(f"the NATS connection fails on {subject}: {str(error) or type(error).__name__}") from error
+            raise UnavailableError(
+                f"NATS connection error on {subject}: {str(error) or type(error).__name__}. Check the NATS server, then retry."
+            ) from error
 
     async def _write_large(
         self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None, give_up_at: float
@@ -376,7 +412,9 @@ class Transport:
             for _ in range(2):
                 await _not_swallowed(self.connection.flush(timeout=timeout_s))  # type: ignore[arg-type]
         except (nats.errors.Error, OSError, TimeoutError) as error:
-            raise UnavailableError(f"the NATS connection fails: {str(error) or type(error).__name__}") from error
+            raise UnavailableError(
+                f"NATS connection error: {str(error) or type(error).__name__}. Check the NATS server, then retry."
+            ) from error
 
     def end(self) -> None:
         """Nothing goes through here any more, and who waits is told. The connection stays open: it may be the caller's."""
@@ -386,7 +424,9 @@ class Transport:
         self._unwatch = _nothing
         if isinstance(self.connection, StrictConnection) and self._renewed in self.connection.on_reconnected:
             self.connection.on_reconnected.remove(self._renewed)
-        self._answers.end(ClientClosedError("the client was closed before the answer came"))
+        self._answers.end(
+            ClientClosedError("The client was closed before the answer arrived. The request may have been applied.")
+        )
         callbacks, self._on_close = self._on_close, set()
         for callback in callbacks:
             callback()

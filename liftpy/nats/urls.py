@@ -37,10 +37,13 @@ def check_urls(urls: Iterable[str], *, bare: bool = False) -> None:
     given = tuple(urls)
     for url in given:
         if not url.isascii() or any(character.isspace() or not character.isprintable() for character in url):
-            raise ConfigError(f"nats: {shown(url)!r} has blanks, control characters or others that no URL has")
+            raise ConfigError(
+                f"Invalid NATS URL {shown(url)!r}: it has spaces, control characters or other invalid characters. Use "
+                "nats://HOST:PORT."
+            )
         _check(url, f"nats://{url}" if bare and "://" not in url else url)
     if not given:
-        raise ConfigError("nats: at least one URL is needed")
+        raise ConfigError("No NATS URL is given. Set --nats or LIFTPY_NATS, for example nats://127.0.0.1:4222.")
 
 
 def _check(url: str, whole: str) -> None:
@@ -48,15 +51,15 @@ def _check(url: str, whole: str) -> None:
     try:
         parts = urlsplit(whole)
     except ValueError:
-        raise ConfigError(f"{name} is not a NATS URL: nats://host:port") from None
+        raise ConfigError(f"Invalid NATS URL {name}. Use nats://HOST:PORT.") from None
     if parts.scheme not in SCHEMES:
-        raise ConfigError(f"{name} is not a NATS URL: it begins with one of {', '.join(f'{s}://' for s in SCHEMES)}")
+        raise ConfigError(f"Invalid NATS URL {name}. It must start with one of {', '.join(f'{s}://' for s in SCHEMES)}")
     if not parts.hostname:
-        raise ConfigError(f"{name} names no host: nats://host:port")
+        raise ConfigError(f"Invalid NATS URL {name}: the host is missing. Use nats://HOST:PORT.")
     if not _has_good_port(parts):
-        raise ConfigError(f"{name} has no good port: a number from 1 to 65535")
+        raise ConfigError(f"Invalid port in NATS URL {name}. Use a port from 1 to 65535.")
     if parts.path not in ("", "/") and not parts.scheme.startswith("ws"):
-        raise ConfigError(f"{name} has a path; a password with a slash in it has %2F there")
+        raise ConfigError(f"Invalid NATS URL {name}: it has a path. If a password contains a slash, write it as %2F.")
 
 
 def _has_good_port(parts: SplitResult) -> bool:

@@ -46,9 +46,12 @@ class RecordWriter:
         """
         stream = await self._client.stream(name)
         if uid and stream.uid != uid:
-            raise ConfigError(f"the stream {name} was deleted and made again")
+            raise ConfigError(f"Stream {name} was deleted and created again. Restart the service.")
         if not stream.answers:
-            raise ConfigError(f"{name} has the ack policy none and answers nobody")
+            raise ConfigError(
+                f"Stream {name} has the ack policy none, so the decision cannot be confirmed. Use a stream with the "
+                "ack policy leader or all."
+            )
         partition = partition if partition < len(stream.partitions) else 0
         subject = ".".join(_FILLED_IN if token in ("*", ">") else token for token in stream.subject.split("."))
         message = client_pb2.Message(
@@ -67,7 +70,7 @@ class RecordWriter:
         )
         ack = frames.decode(answer, client_pb2.Ack)
         if (ack.stream, ack.partition) != (name, partition) or ack.ackError != client_pb2.Ack.OK:
-            raise UnavailableError(f"{name}/{partition} did not take it: {ack.detail or ack.ackError}")
+            raise UnavailableError(f"{name}/{partition} rejected the decision: {ack.detail or ack.ackError}. Retry later.")
         return ack.offset
 
 

@@ -181,9 +181,12 @@ class EffectRunner:
         async with asyncio.timeout(self._settings.effect_timeout_s):
             result = await done
         if result is not None and not isinstance(result, bytes):
-            raise ServiceFailedError(f"on_effect returned {type(result).__name__}, neither bytes nor None")
+            raise ServiceFailedError(f"on_effect returned {type(result).__name__}. Return bytes or None.")
         if result is not None and len(result) > MAX_OUTPUT_BYTES:
-            raise ServiceFailedError(f"on_effect returned {len(result)} bytes, {MAX_OUTPUT_BYTES} at most")
+            raise ServiceFailedError(
+                f"on_effect returned {len(result)} bytes, at most {MAX_OUTPUT_BYTES} are allowed. Return a reference "
+                "to larger data."
+            )
         return result or b""
 
     async def _tick(self, machine: ServiceMachine) -> None:

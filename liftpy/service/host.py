@@ -322,7 +322,7 @@ class ServiceHost:
         if order.instance != self._instance or (self._order is not None and order.ackId < self._order.ackId):
             return
         if self._order is not None and order.streamUid != self._order.streamUid:
-            raise NotFoundError(f"the stream {order.stream} was deleted and made again: start the service anew")
+            raise NotFoundError(f"Stream {order.stream} was deleted and created again. Restart the service.")
         if self._feeder is not None and (self._order is None or order.ackId != self._order.ackId):
             self._feeder.ask_again()
         self._order, self._heard_s, self._greeted, self._refusal = order, time.monotonic(), True, ""
@@ -338,14 +338,14 @@ class ServiceHost:
             if self.machine is not None:
                 self._obey()
         if refusal.reason == _Reason.WRONG_STREAM:
-            raise NotFoundError(f"{refusal.node}: {refusal.detail}: start the service anew")
+            raise NotFoundError(f"Node {refusal.node} stopped the feed: {refusal.detail}. Restart the service.")
         if refusal.reason in (_Reason.MALFORMED, _Reason.COMPACTED):
-            raise ConfigError(f"{refusal.node}: {refusal.detail}")
+            raise ConfigError(f"Node {refusal.node} rejected the service: {refusal.detail}")
         if refusal.reason == _Reason.DIVERGED and refusal.position == BEGINNING:
-            raise ConfigError(f"{refusal.node}: {refusal.detail}")
+            raise ConfigError(f"Node {refusal.node} rejected the service: {refusal.detail}")
         if refusal.reason == _Reason.DIVERGED:
             self._diverged_at = refusal.position
-            raise DivergedError(f"{refusal.node}: {refusal.detail}")
+            raise DivergedError(f"Node {refusal.node} reports a different state: {refusal.detail}")
         if refusal.detail != self._refusal:
             logger.warning("%s beside %s is not registered: %s", self._settings.service, refusal.node, refusal.detail)
         self._refusal = refusal.detail

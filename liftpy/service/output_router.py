@@ -107,8 +107,8 @@ class Router:
         target = await self._client.stream(self.route.stream)
         if any(token in ("*", ">") for token in target.subject.split(".")) or not target.answers or target.config.compaction:
             raise ConfigError(
-                f"{self.route.stream} can't take a route's outputs: it needs a subject without wildcards, acknowledgements and no "
-                "compaction"
+                f"Stream {self.route.stream} cannot be used for a route. It needs a subject without wildcards, an ack "
+                "policy of leader or all, and no compaction."
             )
         places: dict[int, Place] = {}
         for partition in partitions_of(self._settings.partition, instances, len(target.partitions), self.route):
@@ -133,7 +133,9 @@ class Router:
         waiting, place.waiting = place.waiting, []
         while waiting:
             if not self._leads():
-                raise OutputNotWrittenError(f"route {self.route.name}: not LEADER any more")
+                raise OutputNotWrittenError(
+                    f"Route {self.route.name}: this instance is no longer the leader. The new leader writes the outputs."
+                )
             rows = [(record.value, record.key, headers_of(record)) for record in waiting[:_BATCH_RECORDS]]
             frame, count = fitting(to, place.end_offset, rows, self._transport.max_payload_bytes)
             await append(self._transport, to, frame, place.end_offset, count, self._settings.emit_timeout_s)

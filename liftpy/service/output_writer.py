@@ -77,13 +77,17 @@ async def append(
     ack = frames.decode(await transport.request(to.subject, frame, timeout_s), client_pb2.Ack)
     named = (ack.stream, ack.partition) == (to.stream, to.partition)
     if not named or ack.streamUid not in ("", to.uid):  # somebody else answers there: it says nothing [A9]
-        raise OutputNotWrittenError(f"{which} was answered by {ack.stream!r}/{ack.partition} (uid {ack.streamUid})")
+        raise OutputNotWrittenError(
+            f"The ack of {which} came from another stream: {ack.stream!r}/{ack.partition} (uid {ack.streamUid}). "
+            "Only one stream may store this subject: check `liftpy stream list`."
+        )
     if ack.ackError != client_pb2.Ack.OK:
         reason = client_pb2.Ack.Error.Name(ack.ackError) if ack.ackError in client_pb2.Ack.Error.values() else ack.ackError
-        raise OutputNotWrittenError(f"{which} was refused: {reason} {ack.detail}".rstrip())
+        raise OutputNotWrittenError(f"The output stream rejected {which}: {reason} {ack.detail}".rstrip())
     if (ack.offset, ack.recordCount) != (expected_offset, count):
         raise OutputConflictError(
-            f"{which} and {count - 1} more were written as {ack.recordCount} records from {ack.offset} on"
+            f"{which} and {count - 1} more were stored as {ack.recordCount} records from offset {ack.offset}. "
+            "Another program writes to the output stream. Choose a new stream (--output-stream)."
         )
 
 
@@ -208,16 +212,24 @@ class Emitter:
         stream = await self._client.stream(self._stream)
         if self._partition >= len(stream.partitions):
             raise ConfigError(
-                f"{self._stream} has {len(stream.partitions)} partitions, {self._partition} is needed for outputs"
+                f"Output stream {self._stream} has {len(stream.partitions)} partitions, but partition "
+                f"{self._partition} is needed. Add partitions (liftpy stream add-partitions)."
             )
         subject = data_subject(stream.subject, self._partition)
         if any(token in ("*", ">") for token in subject.split(".")):
-            raise ConfigError(f"{self._stream} listens on {subject}: outputs need a subject without wildcards")
+            raise ConfigError(
+                f"Output stream {self._stream} has the subject {subject} with wildcards. Use a stream without "
+                "wildcards (--output-stream)."
+            )
         if not stream.answers:
-            raise ConfigError(f"{self._stream} has the ack policy none and answers nobody: outputs need acknowledgements")
+            raise ConfigError(
+                f"Output stream {self._stream} has the ack policy none. Use a stream with the ack policy leader or "
+                "all (--output-stream)."
+            )
         if stream.config.compaction:
             raise ConfigError(
-                f"{self._stream} is compacted: output n would not stay at offset n; outputs need a stream that is not"
+                f"Output stream {self._stream} is compacted, so offsets of outputs would not be stable. Use a stream "
+                "without compaction (--output-stream)."
             )
         self._address = Destination(self._stream, stream.uid, self._partition, subject)
 
@@ -228,7 +240,7 @@ class Emitter:
         bounds = await self._client.bounds(self._stream, self._partition)
         if bounds.uid != self._address.uid:
             raise StreamReplacedError(
-                f"the output stream {self._stream} was deleted and created again: restart the service, it writes all outputs again"
+                f"Output stream {self._stream} was deleted and created again. Restart the service: it writes all outputs again."
             )
         end = bounds.end_offset
         self._look_for_a_cut(end)
@@ -267,7 +279,10 @@ class Emitter:
                     for record in piece.records():
                         take(record)
         except OffsetOutOfRangeError:
-            raise OutputNotWrittenError("the output stream's retention overtook the reading") from None
+            raise OutputNotWrittenError(
+                "Retention deleted records of the output stream while the service read them. The service retries. "
+                "Increase the retention of the output stream."
+            ) from None
 
     # ---- writing -----------------------------------------------------------------------------------------------------------
     async def _send(self) -> None:
@@ -282,7 +297,9 @@ class Emitter:
                 if isinstance(answer, OutputNotWrittenError | asyncio.CancelledError):
                     raise answer
                 if isinstance(answer, BaseException):
-                    raise OutputNotWrittenError(f"output {batch.first.number}: {answer}") from answer
+                    raise OutputNotWrittenError(
+                        f"Output {batch.first.number} was not stored: {answer}. The service retries."
+                    ) from answer
                 outbox.wrote(batch.last)
                 self._wait_s = _AGAIN_S
                 self._advance()

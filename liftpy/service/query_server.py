@@ -127,7 +127,9 @@ class QueryServer:
             await self._refuse(message.reply, error)
             return
         if not self._desk.take(Query(message.data, message.reply, time.monotonic(), at_least)):
-            await self._refuse(message.reply, QueryRejectedError("too many queries wait here"))
+            await self._refuse(
+                message.reply, QueryRejectedError("Too many queries wait on this node. Retry later, or query fewer at a time.")
+            )
             return
         self._arrival.set()
 
@@ -168,7 +170,13 @@ class QueryServer:
             self._desk.placed(queries, bounds.end_offset)
         except LiftError as error:
             for query in self._desk.drop(queries):
-                await self._refuse(query.reply, QueryRejectedError(f"how far the log is committed: {error.code}: {error}"))
+                await self._refuse(
+                    query.reply,
+                    QueryRejectedError(
+                        f"Cannot determine the committed offset: {error.code}: {error}. Retry later, or accept an older state "
+                        "(--at-least 0)."
+                    ),
+                )
 
     async def _answer_ready(self) -> None:
         machine = self._machine()
@@ -186,7 +194,10 @@ class QueryServer:
             await self._refuse(query.reply, QueryFailedError(str(error)))
             return
         if len(answer) + _HEADERS_BYTES > self._transport.connection.max_payload:
-            await self._refuse(query.reply, QueryFailedError(f"an answer of {len(answer)} bytes does not fit into a message"))
+            await self._refuse(
+                query.reply,
+                QueryFailedError(f"The answer has {len(answer)} bytes and does not fit into a NATS message. Ask for less."),
+            )
             return
         self.answered_count += 1
         headers = {POSITION_HEADER: str(machine.position), **self._who()}
@@ -201,7 +212,9 @@ class QueryServer:
         await publish_answer(self._transport.publish, (self._inboxes,), self.counters, reply, answer, headers)
 
     async def _reject(self, reply: bytes, error: Exception) -> None:
-        await self._refuse(reply, QueryFailedError(f"the service failed at this query: {type(error).__name__}"))
+        await self._refuse(
+            reply, QueryFailedError(f"The service failed on this query: {type(error).__name__}. See the log of the service.")
+        )
 
     async def _refuse(self, reply: str | bytes, error: LiftError) -> None:
         self.refused_count += 1

@@ -142,8 +142,9 @@ class Feeder:
             snapshot, tried = await self._keeper.later(self._log_start_offset, wanted)
             if _position(snapshot) < self._log_start_offset:
                 raise DataLossError(
-                    f"{self._identity}: the log begins at {self._log_start_offset}, the state {own} would lack records, and no other "
-                    f"node's service gave a later one: {tried}. Start the service beside a node where it has one, or copy that"
+                    f"{self._identity}: the log starts at offset {self._log_start_offset}, but the state {own} needs "
+                    f"earlier records. No other node gave a later snapshot: {tried}. Start the service next to a node "
+                    "that has one, or copy its snapshot directory."
                 )
         machine = ServiceMachine(
             self._factory(),
@@ -340,7 +341,7 @@ class Feeder:
 
     async def _do(self, step: Next, failing: Failing) -> None:
         if step is Next.STOP:
-            raise ServiceFailedError(f"{failing.error}. To pass over it on all nodes: {self._skip_command(failing.unit)}")
+            raise ServiceFailedError(f"{failing.error}. To skip this record on all nodes: {self._skip_command(failing.unit)}")
         if step is Next.TRY:
             await self._remake(failing.unit)
         elif step is Next.DECIDE and self._decider is not None:

@@ -83,15 +83,15 @@ class Replier:
             publish, rules = self._transport.publish, (self._inboxes,)
             is_sent = await publish_answer(publish, rules, self.counters, reply.to or "", reply.value, headers)
         except ProtocolError:
-            self._refuse(reply, f"takes no {len(reply.value)} bytes")
+            self._refuse(reply, f"the reply of {len(reply.value)} bytes is larger than this NATS server accepts")
         else:
             self.sent_count += is_sent
             if not is_sent:
-                self._refuse(reply, "is no inbox")
+                self._refuse(reply, "the reply subject is not an inbox")
 
     def _refuse(self, reply: Reply, why: str) -> None:
         self.refused_count += 1
         if self.refused_count == 1:
             logger.warning(
-                "%s: the reply to the record at %d is not sent: %r %s", self._settings.service, reply.offset, reply.to, why
+                "%s: the reply to the record at %d is not sent to=%r: %s", self._settings.service, reply.offset, reply.to, why
             )

@@ -75,22 +75,27 @@ class ServiceSettings:
         if self.dead_letter_stream:
             check_name(self.dead_letter_stream, "dead-letter stream")
         if self.dead_letter_stream and self.dead_letter_stream in (self.stream, self.output_stream):
-            raise ConfigError("dead_letter_stream is the stream that the service reads or writes: name another one")
+            raise ConfigError(
+                "dead_letter_stream is the same as the input or output stream. Choose another stream (--dead-letter-stream)."
+            )
         taken = {self.stream, self.output_stream, self.dead_letter_stream}
         for route in self.routes:
             check_name(route.name, "route")
             check_name(route.stream, "route's stream")
             if route.stream in taken:
                 raise ConfigError(
-                    f"route {route.name}: {route.stream} is read or written by the service already: name another stream"
+                    f"Route {route.name}: the service already uses stream {route.stream}. Choose another stream (--route)."
                 )
             taken.add(route.stream)
         if len({route.name for route in self.routes}) < len(self.routes) or len(self.routes) > MAX_ROUTES:
-            raise ConfigError(f"routes have different names, and there are at most {MAX_ROUTES}")
+            raise ConfigError(f"Invalid routes. Names must be unique, and at most {MAX_ROUTES} routes are allowed (--route).")
         if self.routes and not self.output_stream:
-            raise ConfigError("a route copies from the output stream: name one (--output-stream)")
+            raise ConfigError("A route copies from the output stream. Set an output stream (--output-stream).")
         if self.output_stream == self.stream:
-            raise ConfigError("output_stream is the stream that the service reads: it would read its own outputs")
+            raise ConfigError(
+                "output_stream is the input stream, so the service would read its own outputs. Choose another stream "
+                "(--output-stream)."
+            )
         check_inbox_prefixes(self.reply_prefixes)
         bounds: dict[str, tuple[float, float]] = {
             "partition": (0, 1 << 20),
@@ -116,4 +121,4 @@ class ServiceSettings:
         }
         for name, (low, high) in bounds.items():
             if not low <= getattr(self, name) <= high:
-                raise ConfigError(f"{name} = {getattr(self, name)} is outside {low:g}..{high:g}")
+                raise ConfigError(f"{name} = {getattr(self, name)} is outside {low:g}..{high:g}. Choose a value in this range.")

@@ -157,7 +157,10 @@ class SnapshotFetcher:
                     self.fetched_bytes += len(piece)
                     took_s = time.monotonic() - began_s
                     if took_s > _BEGINS_SLOWLY_S and size_bytes < took_s * _SLOWEST_BYTES_PER_S:
-                        raise UnavailableError(f"{size_bytes} bytes in {took_s:.0f} s are too few")
+                        raise UnavailableError(
+                            f"The snapshot download is too slow: {size_bytes} bytes in {took_s:.0f} s. The service tries another "
+                            "node."
+                        )
                 await asyncio.to_thread(incoming.finish, offer.digest)
             finally:
                 await asyncio.to_thread(incoming.close)
@@ -180,5 +183,8 @@ class SnapshotFetcher:
                 if not tries_left:
                     raise
         if not 0 < len(data) <= min(room, offer.size_bytes - start):
-            raise ProtocolError(f"{len(data)} bytes where at most {min(room, offer.size_bytes - start)} were asked for")
+            raise ProtocolError(
+                f"The node sent {len(data)} bytes of the snapshot, but at most {min(room, offer.size_bytes - start)} "
+                "were requested. The service tries another node."
+            )
         return data

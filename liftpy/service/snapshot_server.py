@@ -129,10 +129,13 @@ class SnapshotGiver:
             kept = [kept for kept in self._keeper.offers() if kept.digest == question.digest]
             held = self._hold(kept[0]) if kept else None
         if held is None:
-            raise UnavailableError(f"there is no snapshot at {question.position} any more")
+            raise UnavailableError(f"The snapshot at offset {question.position} no longer exists. Request a newer one.")
         room = min(question.maxBytes, self._settings.snapshot_chunk_bytes, self._transport.max_payload_bytes // 2)
         if not question.start < held.kept.size_bytes:
-            raise UnavailableError(f"the snapshot at {question.position} has {held.kept.size_bytes} bytes")
+            raise UnavailableError(
+                f"The snapshot at offset {question.position} has {held.kept.size_bytes} bytes, the request is outside "
+                "of it. Start the download again."
+            )
         held.used_s = time.monotonic()
         return held.file.read(question.start, room)
 

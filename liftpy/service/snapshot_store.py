@@ -44,7 +44,9 @@ class ServiceLock:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._lock)
-            raise DataDirectoryLockedError(f"{path} is held by another process of this service; stop it first") from None
+            raise DataDirectoryLockedError(
+                f"Another process of this service uses the directory {path}. Stop it, or choose another directory (--data)."
+            ) from None
 
     def close(self) -> None:
         """Release it."""
@@ -110,7 +112,7 @@ class Incoming:
         """It is whole: make it durable. Raises CorruptionError for bytes that have not this digest, or are no snapshot of the
         service's; UnknownFormatError, StorageError."""
         if self._digest.digest() != digest:
-            raise CorruptionError("its bytes have another digest")
+            raise CorruptionError("the digest of the file does not match")
         with _storage_errors("write", self._path):
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -118,7 +120,7 @@ class Incoming:
             data = self._file.read()
         snapshot = decode(data, self._identity)
         if snapshot.position != int(self._path.stem):
-            raise CorruptionError(f"it is of position {snapshot.position}")
+            raise CorruptionError(f"the content belongs to offset {snapshot.position}")
         with _storage_errors("write", self._path):
             self._temporary.rename(self._path)
             _flush_names(self._path.parent)
@@ -163,7 +165,7 @@ class SnapshotStore:
             except CorruptionError as error:
                 if path.suffix == _SUFFIX:
                     logger.warning("%s can't be used and is set aside: %s", path, error)
-                    with _storage_errors("set aside", path):
+                    with _storage_errors("quarantine", path):
                         path.rename(path.with_suffix(_DAMAGED))
                 continue
             if not wanted(snapshot):
@@ -197,7 +199,10 @@ class SnapshotStore:
         snapshot = snapshot.whole()
         data = snapshot.encode()
         if len(data) > self._max_bytes:
-            raise StorageError(f"a snapshot of {len(data)} bytes is more than max_snapshot_bytes = {self._max_bytes}")
+            raise StorageError(
+                f"The snapshot has {len(data)} bytes, more than max_snapshot_bytes = {self._max_bytes}. Increase this "
+                "setting, or keep less state."
+            )
         path = self._path(snapshot.position)
         with _storage_errors("write", path):
             self._replace(path, data, snapshot)
@@ -225,10 +230,13 @@ class SnapshotStore:
             os.fsync(file.fileno())
         try:
             if decode(temporary.read_bytes(), self._identity) != snapshot:
-                raise CorruptionError("the file holds another state than the one that was written")
+                raise CorruptionError("the content of the file differs from what was written")
         except (CorruptionError, UnknownFormatError) as error:
             temporary.unlink()
-            raise StorageError(f"the snapshot at {snapshot.position} can't be read back, and is not stored: {error}") from None
+            raise StorageError(
+                f"The snapshot at offset {snapshot.position} is damaged after the write, so it is not stored: "
+                f"{error}. Check the disk."
+            ) from None
         temporary.rename(path)
         _flush_names(self.folder)
 
@@ -252,7 +260,7 @@ class SnapshotStore:
     def set_aside(self, diverged: Callable[[Snapshot], bool]) -> None:
         """Never begin from these again; they stay as ``.diverged``, for whoever looks for the cause."""
         for path in self._files():
-            with _storage_errors("set aside", path), contextlib.suppress(CorruptionError, UnknownFormatError):
+            with _storage_errors("quarantine", path), contextlib.suppress(CorruptionError, UnknownFormatError):
                 if diverged(decode(path.read_bytes(), self._identity)):
                     logger.error("%s holds a state that has diverged: set aside", path)
                     path.rename(path.with_suffix(".diverged"))
@@ -286,4 +294,4 @@ def _storage_errors(what: str, path: Path):  # type: ignore[no-untyped-def]
     try:
         yield
     except OSError as error:
-        raise StorageError(f"{what} {path}: {error.strerror or error}") from error
+        raise StorageError(f"Cannot {what} {path}: {error.strerror or error}. Check the disk and its permissions.") from error

@@ -271,12 +271,15 @@ class Catalog:
             streams = await wanted_streams(admin, wanted)
         except (NoRespondersError, NoClusterError):
             raise NoRespondersError(
-                f"NATS is there, and no node of a cluster with the namespace {access.namespace!r} at {access.servers}: is the option "
-                "namespace right, do the nodes run, and is it the same NATS account?"
+                f"NATS answers at {access.servers}, but no node of namespace {access.namespace!r} does. Check the "
+                "option namespace, that the nodes run, and the NATS account."
             ) from None
         there = {(stream.name, p.partition) for stream in streams for p in stream.partitions}
         if lacking := [f"{stream}/{partition}" for stream, partition in wanted.partitions if (stream, partition) not in there]:
-            raise NotFoundError(f"assign names partitions that are not there: {', '.join(lacking)}")
+            raise NotFoundError(
+                f"The option assign names partitions that do not exist: {', '.join(lacking)}. Check the stream with "
+                "`liftpy stream show`."
+            )
         self._streams = (now_s, streams)
         return streams
 

@@ -140,7 +140,7 @@ class FileRange:
         folder = Path(self._files.folder)
         key = PartitionKey(self._planned.stream, self._planned.uid, self._planned.partition)
         if not folder.is_absolute() or folder.parts[-2:] != Path(key.folder).parts:
-            raise ProtocolError("that is not the folder of the planned partition")
+            raise ProtocolError("The directory belongs to another partition. Check the option for local files.")
         opened = []
         for base_offset, begin, end in self._files.spans:
             descriptor = os.open(folder / log_name(base_offset), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -155,7 +155,10 @@ class FileRange:
             if batch.next_offset <= position or position >= end:
                 continue
             if batch.base_offset > position:
-                raise ProtocolError(f"a gap, offset {position} was looked for and {batch.base_offset} came")
+                raise ProtocolError(
+                    f"Gap in the local log: expected offset {position}, found {batch.base_offset}. The records are read "
+                    "from a node instead."
+                )
             piece = BatchSlice.between(batch, position, end)
             found += [piece] if piece is not None else []
             position = min(batch.next_offset, end)
@@ -174,7 +177,10 @@ def _block(descriptor: int, begin: int, end: int) -> memoryview:
             block = os.pread(descriptor, size_bytes, begin)
             whole = _whole_bytes(block)
     if not whole:
-        raise CorruptionError(f"no whole batch at position {begin}: was the file cut?")
+        raise CorruptionError(
+            f"The local log has no complete batch at position {begin}: the file was truncated. The records are "
+            "read from a node instead."
+        )
     return memoryview(block)[:whole]
 
 

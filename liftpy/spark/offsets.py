@@ -120,7 +120,10 @@ class StreamOffsets:
         """From a checkpoint's dict; ConfigError if it is not one."""
         offsets, uids, epochs, began = _entries(document, "the checkpoint's offset")
         if lacking := sorted({stream for stream, _ in offsets} - set(uids)):
-            raise ConfigError(f"the checkpoint's offset has no uid for {', '.join(lacking)}: was it written by another source?")
+            raise ConfigError(
+                f"The offset of the checkpoint has no stream uid for {', '.join(lacking)}. Another source wrote it. "
+                "Use a new checkpoint."
+            )
         return cls(offsets, uids, epochs, began)
 
 
@@ -133,23 +136,25 @@ def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tupl
     if found := relative(text.strip()):
         return found
     allowed = (
-        f"use {', '.join(words)}, -10m (so long ago), -1000 (so many records of each partition before the end) or JSON such as "
+        f"{', '.join(words)}, -10m (ten minutes ago), -1000 (1000 records before the end of each partition) or JSON such as "
     )
     allowed += f'{{"orders": {{"0": 23, "1": {specials[0]}}}}}'
     try:
         document = load_json(text)
     except ValueError:
-        raise ConfigError(f"{option} = {text!r}: {allowed}") from None
+        raise ConfigError(f"Invalid {option} = {text!r}. Use {allowed}.") from None
     if not isinstance(document, dict):
-        raise ConfigError(f"{option} = {text!r}: {allowed}")
+        raise ConfigError(f"Invalid {option} = {text!r}. Use {allowed}.")
     offsets, uids, epochs, began = _entries(document, option)
     if began:
-        raise ConfigError(f"{option}: {_BEGAN!r} belongs to a checkpoint: leave it out")
+        raise ConfigError(f"Invalid {option}: {_BEGAN!r} belongs to a checkpoint. Remove it.")
     for (stream, partition), offset in offsets.items():
         if offset < 0 and offset not in specials:
-            raise ConfigError(f"{option}: {offset} for {stream}/{partition} is not allowed here; {allowed}")
+            raise ConfigError(f"Invalid {option}: {offset} for {stream}/{partition}. Use {allowed}.")
     if lacking := sorted(epochs.keys() - offsets.keys()):
-        raise ConfigError(f"{option}: epochs of {lacking[0][0]}/{lacking[0][1]}, for which no offset is given")
+        raise ConfigError(
+            f"Invalid {option}: it has epochs of {lacking[0][0]}/{lacking[0][1]} without an offset. Add the offset."
+        )
     return OffsetSpec(
         offsets=tuple(sorted(offsets.items())), uids=tuple(sorted(uids.items())), epochs=tuple(sorted(epochs.items()))
     )
@@ -189,7 +194,7 @@ def _entries(document: Mapping[str, object], what: str) -> tuple[Bounds, dict[st
     for stream, entries in document.items():
         check_name(stream, f"{what}: stream")
         if not isinstance(entries, Mapping):
-            raise ConfigError(f"{what}: {stream!r} must map partitions to offsets")
+            raise ConfigError(f'Invalid {what}: {stream!r} must map partitions to offsets, as in {{"orders": {{"0": 100}}}}.')
         for key, value in entries.items():
             if key == _UID and isinstance(value, str):
                 uids[stream] = value
@@ -226,9 +231,9 @@ def check_uids(known: Mapping[str, str], now: Mapping[str, str]) -> None:
     """Raise NotFoundError if a stream of ``known`` now has another uid: it was deleted and made again [R9]."""
     for stream in sorted(made_again(known, now)):
         raise NotFoundError(
-            f"stream {stream} was deleted and made again: the offsets belong to uid {known[stream]}, it is {now[stream]} now. "
-            "Begin with a new checkpoint (and a new output), name another stream, or take the new one from its beginning "
-            "(a streaming query's onRecreated=earliest)"
+            f"Stream {stream} was deleted and created again: the offsets belong to uid {known[stream]}, the uid "
+            f"is now {now[stream]}. Use a new checkpoint and a new output. To read the new stream from its "
+            "beginning, set onRecreated=earliest."
         )
 
 

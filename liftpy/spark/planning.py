@@ -131,8 +131,8 @@ def _check_committed(offsets: Bounds, views: Views, option: str) -> None:
     for key, offset in offsets.items():
         if offset > views[key].end_offset and offset not in views[key].lost_ends:
             raise OffsetOutOfRangeError(
-                f"{option}: {offset} of {key[0]}/{key[1]} is past the committed end {views[key].end_offset} (exclusive); "
-                "wait until it is committed, or use latest"
+                f"{option}: offset {offset} of {key[0]}/{key[1]} is beyond the committed end {views[key].end_offset} "
+                "(exclusive). Wait until it is committed, or use latest."
             )
 
 
@@ -141,8 +141,8 @@ def _resolve(spec: OffsetSpec, key: tuple[str, int], view: PartitionView, defaul
         found = view.end_offset if timed is None else timed
         if spec.must_match and found >= view.end_offset:
             raise OffsetOutOfRangeError(
-                f"no committed record of {key[0]}/{key[1]} is stamped at or after {spec.time_of(key)} ns: take an earlier time, or "
-                "what comes next with startingOffsetsByTimestampStrategy = latest"
+                f"No committed record of {key[0]}/{key[1]} has a time of {spec.time_of(key)} ns or later. Use an "
+                "earlier time, or set startingOffsetsByTimestampStrategy = latest."
             )
         return found
     if spec.back_records:
@@ -159,9 +159,9 @@ def _covered(spec: OffsetSpec, views: Views, option: str) -> Views:
     named = {key for key, _ in spec.offsets or spec.times}
     if lacking := sorted(set(views) - named):
         also = "" if spec.times else " (-2 means earliest, -1 latest)"
-        raise ConfigError(f"{option} must name every partition; missing: {_names(lacking)}{also}")
+        raise ConfigError(f"{option} must name every partition. Missing: {_names(lacking)}{also}")
     if unknown := sorted(named - set(views)):
-        raise ConfigError(f"{option} names what is not there or not read: {_names(unknown)}")
+        raise ConfigError(f"{option} names partitions that do not exist or are not read: {_names(unknown)}. Remove them.")
     return views
 
 
@@ -188,7 +188,9 @@ def plan_ranges(views: Views, starts: Bounds, ends: Bounds, *, fail_on_data_loss
             losses.append(cut_text(view))
             start, end = _around_cut(view.cut_at, start, end, planned=end in view.lost_ends)
         if start > end:
-            raise ConfigError(f"the start {start} of {key[0]}/{key[1]} is behind its end {end}")
+            raise ConfigError(
+                f"The start {start} of {key[0]}/{key[1]} is after its end {end}. Use an earlier start or a later end."
+            )
         kept, loss = _kept(view, start, end)
         losses += [loss] if loss else []
         if kept:
@@ -196,7 +198,10 @@ def plan_ranges(views: Views, starts: Bounds, ends: Bounds, *, fail_on_data_loss
     if losses and fail_on_data_loss:
         raise DataLossError(
             "; ".join(losses)
-            + ". Start from what is kept (startingOffsets, new checkpoint), or read the rest with failOnDataLoss=false"
+            + (
+                ". Start from existing records (startingOffsets with a new checkpoint), or read the others with "
+                "failOnDataLoss=false."
+            )
         )
     return ranges, losses
 
@@ -253,7 +258,7 @@ def _kept(view: PartitionView, start: int, end: int) -> tuple[PlannedRange | Non
     loss = ""
     first = max(start, view.log_start_offset)
     if first > start and start < end:
-        loss = f"OFFSET_OUT_OF_RANGE {view.stream}/{view.partition}: offsets [{start}, {min(first, end)}) are gone, "
+        loss = f"OFFSET_OUT_OF_RANGE {view.stream}/{view.partition}: offsets [{start}, {min(first, end)}) were deleted, "
         loss += f"the log starts at {first}"
     if end > view.end_offset:
         loss = f"OFFSET_OUT_OF_RANGE {view.stream}/{view.partition}: offsets [{max(first, view.end_offset)}, {end}) were "
@@ -279,7 +284,7 @@ def check_pieces(ranges: list[PlannedRange], min_partitions: int, max_records: i
     """Raise ConfigError where one of ``ranges`` would be cut into more than MAX_PIECES."""
     for whole, count in zip(ranges, _counts(ranges, min_partitions, max_records), strict=True):
         if count > MAX_PIECES:
-            raise ConfigError(f"{whole} would be cut into {count} pieces, more than {MAX_PIECES}: ask for larger ones")
+            raise ConfigError(f"{whole} would be divided into {count} tasks, more than {MAX_PIECES}. Use larger ones.")
 
 
 def split_ranges(ranges: list[PlannedRange], min_partitions: int, max_records: int = 0) -> list[PlannedRange]:
@@ -402,7 +407,7 @@ def end_within_bytes(limit_bytes: int, starts: Bounds, ends: Bounds, uids: Mappi
     asked = [RangeQuestion(key, uids[key[0]], starts[key], ends[key]) for key in waiting]
     facts = measure(asked)
     if any(found.size_bytes is None for found in facts):
-        raise ConfigError("maxBytesPerTrigger needs nodes that tell sizes: upgrade them all, or use maxOffsetsPerTrigger")
+        raise ConfigError("maxBytesPerTrigger needs nodes that report sizes. Upgrade all nodes, or use maxOffsetsPerTrigger.")
     sizes = {key: found.size_bytes or 0 for key, found in zip(waiting, facts, strict=True)}
     if sum(sizes.values()) <= limit_bytes:
         return dict(ends)

@@ -131,7 +131,9 @@ def result_of(future: concurrent.futures.Future[T], timeout_s: float) -> T:
         return future.result(timeout_s + CONNECT_TIMEOUT_S * 4 + _MARGIN_S)
     except concurrent.futures.TimeoutError:
         future.cancel()
-        raise UnavailableError(f"no answer within {timeout_s:g} s and then some") from None
+        raise UnavailableError(
+            f"No answer from NATS or the node within {timeout_s:g} s. Check the option nats and `liftpy health`."
+        ) from None
 
 
 def credentials_of(access: Access) -> Credentials:
@@ -155,7 +157,9 @@ def _secret(file: str) -> str:
     try:
         return Path(file).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the file {file} with a NATS secret can't be read: {error}") from error
+        raise ConfigError(
+            f"Cannot read the file {file} with a NATS secret: {error}. Check the path and its permissions on this machine."
+        ) from error
 
 
 _links: OrderedDict[tuple[int, Access], Link] = OrderedDict()

@@ -169,4 +169,4 @@ def _must_be_there(link: Link, planned: PlannedRange, options: SourceOptions) ->
         try:
             link.call(ask(), 2 * options.patience_s)
         except LogTruncatedError as error:
-            raise DataLossError(f"{planned}: records of it are gone since it was planned: {error}") from None
+            raise DataLossError(f"{planned}: records were deleted after the query was planned: {error}") from None

@@ -225,9 +225,14 @@ async def _is_there(admin: Admin, planned: PlannedRange) -> None:
     try:
         now = await admin.stream(planned.stream)
     except NotFoundError:
-        raise NotFoundError(f"stream {planned.stream} was deleted after {planned} was planned") from None
+        raise NotFoundError(
+            f"Stream {planned.stream} was deleted after {planned} was planned. Check the stream name."
+        ) from None
     if now.uid != planned.uid:
-        raise NotFoundError(f"stream {planned.stream} was deleted and made again after {planned} was planned")
+        raise NotFoundError(
+            f"Stream {planned.stream} was deleted and created again after {planned} was planned. Use a new "
+            "checkpoint and a new output."
+        )
 
 
 def first_choice(planned: PlannedRange, rules: FetchRules) -> str:
@@ -243,15 +248,16 @@ async def _after_loss(reader: PartitionReader, progress: ReadProgress, span: _Sp
     if bounds.log_start_offset <= progress.next_offset:
         if refusals > _MOST_REFUSALS:
             raise ProtocolError(
-                f"{progress.next_offset} of {span.planned} is refused although {bounds.leader} says that it has it"
+                f"Offset {progress.next_offset} of {span.planned} was rejected, although {bounds.leader} reports that "
+                "it has it. Retry the query."
             )
         reader.node = bounds.leader
         return
     lost_end = min(bounds.log_start_offset, span.end_offset)
-    text = f"OFFSET_OUT_OF_RANGE {span.planned}: offsets [{progress.next_offset}, {lost_end}) are gone since this was planned, "
+    text = f"OFFSET_OUT_OF_RANGE {span.planned}: offsets [{progress.next_offset}, {lost_end}) were deleted after planning, "
     text += f"the log of {bounds.leader} starts at {bounds.log_start_offset}"
     if span.rules.fail_on_data_loss:
-        raise DataLossError(f"{text}. Read from what is kept, or set failOnDataLoss to false")
+        raise DataLossError(f"{text}. Start from existing records, or set failOnDataLoss to false.")
     _logger.warning("%s; reading goes on from there", text)
     progress.next_offset = lost_end
 
@@ -264,13 +270,20 @@ def check_pieces(planned: PlannedRange, pieces: list[BatchSlice], leader_epoch: 
     for piece in pieces:
         epoch, header = piece.batch.leader_epoch, piece.batch.header
         if header.record_count <= header.last_offset_delta and not planned.compacted:
-            raise ProtocolError(f"{planned}: the batch at {header.base_offset} lacks records, and the stream is not compacted")
+            raise ProtocolError(
+                f"{planned}: the batch at offset {header.base_offset} lacks records, although the stream is not "
+                "compacted. Run `liftpy spark audit` for this stream."
+            )
         if epoch > planned.leader_epoch:
             raise DataLossError(
-                f"{planned}: the records from {piece.batch.base_offset} were written in LeaderEpoch {epoch}, after others "
-                f"had been committed there in {planned.leader_epoch} or before: an unclean election lost the first ones"
+                f"{planned}: records from offset {piece.batch.base_offset} have LeaderEpoch {epoch}, but others were "
+                f"committed there in epoch {planned.leader_epoch} or before. An unclean election lost the first "
+                "records. Start with a new checkpoint, or set failOnDataLoss to false."
             )
         if epoch < leader_epoch:
-            raise ProtocolError(f"{planned}: LeaderEpoch {epoch} at offset {piece.batch.base_offset} follows {leader_epoch}")
+            raise ProtocolError(
+                f"{planned}: LeaderEpoch {epoch} at offset {piece.batch.base_offset} follows the higher epoch "
+                f"{leader_epoch}. Run `liftpy spark audit` for this stream."
+            )
         leader_epoch = epoch
     return leader_epoch

@@ -64,8 +64,8 @@ _COUNTS_WHEN_ADAPTIVE = (
 _SLOWEST_BYTES_S = 100_000
 _LOOK_S = 600.0
 _FIX_COUNT = (
-    f"The number of tasks must stay: set {ADAPTIVE_STREAMING}=false (for batch writes {ADAPTIVE}=false; adaptive execution goes by the "
-    'number of cores), or name it, repartition(8, "key"), and keep spark.sql.shuffle.partitions and minPartitions'
+    f"To keep the number of tasks constant, set {ADAPTIVE_STREAMING}=false (for batch writes {ADAPTIVE}=false) or use "
+    'repartition(8, "key"). Do not change spark.sql.shuffle.partitions and minPartitions'
 )
 _logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def sink_options(given: dict[str, str], schema: StructType, overwrite: bool) -> 
     """The options of a writer of rows of ``schema``; raises ConfigError."""
     options = SinkOptions.parse(given)
     if overwrite:
-        raise ConfigError('a stream is appended to, never overwritten: mode("append"), or outputMode("append")')
+        raise ConfigError('A stream cannot be overwritten. Use mode("append") or outputMode("append").')
     check_schema(to_arrow_schema(schema), stream=options.stream)
     return options
 
@@ -121,9 +121,12 @@ def _explained(round: Round | None, settings: Mapping[str, str] | None = None) -
         if isinstance(behind, PlanChangedError) and round is not None:
             given = ", ".join(f"{name}={value}" for name, value in sorted((settings or {}).items()) if value)
             raise SourceError(
-                f"[TASKS_CHANGED] batch {round.number} of {round.run} was begun under other settings, which can give it another "
-                "number of tasks than now: its records would be stored twice. This task has stored nothing. The settings are now: "
-                f"{given}. Run the batch again as it was begun, with as many cores and the same settings. {_FIX_COUNT}",
+                (
+                    f"[TASKS_CHANGED] Batch {round.number} of {round.run} was started with other settings, which can "
+                    "change the number of tasks. A second run would store its records twice. This task stored nothing. "
+                    f"The settings are now: {given}. Run the batch again with the first settings and number of cores. "
+                    f"{_FIX_COUNT}"
+                ),
                 "TASKS_CHANGED",
             ) from behind
         if behind.reason == "DIVERGED_PRODUCER" and round is not None:
@@ -148,8 +151,10 @@ def whole_input(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         broken = error
     if broken is not None or _coming(pipe, _MARK_BYTES) != END_OF_INPUT:
         raise SourceError(
-            "[INPUT_FAILED] the input of this task ended before all of it was there: Spark says why (an error before the sink, a task "
-            "or an executor that was killed). A part of it is never taken for the whole: the next attempt writes it",
+            (
+                "[INPUT_FAILED] The input of this task ended too early. Spark reports the cause: an error before the "
+                "sink, or a killed task or executor. Spark runs the task again."
+            ),
             "INPUT_FAILED",
         ) from broken
 
@@ -166,9 +171,11 @@ def _worker_pipe() -> io.BufferedReader:
                 return pipe
         frame = frame.f_back
     raise SourceError(
-        f"[CONFIG] Spark {pyspark.__version__} does not show here where the input of a task ends, so that a part of it could be taken "
-        "for the whole: leave spark.python.use.daemon at true, and use a version of Spark that liftpy supports "
-        "(pip install 'liftpy[spark]')",
+        (
+            f"[CONFIG] Spark {pyspark.__version__} does not show where the input of a task ends, so records could "
+            "be lost. Set spark.python.use.daemon to true, and use a supported Spark version: pip install "
+            "'liftpy[spark]'."
+        ),
         "CONFIG",
     )
 
@@ -225,7 +232,9 @@ def append(link: Link, options: SinkOptions, batches: Iterable[pa.RecordBatch], 
 def _task() -> TaskContext:
     context = TaskContext.get()
     if context is None:
-        raise ConfigError("Spark does not say which task this is")
+        raise ConfigError(
+            "Spark does not report the id of this task. Use a supported Spark version: pip install 'liftpy[spark]'."
+        )
     return context
 
 
@@ -241,7 +250,10 @@ class LiftStreamWriter(DataSourceStreamArrowWriter):
             task = _task()
             query, batch = task.getLocalProperty(QUERY_ID), task.getLocalProperty(BATCH_ID)
             if not query or not batch:
-                raise ConfigError(f"Spark does not say which micro-batch this is ({QUERY_ID}, {BATCH_ID})")
+                raise ConfigError(
+                    f"Spark does not report the id of this micro-batch ({QUERY_ID}, {BATCH_ID}). Use a supported Spark "
+                    "version: pip install 'liftpy[spark]'."
+                )
             round = Round(query, task.partitionId(), int(batch))
             settings = counting_settings(task.getLocalProperty, streaming=True)
         return write_round(link_to(self.options.access), self.options, iterator, round, task.attemptNumber(), settings)
@@ -296,10 +308,12 @@ def check_tasks(link: Link, options: SinkOptions, messages: Sequence[WriterCommi
         found = link.call(ask(), 4 * options.patience_s + _LOOK_S)
     if found is not None:
         raise SourceError(
-            f"[TASKS_CHANGED] batch {done.number} of {done.run} was begun with {found.part + 1} tasks or more, and run again "
-            f"with {len(messages)}: records that its task {found.part} had stored are in {found.stream}/{found.partition} twice, and "
-            f"perhaps others. {_FIX_COUNT}. Then begin with a new checkpoint (or writeId) and a new stream, or drop the records that "
-            "are there twice",
+            (
+                f"[TASKS_CHANGED] Batch {done.number} of {done.run} was started with at least {found.part + 1} tasks "
+                f"and repeated with {len(messages)}. Records of task {found.part} are stored twice in "
+                f"{found.stream}/{found.partition}, and others may be too. {_FIX_COUNT}. Then use a new checkpoint "
+                "(or writeId) and a new stream, or delete the duplicate records."
+            ),
             "TASKS_CHANGED",
         )
 

@@ -1,4 +1,4 @@
-"""The options of the format ``liftpy`` when it is written to: a list of their own, for Spark passes some of its own along. Pure."""
+"""Options of the format ``liftpy`` for writing. Pure."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from liftpy.spark.options import KAFKA, OPTIONS, Access, access_of, check_no_tab
 from liftpy.spark.schema import did_you_mean
 
 SINK_OPTIONS = {
-    "stream": "the stream to append to, the same as save(NAME) and start(NAME); without it the column stream says it, row by row",
-    "order": "content (default): each task sorts its rows, so that a micro-batch that is run again is the same one whatever the order "
-    "of a shuffle was; plan: as the plan gives them, for plans without a shuffle",
+    "stream": "name of the stream to append to, or save(NAME) or start(NAME); without it, the column stream names it for each row",
+    "order": "content (default): each task sorts its rows, so that a repeated micro-batch is equal after a shuffle; plan: the order "
+    "of the plan, for plans without a shuffle",
     "nullValues": "error (default), or tombstone: a null value deletes its key in a compacted stream",
-    "writeId": "batch only: a name of this write; one that is run again under it writes nothing twice",
-    "maxTaskBytes": "rows of one task of a write that is exactly once: so much memory (default 1073741824)",
-    "patience": "seconds to keep trying while NATS, or a leader, does not answer (default 120)",
+    "writeId": "batch only: name of this write, 1 to 100 bytes; a second run under the same name writes nothing twice",
+    "maxTaskBytes": "maximum memory for the rows of one task of an exactly-once write, in bytes (default 1073741824)",
+    "patience": "seconds to retry while NATS or a leader does not answer (default 120)",
     **{name: what for name, what in OPTIONS.items() if name.split(".")[0] in ("nats", "namespace")},
 }
-"""Every option and what it means."""
+"""Option -> description."""
 
 SPARKS_OWN = ("checkpointlocation", "queryname", "path", "outputmode")
-"""That Spark passes along; ``path`` is what ``save(NAME)`` and ``start(NAME)`` come as."""
+"""Options that Spark adds itself. ``path`` is the name in ``save(NAME)`` and ``start(NAME)``."""
 _SPELLING = {name.lower(): name for name in SINK_OPTIONS}
 _MAX_ID_BYTES = 100
 DEFAULT_TASK_BYTES = 1 << 30
@@ -31,7 +31,7 @@ DEFAULT_TASK_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """One sink's options, checked. ``stream`` '': the column says it. ``write_id`` '': there is none."""
+    """Checked options of one sink. ``stream`` '': the column ``stream`` names it. ``write_id`` '': none."""
 
     access: Access
     stream: str = ""
@@ -43,16 +43,18 @@ class SinkOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SinkOptions:
-        """From Spark's option map; ConfigError for what is unknown, twice or out of bounds."""
+        """Read Spark's option map. Raise ConfigError if an option is unknown, given twice or out of range."""
         values = {_known(name): value for name, value in given.items() if name.lower() not in SPARKS_OWN}
         path = next((value for name, value in given.items() if name.lower() == "path"), "")
         if path and values.setdefault("stream", path) != path:
-            raise ConfigError(f"save or start({path!r}) and the option stream = {values['stream']!r} name two streams")
+            raise ConfigError(
+                f"save or start({path!r}) and the option stream = {values['stream']!r} name two streams. Remove one of them."
+            )
         write_id = values.get("writeId", "")
         if "writeId" in values and not 0 < len(write_id.encode(errors="replace")) <= _MAX_ID_BYTES:
-            raise ConfigError(f"writeId has 1 to {_MAX_ID_BYTES} bytes")
+            raise ConfigError(f"Invalid writeId. Use 1 to {_MAX_ID_BYTES} bytes.")
         if not write_id.isprintable():
-            raise ConfigError(f"writeId = {shown(write_id)}: use characters that can be printed")
+            raise ConfigError(f"Invalid writeId = {shown(write_id)}. Use printable characters.")
         return cls(
             access=access_of(values),
             stream=check_published(values["stream"]) if "stream" in values else "",
@@ -64,9 +66,11 @@ class SinkOptions:
         )
 
     def check_streaming(self) -> None:
-        """Raise ConfigError for what makes no sense in a streaming query."""
+        """Raise ConfigError if an option is only for batch writes."""
         if self.write_id:
-            raise ConfigError("writeId is for batch writes: a streaming query has an id of its own, in its checkpoint")
+            raise ConfigError(
+                "writeId is for batch writes only. A streaming query has an id in its checkpoint. Remove writeId."
+            )
 
 
 def _known(name: str) -> str:
@@ -75,11 +79,12 @@ def _known(name: str) -> str:
         return spelled
     if name.lower() == "atomic":
         raise ConfigError(
-            "there is no option atomic: rows are seen as they are committed, each once, not micro-batch by micro-batch (docs/spark.md)"
+            "The option atomic does not exist. Each row is visible once, as soon as it is committed, before its "
+            "micro-batch ends. Remove the option."
         )
     if name.lower() in KAFKA:
-        raise ConfigError(f"{name} is an option of Kafka's sink: use {KAFKA[name.lower()]} here")
+        raise ConfigError(f"{name} is an option of Kafka's sink. Use {KAFKA[name.lower()]}.")
     check_no_table(name)
     near = did_you_mean(name, SINK_OPTIONS)
     whose = " is one of reading, not of writing" if name.lower() in map(str.lower, OPTIONS) else ""
-    raise ConfigError(f"unknown option {shown(name)}{whose}{near}. Known are: {', '.join(SINK_OPTIONS)}")
+    raise ConfigError(f"Unknown option {shown(name)}{whose}{near}. Known options: {', '.join(SINK_OPTIONS)}.")

@@ -48,20 +48,22 @@ def check_schema(schema: pa.Schema, *, stream: str) -> None:
     for field in schema:
         if field.name not in WRITTEN:
             near = did_you_mean(field.name, WRITTEN)
-            text = f"a stream has no column {shown(field.name)} to write{near}. Select what is written, of:"
+            text = f"Unknown column {shown(field.name)}{near}. Select only columns that a stream has:"
             raise ConfigError(f"{text} {', '.join(WRITTEN)}")
         words, fits = WRITTEN[field.name]
         if not fits(field.type):
-            raise ConfigError(f"the column {field.name} is {words}, not {field.type}: cast it")
+            raise ConfigError(f"Column {field.name} must be {words}, but it is {field.type}. Cast it.")
     names = schema.names
     if "value" not in names:
-        raise ConfigError("there is no column value: select(...) what is written, such as to_json(struct(*)) as value")
+        raise ConfigError("The column value is missing. Add it, for example with select(to_json(struct(*)) as value).")
     if len(set(names)) != len(names):
-        raise ConfigError(f"columns are named twice: {', '.join(names)}")
+        raise ConfigError(f"Some columns occur twice: {', '.join(names)}. Rename or drop them.")
     if "stream" in names and "topic" in names:
-        raise ConfigError("the columns stream and topic are the same: drop one of them")
+        raise ConfigError("The columns stream and topic have the same meaning. Drop one of them.")
     if not stream and "stream" not in names and "topic" not in names:
-        raise ConfigError(f"say where to: by save(NAME) or start(NAME), the option stream, or a column stream. {NO_TABLES}")
+        raise ConfigError(
+            f"The target stream is missing. Use save(NAME) or start(NAME), the option stream, or a column stream. {NO_TABLES}"
+        )
 
 
 def as_binary(batch: pa.RecordBatch) -> pa.Table:
@@ -77,14 +79,17 @@ def check_rows(rows: pa.Table, *, stream: str, tombstones: bool) -> None:
     """Raise ConfigError for nulls where there can be none."""
     nulls = rows["value"].null_count
     if nulls and not tombstones:
-        text = "a null is a tombstone, which deletes its key in a compacted stream: nullValues = tombstone, if that is meant"
-        raise ConfigError(f"{nulls} rows have a null as value; {text}")
+        text = "A null value is a tombstone: it deletes its key in a compacted stream. To write tombstones, set nullValues = tombstone."
+        raise ConfigError(f"{nulls} rows have a null value. {text}")
     if not stream and rows["stream"].null_count:
-        raise ConfigError(f"{rows['stream'].null_count} rows have a null as stream, and there is no option stream")
+        raise ConfigError(
+            f"{rows['stream'].null_count} rows have null in the column stream, and the option stream is not set. "
+            "Filter these rows, or set the option."
+        )
     if "headers" in rows.column_names:
         pairs = pc.list_flatten(rows["headers"])
         if pairs.null_count or pc.struct_field(pairs, "key").null_count or pc.struct_field(pairs, "value").null_count:
-            raise ConfigError("some headers are null, or have a null as key or value")
+            raise ConfigError("Some headers are null, or have a null key or value. Filter or replace them.")
 
 
 def by_stream(rows: pa.Table, stream: str) -> Iterator[tuple[str, pa.Table]]:
@@ -130,8 +135,8 @@ def places_of(rows: pa.Table, partitions: int, first: int = 0) -> NDArray[np.int
         said = pc.is_valid(rows["partition"]).to_numpy()
         wrong = said & ((places < 0) | (places >= partitions))
         if wrong.any():
-            text = f"{int(wrong.sum())} rows name partitions such as {int(places[wrong][0])}"
-            raise ConfigError(f"{text}; the stream has those from 0 to {partitions - 1}")
+            text = f"{int(wrong.sum())} rows name partitions that do not exist, such as {int(places[wrong][0])}"
+            raise ConfigError(f"{text}. The stream has the partitions 0 to {partitions - 1}.")
     if "key" in rows.column_names:
         keys = bytes_of(rows["key"])
         by_key = places < 0 if keys.valid is None else (places < 0) & keys.valid

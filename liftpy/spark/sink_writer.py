@@ -61,8 +61,8 @@ def gathered(batches: Iterable[pa.RecordBatch], options: SinkOptions) -> pa.Tabl
             continue
         size_bytes += batch.nbytes
         if size_bytes > options.max_task_bytes:
-            text = "use more partitions, or smaller micro-batches (maxOffsetsPerTrigger)"
-            raise ConfigError(f"a task has rows of more than maxTaskBytes = {options.max_task_bytes} bytes: {text}")
+            text = "Use more partitions, or smaller micro-batches (maxOffsetsPerTrigger)."
+            raise ConfigError(f"A task has more than maxTaskBytes = {options.max_task_bytes} bytes of rows: {text}")
         rows = as_binary(batch)
         check_rows(rows, stream=options.stream, tombstones=options.tombstones)
         tables.append(rows)

@@ -45,9 +45,19 @@ _SHOWN_BYTES = 200
 
 
 class ServiceTest:
-    """One instance of a service, fed by hand. ``factory``: the class, or what makes an instance.
+    """Runs one instance of a service without a cluster. Feed it records by hand.
 
-    Its role is LEADER. What the service raises comes out of ``send`` as ServiceFailedError, and that is its end.
+    Its role is LEADER. An error of the service is raised by ``send`` as ServiceFailedError, and ends the test instance.
+
+    Args:
+        factory: The service class, or a function that returns an instance.
+
+    Example:
+        from liftpy.testing import ServiceTest
+
+        test = ServiceTest(Counter).send(b"one").send(b"two")
+        assert test.service.count == 2
+        test.verify(hash_seeds=0)
     """
 
     def __init__(self, factory: Callable[[], Service]) -> None:
@@ -59,17 +69,19 @@ class ServiceTest:
 
     @property
     def service(self) -> Service:
-        """The instance that runs; another one after ``restart``."""
+        """The running instance. ``restart`` replaces it."""
         return self._run.service
 
     @property
     def outputs(self) -> list[Output]:
-        """All outputs so far, in order. ``offset`` of each: the record that it came from, the first one is 0."""
+        """All outputs so far, in order. ``offset`` of each is the record that it came from, from 0."""
         return self._run.outputs
 
     @property
     def replies(self) -> list[Reply]:
-        """All replies so far, in order, also to records that name no inbox. ``offset`` of each: the record's; ``error``: a code."""
+        """All replies so far, in order, also to records without an inbox. ``offset`` is that of the record, ``error`` a
+        code.
+        """
         return self._run.replies.all
 
     @property
@@ -78,27 +90,51 @@ class ServiceTest:
         return list(self._run.machine.effects)
 
     def result(self, effect: Effect, result: bytes = b"") -> ServiceTest:
-        """The record that brings the result of ``effect``, as a LEADER appends it; the offered record where it is an offer."""
+        """Feed the record that brings the result of an effect, as a LEADER appends it.
+
+        Args:
+            effect: The effect. For an offer, its own record is fed.
+            result: Result of the effect. Default: empty.
+
+        Returns:
+            This object.
+        """
         value = effect.payload if effect.is_offer else result
         return self.send(value, key=effect.key, headers=result_headers(_IDENTITY.service, effect.number))
 
     def run_effects(self, limit: int = 1000) -> ServiceTest:
-        """Run the handlers of all effects, and give their results, until there are none; ServiceFailedError after ``limit``."""
+        """Run the handlers of all effects and feed their results, until none is left.
+
+        Args:
+            limit: Maximum number of effects. Default 1000.
+
+        Returns:
+            This object.
+
+        Raises:
+            ServiceFailedError: There are still effects after ``limit``.
+        """
         for _ in range(limit):
             waiting = self.effects
             if not waiting:
                 return self
             done: Any = None if waiting[0].is_offer else self._run.machine.run_effect(waiting[0])
             self.result(waiting[0], (asyncio.run(done) if inspect.iscoroutine(done) else done) or b"")
-        raise ServiceFailedError(f"after {limit} effects there are more: does each bring about another one?")
+        raise ServiceFailedError(
+            f"More than {limit} effects ran. Does each effect request another one? Increase limit if this is intended."
+        )
 
     def tick(self) -> ServiceTest:
-        """A record that only lets timers fire, as a LEADER with ``tick_interval_s`` appends it."""
+        """Feed a record that only advances log time, as a LEADER with ``tick_interval_s`` appends it.
+
+        Returns:
+            This object.
+        """
         return self.send(b"", headers=tick_headers(_IDENTITY.service))
 
     @property
     def now_ns(self) -> int:
-        """Time of the next record, ns since 1970."""
+        """Log time of the next record, in nanoseconds since 1970."""
         return self._now_ns
 
     def send(
@@ -110,9 +146,23 @@ class ServiceTest:
         subject: str = "input",
         reply: str | None = None,
     ) -> ServiceTest:
-        """One more committed record, 1 ms after the one before it; timers that are due fire first. ``value`` None: a tombstone."""
+        """Feed one committed record, 1 ms after the one before. Due timers fire first.
+
+        Args:
+            value: Payload. None is a tombstone.
+            key: Key of the record. Default None: no key.
+            headers: Pairs of name and value. Default (): none.
+            subject: Subject of the record. Default ``input``.
+            reply: Reply subject of the record. Default None: none.
+
+        Returns:
+            This object.
+
+        Raises:
+            ServiceFailedError: The service raised an error or broke a rule.
+        """
         if self._failed:
-            raise ServiceFailedError("the service has failed, and its state is not gone on with: make another ServiceTest")
+            raise ServiceFailedError("The service has failed, so this ServiceTest cannot continue. Create another ServiceTest.")
         record = Record(
             offset=len(self._records),
             timestamp_ns=self._now_ns,
@@ -131,33 +181,60 @@ class ServiceTest:
         return self
 
     def query(self, query: bytes) -> bytes:
-        """What ``on_query`` answers now. Raises DivergedError when it changes the state: no other node would."""
+        """Return the answer of ``on_query``.
+
+        Args:
+            query: Bytes of the query.
+
+        Raises:
+            DivergedError: ``on_query`` changed the state.
+        """
         before = self.snapshot()
         answer = self._run.machine.query(query)
         if self.snapshot() != before:
-            raise DivergedError("on_query changes the state: a query is no record, and other nodes do not see it")
+            raise DivergedError(
+                "on_query changes the state. A query is not a record, so other nodes would not see the change. Make "
+                "on_query read-only."
+            )
         return answer
 
     def advance(self, seconds: float) -> ServiceTest:
-        """The next record comes so much later. Log time is what records say: no timer fires before it."""
+        """Advance log time for the next record. No timer fires before that record.
+
+        Args:
+            seconds: Time to add, in seconds.
+
+        Returns:
+            This object.
+        """
         self._now_ns += round(seconds * NS_PER_S)
         return self
 
     def snapshot(self) -> bytes:
-        """What ``take_snapshot`` gives now."""
+        """Return the state that ``take_snapshot`` makes now."""
         return self._run.machine.snapshot().whole().state
 
     def restart(self) -> ServiceTest:
-        """Go on with a new instance that begins with a snapshot of now, as after the death of its process."""
+        """Continue with a new instance from a snapshot of now, as after a crash.
+
+        Returns:
+            This object.
+        """
         self._run = self._run.restarted()
         return self
 
     def verify(self, *, hash_seeds: int = 2, restarts: int = 50) -> None:
-        """Raise DivergedError unless the records so far always give the same outputs and the same snapshots.
+        """Check that the records so far always give the same outputs and snapshots.
 
-        They are run again: as FOLLOWER; from a snapshot after each of up to ``restarts`` records, spread evenly; and in
-        ``hash_seeds`` other processes, later and with other hashes of str and bytes. For those the factory has to be found by its
-        name in a module (ConfigError otherwise): 0 leaves them out.
+        The records run again as FOLLOWER, from snapshots, and in other processes with other hash seeds.
+
+        Args:
+            hash_seeds: Number of other processes. They import the factory by name. Default 2. 0: none.
+            restarts: Maximum number of records after which to restart from a snapshot. Default 50.
+
+        Raises:
+            DivergedError: A result differs.
+            ConfigError: ``hash_seeds`` is not 0, and the factory is not in a module.
         """
         count = len(self._records)
         places = sorted({count * number // restarts for number in range(1, restarts + 1)} - {0}) if restarts else []
@@ -175,7 +252,7 @@ class ServiceTest:
         what = f"from the snapshot after {place} records"
         if again.machine.snapshot().encode() != run.machine.snapshot().encode():
             raise DivergedError(
-                f"{what}: on_start and take_snapshot do not give the same bytes again: the snapshot lacks something"
+                f"{what}: the state after a restore from the snapshot differs. take_snapshot lacks a part of the state."
             )
         again.feed(self._records[place:])
         end = _Told([_shown(output) for output in again.outputs], {len(self._records): _state(again)}, _replies_of(again))
@@ -250,7 +327,8 @@ def _state(run: _Run) -> str:
     first, second = (run.machine.snapshot().encode() for _ in range(2))
     if first != second:
         raise DivergedError(
-            "take_snapshot gives other bytes when it is called again: it changes the state, or its order is not fixed"
+            "take_snapshot returned other bytes at its second call. It changes the state, or it depends on an "
+            "order such as that of a set."
         )
     return _text(first)
 
@@ -275,18 +353,27 @@ def _compare(one: _Told, other: _Told, how: str) -> None:
     for number, (mine, theirs) in enumerate(zip(one.outputs, other.outputs, strict=False)):
         if tuple(mine) != tuple(theirs):
             raise DivergedError(
-                f"output {number} (of the record at offset {mine[0]}) is another one {how}: {_said(mine)}, then {_said(theirs)}"
+                f"Output {number} (of the record at offset {mine[0]}) differs {how}: {_said(mine)}, then "
+                f"{_said(theirs)}. The callbacks must be deterministic."
             )
     if len(one.outputs) != len(other.outputs):
-        raise DivergedError(f"there are {len(one.outputs)} outputs, and {len(other.outputs)} {how}")
+        raise DivergedError(
+            f"The number of outputs differs {how}: {len(one.outputs)}, then {len(other.outputs)}. The callbacks "
+            "must be deterministic."
+        )
     for said, again in zip_longest(one.replies, other.replies):
         if said is None or again is None or tuple(said) != tuple(again):
             first = said or again
-            raise DivergedError(f"the reply to the record at offset {first[0]} is another one {how}")
+            raise DivergedError(
+                f"The reply to the record at offset {first[0]} differs {how}. The callbacks must be deterministic."
+            )
     for place, state in one.states.items():
         if place in other.states and other.states[place] != state:
             where = "at the end" if place < 0 else f"after {place} records"
-            raise DivergedError(f"the snapshot {where} is another one {how}, with the same outputs: is its order fixed?")
+            raise DivergedError(
+                f"The snapshot {where} differs {how}, although the outputs are equal. Check that take_snapshot has a "
+                "fixed order."
+            )
 
 
 def _said(shown: Shown) -> str:
@@ -304,8 +391,8 @@ def _in_process(factory: Callable[[], Service], records: Sequence[Record], place
         found = getattr(found, part, None)
     if not file or found is not factory:
         raise ConfigError(
-            f"{name or factory!r} can't be found by its name in a module, so no other process can make it: define it at the top of "
-            "a module, or leave those out with verify(hash_seeds=0)"
+            f"Another process cannot import {name or factory!r}. Define it at the top level of a module, or skip "
+            "this check with verify(hash_seeds=0)."
         )
     work = {
         "module": module.__name__ if module is not None else "",
@@ -327,10 +414,10 @@ def _in_process(factory: Callable[[], Service], records: Sequence[Record], place
     )
     if child.returncode:
         last = (child.stderr.strip().splitlines() or ["nothing"])[-1]
-        raise ServiceFailedError(f"in another process the service failed: {last}")
+        raise ServiceFailedError(f"The service failed in another process: {last}")
     answer = json.loads(child.stdout.splitlines()[-1])
     if "diverged" in answer:
-        raise DivergedError(f"in another process: {answer['diverged']}")
+        raise DivergedError(f"The service diverged in another process: {answer['diverged']}")
     return _Told(
         [tuple(output) for output in answer["outputs"]], {int(k): v for k, v in answer["states"].items()}, answer["replies"]
     )
@@ -386,7 +473,7 @@ def _module(name: str, file: Path) -> Any:
             pass
     plan = importlib.util.spec_from_file_location("liftpy_tested_service", file)
     if plan is None or plan.loader is None:
-        raise ConfigError(f"{file} is no Python module")
+        raise ConfigError(f"{file} is not a Python module. Give a path that ends with .py.")
     module = importlib.util.module_from_spec(plan)
     sys.modules[plan.name] = module
     plan.loader.exec_module(module)

@@ -68,7 +68,9 @@ _LEAST_PAST_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeOptions:
-    """``streams``: by name, (): all but internal ones. ``since``: the backup whose pieces are used, None: the newest, '': none."""
+    """Options of a backup. ``streams``: names, (): all except internal ones. ``since``: backup whose pieces are reused,
+    None: the newest, '': none.
+    """
 
     namespace: str = "liftpy"
     streams: tuple[str, ...] = ()
@@ -79,7 +81,7 @@ class TakeOptions:
 
 @dataclass(slots=True)
 class TakenBackup:
-    """What was done. ``written_bytes``: of new files; ``kept_bytes``: of pieces of the backup before."""
+    """Result of a backup. ``written_bytes``: size of new files. ``kept_bytes``: size of reused pieces."""
 
     manifest: Manifest
     written_bytes: int
@@ -207,7 +209,7 @@ class _Taking:
     def _chosen(self, image: ClusterImage) -> list[StreamImage]:
         for name in self.options.streams:
             if name not in image.streams:
-                raise NotFoundError(f"there is no stream {name!r}")
+                raise NotFoundError(f"Stream {name!r} does not exist. Check `liftpy stream list`.")
         names = sorted(set(self.options.streams)) or [name for name in sorted(image.streams) if not is_internal(name)]
         return [image.streams[name] for name in names]
 
@@ -235,7 +237,9 @@ class _Taking:
                 async with states:
                     found = await _PartitionTaking(self, stream, number).barrier()
             if found.bounds.uid != stream.uid:
-                raise NotFoundError(f"stream {stream.name} was deleted and made again while the backup began")
+                raise NotFoundError(
+                    f"Stream {stream.name} was deleted and created again at the start of the backup. Start the backup again."
+                )
             return (stream.name, number), found
 
         asked = [ask(stream, partition.partition) for stream in streams for partition in stream.partitions]
@@ -282,13 +286,16 @@ class _Taking:
         sizes = await asyncio.to_thread(lambda: self.store.sizes("pieces") | self.store.sizes(f"backups/{self.id}"))
         missing = missing_files(manifest, sizes)
         if missing:
-            raise CorruptionError(f"the backup is not whole, and has no manifest: {missing[0]}")
+            raise CorruptionError(f"The backup is incomplete and has no manifest: {missing[0]}. Start the backup again.")
 
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Where a partition is copied to. ``state``: what a replica knew of producers and message ids just before; None: the records say
-    all that is known, or, without ``knows_dropped``, every replica is on a node of an earlier version and does not tell."""
+    """End of the copy of one partition. ``state``: producers and message ids that a replica knew just before. None: the
+    records alone are enough.
+
+    With ``state`` None and ``knows_dropped`` False, all replicas are on nodes of an earlier version that cannot tell.
+    """
 
     bounds: Bounds
     state: StateCopy | None = None
@@ -303,7 +310,7 @@ def _cursor(name: str, is_cursor: bool, positions: dict[PartitionKey, int], stre
 
 
 class _PartitionTaking:
-    """One partition: kept pieces, then what is read."""
+    """The copy of one partition: reused pieces, then new records."""
 
     def __init__(self, home: _Taking, stream: StreamImage, number: int) -> None:
         self._home = home
@@ -333,8 +340,8 @@ class _PartitionTaking:
                 file = StoredFile(path=path, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
                 return Barrier(bounds, StateCopy(file=file, end=end))
         raise UnavailableError(
-            f"{self._stream.name}/{self._number}: retention drops records faster than the state of their producers is copied: "
-            "take the backup again, or raise the retention of the stream"
+            f"{self._stream.name}/{self._number}: retention deletes records faster than the backup copies the "
+            "state of producers. Start the backup again, or increase the retention of the stream."
         )
 
     async def _asked_state(self) -> tuple[int, bytes] | None:
@@ -352,7 +359,10 @@ class _PartitionTaking:
             self._nodes_tried += 1
         if is_old:
             return None
-        raise UnavailableError(f"{self._stream.name}/{self._number}: no replica gives the state of its producers: {said}")
+        raise UnavailableError(
+            f"{self._stream.name}/{self._number}: no replica returned the state of its producers: {said}. Check "
+            "`liftpy status`, then start the backup again."
+        )
 
     async def run(self, barrier: Barrier, before: PartitionCopy | None) -> PartitionCopy:
         bounds, state = barrier.bounds, barrier.state
@@ -379,11 +389,13 @@ class _PartitionTaking:
             except _TakenAwayError:
                 found = await self._home.client.bounds(self._stream.name, self._number)
                 if found.uid != self._stream.uid:
-                    raise NotFoundError(f"stream {self._stream.name} was deleted while it was copied") from None
+                    raise NotFoundError(
+                        f"Stream {self._stream.name} was deleted during the backup. Start the backup again."
+                    ) from None
                 start = found.log_start_offset
         raise UnavailableError(
-            f"{self._stream.name}/{self._number}: retention, or compaction, takes records faster than they are copied: raise the bytes "
-            "per second of the backup, or delete_retention of the stream"
+            f"{self._stream.name}/{self._number}: retention or compaction deletes records faster than the backup "
+            "copies them. Increase --bytes-per-s, or the delete retention of the stream."
         )
 
     async def _goes_on(self, last: StoredPiece) -> bool:
@@ -413,8 +425,8 @@ class _PartitionTaking:
                     latest_s = latest_s or now_s + max(_LEAST_PAST_S, 2 * (now_s - began_s))
                     if now_s > latest_s:
                         raise UnavailableError(
-                            f"{self._stream.name}/{self._number}: compaction goes on faster than records are copied: raise the bytes "
-                            "per second of the backup"
+                            f"{self._stream.name}/{self._number}: compaction runs faster than the backup copies records. Increase "
+                            "--bytes-per-s."
                         )
                 batches = [b for b in found if b.next_offset > position and b.base_offset <= high_watermark]
                 data = b"".join(batch.view for batch in batches)
@@ -481,7 +493,7 @@ class _PartitionTaking:
 
 
 class _TakenAwayError(Exception):
-    """What was wanted lies below the log start by now."""
+    """Retention has deleted records that the backup needs."""
 
 
 class _DeletesGoneError(Exception):

@@ -21,8 +21,11 @@ from sidecar.backup.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drilled:
-    """What a drill has shown. ``rto_s``: until all records were replicated and could be read. ``rpo_s``: age of the backup.
-    ``states_left_out``: "stream/partition" -> why a restore does not know the producers of records that were dropped there."""
+    """Result of a restore drill. ``rto_s``: time until all records were replicated and readable. ``rpo_s``: age of the
+    backup.
+
+    ``states_left_out``: "stream/partition" -> why the producers of deleted records are not restored.
+    """
 
     backup: str
     streams: int
@@ -99,10 +102,15 @@ async def _compare(client: Client, one: RestoredStream, namespace: str) -> None:
                         found.add(batch)
                 state = await reads.state() if log.state is not None else None
             except (Damaged, Away) as error:
-                raise CorruptionError(f"{one.wish.name}/{number} on {node}: {error}") from None
+                raise CorruptionError(
+                    f"Cannot compare {one.wish.name}/{number} on node {node} with the backup: {error}"
+                ) from None
             if found.hexdigest() != log.digest:
-                raise CorruptionError(f"{one.wish.name}/{number} on {node}: it holds something else than the backup")
+                raise CorruptionError(
+                    f"{one.wish.name}/{number} on node {node} differs from the backup. Do not rely on this backup: run "
+                    "`liftpy backup verify`."
+                )
             if log.state is not None and state is not None:  # None: a node of an earlier version does not say
                 why = why_other_producers(log.state, state[1])
                 if why:
-                    raise CorruptionError(f"{one.wish.name}/{number} on {node}: {why}")
+                    raise CorruptionError(f"Cannot compare {one.wish.name}/{number} on node {node} with the backup: {why}")

@@ -33,7 +33,7 @@ class Listed:
 
 @dataclass(slots=True)
 class Verified:
-    """What reading everything has shown. ``faults``: each names its file."""
+    """Result of reading a whole backup. Each entry of ``faults`` names a file."""
 
     backup: str
     files: int = 0
@@ -44,7 +44,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What went, or would go. ``waits_for``: backups that are being made, because of which something stays."""
+    """Deleted backups, or those that would be deleted. ``waits_for``: running backups that still need some files."""
 
     backups: tuple[str, ...]
     files: tuple[str, ...]
@@ -74,11 +74,14 @@ def read_image(store: Store, manifest: Manifest) -> ClusterImage:
     try:
         image = decode_snapshot(data)
     except CorruptionError as error:
-        raise CorruptionError(f"{manifest.image.path}: {error}") from None
+        raise CorruptionError(f"File {manifest.image.path} of the backup is damaged: {error}") from None
     for stream in manifest.streams:
         known = image.streams.get(stream.name)
         if known is None or known.uid != stream.uid or len(known.partitions) != len(stream.partitions):
-            raise CorruptionError(f"{manifest.image.path}: it has another stream {stream.name} than the manifest")
+            raise CorruptionError(
+                f"File {manifest.image.path} of the backup has another stream {stream.name} than the manifest. Use "
+                "another backup."
+            )
     return image
 
 
@@ -124,17 +127,17 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
     what it names is not known.
     """
     if keep < 1:
-        raise ConfigError("keep at least one backup")
+        raise ConfigError("--keep must be at least 1.")
     marks = {path.split("/")[1] for path in store.sizes("running")}
     for unknown in sorted(set(died) - marks):
         raise NotFoundError(
-            f"--unfinished {unknown}: no such backup is being made; there are: {', '.join(sorted(marks)) or 'none'}"
+            f"--unfinished {unknown}: no unfinished backup has this id. Unfinished backups: {', '.join(sorted(marks)) or 'none'}."
         )
     listed = list_backups(store)
     doomed = set(doomed_backups((one.backup for one in listed if not one.faults), keep))
     whole = [one.backup for one in listed if not one.faults and one.backup not in doomed]
     if not whole:
-        raise NotFoundError("there is no whole backup: nothing is removed")
+        raise NotFoundError("The store has no complete backup, so nothing was removed. Create one with `liftpy backup create`.")
     doomed |= {one.backup for one in listed if one.faults and one.backup < whole[0]}
     ids = [one.backup for one in listed]
     used = _running(store, now, ids, died)

@@ -55,7 +55,9 @@ from sidecar.runtime.settings import Target
 
 @dataclass(frozen=True, slots=True)
 class ClusterWide:
-    """``quota``: the default, NO_QUOTA: none. ``times``: as somebody has set them; None: as nodes' settings had them."""
+    """Cluster-wide settings of a backup. ``quota``: default quota. ``times``: session times that an operator set, None:
+    none.
+    """
 
     quota: DefaultQuota = NO_QUOTA
     times: SessionTimes | None = None
@@ -66,7 +68,7 @@ NOTHING_WIDE = ClusterWide()
 
 @dataclass(frozen=True, slots=True)
 class RestoredSetting:
-    """``value``: of the backup. ``why``: it does not hold in this cluster now, '': it does."""
+    """A cluster-wide setting of a backup. ``why``: why it is not in effect now, '': it is."""
 
     value: DefaultQuota | SessionTimes
     why: str = ""
@@ -154,7 +156,7 @@ _CREATED_TOGETHER = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreWish:
-    """One stream: ``name`` in the backup becomes ``into``, attached to ``subject``, with ``replicas`` (0: as many as it had)."""
+    """One stream to restore: ``name`` in the backup becomes ``into`` on ``subject``, with ``replicas`` (0: as before)."""
 
     name: str
     into: str
@@ -165,8 +167,11 @@ class RestoreWish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreOptions:
-    """``scratch``: a folder with room for all that is restored, None: a temporary one. ``node_config``: a node's settings, for the
-    helper. ``cursors``: whether groups and cursors get their positions. ``wide``: of the whole cluster, where it is empty."""
+    """Options of a restore. ``scratch``: directory with room for all data, None: a temporary one.
+
+    ``node_config``: settings of the helper node. ``cursors``: whether groups and cursors get their positions. ``wide``:
+    cluster-wide settings, for an empty cluster.
+    """
 
     target: Target
     until: Until = NOWHERE
@@ -178,7 +183,7 @@ class RestoreOptions:
 
 @dataclass(slots=True)
 class RestoredStream:
-    """One that is there again. ``logs``: of each partition, as it was staged; ``plan``: its nodes."""
+    """One restored stream. ``logs``: logs of its partitions. ``plan``: its nodes."""
 
     wish: RestoreWish
     copy: StreamCopy
@@ -194,9 +199,10 @@ class RestoredStream:
 
 @dataclass(slots=True)
 class Restored:
-    """``served_s``: until all records could be read; ``took_s``: until everything was done. ``cursors``: name of
-    each group and cursor whose positions were to be set -> why they could not be, or ''. ``settings``: of the whole cluster, that were
-    to be set."""
+    """Result of a restore. ``served_s``: time until all records were readable. ``took_s``: time until the end.
+
+    ``cursors``: group or cursor -> why its positions were not set, '': they were. ``settings``: cluster-wide settings.
+    """
 
     streams: list[RestoredStream]
     served_s: float = 0.0
@@ -220,8 +226,11 @@ class Restored:
 
 
 class Restore:
-    """One restore. ``step`` is told before each step by name. Raises CorruptionError (a file of the backup, named),
-    AlreadyExistsError, ConfigError, NotFoundError, UnavailableError, StorageError."""
+    """One restore. ``step`` is called with the name of each step.
+
+    Raises CorruptionError (it names the file), AlreadyExistsError, ConfigError, NotFoundError, UnavailableError or
+    StorageError.
+    """
 
     def __init__(
         self,
@@ -237,7 +246,7 @@ class Restore:
             check_name(wish.into, "stream")
             if wish.name not in copies:
                 raise NotFoundError(
-                    f"backup {manifest.backup} has no stream {wish.name!r}; it has: {', '.join(copies) or 'none'}"
+                    f"Backup {manifest.backup} has no stream {wish.name!r}. It has: {', '.join(copies) or 'none'}."
                 )
         self._client, self._store, self._manifest, self._options, self._step = client, store, manifest, options, step
         self._streams = [RestoredStream(wish, copies[wish.name]) for wish in wishes]
@@ -332,11 +341,12 @@ class Restore:
             helpers = {node for p in held.partitions for node in p.holders if node.startswith(PREFIX)}
             if not (helpers and held.config.read_only):
                 raise AlreadyExistsError(
-                    f"stream {held.name} exists: a restore overwrites nothing; give another name by --into"
+                    f"Stream {held.name} already exists, and a restore never overwrites a stream. Choose another name "
+                    "with --into."
                 )
             alive = sorted(node for node in helpers if image.is_live(node))
             if alive:
-                raise AlreadyExistsError(f"stream {held.name} is being restored by another process ({alive[0]})")
+                raise AlreadyExistsError(f"Another process is restoring stream {held.name} ({alive[0]}). Wait for it.")
             await self._client.delete_stream(held.name, held.uid)
         dead = [node for node in image.nodes if node.startswith(PREFIX) and not image.is_live(node)]
         for node in dead:
@@ -351,7 +361,10 @@ class Restore:
             wish.into, wish.subject, partitions=count, replicas=replicas, config=self._closed(wish.config)
         )
         if plan.waits or len(plan.replicas) != count:
-            raise ConfigError(f"{wish.into} can't be placed: {plan.waits or 'there is no map'}")
+            raise ConfigError(
+                f"Cannot place stream {wish.into}: {plan.waits or 'no assignment is possible'}. Start more nodes, or "
+                "use fewer --replicas."
+            )
         return plan.replicas
 
     def _closed(self, config: StreamConfig) -> StreamConfig:
@@ -424,8 +437,8 @@ class Restore:
             one.image = await self._client.add_partitions(wish.into, uid=one.uid, placement=placement, ready_s=0)
         if any(partition.leader_epoch < first_epoch for partition in one.image.partitions):
             raise ConfigError(
-                f"stream {wish.into} can't be restored: a controller is of a version that can't skip LeaderEpochs. "
-                "Upgrade all controllers, then restore again"
+                f"Cannot restore stream {wish.into}: at least one controller has a version that cannot skip "
+                "LeaderEpochs. Upgrade all controllers, then restore again."
             )
 
     def _give(self, scratch: Path, one: RestoredStream) -> None:
@@ -458,14 +471,14 @@ class Restore:
         ]
         refused = [text for text in await self._client.reassign_all(wishes) if text]
         if refused:
-            raise UnavailableError(f"a replica can't move: {refused[0]}")
+            raise UnavailableError(f"A restored replica cannot move to its node: {refused[0]}")
 
         async def is_done() -> bool:
             image = (await self._client.describe_cluster()).image
             for one in self._streams:
                 now = image.streams.get(one.wish.into)
                 if now is None or now.uid != one.uid:
-                    raise NotFoundError(f"stream {one.wish.into} was deleted while it was restored")
+                    raise NotFoundError(f"Stream {one.wish.into} was deleted during the restore. Start the restore again.")
                 for partition, nodes in zip(now.partitions, one.plan, strict=True):
                     if set(partition.isr) != {*nodes, *extra} or partition.target or not partition.leader:
                         return False
@@ -485,5 +498,8 @@ class Restore:
                 if now != seen:
                     seen, changed_s = now, time.monotonic()
             if time.monotonic() - changed_s > STALLED_S:
-                raise UnavailableError(f"{what}: nothing has changed for {STALLED_S:g} s")
+                raise UnavailableError(
+                    f"{what}: no progress for {STALLED_S:g} s. Check `liftpy status` and the logs of the nodes, then "
+                    "start the restore again."
+                )
             await asyncio.sleep(_LOOK_S)

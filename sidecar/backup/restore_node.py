@@ -20,7 +20,7 @@ PREFIX = "restore-"
 
 @dataclass(frozen=True, slots=True)
 class HelperSettings:
-    """``config``: a node's settings file, for what the target does not say (credentials of a node); None: the target's."""
+    """Settings of the helper node. ``config``: a settings file for values that the target lacks. None: only the target's."""
 
     node_id: str
     data: Path

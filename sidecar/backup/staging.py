@@ -31,8 +31,9 @@ _APPEND_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Until:
-    """Where restored partitions end. ``offset``: the last one wanted, inclusive; ``time_ns``: before what was stamped at or after
-    it."""
+    """End of a restore. ``offset``: the last offset, inclusive. ``time_ns``: restore records that are older than this
+    time.
+    """
 
     offset: int | None = None
     time_ns: int | None = None
@@ -44,10 +45,12 @@ NOWHERE = Until()
 
 @dataclass(frozen=True, slots=True)
 class StagedLog:
-    """What a folder holds. ``start`` inclusive, ``end`` exclusive; ``digest``: of the bytes of all batches, in order; ``records``:
-    without those of the protocol. ``asked_end``: where it was asked to end, exclusive, if it ends later: what lies below had lost
-    records to what lies between; None: it ends where it was asked to. ``state``: producers and message ids of the log below its end,
-    also of records that are gone; None: there is none. ``state_left_out``: why the log is all that is known; '': nothing is missing."""
+    """A restored log in a directory, from ``start`` (inclusive) to ``end`` (exclusive).
+
+    ``digest``: digest of all batches. ``records``: number of records without control records. ``asked_end``: requested
+    end, if compaction made it end later. ``state``: producers and message ids, None: none. ``state_left_out``: why the
+    state is missing.
+    """
 
     start: int
     end: int
@@ -60,7 +63,7 @@ class StagedLog:
 
 
 class LogDigest:
-    """Of the bytes of batches, however they are read."""
+    """Digest of the bytes of batches, independent of how they are read."""
 
     def __init__(self) -> None:
         self._digest = hashlib.blake2b(digest_size=CHAIN_BYTES)

@@ -33,9 +33,11 @@ def _storage_errors(what: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise CorruptionError(f"{what}: it is missing") from None
+        raise CorruptionError(f"{what} is missing in the backup store. The backup is damaged: use another one.") from None
     except (OSError, pa.ArrowException) as error:
-        raise StorageError(f"backup store: {what}: {error}") from error
+        raise StorageError(
+            f"Cannot access {what} in the backup store: {error}. Check the URL, the network and the credentials."
+        ) from error
 
 
 class Store:
@@ -54,7 +56,7 @@ class Store:
         try:
             filesystem, root = fs.FileSystem.from_uri(url)
         except (OSError, ValueError, pa.ArrowException) as error:
-            raise ConfigError(f"{url}: no store can be reached there: {error}") from None
+            raise ConfigError(f"Cannot open the backup store {url}: {error}. Check the URL and its credentials.") from None
         return cls(filesystem, root)
 
     def sizes(self, folder: str) -> dict[str, int]:
@@ -134,18 +136,18 @@ class Store:
         try:
             found = decode_manifest(self.read(path))
         except LiftError as error:
-            raise type(error)(f"{path}: {error}") from None
+            raise type(error)(f"Cannot read {path}: {error}") from None
         if found.backup != backup:
-            raise CorruptionError(f"{path}: it is that of {found.backup}")
+            raise CorruptionError(f"File {path} belongs to backup {found.backup}. The store is damaged: use another backup.")
         return found
 
     def newest(self, backup: str = "") -> Manifest:
         """The manifest of ``backup``, of the newest one where it is ''. Raises NotFoundError."""
         ids = self.backup_ids()
         if backup and backup not in ids:
-            raise NotFoundError(f"there is no backup {backup}; there are: {', '.join(ids[-10:]) or 'none'}")
+            raise NotFoundError(f"Backup {backup} does not exist. Newest backups: {', '.join(ids[-10:]) or 'none'}.")
         if not ids:
-            raise NotFoundError("there is no backup")
+            raise NotFoundError("The store has no backups. Create one with `liftpy backup create URL`, or check the URL.")
         return self.manifest(backup or ids[-1])
 
     def put_manifest(self, manifest: Manifest) -> None:
@@ -158,7 +160,7 @@ DEFAULT_BYTES_PER_S = 50 * 1024 * 1024
 
 
 class BackupPace:
-    """``bytes_per_s`` 0: as fast as it goes."""
+    """Rate limit of a backup. ``bytes_per_s`` 0: no limit."""
 
     def __init__(self, bytes_per_s: int) -> None:
         self._bytes_per_s = bytes_per_s

@@ -95,7 +95,7 @@ async def run(port: int, stream: str, system: str) -> dict[str, float]:
         return found.figures()
     if (error := None if reading.cancelled() else reading.exception()) is not None:
         raise error
-    raise SystemExit("the reader ended before it was asked to")
+    raise SystemExit("The process that reads the records ended too early. Run the benchmark again.")
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def load_alone(asked: Asked) -> dict[int, Figures]:
             try:
                 assert answering.stdout is not None
                 if answering.stdout.readline().strip() != "go":
-                    raise SystemExit("the answerer did not start")
+                    raise SystemExit("The process that answers did not start in time. Run the benchmark again.")
                 for size_bytes in asked.sizes:
                     publishing = [sys.executable, "-m", "sidecar.bench.publisher", str(server.port), STREAM]
                     given = map(str, (asked.seconds, size_bytes, PEAK_WINDOW))
@@ -129,7 +129,7 @@ def _at_rate(system: System, asked: Asked, size_bytes: int, rate: float) -> Figu
     with subprocess.Popen(reading, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
         assert reader.stdout is not None
         if reader.stdout.readline().strip() != "go":
-            raise SystemExit("the reader of arrivals did not start")
+            raise SystemExit("The process that reads the records did not start in time. Run the benchmark again.")
         writing = [sys.executable, "-m", "sidecar.bench.open_loop", str(system.ports[0]), STREAM]
         run = measured([*writing, *map(str, (asked.seconds, size_bytes, rate))], None, [*system.pids, reader.pid])
         said, _ = reader.communicate("end\n")
@@ -176,7 +176,7 @@ async def _gap(system: System) -> float:
             if kill is not None and kill.done() and not ends_at:
                 ends_at = now + _AFTER_S
         if time.monotonic() > given_up_at:
-            raise SystemExit(f"no ack within {_OVER_S:.0f} s of the leader's death")
+            raise SystemExit(f"No ack within {_OVER_S:.0f} s after the leader was killed. Run the benchmark again.")
     for connection in connections.values():
         if not connection.is_closed:
             await connection.close()

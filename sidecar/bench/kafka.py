@@ -31,7 +31,7 @@ def find_java() -> str:
     """Raises ConfigError, saying what to do, where there is none."""
     found = shutil.which("java", path=search_path())
     if found is None:
-        raise ConfigError("Kafka needs `java` (a JDK of 17 or later) on the PATH")
+        raise ConfigError("Kafka needs Java 17 or later. Put `java` on the PATH.")
     return found
 
 
@@ -39,7 +39,10 @@ def require_kafka(jars: Path) -> None:
     """Raises ConfigError where Kafka can't be started from ``jars``; to be asked before a long run."""
     find_java()
     if not any(jars.glob("kafka_*.jar")) or not any(jars.glob("kafka-clients-*.jar")):
-        raise ConfigError(f"{jars} has no kafka_*.jar and kafka-clients-*.jar: give the folder `libs` of a Kafka distribution")
+        raise ConfigError(
+            f"{jars} has no kafka_*.jar and kafka-clients-*.jar. Give the directory `libs` of a Kafka "
+            "distribution (--kafka-jars)."
+        )
 
 
 class KafkaCluster:
@@ -83,7 +86,7 @@ class KafkaCluster:
             formatted = [*words, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)]
             done = subprocess.run(formatted, capture_output=True, text=True, timeout=_FORMAT_S, check=False)
             if done.returncode:
-                raise UnavailableError(f"Kafka's storage can't be formatted: {(done.stderr or done.stdout)[-300:]}")
+                raise UnavailableError(f"Cannot format the storage of Kafka: {(done.stderr or done.stdout)[-300:]}")
             with (self._folder / f"{number}.log").open("wb") as log:
                 started = [*words, "kafka.Kafka", str(settings)]
                 self._brokers.append(spawn(started, signal.SIGTERM, stdout=log, stderr=log))
@@ -96,7 +99,7 @@ class KafkaCluster:
             with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
                 return
             if time.monotonic() > give_up_at or any(broker.poll() is not None for broker in self._brokers):
-                raise UnavailableError(f"a broker of Kafka does not start: {(self._folder / '0.log').read_text()[-300:]}")
+                raise UnavailableError(f"A Kafka broker did not start: {(self._folder / '0.log').read_text()[-300:]}")
             time.sleep(0.1)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -122,7 +125,7 @@ class KafkaCluster:
         words = [*self.client(), "create", self.servers, topic, "1" if flushed else str((1 << 63) - 1)]
         done = subprocess.run(words, capture_output=True, text=True, timeout=_READY_S, check=False)
         if done.returncode:
-            raise UnavailableError(f"a topic of Kafka can't be made: {done.stderr[-300:]}")
+            raise UnavailableError(f"Cannot create a Kafka topic: {done.stderr[-300:]}")
 
 
 def _settings(number: int, ports: tuple[int, int], voters: str, folder: Path, replicas: int) -> str:

@@ -40,7 +40,7 @@ def find_liftbridge() -> Path:
     """Raises ConfigError, saying what to do, where there is none."""
     found = shutil.which(BINARY, path=search_path())
     if found is None:
-        raise ConfigError(f"no `{BINARY}` on the PATH: build it from its sources (`go build`), or leave it out")
+        raise ConfigError(f"`{BINARY}` is not on the PATH. Build Liftbridge (`go build`), or leave it out (--system).")
     return Path(found)
 
 
@@ -105,7 +105,7 @@ class LiftbridgeCluster:
                         made = b"\x12" not in said or b"exists" in said
                     await asyncio.sleep(_AGAIN_S)
         except TimeoutError:
-            raise UnavailableError(f"Liftbridge makes no stream within {_READY_S:.0f} s: {said!r}") from None
+            raise UnavailableError(f"Liftbridge did not create the stream within {_READY_S:.0f} s: {said!r}") from None
         finally:
             await connection.close()
 
@@ -132,7 +132,7 @@ class LiftbridgeCluster:
                         return server
         finally:
             await connection.close()
-        raise UnavailableError("nobody leads the stream")
+        raise UnavailableError("The Liftbridge stream has no leader. Run the benchmark again.")
 
     def kill(self, name: str) -> None:
         """kill -9."""

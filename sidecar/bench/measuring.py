@@ -52,7 +52,7 @@ def measured_together(commands: Sequence[Sequence[str]], folder: Path | None, pi
                 if last.strip() == "go":
                     before = all_cpu_s(pids)
             if process.wait():
-                raise SystemExit(f"{' '.join(words[:3])} fails with {process.returncode}")
+                raise SystemExit(f"The command {' '.join(words[:3])} failed with exit code {process.returncode}.")
             found.append(json.loads(last))
     finally:
         for process in processes:

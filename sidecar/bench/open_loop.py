@@ -50,7 +50,7 @@ class Acks:
         end = data.rfind(b"\r\n") + 2 if b"\r\n" in data else 0
         data, self._tail = data[:end], data[end:]
         if b'"error"' in data:
-            raise SystemExit(f"refused: {data[:300]!r}")
+            raise SystemExit(f"The system rejected a message: {data[:300]!r}")
         self.count += data.count(b'"seq"')
         self.times_ns += [now_ns - int(stamp) for stamp in _STAMPED.findall(data)]
 
@@ -82,7 +82,7 @@ def publish(port: int, subject: str, seconds: float, size_bytes: int, rate: floa
             except TimeoutError:
                 continue
             if not received:
-                raise SystemExit("the nats-server closed the connection")
+                raise SystemExit("The NATS server closed the connection. Run the benchmark again.")
             acks.take(received, time.monotonic_ns())
         took_s = time.monotonic() - began
     return {

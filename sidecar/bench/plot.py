@@ -28,7 +28,9 @@ def bars(report: dict[str, Any]) -> list[tuple[str, str, float, bool]]:
 def require_plots() -> None:
     """Raise ConfigError where there is no matplotlib; to be asked before a long run."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib: `pip install matplotlib`, or leave it out (--json has all figures)")
+        raise ConfigError(
+            "--plot needs matplotlib. Install it with `pip install matplotlib`, or use --json, which prints all figures."
+        )
 
 
 def draw(report: dict[str, Any], path: Path) -> None:

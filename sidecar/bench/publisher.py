@@ -63,10 +63,10 @@ def publish(
                 sent += step
             received = connection.recv(1 << 20)
             if not received:
-                raise SystemExit("the nats-server closed the connection")
+                raise SystemExit("The NATS server closed the connection. Run the benchmark again.")
             answers.take(received)
             if answers.refused:
-                raise SystemExit(f"refused: {received[:300]!r}")
+                raise SystemExit(f"The system rejected a message: {received[:300]!r}")
             times.append(time.perf_counter() - asked)
         took_s = time.perf_counter() - began
     times.sort()

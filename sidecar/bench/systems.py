@@ -171,7 +171,9 @@ class JetStream(JetStreamCluster, _OverNats):
 
         name = asyncio.run(leader())
         if not name.startswith("peer") or len(self.servers) == 1:
-            raise UnavailableError("a stream on one server has nobody to take over")
+            raise UnavailableError(
+                "A stream on one server has no other replica, so the case failover is not possible. Choose another --case."
+            )
         number = int(name.removeprefix("peer"))
         self.servers[number].kill()
         return next(port for other, port in enumerate(self.ports) if other != number)
@@ -227,11 +229,11 @@ class Kafka(KafkaCluster):
 
     async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
         """Not by NATS."""
-        raise UnavailableError("Kafka does not listen to NATS")
+        raise UnavailableError("Kafka does not listen on NATS subjects, so this case is not possible. Choose another --case.")
 
     def kill_leader(self) -> int:
         """Who would notice speaks NATS."""
-        raise UnavailableError("Kafka does not listen to NATS")
+        raise UnavailableError("Kafka does not listen on NATS subjects, so this case is not possible. Choose another --case.")
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,7 @@ class PeersGiven:
     def jars(self) -> Path:
         """Raises ConfigError where none are given."""
         if self.kafka_jars is None:
-            raise ConfigError("Kafka is started from its jars: give their folder with --kafka-jars")
+            raise ConfigError("Kafka needs its jars. Give their directory with --kafka-jars.")
         return self.kafka_jars
 
 

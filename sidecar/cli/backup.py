@@ -60,11 +60,11 @@ if TYPE_CHECKING:
 
 NS_PER_S = 1_000_000_000
 TABLE = {
-    "backup_newest_timestamp_seconds": "When the newest whole backup was begun, in Unix time; 0: there is none.",
-    "backup_newest_size_bytes": "Of all that it names.",
-    "backup_valid": "Backups in the store that are whole, by names and sizes of their files.",
-    "backup_damaged": "Those that are not.",
-    "backup_checked_timestamp_seconds": "When the store was looked at.",
+    "backup_newest_timestamp_seconds": "Start time of the newest complete backup, in Unix seconds. 0: there is none.",
+    "backup_newest_size_bytes": "Size of the newest complete backup, in bytes.",
+    "backup_valid": "Number of complete backups in the store, by names and sizes of their files.",
+    "backup_damaged": "Number of incomplete or damaged backups in the store.",
+    "backup_checked_timestamp_seconds": "Time of the last check of the store, in Unix seconds.",
 }
 """``liftpy_`` before each; label ``store``: its URL."""
 
@@ -86,7 +86,7 @@ def write_metrics(path: Path, url: str, found: Sequence[Listed], now_ns: int) ->
     try:
         write_to_textfile(str(path), registry)
     except OSError as error:
-        raise StorageError(f"--metrics-file {path}: {error.strerror or error}") from None
+        raise StorageError(f"Cannot write --metrics-file {path}: {error.strerror or error}.") from None
 
 
 def shown_store(url: str) -> str:
@@ -134,7 +134,9 @@ def traced(
     try:
         from sidecar.tracing.exporting import SpanThread, otlp_exporter
     except ImportError as error:
-        raise ConfigError(f"trace = {trace!r} needs `pip install liftpy[otlp]`: {error}") from None
+        raise ConfigError(
+            f"--trace {trace} needs OpenTelemetry: {error}. Install it with `pip install 'liftpy[otlp]'`."
+        ) from None
     made = exporter() if exporter is not None else otlp_exporter(endpoint)
     thread = SpanThread(made, f"{name}-{os.getpid()}", target.namespace, SpanBudget(SPANS_PER_S))
     said = ""
@@ -212,7 +214,7 @@ def restore(
     each of them, with the command that sets it.
     """
     if everything == bool(into) or (everything and (name or subject)):
-        raise ConfigError("give --all, or --into NAME (with --stream, --subject)")
+        raise ConfigError("Missing option: --all, or --into NAME (with --stream, --subject).")
     store = Store.at(url)
     manifest = store.newest(backup_id)
     image = read_image(store, manifest)
@@ -266,7 +268,7 @@ def _say_states_left_out(said: Mapping[str, str]) -> None:
 
 def _wish(image: ClusterImage, manifest: Manifest, name: str, into: str, subject: str, replicas: int) -> RestoreWish:
     if name not in image.streams or name not in {stream.name for stream in manifest.streams}:
-        raise NotFoundError(f"backup {manifest.backup} has no stream {name!r}")
+        raise NotFoundError(f"Backup {manifest.backup} has no stream {name!r}. `liftpy backup list --json` shows the streams.")
     was = image.streams[name]
     return RestoreWish(
         name=name, into=into, subject=subject or was.subject, config=was.config, replicas=replicas or was.replica_count
@@ -282,7 +284,7 @@ def until_of(text: str | None) -> Until:
         return Until(offset=found)
     if isinstance(found, datetime):
         return Until(time_ns=timestamp_ns(found))
-    raise ConfigError(f"--until {found}: give an offset (the last one wanted), or a time")
+    raise ConfigError(f"Invalid value for --until: {found}. Use an offset (the last one to restore), or a time.")
 
 
 def _say_cursors(said: Mapping[str, str]) -> None:
@@ -501,6 +503,9 @@ def list_(url: str, max_age_s: float | None, metrics_file: Path | None, as_json:
         click.echo(json.dumps(rows))
     else:
         Console().print(table(("backup", "age", "streams", "MiB", "state"), [_row(one) for one in found]))
+    if not found:
+        missing = "://" not in url and not Path(url).expanduser().is_dir()
+        click.echo(f"No backups in {url}" + (" (the directory does not exist)." if missing else "."), err=True)
     newest = found[-1] if found else None
     if newest is None or newest.faults or newest.manifest is None:
         return EXIT_DAMAGED
@@ -511,7 +516,7 @@ def list_(url: str, max_age_s: float | None, metrics_file: Path | None, as_json:
 def _row(one: Listed) -> tuple[str, ...]:
     if one.manifest is None:
         return one.backup, "", "", "", f"damaged: {one.faults[0]}"
-    state = f"not whole: {one.faults[0]}" if one.faults else "whole"
+    state = f"incomplete: {one.faults[0]}" if one.faults else "complete"
     manifest = one.manifest
     return one.backup, _age(manifest), str(len(manifest.streams)), f"{manifest.size_bytes / _MIB:.1f}", state
 

@@ -126,7 +126,7 @@ def bench(
     if plot is not None:
         require_plots()
         if systems and (OURS not in systems or len(set(systems)) == 1):
-            raise ConfigError(f"--plot compares {OURS} with others: give --system {OURS} and at least one more")
+            raise ConfigError(f"--plot compares {OURS} with others. Give --system {OURS} and at least one more --system.")
     wanted = {name: case for name, case in CASES.items() if not cases or name in cases}
     found = report(named, wanted, asked, rounds, given, say, out)
     if plot is not None and found["rows"]:
@@ -149,7 +149,7 @@ def _numbers(text: str, option: str) -> tuple[int, ...]:
     except ValueError:
         found = ()
     if not found or min(found) < 1:
-        raise ConfigError(f"{option} {text!r}: whole numbers from 1 on, with commas between them")
+        raise ConfigError(f"Invalid value for {option}: {text!r}. Use whole numbers of 1 or more, separated by commas.")
     return found
 
 

@@ -99,7 +99,7 @@ def output_to(file: Path) -> Iterator[Write]:
     """What writes to ``file``, which must not be there. Raises ConfigError for another suffix, or where it can't be written."""
     kind = _BY_SUFFIX.get(file.suffix)
     if kind is None:
-        raise ConfigError(f"--output {file}: its suffix says what is written: {suffixes()}")
+        raise ConfigError(f"Invalid value for --output: {file}. The suffix sets the format: {suffixes()}.")
     with _named_when_whole(file, kind) as write:
         yield write
 
@@ -120,7 +120,7 @@ def _write_all(out: Any, content: bytes) -> None:
 @contextmanager
 def _named_when_whole(file: Path, kind: Callable[[Path], Any]) -> Iterator[Any]:
     if file.exists():
-        raise ConfigError(f"--output {file}: it is there already; remove it, or name another")
+        raise ConfigError(f"--output {file} already exists. Remove it, or choose another name.")
     part = file.with_name(f"{file.name}.part")
     try:
         try:
@@ -131,11 +131,11 @@ def _named_when_whole(file: Path, kind: Callable[[Path], Any]) -> Iterator[Any]:
             raise
         part.rename(file)
     except OSError as error:
-        raise ConfigError(f"--output {file}: {error.strerror or error}") from None
+        raise ConfigError(f"Cannot write --output {file}: {error.strerror or error}.") from None
 
 
 class Bar:
-    """How far it is, on a terminal: offsets up to ``end_offset`` (exclusive), or a count where there is no end."""
+    """Progress on a terminal: offsets up to ``end_offset`` (exclusive), or a count without an end."""
 
     def __init__(self, what: str, end_offset: int | None) -> None:
         self.records = 0
@@ -205,7 +205,9 @@ ENDING_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class GroupReading:
-    """What was asked for. ``form``: text, value or json. ``output``: a new file of JSON lines; None: the standard output."""
+    """Options of reading in a group. ``form``: text, value or json. ``output``: a new file of JSON lines, None: standard
+    output.
+    """
 
     group: str
     stream: str
@@ -227,22 +229,23 @@ def member_of(
 ) -> GroupReading:
     """Raises UsageError for what a group can't do. ``refused``: options that go with no group, and whether they were given."""
     reasons = {
-        "--partition": "the group says which partitions a member reads",
-        "--until": "a member's partitions come and go, so that there is no end to come to; it goes on until Ctrl-C",
-        "--reverse": "a group goes forwards, from what it has committed",
+        "--partition": "The group assigns the partitions.",
+        "--until": "A group member reads until Ctrl-C.",
+        "--reverse": "A group reads forward from its committed position.",
     }
     for option, given in refused.items():
         if given:
-            raise click.UsageError(f"{option} goes with no --group: {reasons[option]}")
+            raise click.UsageError(f"{option} cannot be combined with --group. {reasons[option]}")
     if start not in (None, "earliest", "new"):
         raise click.UsageError(
-            f"--from {start}: with --group it says where a partition begins of which nothing is committed, earliest or new; "
-            f"'liftpy group reset {group} --stream {stream} --to {start}' sets what is committed"
+            f"Invalid value for --from: {start}. With --group, use earliest or new (for partitions without a "
+            f"committed position). To move the group, use 'liftpy group reset {group} --stream {stream} --to "
+            f"{start}'."
         )
     if output is not None and output.suffix != ".jsonl":
         raise click.UsageError(
-            f"--output {output}: with --group .jsonl alone: what is in the file has to be readable when it is committed, "
-            "and other files are only at their end"
+            f"Invalid value for --output: {output}. With --group, only .jsonl is possible, because a record must "
+            "be in the file before it is committed."
         )
     return GroupReading(group, stream, start or "earliest", output=output, **how)
 
@@ -381,7 +384,7 @@ def consume(
     """Print the committed records of stream NAME."""
     now = datetime.now(UTC)
     if follow and (until is not None or reverse):
-        raise click.UsageError("--follow goes on at the end: it has no --until, and no --reverse")
+        raise click.UsageError("--follow cannot be combined with --until or --reverse.")
     ends = until is not None
     if output is not None and not ends and not follow and not reverse:
         until = "end"

@@ -64,9 +64,12 @@ def force_recover(folders: tuple[Path, ...], voters: str, out: Path | None, name
     from sidecar.quorum.rescue import rescue as write_rescued
 
     with locked(list(folders)) as held:
-        survivors = [read_survivor(folder, namespace) for folder in held if (folder.raft / "journal").is_file()]
+        survivors = [read_survivor(folder) for folder in held if (folder.raft / "journal").is_file()]
         if not survivors:
-            raise ConfigError("none of these folders holds a journal of the metadata group")
+            raise ConfigError(
+                "None of the --data directories contains a journal of the metadata group. Give the data directory of "
+                "a former controller."
+            )
         chosen = newest(survivors)
         name = chosen.image.rules.namespace if chosen.image.rules is not None else namespace
         rows = [
@@ -85,7 +88,7 @@ def force_recover(folders: tuple[Path, ...], voters: str, out: Path | None, name
                 click.echo("What was decided behind the end of that log is lost for good.", err=True)
                 typed = click.prompt("Type the cluster's namespace to go on", err=True)
             if typed != name:
-                raise ConfigError(f"{typed!r} is not the name of this cluster: nothing was changed")
+                raise ConfigError(f"{typed!r} is not the namespace of this cluster. Nothing was changed.")
             written = write_rescued(chosen, held, tuple(voters.split(",")), out, time.time_ns())
     if as_json:
         click.echo(json.dumps({"survivors": rows, "written": {node: str(path) for node, path in written.items()}}))
@@ -192,7 +195,10 @@ async def _ended(client: Client, timeout_s: float) -> None:
         if not under_way:
             return
         if time.monotonic() >= deadline:
-            raise UnavailableError(f"not done yet: {under_way}. It goes on by itself; liftpy controllers shows how far it is")
+            raise UnavailableError(
+                f"The change is not complete yet: {under_way}. It continues in the background: `liftpy controllers` "
+                "shows the progress."
+            )
         await asyncio.sleep(_POLL_S)
 
 

@@ -47,7 +47,7 @@ def dashboard(listen: str, hosts: tuple[str, ...], as_json: bool, target: Target
     """
     address, _, port = listen.rpartition(":")
     if not address or not port.isdigit() or int(port) > 65_535:
-        raise ConfigError(f"--listen {listen}: use HOST:PORT")
+        raise ConfigError(f"Invalid value for --listen: {listen}. Use HOST:PORT.")
     names = (*LOOPBACK, address, *hosts)
     with_client(
         target, lambda client: _serve(client, target.namespace, address, int(port), names, as_json), needs_majority=False
@@ -60,7 +60,7 @@ async def _serve(client: Client, namespace: str, address: str, port: int, names:
     try:
         bound = await serving.open(address.strip("[]"), port)
     except OSError as error:
-        raise ConfigError(f"--listen {address}:{port} can't be used: {error}") from None
+        raise ConfigError(f"Cannot listen on --listen {address}:{port}: {error}. Choose another address or port.") from None
     url = f"http://{address}:{bound}"
     click.echo(json.dumps({"event": "ready", "page": url}) if as_json else f"The page is at {url}. Ctrl-C ends it.")
     sys.stdout.flush()

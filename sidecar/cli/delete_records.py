@@ -78,14 +78,18 @@ def purge(
     offsets of other records do not change.
     """
     if not subjects and not keys:
-        raise click.UsageError("name --subject or --key; to give up everything below an offset: liftpy stream delete-records")
+        raise click.UsageError(
+            "Missing option: --subject or --key. To delete all records before an offset, use liftpy stream delete-records."
+        )
     where = _where(before)
 
     async def plan(client: Client) -> list[_Purged]:
         image = await client.stream(name)
         numbers = [p.partition for p in image.partitions] if partition is None else [partition]
         if isinstance(where, int) and len(numbers) > 1:
-            raise ConfigError(f"{name} has {len(numbers)} partitions: an offset is one partition's, name it by --partition")
+            raise ConfigError(
+                f"Stream {name} has {len(numbers)} partitions, and an offset belongs to one partition. Set --partition."
+            )
         until = time.monotonic() + _COUNT_S
         return [await _would_go(client, name, image.uid, number, subjects, keys, where, until) for number in numbers]
 
@@ -126,10 +130,7 @@ def purge(
 
 @dataclass(frozen=True, slots=True)
 class _Purged:
-    """What goes of one partition: ``records`` below ``end_offset`` that fit, of the ``of_records`` offsets that it has.
-
-    ``at_least``: counting took too long, there may be more.
-    """
+    """Records of one partition that a purge deletes. ``at_least``: counting took too long, there may be more."""
 
     uid: str
     partition: int
@@ -165,7 +166,9 @@ async def _would_go(
 def _where(before: str | None) -> int | datetime | None:
     where = None if before is None else parse_start(before, datetime.now(UTC), "--before")
     if where is not None and not isinstance(where, int | datetime):
-        raise ConfigError(f"--before {before}: give an OFFSET, or a time as 2026-01-31T12:00:00 or -10m")
+        raise ConfigError(
+            f"Invalid value for --before: {before}. Use an OFFSET, or a time such as 2026-01-31T12:00:00 or -10m."
+        )
     return where.replace(tzinfo=UTC) if isinstance(where, datetime) and where.tzinfo is None else where
 
 
@@ -179,15 +182,17 @@ async def _gone(client: Client, name: str, numbers: set[int], timeout_s: float) 
         if time.monotonic() >= until:
             waits = sorted({node for p in partitions for purge in p.purges for node in waits_for(p, purge)})
             who = ", ".join(waits)
-            raise UnavailableError(f"{name}: after {timeout_s:g} s it still waits for {who}; it goes on without this command")
+            raise UnavailableError(
+                f"Stream {name}: {who} did not finish within {timeout_s:g} s (--timeout). The deletion continues in "
+                "the background."
+            )
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """What goes of one partition: the ``records`` below ``first``, of ``of_records`` that it has.
-
-    ``at_most``: the log may have gaps (it is compacted, or was purged), so that both are counts of offsets.
+    """Records of one partition below ``first`` that are deleted. ``at_most``: the log may have gaps, so both counts are
+    numbers of offsets.
     """
 
     uid: str
@@ -237,7 +242,9 @@ def delete_records(
         image = await client.stream(name)
         numbers = [p.partition for p in image.partitions] if partition is None else [partition]
         if isinstance(where, int) and len(numbers) > 1:
-            raise ConfigError(f"{name} has {len(numbers)} partitions: an offset is one partition's, name it by --partition")
+            raise ConfigError(
+                f"Stream {name} has {len(numbers)} partitions, and an offset belongs to one partition. Set --partition."
+            )
         return [await _deletion(client, name, image.uid, number, where) for number in numbers]
 
     async def carry_out(client: Client, deletions: list[Deletion]) -> None:
@@ -285,7 +292,8 @@ def deletion_point_of(text: str) -> int | datetime | FromEnd | None:
         return None
     said = "the text of a position" if isinstance(where, Position) else text
     raise ConfigError(
-        f"--before {said}: give the first OFFSET that stays, -1000, a time as 2026-01-31T12:00:00 or -10m, or new"
+        f"Invalid value for --before: {said}. Use an OFFSET (the first one that remains), -1000, a time such "
+        "as 2026-01-31T12:00:00 or -10m, or new."
     )
 
 
@@ -293,7 +301,9 @@ async def _deletion(client: Client, name: str, uid: str, number: int, where: int
     """What would go of one partition. Nothing is done."""
     bounds = await client.bounds(name, number)
     if bounds.uid != uid:
-        raise NotFoundError(f"stream {name} was deleted and made again just now: nothing was done")
+        raise NotFoundError(
+            f"Stream {name} was deleted and created again during this command. Nothing was deleted. Run the command again."
+        )
     match where:
         case None:
             wanted: int | datetime = bounds.end_offset

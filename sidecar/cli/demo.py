@@ -145,7 +145,7 @@ def _as_json(
 
 
 class _Screen:
-    """What people see: lines as things happen, bars while records move, a table at the end."""
+    """Output of the demo: lines, progress bars, and a table at the end."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -111,7 +111,7 @@ def dev(
         click.echo(f"not used by liftpy dev, which names and places its nodes itself: {', '.join(unused)}", err=True)
     if nats and max_payload:
         raise click.UsageError(
-            "--max-payload is for the nats-server that this command starts: leave --nats out, or set it on that server"
+            "--max-payload cannot be combined with --nats. Set max_payload in the configuration of that server."
         )
     stopping = threading.Event()
     for number in (signal.SIGINT, *stop_signals()):
@@ -170,7 +170,9 @@ class _Supervisor:
                 self._ended_s[name] = now_s
                 self._soon[name] = self._soon[name] + 1 if now_s - self._started_s[name] < _SOON_S else 1
                 if self._soon[name] > _SOON_AT_MOST:
-                    raise UnavailableError(f"node {name} {node.how_it_ended}: {' | '.join(list(node.log)[-3:])}")
+                    raise UnavailableError(
+                        f"Node {name} {node.how_it_ended}. Its last log lines: {' | '.join(list(node.log)[-3:])}"
+                    )
                 click.echo(f"node {name} {node.how_it_ended}; it is started again in {self._after_s:g} s", err=True)
             elif now_s - self._ended_s[name] >= self._after_s:
                 del self._ended_s[name]

@@ -119,7 +119,9 @@ class EventPages:
                 continue
             if "error" not in said and said["index"] >= self._place[0]:
                 return said
-        raise UnavailableError(f"no controller told what happened: {why or 'they have not caught up'}")
+        raise UnavailableError(
+            f"No controller returned events: {why or 'they have not caught up'}. Check `liftpy controllers`, then retry."
+        )
 
 
 async def _sleep(wait_s: float) -> None:

@@ -94,5 +94,5 @@ def _answered(port: int, path: str) -> bytes:
             answer += more
             connection.settimeout(max(0.001, deadline - time.monotonic()))
     if not answer.startswith(b"HTTP/1.") or len(answer.split(None, 2)) < 3:
-        raise ValueError("it does not speak HTTP")
+        raise ValueError("the answer is not HTTP")
     return answer

@@ -19,6 +19,7 @@ from liftpy.errors import LiftError, NotFoundError, OutcomeUnknownError, Protoco
 from sidecar.cli.health import PORT, levels, show
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.partition_reports import unknown_data
 from sidecar.runtime.settings import Target
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def health(
     After a network partition, the side with the majority reports 1 (the other nodes are fenced). The other side reports 3.
     """
     if node_id is not None and cluster:
-        raise click.UsageError("give --node or --cluster")
+        raise click.UsageError("--node and --cluster cannot be combined. Remove one of them.")
     return show(_by_nats(target, level or "ready", node_id, probe), as_json)
 
 
@@ -95,6 +96,8 @@ async def _asked(cluster: Inquirer, target: Target, level: str, node_id: str | N
             continue
         why = "; ".join(f"{check}: {reason}" for check, reason in said["checks"].items() if reason)
         lines.append(f"[+] {name}: {level}" if said["health"][level] else f"[-] {name}: not {level}: {why}")
+        if unknown := said.get("unknown_streams"):
+            lines.append(f"[+] {unknown_data(name, unknown)}")
         if node_id is None and level != "live":
             lines += await _services(cluster, name)
     if probe:
@@ -150,9 +153,9 @@ async def _published(target: Target, value: bytes) -> int:
         finally:
             await connection.close()
     except (nats.errors.Error, OSError, TimeoutError, ValueError) as error:
-        raise UnavailableError(f"a publish was not answered: {error!r}") from None
+        raise UnavailableError(f"the probe got no ack: {error!r}") from None
     if answer.get("error"):
-        raise UnavailableError(f"a publish was refused: {answer['error'].get('description')}")
+        raise UnavailableError(f"the probe was rejected: {answer['error'].get('description')}")
     return int(answer["seq"]) - 1
 
 

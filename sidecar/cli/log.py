@@ -33,7 +33,7 @@ EXIT_DAMAGED = 1
 def log() -> None:
     """Inspect, verify and repair the directory of a partition: DATA/streams/STREAM-UID/PARTITION.
 
-    The commands read files only. They need neither NATS nor a running sidecar.
+    The commands work on files. They need neither NATS nor a running sidecar.
     """
 
 
@@ -42,7 +42,7 @@ folder_argument = click.argument("folder", metavar="DIR", type=click.Path(path_t
 
 def _storage(folder: Path) -> FolderStorage:
     if not folder.is_dir() or not any(file.stem.isdigit() for file in folder.glob("*.log")):
-        raise ConfigError(f"{folder} holds no log: give a partition's folder, DATA/streams/STREAM-UID/PARTITION")
+        raise ConfigError(f"{folder} is not a partition directory (no segment files). Give DATA/streams/STREAM-UID/PARTITION.")
     return FolderStorage(folder)
 
 
@@ -87,7 +87,7 @@ def verify(folder: Path, as_json: bool) -> int:
             click.echo(f"also: {fault}")
     else:
         records = sum(s.summary.record_count for s in report.segments)
-        click.echo(f"right: {len(report.segments)} segments, {records} records, log end offset {report.log_end_offset}")
+        click.echo(f"no damage: {len(report.segments)} segments, {records} records, log end offset {report.log_end_offset}")
     return EXIT_DAMAGED if report.faults else 0
 
 
@@ -129,7 +129,7 @@ def _alone(folder: Path) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
-        raise DataDirectoryLockedError(f"a sidecar is running on {path.parent}: stop it first") from None
+        raise DataDirectoryLockedError(f"A sidecar uses {path.parent}. Stop it first.") from None
     finally:
         os.close(descriptor)
 

@@ -24,7 +24,7 @@ def seconds(text: str, option: str) -> float:
     """Read a duration: ``90s``, ``5m``, ``1h``. Raises click.BadParameter that names ``option``."""
     found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smh])", text, re.ASCII)
     if found is None:
-        raise click.BadParameter(f"{text!r}: such as 90s, 5m, 1h", param_hint=option)
+        raise click.BadParameter(f"{text!r}. Use a duration such as 90s, 5m or 1h.", param_hint=option)
     return float(found[1]) * _UNITS[found[2]]
 
 

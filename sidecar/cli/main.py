@@ -94,7 +94,7 @@ class TextType(click.types.StringParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         text = super().convert(value, param, ctx)
         if isinstance(text, str) and not is_utf8(text):
-            self.fail(f"{text!r} is not UTF-8 text", param, ctx)
+            self.fail(f"{text!r} is not UTF-8 text. Use UTF-8 characters.", param, ctx)
         return text
 
 
@@ -242,7 +242,7 @@ def _run(given: list[str]) -> None:
     except OSError as error:  # of a file that the user has named; sockets and our own files have errors of their own
         if error.filename is None:
             raise
-        _show(ConfigError(f"{error.filename}: {error.strerror}"), as_json="--json" in given)
+        _show(ConfigError(f"Cannot use file {error.filename}: {error.strerror}."), as_json="--json" in given)
         sys.exit(EXIT_USAGE)
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -44,7 +44,7 @@ def drain(node_id: str, wait: bool, cancel: bool, timeout_s: float, as_json: boo
     """
     check_name(node_id, "node")
     if cancel and wait:
-        raise click.UsageError("--cancel and --wait exclude each other")
+        raise click.UsageError("--cancel and --wait cannot be combined. Remove one of them.")
 
     async def work(client: Client) -> dict[str, Any]:
         await client.set_node(node_id, leaving=not cancel)
@@ -172,6 +172,39 @@ def remove(node_id: str, dry_run: bool, timeout_s: float, as_json: bool, target:
     click.echo(f"{node_id} would be removed" if dry_run else f"{node_id} is removed")
 
 
+@node.command(name="remove-data", example="liftpy node remove-data n3 orders-00000c-1a21ed6eb59")
+@click.argument("node_id", metavar="NODE")
+@click.argument("directories", metavar="[DIRECTORY]...", nargs=-1)
+@click.option("--yes", is_flag=True, help="Do not ask for a confirmation.")
+@json_option
+@connection_options
+def remove_data(node_id: str, directories: tuple[str, ...], yes: bool, as_json: bool, target: Target) -> None:
+    """Remove directories of streams that the cluster does not know from NODE, which must run. Without DIRECTORY, list them.
+
+    A node keeps the data of a stream that was deleted while the node was down. Do not remove a directory after the metadata group was
+    restored from a backup, until you know that nobody needs its stream: such a stream may be missing in the backup."""
+    check_name(node_id, "node")
+
+    async def work(client: Client) -> dict[str, Any]:
+        if not directories:
+            found = await client.node_health(node_id)
+            return {"node": node_id, "unknown": found.get("unknown_streams", []), "removed": []}
+        said = await client.remove_data(node_id, list(directories))
+        if "error" in said:
+            raise ConfigError(f"{node_id}: {said['error']}")
+        return {"node": node_id, **said}
+
+    if directories and not yes:
+        click.confirm(f"remove {', '.join(directories)} from node {node_id} for good?", abort=True, err=True)
+    said = with_client(target, work)
+    if as_json:
+        click.echo(json.dumps(said))
+    elif directories:
+        click.echo(f"{node_id}: {', '.join(said['removed'])} removed, {said['bytes']:,} bytes")
+    else:
+        click.echo("\n".join(said["unknown"]) or f"{node_id} has no data of streams that the cluster does not know")
+
+
 @node.command(name="set-weight", example="liftpy node set-weight n3 2.0")
 @click.argument("node_id", metavar="NODE")
 @click.argument("weight", metavar="WEIGHT|auto")
@@ -205,7 +238,7 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no number, and not {AUTO}", param_hint="WEIGHT") from None
+        raise click.BadParameter(f"{text!r}. Use a number, or {AUTO}.", param_hint="WEIGHT") from None
 
 
 def _show_facts(node: NodeImage, as_json: bool) -> None:

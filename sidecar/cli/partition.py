@@ -59,7 +59,7 @@ def transfer(stream: str, number: int, node: str, timeout_s: float, as_json: boo
     async def work(client: Client) -> tuple[PartitionState, float]:
         image = await client.stream(stream)
         if _find(image, number).status is not PartitionStatus.ONLINE:
-            raise ConfigError(f"{stream}/{number} has no leader to move: liftpy partition elect {stream} {number}")
+            raise ConfigError(f"{stream}/{number} has no leader. To elect one: liftpy partition elect {stream} {number}")
         return await _moved(client, image, number, node, timeout_s=timeout_s)
 
     _say(stream, *with_client(target, work), as_json)
@@ -89,16 +89,19 @@ def elect(
     it lacks are LOST permanently, also if they were acknowledged.
     """
     if confirm and not unclean:
-        raise click.UsageError("--confirm is for --unclean only: a clean election loses nothing")
+        raise click.UsageError("--confirm needs --unclean. A clean election loses no records.")
     if confirm and confirm != f"{stream}/{number}":
         raise click.UsageError(
-            f"--confirm {confirm} is not this partition: nothing was changed. Use --confirm {stream}/{number}"
+            f"--confirm {confirm} does not name this partition. Nothing was changed. Use --confirm {stream}/{number}."
         )
 
     async def look(client: Client) -> StreamImage:
         image = await client.stream(stream)
         if _find(image, number).status is PartitionStatus.ONLINE:
-            raise ConfigError(f"{stream}/{number} is led by {_find(image, number).leader}: liftpy partition transfer moves it")
+            raise ConfigError(
+                f"{stream}/{number} already has a leader ({_find(image, number).leader}). To move the leadership: "
+                f"liftpy partition transfer {stream} {number} --to NODE"
+            )
         return image
 
     async def work(client: Client) -> tuple[PartitionState, float]:
@@ -145,7 +148,7 @@ def rebalance(only: str | None, timeout_s: float, as_json: bool, target: Target)
 
 def _find(image: StreamImage, number: int) -> PartitionState:
     if number >= len(image.partitions):
-        raise NotFoundError(f"{image.name} has the partitions 0 to {len(image.partitions) - 1}")
+        raise NotFoundError(f"Stream {image.name} has no such partition. Its partitions are 0 to {len(image.partitions) - 1}.")
     return image.partitions[number]
 
 
@@ -162,7 +165,7 @@ async def _moved(
             return current, took_s
         if took_s > timeout_s:
             raise UnavailableError(
-                f"{image.name}/{number} is {current.status.name} after {took_s:.1f} s: liftpy status shows why"
+                f"{image.name}/{number} is still {current.status.name} after {took_s:.1f} s (--timeout). Check `liftpy status`."
             )
         await asyncio.sleep(_POLL_S)
 

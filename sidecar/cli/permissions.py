@@ -84,14 +84,16 @@ def permissions(
             check_name(name, "service")
     if wanted is AccessRole.PUBLISHER and not subjects:
         if not streams:
-            raise ConfigError("name what it publishes on: --subject, or --stream for the subjects of a stream")
+            raise ConfigError("Missing option: --subject, or --stream (for the subjects of a stream).")
         subjects = with_client(target, lambda client: _subjects_of(client, streams))
     for prefix in replies:
         check_inbox_prefixes((f"{prefix}.",))
         if "*" in prefix:
-            raise ConfigError(f"--replies {prefix}: NATS's rights know no part of a token; name each prefix")
+            raise ConfigError(
+                f"Invalid value for --replies: {prefix}. NATS permissions cannot match a part of a token. Name each prefix."
+            )
     if replies and wanted not in (AccessRole.SERVICE, AccessRole.NODE):
-        raise ConfigError("--replies is for the roles service and node")
+        raise ConfigError("--replies is only for the roles service and node. Remove it.")
     for subject in subjects:  # also what the cluster says: whoever made the stream chose it, and this is pasted into a shell
         check_publisher_subject(subject)
     if wanted is AccessRole.NODE and not subjects:

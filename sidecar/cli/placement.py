@@ -28,12 +28,14 @@ def placement_options(function: F) -> F:
     @functools.wraps(function)
     def command(*args: Any, policy: str | None, assignment: Path | None, allow_offline: bool, **kwargs: Any) -> Any:
         if policy is not None and assignment is not None:
-            raise click.UsageError("--placement and --assignment exclude each other")
+            raise click.UsageError("--placement and --assignment cannot be combined. Remove one of them.")
         if allow_offline and assignment is None:
-            raise click.UsageError("--allow-offline goes with --assignment: no policy chooses a node that is not live")
+            raise click.UsageError(
+                "--allow-offline needs --assignment. A placement policy never chooses a node that is not live."
+            )
         given = () if assignment is None else assignment_from_json(_read(assignment))
         if assignment is not None and not given:
-            raise click.BadParameter("no assigned partitions found", param_hint="--assignment")
+            raise click.BadParameter("The file assigns no partitions. Add at least one.", param_hint="--assignment")
         wish = PlacementOptions(policy=MANUAL if given else policy or "", assignment=given, allow_offline=allow_offline)
         return function(*args, placement=wish, **kwargs)
 
@@ -65,7 +67,7 @@ def _read(path: Path) -> bytes:
     with path.open("rb") as file:
         text = file.read(MAX_FILE_BYTES + 1)
     if len(text) > MAX_FILE_BYTES:
-        raise click.BadParameter(f"{path} has more than {MAX_FILE_BYTES} bytes", param_hint="--assignment")
+        raise click.BadParameter(f"{path} has more than {MAX_FILE_BYTES} bytes. Use a smaller file.", param_hint="--assignment")
     return text
 
 

@@ -39,7 +39,7 @@ _CHECK_S = 2.0
 
 @dataclass(slots=True)
 class _Report:
-    """What became of the lines. Offsets inclusive, -1: none; lines are counted from 1."""
+    """Result of publishing lines. Offsets are inclusive, -1: none. Lines count from 1."""
 
     published: int = 0
     """Lines sent; with an ack asked for: acknowledged."""
@@ -102,7 +102,7 @@ class _Report:
 
 @dataclass(frozen=True, slots=True)
 class _Manner:
-    """What goes with each line, and what a refused one means."""
+    """Options of each line, and the meaning of a rejected one."""
 
     ack: AckPolicy
     key: bytes | None
@@ -192,7 +192,7 @@ def _headers(given: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
     for text in given:
         header, equals, value = text.partition("=")
         if not header or not equals:
-            raise click.BadParameter(f"{text!r}: write NAME=VALUE", param_hint="--header")
+            raise click.BadParameter(f"{text!r}. Use NAME=VALUE.", param_hint="--header")
         found.append((header, value.encode("utf-8", "surrogateescape")))
     return tuple(found)
 
@@ -268,7 +268,7 @@ async def _lines(file: BinaryIO) -> AsyncGenerator[list[bytes], None]:
     while chunk := await _read(file):
         *lines, rest = (rest + chunk).split(b"\n")
         if len(rest) > _MAX_LINE_BYTES:
-            raise ProtocolError(f"a line is longer than {_MAX_LINE_BYTES} bytes: is this a text file?")
+            raise ProtocolError(f"A line is longer than {_MAX_LINE_BYTES} bytes. Check that the input is a text file.")
         if lines:
             yield lines
     if rest:

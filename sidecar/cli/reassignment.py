@@ -45,7 +45,7 @@ move_timeout_option = click.option(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveProgress:
-    """How far moves are."""
+    """Progress of moving replicas."""
 
     partitions: int
     """That move still."""
@@ -55,7 +55,7 @@ class MoveProgress:
 
 
 class Estimate:
-    """How long it takes at the rate that was seen so far."""
+    """Estimated remaining time at the current rate."""
 
     def __init__(self) -> None:
         self._first: tuple[float, int] | None = None
@@ -135,7 +135,10 @@ async def follow(
                 click.echo(reason, err=True)
         if time.monotonic() >= give_up_at:
             why = "; ".join((line, *told))
-            raise UnavailableError(f"not done after {timeout_s:g} s: {why}; it goes on, liftpy status shows how far")
+            raise UnavailableError(
+                f"The move is not complete after {timeout_s:g} s (--timeout): {why}. It continues in the "
+                "background: `liftpy status` shows the progress."
+            )
         await asyncio.sleep(min(POLL_S, max(0.01, give_up_at - time.monotonic())))
 
 
@@ -168,12 +171,12 @@ def move(
     """
     wanted = tuple(node.strip() for node in nodes.split(",") if node.strip())
     if bool(wanted) == cancel:
-        raise click.UsageError("say where to, --to a,b,c, or --cancel")
+        raise click.UsageError("Missing option: --to NODE,NODE,... or --cancel.")
 
     async def work(client: Client) -> PartitionState:
         image = await client.stream(stream)
         if number >= len(image.partitions):
-            raise NotFoundError(f"{stream} has the partitions 0 to {len(image.partitions) - 1}")
+            raise NotFoundError(f"Stream {stream} has no such partition. Its partitions are 0 to {len(image.partitions) - 1}.")
         decided = await client.reassign(image, number, wanted)
         if not wait:
             return decided

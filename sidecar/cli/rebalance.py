@@ -33,7 +33,7 @@ _SHOWN = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebalancePlan:
-    """What is to be done, whatever is evened out."""
+    """Planned moves of a rebalance."""
 
     by: str
     unit: str
@@ -79,9 +79,9 @@ def rebalance(
     The cluster continues the moves if you stop this command or if a node fails.
     """
     if without and not dry_run:
-        raise click.UsageError("--without goes with --dry-run: liftpy node drain NODE moves everything away")
+        raise click.UsageError("--without needs --dry-run. To move everything away from a node, use liftpy node drain NODE.")
     if cancel and dry_run:
-        raise click.UsageError("--cancel and --dry-run exclude each other")
+        raise click.UsageError("--cancel and --dry-run cannot be combined. Remove one of them.")
 
     async def work(client: Client) -> None:
         image = (await client.describe_cluster(linearizable=True)).image
@@ -91,7 +91,7 @@ def rebalance(
         unknown = sorted(set(without) - set(image.nodes))
         if unknown:
             known = ", ".join(sorted(image.nodes)) or "none"
-            raise NotFoundError(f"there is no node {', '.join(unknown)}; there are: {known}")
+            raise NotFoundError(f"Node {', '.join(unknown)} does not exist. Nodes: {known}.")
         reports = await ask_nodes(client, sorted(image.nodes)) if by == "bytes" else {}
         plan = plan_of(image, by, without, reports)
         if not as_json:
@@ -256,10 +256,11 @@ def _show(plan: RebalancePlan, dry_run: bool) -> None:
         ]
         console.print(table(heads, rows[:_SHOWN], folds=("partition",), title="moves"))
         if len(rows) > _SHOWN:
-            console.print(f"and {len(rows) - _SHOWN} more: --json shows all", highlight=False)
+            console.print(f"and {len(rows) - _SHOWN} more, shown by --json", highlight=False)
     held = [(node, f"{plan.before.get(node, 0):,}", f"{count:,}") for node, count in plan.after.items()]
     console.print(table(("node", plan.unit, "then"), held, title="nodes"))
     for stream, partition in plan.stuck:
-        console.print(f"{stream}/{partition} stays where it is: no other node may take it", highlight=False)
+        console.print(f"{stream}/{partition} does not move: no other node can take it", highlight=False)
     what = f"{plan.moved:,} bytes in {len(plan.moves)} moves" if plan.by == "bytes" else f"{len(plan.moves)} moves"
-    console.print(f"{what}, {plan.fewest:,} at the least" + ("; nothing was done" if dry_run else ""), highlight=False)
+    summary = f"{what} (minimum: {plan.fewest:,})." if plan.moves else "No moves needed."
+    console.print(summary + (" Dry run: nothing changed." if dry_run else ""), highlight=False)

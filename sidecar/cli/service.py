@@ -268,16 +268,20 @@ async def store_now(
     UnavailableError after ``timeout_s``."""
     image = await client.stream(stream)
     if partition >= len(image.partitions):
-        raise NotFoundError(f"{stream} has {len(image.partitions)} partitions, no {partition}")
+        raise NotFoundError(
+            f"Stream {stream} has no partition {partition}. It has {len(image.partitions)} partitions, numbered from 0."
+        )
     asked = {}
     for node in nodes or image.partitions[partition].replicas:
         found = await _said(client, node, image.uid, partition, name)
         if found:
             asked[node] = int(found["position"])
         elif nodes:
-            raise NotFoundError(f"{name} is not beside {node}")
+            raise NotFoundError(f"Service {name} does not run next to node {node}. Check --node.")
     if not asked:
-        raise NotFoundError(f"no node has a service {name} over {stream}/{partition}")
+        raise NotFoundError(
+            f"Service {name} does not run for {stream}/{partition} on any node. Check the name, --stream and --partition."
+        )
     request = frames.sealed(service_pb2.SnapshotRequest(service=name, stream=stream, partition=partition))
     for node in asked:
         await client.transport.publish(Subjects(namespace).service_session(node, stream, name), request)
@@ -290,7 +294,8 @@ async def store_now(
                 stored[node] = int(found["snapshot"])
         if time.monotonic() >= give_up_s:
             raise UnavailableError(
-                f"no snapshot beside {', '.join(sorted(asked.keys() - stored.keys()))} after {timeout_s:g} s"
+                f"No snapshot next to {', '.join(sorted(asked.keys() - stored.keys()))} after {timeout_s:g} s "
+                "(--timeout). Check the log of the service."
             )
         await asyncio.sleep(_POLL_S)
     return dict(sorted(stored.items()))
@@ -302,17 +307,23 @@ async def pass_over(
     """Append the decision; return its offset. Raises ConfigError where a service has applied the record, or can't be asked."""
     image = await client.stream(stream)
     if partition >= len(image.partitions):
-        raise NotFoundError(f"{stream} has {len(image.partitions)} partitions, no {partition}")
+        raise NotFoundError(
+            f"Stream {stream} has no partition {partition}. It has {len(image.partitions)} partitions, numbered from 0."
+        )
     bounds = await client.bounds(stream, partition)
     if not bounds.log_start_offset <= unit.offset < bounds.end_offset:
-        raise ConfigError(f"{stream}/{partition} holds {bounds.log_start_offset} to {bounds.end_offset - 1}, not {unit.offset}")
+        raise ConfigError(
+            f"{stream}/{partition} has the offsets {bounds.log_start_offset} to {bounds.end_offset - 1}, not "
+            f"{unit.offset}. Check --offset."
+        )
     if not force:
         replicas = image.partitions[partition].replicas
         found = await asyncio.gather(*(_position(client, node, image.uid, partition, name) for node in replicas))
         for node, position in zip(replicas, found, strict=True):
             if position is not None and position > unit.offset:
                 raise ConfigError(
-                    f"{name} on {node} is at {position}: it has applied {unit}, and its outputs may be written (--force all the same)"
+                    f"Service {name} on {node} is at offset {position}. It has already applied {unit}, and may have "
+                    "written its outputs. To skip the record anyway, use --force."
                 )
     record = await _record(client, stream, partition, unit.offset, image.uid)
     writer = DecisionWriter(client, dead_letter)
@@ -345,7 +356,7 @@ async def _record(client: Client, stream: str, partition: int, offset: int, uid:
     async for piece in client.read_range(stream, partition, offset, offset + 1, uid=uid, exact=True):
         for record in piece.records():
             return record
-    raise LiftError(f"{stream}/{partition} holds no record at {offset}")
+    raise LiftError(f"{stream}/{partition} has no record at offset {offset}. Check --offset.")
 
 
 @click.command(cls=HelpCommand, example="liftpy service query bank 'balance alice' --key alice")
@@ -385,7 +396,7 @@ def query(
     """Send the query TEXT to the service NAME, and print the bytes of the answer. Without TEXT, send the standard input."""
     check_name(name, "service")
     if partition is not None and key is not None:
-        raise ConfigError("name --partition or --key, not both")
+        raise ConfigError("--partition and --key cannot be combined. Remove one of them.")
     body = sys.stdin.buffer.read() if text is None else text.encode()
 
     async def work(client: Client) -> QueryAnswer:
@@ -538,7 +549,7 @@ def run(
     )
     logging.getLogger("nats").setLevel(logging.WARNING)
     if partitions and context.get_parameter_source("partition") is not ParameterSource.DEFAULT:
-        raise click.UsageError("--partition and --partitions say the same thing: give one of them")
+        raise click.UsageError("--partition and --partitions cannot be combined. Remove one of them.")
     wanted = partitions_in(partitions) if partitions else (flags["partition"],)
     found = load_service(service_class)
     check_outputs(found, output)
@@ -562,7 +573,7 @@ def run(
 def _route(text: str) -> Route:
     name, separator, stream = text.partition("=")
     if not separator:
-        raise ConfigError(f"--route {text}: it is NAME=STREAM")
+        raise ConfigError(f"Invalid value for --route: {text}. Use NAME=STREAM.")
     return Route(name, stream)
 
 
@@ -574,9 +585,11 @@ def load_service(service_class: str) -> type[Service]:
     try:
         found = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{service_class} can't be loaded: {error}") from None
+        raise ConfigError(
+            f"Cannot load {service_class}: {error}. Check MODULE:CLASS, the current directory and PYTHONPATH."
+        ) from None
     if not (inspect.isclass(found) and issubclass(found, Service)):
-        raise ConfigError(f"{service_class} is not a class that extends liftpy.service.Service")
+        raise ConfigError(f"{service_class} is not a subclass of liftpy.service.Service. Check MODULE:CLASS.")
     check_class(found)
     return found
 
@@ -588,9 +601,9 @@ def read_parameters(service: type[Service], given: Sequence[str], file: Path | N
         try:
             found = json.loads(file.read_bytes())
         except (OSError, ValueError, RecursionError) as error:
-            raise ConfigError(f"{file} can't be read as JSON: {error}") from None
+            raise ConfigError(f"Cannot read --settings {file} as JSON: {error}") from None
         if not isinstance(found, dict):
-            raise ConfigError(f"{file} holds no object of names and values")
+            raise ConfigError(f"--settings {file} is not a JSON object. Use names and values.")
         parameters.update(found)
     parameters.update(parameter_in(service, text) for text in given)
     check_parameters(service, parameters)
@@ -603,7 +616,7 @@ def partitions_in(text: str) -> tuple[int, ...] | None:
         return None
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) <= _MAX_DIGITS for part in parts):
-        raise ConfigError(f"--partitions {text} is neither all nor numbers of partitions with commas between them")
+        raise ConfigError(f"Invalid value for --partitions: {text}. Use all, or partition numbers separated by commas.")
     return tuple(sorted({int(part) for part in parts}))
 
 
@@ -630,7 +643,7 @@ async def _run(
         first, others = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         if others and not stopping.is_set():
             numbers = ", ".join(map(str, sorted(finding.result()[running.index(task)] for task in first)))
-            logger.error("%s: partition %s has ended, and so all end", settings.stream, numbers)
+            logger.error("%s: partition %s ended; stopping all partitions", settings.stream, numbers)
             failure[0] = f"partition {numbers} of the same process has ended"
         stopping.set()
         if others:
@@ -655,10 +668,12 @@ async def _all_partitions(settings: ServiceSettings, target: Target) -> Sequence
             try:
                 if count := len((await client.stream(settings.stream)).partitions):
                     return range(count)
-                raise UnavailableError(f"no partition of {settings.stream} has a node yet")
+                raise UnavailableError(
+                    f"No partition of {settings.stream} is placed on a node yet. Start more nodes, or check `liftpy status`."
+                )
             except (NotFoundError, UnavailableError) as error:
                 if not announced:
-                    logger.warning("which partitions there are is not known: %s; trying on", error)
+                    logger.warning("cannot list the partitions: %s; retrying", error)
                     announced = True
                 await asyncio.sleep(_CONNECT_AGAIN_S)
     finally:

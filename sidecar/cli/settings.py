@@ -64,7 +64,7 @@ def reload(node_id: str, as_json: bool, target: Target) -> None:
 
     said = with_client(target, work)
     if "error" in said:
-        raise ConfigError(f"{node_id}: nothing is changed: {said['error']}")
+        raise ConfigError(f"Settings of {node_id} not reloaded: {said['error']}")
     if as_json:
         click.echo(json.dumps({"node": node_id, **said}))
         return
@@ -99,7 +99,7 @@ def default_quota(
     given = {"records_per_s": records_per_s, "bytes_per_s": bytes_per_s, "by_token": by_token}
     wanted = {name: value for name, value in given.items() if value is not None}
     if is_none and wanted:
-        raise click.UsageError("--none ends the default quota: name nothing beside it")
+        raise click.UsageError("--none cannot be combined with other options.")
 
     async def work(client: Client) -> DefaultQuota:
         if is_none:
@@ -145,7 +145,7 @@ def node_session(session_s: float | None, lease_s: float | None, wait: bool, as_
     if as_json:
         click.echo(json.dumps(None if times is None else {**asdict(times), "settled": times.is_settled}))
     else:
-        click.echo("as each node's own settings say: the feature level is below 5" if times is None else times.words)
+        click.echo("as each node's own settings say: the cluster is new" if times is None else times.words)
 
 
 async def _settled(client: Client, times: SessionTimes) -> SessionTimes:
@@ -153,7 +153,9 @@ async def _settled(client: Client, times: SessionTimes) -> SessionTimes:
     deadline = asyncio.get_running_loop().time() + 3 * times.longest_session_ns / NS_PER_S + _SETTLES_WITHIN_S
     while not times.is_settled:
         if asyncio.get_running_loop().time() > deadline:
-            raise UnavailableError(f"it holds, but is not settled yet: {times.words}")
+            raise UnavailableError(
+                f"The new times are set, but not yet in use everywhere: {times.words}. The change continues in the background."
+            )
         await asyncio.sleep(_LOOK_S)
         times = await client.session_times() or times
     return times

@@ -42,7 +42,7 @@ _FILES = {
 
 @dataclass(frozen=True, slots=True)
 class SparkPlace:
-    """Where Spark runs. ``master``: as Spark names it. ``settings``: of Spark, by name."""
+    """Spark master and settings of a job."""
 
     master: str
     settings: dict[str, str]
@@ -79,7 +79,7 @@ def spark_options(function: F) -> F:
     def command(*args: Any, master: str, conf: tuple[str, ...], **kwargs: Any) -> Any:
         settings = dict(one.partition("=")[::2] for one in conf)
         if lacking := [name for name, value in settings.items() if not name or not value]:
-            raise click.UsageError(f"--conf {lacking[0]}: say NAME=VALUE")
+            raise click.UsageError(f"Invalid value for --conf: {lacking[0]}. Use NAME=VALUE.")
         return function(*args, place=SparkPlace(master, settings), **kwargs)
 
     command = click.option("--conf", multiple=True, metavar="NAME=VALUE", help="Spark setting. May be repeated.")(command)
@@ -97,7 +97,10 @@ def source_options(target: Target, place: SparkPlace) -> Iterator[dict[str, str]
     secrets = {"nats.passwordFile": known.password, "nats.tokenFile": known.token}
     secrets = {option: secret for option, secret in secrets.items() if secret}
     if secrets and not is_local(place.master):
-        raise ConfigError("tasks on other machines take a password or token from a file of theirs: use --creds or --nkey")
+        raise ConfigError(
+            "A password or token is not available to tasks on other machines. Use --creds or --nkey with a file "
+            "that exists there."
+        )
     with tempfile.TemporaryDirectory(prefix="liftpy-secret-") as folder:  # readable by this user alone
         for option, secret in secrets.items():
             file = Path(folder) / option
@@ -115,9 +118,9 @@ def optional_spark_options(function: F) -> F:
     def command(*args: Any, master: str, conf: tuple[str, ...], **kwargs: Any) -> Any:
         settings = dict(one.partition("=")[::2] for one in conf)
         if lacking := [name for name, value in settings.items() if not name or not value]:
-            raise click.UsageError(f"--conf {lacking[0]}: say NAME=VALUE")
+            raise click.UsageError(f"Invalid value for --conf: {lacking[0]}. Use NAME=VALUE.")
         if settings and not master:
-            raise click.UsageError("--conf is of Spark: say --master, too")
+            raise click.UsageError("--conf is a setting of Spark, so it needs --master.")
         return function(*args, place=SparkPlace(master, settings) if master else None, **kwargs)
 
     command = click.option("--conf", multiple=True, metavar="NAME=VALUE", help="Spark setting. May be repeated.")(command)

@@ -87,7 +87,7 @@ def _seconds(text: str) -> float:
         return 0.0
     found: OffsetSpec | None = relative(f"-{text}")
     if found is None or not found.back_ns:
-        raise ConfigError(f"--bucket = {text!r}: use a time such as 10s, 5m or 1h")
+        raise ConfigError(f"Invalid value for --bucket: {text!r}. Use a duration such as 10s, 5m or 1h.")
     return found.back_ns / 1e9
 
 

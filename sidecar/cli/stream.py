@@ -64,7 +64,7 @@ def alter(
     command or if a node fails.
     """
     if factor is None and not settings:
-        raise click.UsageError("name --replicas or a setting: nothing would change")
+        raise click.UsageError("Nothing to change. Give --replicas or at least one setting.")
 
     async def work(client: Client) -> tuple[StreamImage, StreamImage, StreamImage]:
         before = await client.stream(name)
@@ -231,7 +231,9 @@ def create(
 ) -> None:
     """Create stream NAME for a NATS subject. If the cluster has too few nodes, the stream waits for more."""
     if placement.assignment and partitions not in (None, len(placement.assignment)):
-        raise click.UsageError(f"--partitions {partitions}, and the assignment has {len(placement.assignment)}")
+        raise click.UsageError(
+            f"--partitions is {partitions}, but the --assignment has {len(placement.assignment)} partitions. Make them equal."
+        )
     wanted = _Wanted(subject, partitions or 1, replicas or 0, config, placement)
     if dry_run:
         show_plan(with_client(target, lambda client: wanted.plan(client, name)), name, as_json)
@@ -256,7 +258,7 @@ def create(
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What ``stream create`` was told."""
+    """Arguments of ``stream create``."""
 
     subject: str
     partitions: int
@@ -297,9 +299,7 @@ def add_partitions(
 ) -> None:
     """Add partitions to stream NAME. Existing partitions and their records do not move, so keys can change their partition."""
     if total is None and not placement.assignment:
-        raise click.UsageError(
-            "say how many partitions there are to be: --partitions COUNT, or give an --assignment of the new ones"
-        )
+        raise click.UsageError("Missing option: --partitions COUNT, or an --assignment of the new partitions.")
     if dry_run:
         show_plan(
             with_client(target, lambda client: client.plan_partitions(name, total or 0, placement=placement)), name, as_json

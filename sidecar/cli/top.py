@@ -46,7 +46,7 @@ _REASONS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What the person at the keys wants to see. ``page``: '', 'help', or 'node' (the selected one). ``typing``: into the filter."""
+    """State of the screen. ``page``: '', 'help', or 'node' (the selected one). ``typing``: the filter has the focus."""
 
     sort: str = "rate"
     reverse: bool = False
@@ -302,7 +302,7 @@ async def _watch(client: Client, namespace: str, view: View, *, once: bool, as_j
     looking = Looking(client, Watching(namespace))
     await looking.look()
     if not looking.knows_any:
-        raise UnavailableError("no node is known: the metadata group does not answer")
+        raise UnavailableError("The metadata group does not answer, so no node is known. Check `liftpy health`.")
     if once or not (as_json or sys.stdout.isatty()):
         await asyncio.sleep(EVERY_S)
         await looking.look()

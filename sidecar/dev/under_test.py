@@ -21,10 +21,11 @@ _POLL_S = 0.05
 
 
 class ClusterUnderTest:
-    """One nats-server and ``nodes`` sidecars, named n1, n2..., and what may happen to them.
+    """One nats-server and sidecars n1, n2... for tests, with faults. Use it as a context manager, or ``start_all`` and
+    ``stop`` it.
 
-    Calls wait, and so are for tests without an event loop, or for ``await asyncio.to_thread(cluster.kill, "n1")``. Use it as a
-    context manager, or ``start_all`` and ``stop``. ``settings``: environment settings of every node, as ``LIFTPY_REPLICATION_...``.
+    Calls block. In an event loop use ``await asyncio.to_thread(cluster.kill, "n1")``. ``settings``: environment
+    settings of all nodes.
     """
 
     def __init__(self, nodes: int = 3, *, settings: Mapping[str, str] | None = None, on_line: LineSink | None = None) -> None:
@@ -83,7 +84,10 @@ class ClusterUnderTest:
     def _node(self, node: str) -> DevNode:
         found = self._cluster.nodes.get(node)
         if found is None:
-            raise ConfigError(f"there is no node {node!r} here: {', '.join(self._cluster.nodes) or 'the cluster does not run'}")
+            raise ConfigError(
+                f"Node {node!r} does not exist in this cluster. Nodes: "
+                f"{', '.join(self._cluster.nodes) or 'none, the cluster is not running'}."
+            )
         return found
 
     # ---- faults ------------------------------------------------------------------------------------------------------
@@ -108,7 +112,7 @@ class ClusterUnderTest:
     def _must_run(self, node: str) -> DevNode:
         found = self._node(node)
         if not found.running:
-            raise ConfigError(f"node {node} is down: start it first")
+            raise ConfigError(f"Node {node} is not running. Start it first.")
         return found
 
     def leader(self, stream: str, partition: int = 0, *, other_than: str = "", timeout_s: float = WAIT_S) -> str:
@@ -117,7 +121,9 @@ class ClusterUnderTest:
         def found() -> str:
             partitions = self.client.stream(stream).partitions
             if not 0 <= partition < len(partitions):
-                raise ConfigError(f"stream {stream} has no partition {partition}: it has {len(partitions)}")
+                raise ConfigError(
+                    f"Stream {stream} has no partition {partition}. It has {len(partitions)} partitions, numbered from 0."
+                )
             leader = partitions[partition].leader
             return leader if leader != other_than and leader in self.running else ""
 
@@ -132,7 +138,7 @@ class ClusterUnderTest:
     def restart_nats(self) -> None:
         """Kill the nats-server and start it again on the same port; return when it answers. Nodes and clients come back alone."""
         if self._cluster.nats is None:
-            raise ConfigError("the nats-server is not this cluster's own")
+            raise ConfigError("The cluster uses an external nats-server (nats=), so it cannot stop or start it.")
         self._cluster.nats.restart()
 
     def heal(self, timeout_s: float = WAIT_S) -> None:
@@ -171,7 +177,10 @@ class ClusterUnderTest:
             except LiftError as error:
                 last = error
             if time.monotonic() >= deadline:
-                raise UnavailableError(f"{what}: not within {timeout_s:g} s; last: {last!r}; nodes that run: {self.running}")
+                raise UnavailableError(
+                    f"{what}: the condition was not true within {timeout_s:g} s. Last value: {last!r}. Running nodes: "
+                    f"{self.running}."
+                )
             time.sleep(_POLL_S)
 
     def delete_streams(self, keep: set[str] | frozenset[str] = frozenset()) -> None:

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import crc32c
 
-from liftpy.core.base.ids import PartitionKey, check_name
+from liftpy.core.base.ids import PartitionKey, check_name, split_folder
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.base.worker_assignment import WorkerShare
 from liftpy.core.log.epoch_promises import PROMISES_NAME, PromiseJournal, decode_promises
@@ -45,7 +45,7 @@ _STARTS = tuple(field.name for field in fields_of(DirectoryIdentity))
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """What the ``node`` file says. ``clean_incarnation``: the incarnation that stopped cleanly, 0 when none did [S9]."""
+    """Content of the ``node`` file. ``clean_incarnation``: incarnation that stopped cleanly, 0: none [S9]."""
 
     node_id: str
     incarnation: int = 0
@@ -66,8 +66,8 @@ def _identity_in(data: bytes) -> tuple[object, NodeIdentity]:
         raise ValueError("checksum")
     fields = load_json(body)
     version = fields.pop("format")
-    known = {name: fields.pop(name) for name in _STARTS if name in fields}  # older versions wrote fewer
-    starts = DirectoryIdentity(**{"folder_id": "", **known, "earlier": tuple(known.get("earlier", ()))})
+    known = {name: fields.pop(name) for name in _STARTS}
+    starts = DirectoryIdentity(**{**known, "earlier": tuple(known["earlier"])})
     identity = NodeIdentity(**fields, starts=starts)
     _check(identity)
     return version, identity
@@ -116,13 +116,13 @@ class DataFolder:
             self.lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o640)
             if not stat.S_ISREG(os.fstat(self.lock).st_mode):
                 os.close(self.lock)
-                raise StorageError(f"{path / 'lock'} is not a file: remove it")
+                raise StorageError(f"{path / 'lock'} is not a file. Remove it, then start the node again.")
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-                raise StorageError(
-                    f"{path / 'lock'} is not a file, or is a link to one: it is not followed; remove it"
-                ) from None
-            raise StorageError(f"data folder {path}: {error.strerror}") from error
+                raise StorageError(f"{path / 'lock'} is a link, or not a file. Remove it, then start the node again.") from None
+            raise StorageError(
+                f"Cannot use data directory {path}: {error.strerror}. Check its permissions (--data)."
+            ) from error
         self._take_lock()
         self._sign_lock()
 
@@ -135,7 +135,10 @@ class DataFolder:
             os.ftruncate(self.lock, len(signed))
         except OSError as error:
             os.close(self.lock)  # else the next start in this process would find the folder in use
-            raise StorageError(f"write {self.path / 'lock'}: {error.strerror}") from error
+            raise StorageError(
+                f"Cannot write {self.path / 'lock'}: {error.strerror}. Check the disk and the permissions of the data "
+                "directory."
+            ) from error
 
     def _take_lock(self) -> None:
         deadline = time.monotonic() + _ORPHANS_S
@@ -167,14 +170,16 @@ class DataFolder:
             found = self.path.stat()
             if found.st_uid != os.geteuid():
                 raise StorageError(
-                    f"data folder {self.path} belongs to user {found.st_uid}, and this process runs as {os.geteuid()}: start it as "
-                    "the owner, or give it the folder (chown)"
+                    f"Data directory {self.path} belongs to user {found.st_uid}, but this process runs as user "
+                    f"{os.geteuid()}. Start it as the owner, or change the owner (chown)."
                 )
             if found.st_mode & _WRITABLE_BY_OTHERS:
                 self.path.chmod(stat.S_IMODE(found.st_mode) & ~_WRITABLE_BY_OTHERS)
                 logger.warning("data folder %s was writable for others; it is not any more", self.path)
         except OSError as error:
-            raise StorageError(f"data folder {self.path}: {error.strerror}") from error
+            raise StorageError(
+                f"Cannot use data directory {self.path}: {error.strerror}. Check its permissions (--data)."
+            ) from error
 
     @property
     def raft(self) -> Path:
@@ -190,11 +195,13 @@ class DataFolder:
             version, identity = _identity_in(path.read_bytes())
         except (ValueError, TypeError, KeyError, AttributeError, OSError, InvalidNameError) as error:
             raise CorruptionError(
-                f"{path} is damaged ({error}): delete the data directory {self.path} and start the node under the same id, and it "
-                "copies its replicas from the other nodes; records that only this node holds are lost then"
+                f"{path} is damaged ({error}). Delete the data directory {self.path} and start the node under the "
+                "same id. It then copies its replicas from other nodes. Records that only this node holds are lost."
             ) from None
         if version != _FORMAT:
-            raise UnknownFormatError(f"{path} has format version {version}, this version reads {_FORMAT}")
+            raise UnknownFormatError(
+                f"{path} has format version {version}, but this version reads {_FORMAT}. Start the newer version of liftpy."
+            )
         return identity
 
     def store_identity(self, identity: NodeIdentity) -> None:
@@ -204,7 +211,9 @@ class DataFolder:
         body = json.dumps({"format": _FORMAT, **said}, sort_keys=True).encode()
         data = f"{crc32c.crc32c(body):08x}\n".encode() + body
         if _identity_in(data) != (_FORMAT, identity):
-            raise StorageError(f"{self.path / 'node'} could not be read back: it is left as it was")  # [S16]
+            raise StorageError(
+                f"{self.path / 'node'} differs after the write, so the old file remains. Check the disk."
+            )  # [S16]
         replace_file(self.path / "node", data)
 
     def partition_path(self, key: PartitionKey) -> Path:
@@ -256,7 +265,9 @@ class DataFolder:
         try:
             names = os.listdir(held) if held.exists() else []
         except OSError as error:
-            raise StorageError(f"read {held}: {error.strerror}") from error
+            raise StorageError(
+                f"Cannot read {held}: {error.strerror}. Check the disk and the permissions of the data directory."
+            ) from error
         return frozenset("/".join(name.rsplit(".", 1)) for name in names)
 
     def mark_held(self, name: str) -> None:
@@ -270,7 +281,9 @@ class DataFolder:
             os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640))
             sync_folder(held)
         except OSError as error:
-            raise StorageError(f"write {mark}: {error.strerror}") from error
+            raise StorageError(
+                f"Cannot write {mark}: {error.strerror}. Check the disk and the permissions of the data directory."
+            ) from error
 
     def unmark_held(self, name: str) -> None:
         """The log is to be deleted, or is another node's: if it is missing, nothing is lost."""
@@ -280,7 +293,9 @@ class DataFolder:
                 mark.unlink()
                 sync_folder(mark.parent)
         except OSError as error:
-            raise StorageError(f"remove {mark}: {error.strerror}") from error
+            raise StorageError(
+                f"Cannot remove {mark}: {error.strerror}. Check the disk and the permissions of the data directory."
+            ) from error
 
     def delete_partition(self, key: PartitionKey) -> None:
         """Remove a partition's log, once the record that says so is applied [M11]; renamed first: it goes all or not at all."""
@@ -295,7 +310,30 @@ class DataFolder:
                 shutil.rmtree(doomed)
             self._remove_empty(path.parent)
         except OSError as error:
+            raise StorageError(
+                f"Cannot remove {path}: {error.strerror}. Check the disk and the permissions of the data directory."
+            ) from error
+
+    def delete_unknown(self, name: str) -> tuple[list[str], int]:
+        """Remove the directory ``<stream>-<uid>`` of a stream that the cluster does not know [M11]. Return its logs, as
+        ``<stream>-<uid>/<partition>``, and the bytes of all its files."""
+        split = split_folder(name)
+        if split is None:
+            raise StorageError(f"{name} is no directory of a stream")
+        stream, uid = split
+        path = self.partition_path(PartitionKey(stream, uid, 0)).parent
+        size_bytes = sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir() or file.is_symlink())
+        logs = [f"{name}/{child.name}" for child in path.iterdir() if child.name.isascii() and child.name.isdigit()]
+        for log in logs:
+            self.delete_partition(PartitionKey(stream, uid, int(log.rpartition("/")[2])))
+        try:
+            if path.exists():
+                shutil.rmtree(path)
+                sync_folder(path.parent)
+            self._folders.removed(path)
+        except OSError as error:
             raise StorageError(f"remove {path}: {error.strerror}") from error
+        return logs, size_bytes
 
     def finish_deletions(self) -> None:
         """Remove what ``delete_partition`` has left in a process that ended meanwhile: nobody would ask for it again. What can't be

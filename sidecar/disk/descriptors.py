@@ -26,7 +26,9 @@ _SPARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """``limit``: of descriptors. ``maps``: sealed segments that are held open. ``partitions``: replicas that the node takes."""
+    """Limits of file descriptors. ``limit``: descriptors. ``maps``: mapped segments. ``partitions``: replicas that the
+    node can hold.
+    """
 
     limit: int
     maps: int

@@ -43,7 +43,9 @@ def _storage_errors(what: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         kind = NoSpaceError if error.errno in _FULL else StorageError
-        raise kind(f"{what} {path}: {error.strerror}") from error
+        raise kind(
+            f"Cannot {what} {path}: {error.strerror}. Check the disk and the permissions of the data directory."
+        ) from error
 
 
 def _uncached(descriptor: int, position: int, size_bytes: int) -> list[tuple[int, int]]:
@@ -136,7 +138,7 @@ class DiskFile:
     def _opened(self) -> Iterator[int]:
         """The descriptor, or one for as long as this takes; StorageError if the file is closed, or its name is another file's."""
         if self._closed:
-            raise StorageError(f"read {self.path}: closed")
+            raise StorageError(f"Cannot read {self.path}: the file is closed.")
         if self._descriptor >= 0:
             yield self._descriptor
             return
@@ -145,7 +147,7 @@ class DiskFile:
         try:
             found = os.fstat(descriptor)
             if (found.st_dev, found.st_ino) != self._identity or found.st_size < self._size_bytes:
-                raise StorageError(f"read {self.path}: another file has taken its place")
+                raise StorageError(f"Cannot read {self.path}: another file replaced it. Do not change files of a running node.")
             yield descriptor
         finally:
             os.close(descriptor)
@@ -164,10 +166,12 @@ class DiskFile:
                 rest = memoryview(b"".join(pieces))[written:]
                 written += os.write(self._descriptor, rest)
         except OSError as error:
-            with _storage_errors("take back a write to", self.path):
+            with _storage_errors("undo a write to", self.path):
                 os.ftruncate(self._descriptor, self._size_bytes)
             kind = NoSpaceError if error.errno in _FULL else StorageError
-            raise kind(f"write {self.path}: {error.strerror}") from error
+            raise kind(
+                f"Cannot write {self.path}: {error.strerror}. Check the disk and the permissions of the data directory."
+            ) from error
         self._size_bytes += wanted
 
     def read(self, position: int, size_bytes: int) -> memoryview:
@@ -218,21 +222,21 @@ class DiskFile:
         """Cut, durably. A file that may be mapped is replaced by a copy, which is open: views into it stay right."""
         if self._sealed:
             self._become_copy(size_bytes)
-        with _storage_errors("cut", self.path):
+        with _storage_errors("truncate", self.path):
             os.ftruncate(self._descriptor, size_bytes)
             os.fsync(self._descriptor)
         self._size_bytes = size_bytes
 
     def rewrite(self, position: int) -> None:
         """Write the rest of the file again, in place: that makes its pages dirty, whatever an earlier flush has said of them."""
-        with _storage_errors("write again", self.path):
+        with _storage_errors("rewrite", self.path):
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)  # with O_APPEND pwrite would append
             try:
                 while position < self._size_bytes:
                     with self._opened() as reading:
                         block = os.pread(reading, min(_COPY_BYTES, self._size_bytes - position), position)
                     if not block:
-                        raise OSError(errno.EIO, "the file is shorter than it was")
+                        raise OSError(errno.EIO, "the file became shorter")
                     position += os.pwrite(descriptor, block, position)
                 os.fdatasync(descriptor)
             finally:
@@ -287,7 +291,7 @@ def make_folder(folder: Path) -> None:
 
     Also of a folder that is there, and of those above it: who made them may have died before it flushed their names.
     """
-    with _storage_errors("make", folder):
+    with _storage_errors("create", folder):
         missing = [p for p in (folder, *folder.parents) if not p.exists()]
         for made in reversed(missing):  # each by itself: of those above it, mkdir's parents=True leaves the mode to the umask
             made.mkdir(exist_ok=True, mode=0o750)
@@ -319,7 +323,7 @@ def replace_file(path: Path, data: bytes | Iterable[bytes]) -> None:
                     view = view[os.write(descriptor, view) :]
             os.fsync(descriptor)
             if _read_back(descriptor) != (size_bytes, crc):
-                raise StorageError(f"write {path}: the file does not hold what was written; it is not used")
+                raise StorageError(f"{path} differs after the write, so it is not used. Check the disk.")
         except (OSError, StorageError):
             with suppress(OSError):
                 os.unlink(temporary)  # the next attempt must not flush the file that this one could not
@@ -339,8 +343,7 @@ def _read_back(descriptor: int) -> tuple[int, int]:
 
 
 class MadeFolders:
-    """``make_folder`` for many folders side by side: one that was there when this process came costs no flush if one of its neighbours
-    has had the folder above flushed since. For all threads."""
+    """Creates many directories with few flushes of their parent directory. Thread-safe."""
 
     def __init__(self) -> None:
         self._flushed: set[Path] = set()
@@ -351,7 +354,7 @@ class MadeFolders:
     def make(self, folder: Path) -> None:
         """Make ``folder`` if need be, with those above it; its name is durable then [S12]. Raises StorageError."""
         above = folder.parent
-        with _storage_errors("make", folder):
+        with _storage_errors("create", folder):
             made = self._mkdir(folder)
             if not made and above in self._flushed:
                 return

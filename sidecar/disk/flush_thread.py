@@ -21,7 +21,7 @@ THREAD_NAME = "liftpy-short-flush"
 
 
 class _Job:
-    """One call. ``late`` is set by who does not wait any more."""
+    """One call. ``late``: the caller no longer waits."""
 
     __slots__ = ("_done", "_error", "_result", "_work", "late")
 
@@ -59,7 +59,7 @@ class _Job:
 
 
 class FlushThread:
-    """Of one node, whose flushes run where ``place`` says. ``run`` is called on the loop alone."""
+    """Runs the flushes of one node, where ``place`` says. Call ``run`` only on the event loop."""
 
     def __init__(self, place: FlushPlace) -> None:
         self.place = place

@@ -63,7 +63,7 @@ class FlushTimes:
 
 
 class NodeFlushTimes(FlushTimes):
-    """Of all partitions of a node. ``counters``: where slow ones are counted; ``times``: where all are."""
+    """Flush durations of all partitions of a node. ``counters``: counts slow ones. ``times``: all durations."""
 
     __slots__ = ("_counters", "_slow", "_times", "_warn_at")
 

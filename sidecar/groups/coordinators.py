@@ -77,8 +77,7 @@ BoundsOf = Callable[[PartitionKey], tuple[int, int] | None]
 
 
 class GroupLags:
-    """``bounds_of``: where a partition begins and ends that is here. ``of``: how far the groups are whose coordinators lead here, by
-    label."""
+    """Lags of the groups whose coordinators lead on this node. ``bounds_of``: bounds of a partition that is on this node."""
 
     def __init__(self, bounds_of: BoundsOf, namespace: str, labels: GroupLabels | None = None) -> None:
         self._bounds_of = bounds_of
@@ -151,7 +150,7 @@ ReadsOf = Callable[[PartitionKey], ReadSubjects | None]
 
 
 class OwnNodeReader(PartitionReader):
-    """``reads_of``: the reads of a partition that is here."""
+    """Reads partitions of this node in the process. ``reads_of``: the reads of a partition."""
 
     def __init__(
         self, transport: Transport, subjects: Subjects, key: PartitionKey, options: ReadOptions, reads_of: ReadsOf
@@ -163,13 +162,17 @@ class OwnNodeReader(PartitionReader):
     async def _ask(self, node: str, request: client_pb2.ReadRequest, wait_s: float) -> bytes:
         reads = self._reads_of(self._key)
         if reads is None:
-            raise NoRespondersError(f"{self._key} is not here")
+            raise NoRespondersError(
+                f"The coordinator {self._key} is not on this node. Retry: the client then asks the new one."
+            )
         timeout_s = wait_s + self.options.answer_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 return await reads.asked_here(frames.sealed(request))
         except TimeoutError:
-            raise RequestTimeoutError(f"{self._key}: no answer from this node within {timeout_s:g} s") from None
+            raise RequestTimeoutError(
+                f"The coordinator {self._key} on this node did not answer within {timeout_s:g} s. Retry."
+            ) from None
 
 
 logger = logging.getLogger("liftpy.groups")
@@ -197,7 +200,7 @@ def hosted(image: ClusterImage, node_id: str) -> frozenset[PartitionKey]:
 
 @dataclass(slots=True)
 class _Hosted:
-    """One coordinator. ``problem``: why it does not run, '' while it does."""
+    """One coordinator. ``problem``: why it does not run, '': it runs."""
 
     task: asyncio.Task[None] | None = None
     state: GroupCoordinator | None = None
@@ -221,8 +224,10 @@ class _Hosted:
 
 
 class GroupCoordinators:
-    """Of one process of a node: those of the partitions that it hosts. ``folder``: of their snapshots. ``follow`` every image,
-    ``close`` at the end."""
+    """Group coordinators of the partitions that this process hosts. ``folder``: directory of their snapshots.
+
+    Call ``follow`` for every image, and ``close`` at the end.
+    """
 
     def __init__(
         self,
@@ -301,7 +306,7 @@ class GroupCoordinators:
                 one.restarts += 1
                 one.in_a_row = count_restart(one.in_a_row, time.monotonic() - began_s)
                 self._counters["coordinators begun anew"] += 1
-                logger.error("%s: its coordinator has ended, and begins anew: %s", key, one.problem)
+                logger.error("%s: group coordinator ended; restarting it: %s", key, one.problem)
                 await _wait(one.stopping, min(_AGAIN_S * 2 ** min(one.in_a_row - 1, 10), _LONGEST_AGAIN_S))
 
     def _reader(self, transport: Transport, key: PartitionKey, options: ReadOptions) -> OwnNodeReader:

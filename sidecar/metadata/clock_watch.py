@@ -34,7 +34,7 @@ HELD_BACK = "looks for what is too old that waited for a clock to be trusted"
 
 
 class ClockWatch:
-    """``group``: whose image shows the nodes that are live."""
+    """Compares the wall clock with those of other nodes. ``group``: its image shows the live nodes."""
 
     def __init__(
         self, node_id: str, bus: BusConnection, subjects: Subjects, group: MetadataGroup, counters: Counter[str]
@@ -87,9 +87,9 @@ class ClockWatch:
     def _say(self) -> None:
         why = self.trust.why
         if not why and self._said:
-            logger.info("the wall clock is trusted again")
+            logger.info("wall clock trusted again, age-based retention resumes")
         elif why and not self._said and (self.trust.is_wrong or time.monotonic() - self._began > _PATIENCE_S):
-            logger.warning("the wall clock is in doubt, and nothing is removed for its age here: %s", why)
+            logger.warning("wall clock not trusted, age-based retention is paused: %s", why)
         else:
             return
         self._said = bool(why)

@@ -32,7 +32,9 @@ BEYOND = "entries without events, too many at once"
 
 
 class EventsDesk:
-    """``is_inbox``: whether a reply subject is an inbox of applications; ``leads``: whether this controller leads the group."""
+    """Answers requests for cluster events. ``is_inbox``: whether a reply subject is allowed. ``leads``: whether this
+    controller leads.
+    """
 
     def __init__(
         self,

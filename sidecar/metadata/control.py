@@ -63,7 +63,7 @@ _Reply = Callable[[pb.ControlResponse | None], Awaitable[None]]
 
 
 class AdmissionTimeoutError(Exception):
-    """It did not come in time."""
+    """No admission in time."""
 
 
 class Turns:
@@ -98,9 +98,10 @@ class Turns:
 
 
 class ControlDesk:
-    """``is_inbox``: whether a reply subject is an inbox of applications; nodes are answered under their own. ``leads``: whether this
-    controller leads the group; ``decide``: has a request decided here; ``alone``: what it can say without a leader, None where nothing.
-    ``is_known``: whether a node of that name is registered.
+    """Receives control requests and answers them.
+
+    ``is_inbox``: whether a reply subject is allowed. ``leads``: whether this controller leads. ``decide``: decides a
+    request. ``alone``: answers without a leader, or None. ``is_known``: whether a node is registered.
     """
 
     def __init__(

@@ -29,8 +29,9 @@ async def wait_for_predecessor(connection: Client, subjects: Subjects, node_id: 
             return
         if verdict is Verdict.GIVE_UP:
             raise FencedError(
-                f"another process runs as node {node_id!r} (it answers on {subjects.status(node_id)}): two processes must not share "
-                "an id, nor a data folder be copied. Stop the other one; or start this one under another id, with a folder of its own"
+                f"Another process runs as node {node_id!r} (it answers on {subjects.status(node_id)}). Two processes "
+                "must not use the same id or a copied data directory. Stop the other process, or start this one with "
+                "another --node-id and its own --data."
             )
         if inquiry.is_present and not was_present:
             logger.warning("another process runs as node %s: waiting for it to end", node_id)

@@ -52,8 +52,11 @@ Propose = Callable[[pb.ControlRequest, float], Awaitable[pb.ControlResponse]]
 
 
 class EventWriter:
-    """``connect``: makes the connection; ``propose``: has a request decided; ``image``: as applied here; ``leads``: the group;
-    ``controllers``: how many there are."""
+    """Writes cluster events to their stream.
+
+    ``connect``: opens a connection. ``propose``: decides a request. ``image``: the applied image. ``leads``: whether
+    this controller leads. ``controllers``: number of controllers.
+    """
 
     def __init__(
         self,
@@ -110,14 +113,16 @@ class EventWriter:
             except (LiftError, nats.errors.Error, OSError, TimeoutError, ValueError) as error:
                 self._events.lost_track()
                 self.counters[FAILED] += 1
-                logger.debug("events can't be kept in their stream now: %s", error)
+                logger.debug("cannot write events to their stream: %s; retrying", error)
                 wait_s = min(max(_AGAIN_S, 2 * wait_s), _LONGEST_AGAIN_S)
 
     async def _write(self) -> None:
         """Some of what is due."""
         stream = self._image().streams.get(EVENTS_STREAM) or await self._made()
         if stream.waiting:
-            raise UnavailableError(f"stream {EVENTS_STREAM} waits for nodes")
+            raise UnavailableError(
+                f"The internal stream {EVENTS_STREAM} is not placed, because the cluster has too few nodes. The node retries."
+            )
         publisher = await self._opened(stream)
         if self._events.tail is None:
             self._events.found(await self._tail(stream))
@@ -133,7 +138,10 @@ class EventWriter:
             if isinstance(answer, BaseException):
                 raise answer
             if answer.offset != behind + number + 1:
-                raise UnavailableError(f"an event is at offset {answer.offset} and not {behind + number + 1}")
+                raise UnavailableError(
+                    f"An event is at offset {answer.offset} instead of {behind + number + 1}. The node reads the stream "
+                    "again, then continues."
+                )
             self._events.stored(due[: number + 1], answer.offset)
             self.counters[WRITTEN] += 1
 
@@ -149,7 +157,7 @@ class EventWriter:
         response = await self._propose(pb.ControlRequest(createStream=wanted, internal=True), _PATIENCE_S)
         found = self._image().streams.get(EVENTS_STREAM)
         if found is None:
-            raise UnavailableError(f"stream {EVENTS_STREAM} is not made: {response.detail}")
+            raise UnavailableError(f"Cannot create the internal stream {EVENTS_STREAM}: {response.detail}. The node retries.")
         return found
 
     async def _opened(self, stream: StreamImage) -> Publisher:

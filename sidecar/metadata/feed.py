@@ -34,7 +34,7 @@ _POLL_S = 0.05
 
 
 class FeedPublisher:
-    """A controller's end: publishes what it is told to. Any controller answers requests, from what ``producer`` holds."""
+    """The controller's side of the feed: publishes entries, and answers requests from what ``producer`` holds."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ DecideHere = Callable[[pb.ControlRequest, float], Awaitable[pb.ControlResponse |
 
 
 class Forwarder:
-    """Asks on ``<ns>.control.node.<node_id>``."""
+    """Sends requests on ``<ns>.control.node.<node_id>``."""
 
     def __init__(self, connection: Client, subjects: Subjects, node_id: str) -> None:
         self._connection = connection

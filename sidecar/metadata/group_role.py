@@ -102,8 +102,9 @@ class GroupRole:
             await member.stop()
             if member.has_voted:
                 raise ConfigError(
-                    f"controllers = {', '.join(self._settings.controllers)} lacks this node: {self._settings.node_id} is a member of "
-                    f"the metadata group, as its raft folder shows; name it, and take it out with: liftpy controllers remove"
+                    f"controllers = {', '.join(self._settings.controllers)} does not contain this node, but "
+                    f"{self._settings.node_id} is a member of the metadata group (its raft directory shows it). Add it to "
+                    f"the setting. To remove it from the group, use: liftpy controllers remove {self._settings.node_id}"
                 )
             return False
         if member.is_member:
@@ -130,7 +131,9 @@ class GroupRole:
             except (nats.errors.Error, TimeoutError, OSError, LiftError):
                 continue
             if found.index:
-                logger.warning("%s is the only controller in its settings, and a group runs: it is followed", request.nodeId)
+                logger.warning(
+                    "%s names only itself as controller, but a metadata group runs; joining as a node", request.nodeId
+                )
                 return False
         return True
 
@@ -177,13 +180,13 @@ class GroupRole:
         return named.names(self._settings.node_id) and named.index > self._left_at
 
     async def _become_a_member(self, feed: FeedSubscriber) -> None:
-        logger.info("%s becomes a controller: %s", self._settings.node_id, self.controllers.said())
+        logger.info("%s starts as controller: %s", self._settings.node_id, self.controllers.said())
         try:
             self._next = member = self._make_member(self.controllers)
             await member.start()  # bounded by being named: who is taken back is told so
         except (StorageError, OSError) as error:  # its disk is full, say: a node that only follows the feed goes on without
             again = f"trying again in {STORAGE_AGAIN_S:g} s, free space or take it out with: liftpy controllers remove"
-            logger.error("%s can't become a controller: %s: %s", self._settings.node_id, error, again)
+            logger.error("%s cannot become a controller: %s: %s", self._settings.node_id, error, again)
             made, self._next = self._next, None
             if made is not None:
                 await made.stop()
@@ -199,7 +202,7 @@ class GroupRole:
         logger.info("%s is a controller", self._settings.node_id)
 
     async def _follow_the_feed(self, member: RaftMember) -> None:
-        logger.warning("%s is no controller any more, it follows the feed", self._settings.node_id)
+        logger.warning("%s is no longer a controller; following the metadata feed", self._settings.node_id)
         self.decides = False
         self._left_at = member.left_at
         self._next = feed = self._make_feed()

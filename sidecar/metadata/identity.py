@@ -42,7 +42,7 @@ def unknown_folders(folder: DataFolder, image: ClusterImage) -> list[str]:
 
 
 class WorkerMarks:
-    """What a further process of a node may say in the folder: that a log is open which counts records as flushed before they are."""
+    """Marks of a worker process in the data directory: a log is open that counts records as flushed early."""
 
     def __init__(self, folder: DataFolder, *, clean_stop: bool, flushed_always: bool) -> None:
         self._folder = folder
@@ -55,7 +55,9 @@ class WorkerMarks:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640))
             sync_folder(self._folder.path)
         except OSError as error:
-            raise StorageError(f"write {path}: {error.strerror}") from error
+            raise StorageError(
+                f"Cannot write {path}: {error.strerror}. Check the disk and the permissions of the data directory."
+            ) from error
 
 
 class NodeFile:
@@ -68,7 +70,10 @@ class NodeFile:
         self._marking = threading.Lock()  # logs are opened by several threads
         stored = folder.load_identity()
         if stored is not None and stored.node_id != node_id:
-            raise WrongDataDirectoryError(f"{folder.path} is the folder of node {stored.node_id!r}, not of {node_id!r}")
+            raise WrongDataDirectoryError(
+                f"Data directory {folder.path} belongs to node {stored.node_id!r}, not to {node_id!r}. Check --data "
+                "and --node-id."
+            )
         self._stored = stored or NodeIdentity(node_id)
         if not self._stored.starts.folder_id:
             self._stored = replace(self._stored, starts=replace(self._stored.starts, folder_id=secrets.token_hex(8)))
@@ -106,4 +111,6 @@ class NodeFile:
             self._lazy.unlink(missing_ok=True)
             sync_folder(self._folder.path)
         except OSError as error:
-            raise StorageError(f"remove {self._lazy}: {error.strerror}") from error
+            raise StorageError(
+                f"Cannot remove {self._lazy}: {error.strerror}. Check the disk and the permissions of the data directory."
+            ) from error

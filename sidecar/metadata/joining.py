@@ -58,7 +58,8 @@ class GroupLink:
         self._instruments = instruments or Instruments()
         if not settings.controllers:
             raise ConfigError(
-                "controllers is missing: name the nodes that form the metadata group (for a single node its own id)"
+                "The setting controllers is missing. Name the nodes of the metadata group (--controllers). A single "
+                "node names itself."
             )
         self._settings = settings
         self._folder = folder

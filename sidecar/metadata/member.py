@@ -61,11 +61,10 @@ _SAY_EVERY_S = 10.0
 
 
 class RaftMember:
-    """One member of the metadata group, on a connection of its own. Satisfies ``Group``.
+    """One controller on its own NATS connection. It implements ``Group``.
 
-    ``connect``: makes the connection on which events go into their stream, if they do;
-    ``is_inbox``: whether a reply subject is an inbox of applications [A5]; ``fatal``: called once when disk or state machine fail:
-    the process must stop.
+    ``connect``: opens the connection for the event stream. ``is_inbox``: whether a reply subject is allowed [A5].
+    ``fatal``: called once when the disk or the state machine fails.
     """
 
     def __init__(
@@ -126,9 +125,9 @@ class RaftMember:
 
     def _state_changed(self, old: int, new: int) -> None:
         if new == _LEADER:
-            logger.info("%s leads the metadata group in term %d", self.node_id, self._log.term)
+            logger.info("%s leads the metadata group term=%d", self.node_id, self._log.term)
         elif old == _LEADER:
-            logger.info("%s does not lead the metadata group any more", self.node_id)
+            logger.info("%s no longer leads the metadata group", self.node_id)
             self._member.resign()
 
     # ---- every tick ----------------------------------------------------------------------------------------------------

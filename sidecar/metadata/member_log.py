@@ -50,9 +50,11 @@ def _draw() -> int:
 
 @dataclass(frozen=True, slots=True)
 class MemberFolder:
-    """What a member is opened from. ``members``: the list of the settings; ``folder``: the node's ``raft`` folder;
-    ``bootstrap_majority``: the operator's word that controllers which are missing at the first start have never been members; ``flush``
-    False is for benchmarks only; ``joins``: the controllers of the group that runs, as the feed says: the node is one."""
+    """Inputs for opening a controller's log. ``members``: list of the settings. ``folder``: its ``raft`` directory.
+
+    ``bootstrap_majority``: unreachable controllers never belonged to the group. ``flush`` False: only for benchmarks.
+    ``joins``: controllers of the running group, from the feed.
+    """
 
     node_id: str
     members: tuple[str, ...]
@@ -66,7 +68,7 @@ class MemberFolder:
 
 @dataclass(frozen=True, slots=True)
 class MemberSurroundings:
-    """What a member takes from the machine; a simulator gives its own."""
+    """Clock, random numbers and files of a controller. The simulator has its own."""
 
     monotonic: Callable[[], float] = time.monotonic
     """s."""
@@ -80,8 +82,9 @@ THIS_MACHINE = MemberSurroundings()
 
 
 class MemberLog:
-    """``fsm`` is told each committed entry, ``feed`` what it did; ``state_changed(old, new)``: the library's states of a leadership.
-    Raises CorruptionError and StorageError."""
+    """The log of one controller. ``fsm`` receives committed entries, ``feed`` their results. Raises CorruptionError and
+    StorageError.
+    """
 
     def __init__(
         self,
@@ -124,7 +127,7 @@ class MemberLog:
     def _open_journal(self, flush: bool, instruments: Instruments) -> GroupJournal:
         path = self._folder / "journal"
         if (self._folder / MARKER).exists() and not (path.exists() and path.stat().st_size):
-            raise CorruptionError(f"{self._folder} has lost its journal: {self._what_to_do()}")
+            raise CorruptionError(f"The raft directory {self._folder} has lost its journal: {self._what_to_do()}")
         return GroupJournal(path, flush=flush, times=instruments.journal_flushes)
 
     def _checked_dump(self, by_log: LogControllers) -> Path:
@@ -133,7 +136,7 @@ class MemberLog:
             # Read it now: the library would swallow an error and go on without, and counts before it reads.
             by_log.in_snapshot = decode_snapshot_file(dump.read_bytes()).controllers
         elif len(self.journal) and self._first_index() > 1:
-            raise CorruptionError(f"{self._folder} has lost its snapshot: {self._what_to_do()}")
+            raise CorruptionError(f"The raft directory {self._folder} has lost its snapshot: {self._what_to_do()}")
         return dump
 
     def _what_to_do(self) -> str:
@@ -174,8 +177,8 @@ class MemberLog:
         if self.core.failure is None:
             mark_diverged(self._folder, index)
             self.core.failure = MetadataDivergedError(
-                f"{self.node_id} holds another image of the cluster than the majority, at index {index}: its raft folder is put aside, "
-                "and it begins anew with the others' snapshot"
+                f"The metadata image of {self.node_id} differs from the majority at index {index}. The node "
+                "quarantines its raft directory and loads the snapshot of the other controllers."
             )
 
     def _save(self, name: str, state: Any) -> None:

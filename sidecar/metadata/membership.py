@@ -41,14 +41,16 @@ Answered = Callable[[int, pb.ControlResponse], None]
 
 
 class HeartbeatPace(NamedTuple):
-    """How often a node beats, and how long its session is."""
+    """Heartbeat interval and session time of a node."""
 
     every_s: float
     session_s: float
 
 
 class Heartbeats:
-    """``run`` on the loop of ``group``; ``answered`` is called on the loop that made this. ``pace`` may be changed at any time."""
+    """Sends heartbeats. ``run`` runs on the loop of ``group``, ``answered`` is called on the creator's loop. ``pace`` may
+    change at any time.
+    """
 
     def __init__(self, group: MetadataGroup, heartbeat: pb.Heartbeat, pace: HeartbeatPace, answered: Answered) -> None:
         self.pace = pace
@@ -96,8 +98,11 @@ _IMAGE_WAIT_S = 0.02
 
 
 class Membership:
-    """``heard(sent_ns, lease_ns)`` is called for every heartbeat that extends the lease, as ``Granted``; ``fatal`` when this process is
-    replaced."""
+    """Registers this node and keeps its session. ``heard(sent_ns, lease_ns)`` is called for each heartbeat that extends
+    the lease.
+
+    ``fatal`` is called when another process replaces this one.
+    """
 
     def __init__(
         self, settings: NodeSettings, group: GroupThread, heard: Callable[[int, int], None], fatal: Callable[[Exception], None]
@@ -148,20 +153,21 @@ class Membership:
             if came_to is Registered.TAKEN_IN:
                 self.incarnation = response.node.incarnation
                 if response.detail:
-                    logger.warning("registered, but %s", response.detail)
+                    logger.warning("registered with a warning: %s", response.detail)
                 await self._image_at(response.index)
                 return self.incarnation
             if came_to is Registered.UNSPOKEN:
                 raise IncompatibleVersionError(response.detail)
             if came_to is Registered.REFUSED:
-                raise LiftError(f"the metadata group refuses this node: {response.detail}")
+                raise LiftError(f"The metadata group rejected the registration of this node: {response.detail}")
             if came_to is Registered.TAKEN:
                 # The group knows of the process before this one until its heartbeats have stopped: a moment after a kill, longer where
                 # it is still stopping. This process has asked the bus for it: one that is there now does not stop.
                 taken_until = taken_until or time.monotonic() + DEFAULT_WAIT_S
                 if time.monotonic() >= taken_until:
                     raise FencedError(
-                        f"{response.detail}. Stop it, or start this one under another id, with a folder of its own"
+                        f"{response.detail} Stop the other process, or start this one with another --node-id and its own "
+                        "--data."
                     )
                 await asyncio.sleep(_TAKEN_RETRY_S)
                 continue
@@ -215,7 +221,9 @@ class Membership:
         """A setting that does not hold is said once, and again when the cluster's changes."""
         own, held = self._settings.replication.session_times, image.session_times
         if held is not None and _values(held) != _values(own):
-            logger.warning("the settings say %s, and the cluster has %s: that holds", own.words, held.settled().words)
+            logger.warning(
+                "own settings (%s) differ from the cluster's (%s); using the cluster's", own.words, held.settled().words
+            )
 
     def _pace(self, image: ClusterImage) -> HeartbeatPace:
         """As the image's session times ask for."""
@@ -245,13 +253,13 @@ class Membership:
             node_id = self._settings.node_id
             self._fatal(
                 FencedError(
-                    f"node {node_id!r} was removed from the cluster (liftpy node remove) while this process stood still, so it stops. "
-                    "Nothing in its folder was deleted. To have it back start it again: it joins as a new member, without replicas; "
-                    "else delete the folder"
+                    f"Node {node_id!r} was removed from the cluster (liftpy node remove) while this process was paused, "
+                    "so it stops. Its data directory was not deleted. To use the node again, start it: it joins as a new "
+                    "member without replicas. Otherwise delete the data directory."
                 )
             )
         else:
-            logger.debug("heartbeat not answered: %s", response.detail or response.error)
+            logger.debug("heartbeat without answer: %s", response.detail or response.error)
 
     def _is_removed(self, index: int) -> bool:
         """Whether the image says so too, as of the answer at least: neither a forged record nor a new metadata leader ends a node."""
@@ -263,9 +271,9 @@ class Membership:
         request = pb.DrainNode(nodeId=self._settings.node_id, incarnation=self.incarnation)
         response = await self._group.propose(pb.ControlRequest(drainNode=request), timeout_s)
         if response.error != pb.ControlResponse.OK:
-            logger.info("leaderships are not handed over: %s", response.detail or response.error)
+            logger.info("leaderships not transferred: %s", response.detail or response.error)
             return
-        logger.info("handing over: %s", response.detail)
+        logger.info("transferring leaderships: %s", response.detail)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._image_at(response.index), max(0.0, deadline - time.monotonic()))
             while self._moving():
@@ -282,7 +290,7 @@ class Membership:
         fence = pb.FenceNode(nodeId=self._settings.node_id, incarnation=self.incarnation)
         response = await self._group.propose(pb.ControlRequest(fenceNode=fence), timeout_s)
         if response.error != pb.ControlResponse.OK:
-            logger.info("the metadata group was not told of the stop: %s", response.detail or response.error)
+            logger.info("could not report the stop to the metadata group: %s", response.detail or response.error)
 
     async def close(self) -> None:
         """Stop the heartbeats."""

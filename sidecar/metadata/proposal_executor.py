@@ -82,7 +82,7 @@ async def ask_to_step_aside(connection: Client, subjects: Subjects, node_id: str
 
 
 class Orders:
-    """Of one controller. ``catch_up``: what ``CatchUp`` asks for; it says itself when it is done; ``hand_over``: what that says."""
+    """Executes decisions of one controller. ``catch_up``: starts a catch-up. ``hand_over``: starts a leadership transfer."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ async def unsubscribe(subscriptions: list[Any]) -> None:
 
 
 class Outgoing:
-    """``counters``: what was not sent, and why."""
+    """Outgoing messages. ``counters``: unsent messages by reason."""
 
     def __init__(self, connection: Client) -> None:
         self.counters: Counter[str] = Counter()

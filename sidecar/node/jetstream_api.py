@@ -1,8 +1,7 @@
-"""A node that answers JetStream's stateless read API: requests on ``$JS.<domain>.API.>``, shared among the nodes that do so.
+"""Answers the stateless read part of the JetStream API: requests on ``$JS.<domain>.API.>``, shared among nodes.
 
-What is answered, and from what, is ``liftpy.client.jetstream_api``'s: a client of the cluster like any other, with a
-connection of its own,
-so that it is right wherever partitions are led, and takes nothing from what this node does as a replica but its time.
+``liftpy.client.jetstream_api`` decides the answers. It is a normal client with its own connection, so it works wherever
+the partitions are led.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _TOO_LARGE = JsRefusal(400, 10054, "message size exceeds maximum allowed")
 
 
 class JetStreamDesk:
-    """Of one node. ``bus``: by which requests and answers travel."""
+    """JetStream read API of one node. ``bus``: connection for requests and answers."""
 
     def __init__(
         self, bus: BusConnection, settings: NodeSettings, inboxes: InboxRule, counters: Counter[str], keys: Keys
@@ -78,7 +77,7 @@ class JetStreamDesk:
         subject = jetstream_api(settings.jetstream_api, ">")
         handler = self._guard.handler(self._arrived)
         self._listener = self._bus.listen(subject, handler, queue=f"{settings.namespace}-jetstream")
-        logger.info("the streams are read on %s as well", subject)
+        logger.info("JetStream read API is available on %s", subject)
 
     def _add(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)

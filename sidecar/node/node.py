@@ -1,10 +1,9 @@
-"""The composition root: builds one node from its settings, takes it down in good order (``running.py`` runs it).
+"""Builds one node from its settings and shuts it down in order. ``run.py`` runs it.
 
-Up: lock and read the data folder, connect, see that no other process runs under this id, join the metadata group (or its feed),
-register a new incarnation, open the partitions that the image shows, say "ready". With ``workers`` above 1 further processes host
-shares of the partitions (``sidecar/workers``); this one is the node, and hosts share 0. Down: hand leaderships over, leave the
-partitions (flushed), tell the group, hand its leadership over, and only if all of that data is on disk write the clean-stop
-marker [S9].
+Start: lock and read the data directory, connect to NATS, check that no other process uses this node id, join the
+metadata group or its feed, register, open the partitions, report "ready". With ``workers`` above 1, other processes
+host parts of the partitions. Stop: transfer leaderships, close and flush partitions, tell the group, transfer its
+leadership, and write the clean-stop marker only if all data is on disk [S9].
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from sidecar.metadata.membership import Membership
 from sidecar.node.jetstream_api import JetStreamDesk
 from sidecar.node.publish_memory import PublishMemory
 from sidecar.node.reload import LiveParts, Reloading
-from sidecar.partition.deletions import Deletions
+from sidecar.partition.deletions import Deletions, UnknownStreams
 from sidecar.partition.figures import NodeCounts, StreamLabels
 from sidecar.partition.housekeeping import Housekeeping
 from sidecar.partition.promises import Promises
@@ -99,8 +98,9 @@ _LIVE_TIMEOUT_S = 5.0
 
 
 class Node:
-    """One running node. ``start``, then ``wait``, then ``stop``; ``run_node`` does all three. ``share``: of a worker process, whose
-    settings are of one process already."""
+    """One running node: ``start``, then ``wait``, then ``stop``. ``run_node`` does all three. ``share``: the partitions of
+    this process.
+    """
 
     def __init__(self, settings: NodeSettings, share: WorkerShare | None = None, again: GivenSettings | None = None) -> None:
         self.reloading = Reloading(settings, again, self._live_parts, self._prove)
@@ -125,6 +125,7 @@ class Node:
             lambda: self._workers.joined(self._signs()),
             lambda: () if self.partitions is None else self.partitions.replicas(),
             lambda: self._workers.unsynced,
+            lambda: self.status.unknown.names() if self.status.unknown is not None else [],
         )
         self.supervisor = Supervisor(*supervised())
         self.status.answers.settings = self.reloading.shown
@@ -257,8 +258,16 @@ class Node:
         self._recovered.close()
         self.partitions.leave_behind(self._recovered.names)
         await self._membership.live(_LIVE_TIMEOUT_S)
-        for name in unknown_folders(folder, self.group.image):
-            logger.warning("the cluster does not know %s: its data is kept; remove the folder if it is not needed", name)
+        group, promises = self.group, self._promises
+        found = unknown_folders(folder, group.image)
+        self.status.unknown = UnknownStreams(found, folder, group, lambda: group.image, promises.forget)
+        for name in found:
+            logger.warning(
+                "the cluster does not know %s: its data is kept. If nobody needs it: liftpy node remove-data %s %s",
+                name,
+                self.settings.node_id,
+                name,
+            )
         self._serve_jetstream(links)
         self._rights.started()
         return {"node": settings.node_id, "incarnation": self.incarnation, "status": self.status.url, "pid": os.getpid()}
@@ -581,7 +590,7 @@ class Node:
         took_s = time.monotonic() - began
         LOGS.suppression.tell(all_of_it=True)
         who = f"{self.settings.node_id}, worker {self.share.number}," if self.share.number else self.settings.node_id
-        logger.info("node %s stopped %s in %.2f s", who, "cleanly" if clean else "NOT cleanly", took_s)
+        logger.info("node %s stopped clean=%s seconds=%.2f", who, "yes" if clean else "no", took_s)
         if self._failure is not None:
             return EXIT_TO_REPAIR if momentary(self._failure) else EXIT_NEVER_AGAIN if never_again(self._failure) else 1
         return EXIT_TO_REPAIR if self._repairs else 0

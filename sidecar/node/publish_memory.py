@@ -1,4 +1,4 @@
-"""What of a node's memory publishes on their way may take, and those who read: the sums, and their bounds, of this process."""
+"""Memory for publishes in progress and for readers in this process: the sums and their limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sidecar.transport.ingest_connection import Inflow
 
 
 class PublishMemory:
-    """``settings``: of this process, which is one of ``processes``."""
+    """Memory limits of this process. ``settings``: its settings. ``processes``: number of processes of the node."""
 
     def __init__(self, settings: NodeSettings, processes: int) -> None:
         limit_bytes = limit_of(settings.memory_limit_bytes, memory_bytes() // processes)

@@ -1,7 +1,7 @@
-"""Settings while a node runs: the file is read again, whole; it is applied whole, or not at all.
+"""Reloads the settings of a running node: the whole file is read, and applied completely or not at all.
 
-Flags and the environment are those of the start, and win as they did then. What only a start can change (``LIVE`` lacks it) is told,
-and waits for one.
+Flags and environment variables stay as at the start, and win. Settings outside ``LIVE`` wait for a restart, and the
+answer names them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Reloaded:
 
 
 class SettingsSource(Protocol):
-    """Where the settings come from."""
+    """Source of the settings."""
 
     @property
     def sources(self) -> Mapping[str, str]:
@@ -63,8 +63,9 @@ class SettingsSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LiveParts:
-    """What takes settings over, as far as it is there. ``others``: tells the node's other processes; ``prefer``: the metadata group;
-    ``keys``: the connections, which connect anew."""
+    """Parts of a node that take new settings. ``others``: worker processes. ``prefer``: the metadata group. ``keys``:
+    connections, which reconnect.
+    """
 
     partitions: Partitions | None
     scrub: Scrub | None
@@ -90,8 +91,9 @@ Prove = Callable[[Credentials], Awaitable[None]]
 
 
 class Reloading:
-    """``settings``: of the whole node. ``given``: reads them again; None: they stay. ``parts``: who takes them over, beside the log.
-    ``prove``: tries credentials before they are taken over."""
+    """Reloads the settings of a node. ``given``: reads them again, None: they stay. ``parts``: parts that take them.
+    ``prove``: tests credentials.
+    """
 
     def __init__(self, settings: NodeSettings, given: SettingsSource | None, parts: Parts, prove: Prove) -> None:
         self.running = settings
@@ -114,7 +116,10 @@ class Reloading:
     async def _reload(self) -> Reloaded:
         found = self._given.load() if self._given is not None else self.read
         if found.node_id != self.running.node_id:
-            raise ConfigError(f"node_id = {found.node_id!r}: this is {self.running.node_id}; nothing is changed")
+            raise ConfigError(
+                f"Settings not reloaded: the file says node_id = {found.node_id!r}, but this node is "
+                f"{self.running.node_id!r}. Correct the file."
+            )
         new, held = flat(found), flat(self.running)
         changed = [name for name, value in new.items() if value != held[name]]
         proofs = found.credentials.proofs()
@@ -132,9 +137,7 @@ class Reloading:
         self._parts().others(each)
         result = Reloaded(applied, tuple(name for name in changed if name not in LIVE))
         words = f"taken over: {', '.join(applied) or 'nothing'}"
-        logger.info(
-            "settings read again; %s", words + (f"; wait for a restart: {', '.join(result.wait)}" if result.wait else "")
-        )
+        logger.info("settings reloaded; %s", words + (f"; wait for a restart: {', '.join(result.wait)}" if result.wait else ""))
         return result
 
     def take_over(self, settings: NodeSettings) -> None:
@@ -164,7 +167,7 @@ class Reloading:
             found = await self.reload()
             said: dict[str, Any] = {"applied": list(found.applied), "wait": list(found.wait)}
         except ConfigError as error:
-            logger.error("settings are as they were: %s", error)
+            logger.error("settings not reloaded: %s", error)
             said = {"error": str(error)}
         supervisor.reloaded()
         return said

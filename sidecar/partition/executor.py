@@ -1,7 +1,7 @@
-"""Carries out the effects of one replica: log, flushes, timers, NATS, metadata group. ``effects.py`` has the contract.
+"""Carries out the effects of one replica: log, flushes, timers, NATS, metadata group.
 
-Everything here is synchronous; what takes time (a flush, a proposal) is started and comes back as an event. A storage error
-becomes StorageFailed; nothing else may fail here except by a bug, which stops the process.
+``effects.py`` has the contract. All calls are synchronous. Slow work (a flush, a proposal) is started and returns as an
+event. A storage error becomes StorageFailed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _REACHED = {kind.name: events.DeadlineReached(kind=kind) for kind in events.Dead
 
 @dataclass(slots=True, kw_only=True)
 class Tools:
-    """What the executor of one partition works with. ``incarnation``: of this node."""
+    """Dependencies of an executor. ``incarnation``: incarnation of this node."""
 
     key: PartitionKey
     incarnation: int
@@ -146,11 +146,11 @@ class Executor:
         self._t.counters[f"dropped answer: {effect.why}"] += 1
 
     def cut_log(self, effect: do.CutLog) -> None:
-        logger.info("%s: cut to log end %d", self._t.key, effect.end_offset)
+        logger.info("%s: log truncated log_end=%d", self._t.key, effect.end_offset)
         self._cut(lambda: self._t.log.cut_to(effect.end_offset))
 
     def start_log_afresh(self, effect: do.StartLogAfresh) -> None:
-        logger.warning("%s: no part of this log can be kept, it is fetched anew from %d on", self._t.key, effect.start_offset)
+        logger.warning("%s: discarding the local log, fetching it again from=%d", self._t.key, effect.start_offset)
         self._cut(lambda: self._t.log.start_afresh(effect.start_offset, effect.deletes_end), afresh=True)
 
     def _cut(self, cut: Callable[[], object], *, afresh: bool = False) -> None:

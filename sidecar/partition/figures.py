@@ -1,20 +1,9 @@
-"""What a node's partitions show, summed, and kept by change: a scrape of ten thousand of which nothing happened reads none of them.
+"""Sums the metrics of a node's partitions incrementally, so that a scrape reads only partitions that changed.
 
-Goal: the price of a look is that of what has happened since the last one. A partition is put into ``touched`` where something changes
-that is shown (``PartitionWorker.touched``: a step of its replica, a read of its ingest, an answer to a reader...): one entry, however
-much happens. A look takes them out, reads each anew, and adds the difference to the sums; a partition that goes is subtracted. Nothing
-has to say what has changed, so a figure that is forgotten at one place is right again with the next step.
-
-Two figures follow the clock alone. Of a lag, what is kept is since when; of a slow disk, until when. Neither needs another look.
-
-What counts in a partition (its log, its ingest, its readers...) is the same object as long as it is here, and is looked for once.
-
-What partitions count, summed over a node, so that no sum ever falls: who is not here any more has left its counts behind.
-
-By stream where somebody wants that: streams that a pattern names have their own label, up to ``MOST_LABELS``, all others are one.
-
-What a node's partitions count and show: of those that are here by change, of those that are being stopped by a look, of those that
-are gone what they left behind.
+A partition is added to ``touched`` when something changes (``PartitionWorker.touched``). A scrape reads these again and
+adds the difference to the sums. Lags store a start time, so that they need no update. The counters of partitions that
+left the node stay in the sums, so no sum ever falls. Streams that ``metrics_streams`` names have a label of their own,
+up to ``MOST_LABELS``.
 """
 
 from __future__ import annotations
@@ -55,7 +44,7 @@ _counts = attrgetter(*(f"{leaf}.{name}" for leaf, name in _COUNTED.values()))
 
 
 class StreamLabels:
-    """``patterns``: names of streams, or such as ``shop-*``. A stream keeps the label that it was given first."""
+    """Metric labels of streams. ``patterns``: names or patterns such as ``shop-*``. A stream keeps its first label."""
 
     def __init__(self, patterns: Iterable[str] = ()) -> None:
         self.patterns = tuple(patterns)
@@ -146,7 +135,7 @@ _Told = tuple[dict[str, int], dict[str, int], dict[str, int], dict[str, int]]
 
 
 class LabelSums:
-    """Of all partitions with one label."""
+    """Sums of all partitions with one label."""
 
     __slots__ = ("before", "count", "now", "often", "records", "seldom", "shown", "since_ns")
 
@@ -186,7 +175,7 @@ class LabelSums:
 
 
 class _AsRead:
-    """What a partition was read as."""
+    """Values of a partition at the last read."""
 
     __slots__ = ("label", "leaves", "of", "often", "seldom", "shown", "told")
 
@@ -200,7 +189,7 @@ class _AsRead:
 
 
 class ByChange:
-    """``touched``: where partitions put themselves; may hold some that are not here."""
+    """Incremental sums. ``touched``: partitions that changed. It may contain partitions that left the node."""
 
     def __init__(self, labels: StreamLabels, touched: set[Any]) -> None:
         self._labels = labels
@@ -391,7 +380,7 @@ def _shown(role: RoleName, state: PartitionState | None, config: Any, node_id: s
 
 
 class NodeCounts:
-    """Of one node, or one of its processes."""
+    """Sums of one node, or of one of its processes."""
 
     def __init__(self, labels: StreamLabels | None = None, touched: set[Any] | None = None) -> None:
         self.labels = labels or StreamLabels()
@@ -428,7 +417,7 @@ class NodeCounts:
 
 
 class Uncounted(NodeCounts):
-    """Where nobody asks for sums: nothing is kept."""
+    """Placeholder without sums, when nobody asks for them."""
 
     def begins(self, worker: Any) -> None:
         """Nothing is done."""

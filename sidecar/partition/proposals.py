@@ -1,8 +1,7 @@
-"""What replicas ask of the metadata group: ISR changes, reports of a silent leader, progress of a promotion.
+"""Sends requests of replicas to the metadata group: ISR changes, reports of a silent leader, progress of a promotion.
 
-They wait in ``liftpy.core.metadata.controller.request_batcher`` and travel in batches, one at a time for the whole node;
-answers come back as events. The group
-decides by compare-and-set, so a late or repeated request changes nothing.
+Requests travel in batches, one at a time per node, and answers return as events. A late or repeated request changes
+nothing, because the group decides by compare-and-set.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ class Proposals:
 
     def leave_isr(self, key: PartitionKey, effect: do.LeaveIsr) -> None:
         """Ask to be taken out of the ISR; the answer is the next state of the partition."""
-        logger.warning("%s: leaves the ISR: %s", key, effect.reason)
+        logger.warning("%s: removed from the ISR reason=%s", key, effect.reason)
         wish = pb.LeaveIsr(
             stream=key.stream,
             uid=key.uid,
@@ -119,7 +118,7 @@ class Proposals:
 
     def give_up_leadership(self, key: PartitionKey, effect: do.GiveUpLeadership, toward: str = "") -> None:
         """Ask for a successor, ``toward`` if it is named; the answer is the next state of the partition."""
-        logger.warning("%s: asks for another leader: %s", key, effect.reason)
+        logger.warning("%s: giving up leadership reason=%s", key, effect.reason)
         wish = pb.GiveUpLeadership(
             stream=key.stream,
             uid=key.uid,

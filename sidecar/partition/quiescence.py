@@ -1,8 +1,7 @@
-"""Quiet fetches over NATS: one question to each other leader's node a turn, and the answers to theirs
-(``liftpy/core/replication/quiescence.py``).
+"""Combined fetches of idle partitions over NATS: one question per leader node and turn, and the answers to others.
 
-Questions go to ``<ns>.notify.<node>``, answers below the asker's inbox: ``<inbox>.<slot>.<number of the question>``. A question whose
-frame does not parse, or whose answer would go elsewhere than to the replica that it names, is counted and dropped.
+``liftpy/core/replication/quiescence.py`` has the rules. Questions go to ``<ns>.notify.<node>``, answers to
+``<inbox>.<slot>.<number of the question>``. Malformed ones are counted and dropped.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ Deliver = Callable[[str, int, str, events.Event], None]
 
 @dataclass(frozen=True, slots=True)
 class QuietAsker:
-    """Who asks: this node, as the process that it is now."""
+    """Identity of this node's process in combined fetches."""
 
     node_id: str
     incarnation: int
@@ -142,7 +141,7 @@ class QuietTalk:
         try:
             answer = frames.decode(payload, pb.QuietFetchesAnswer)
             if answer.question and answer.question != number:
-                raise MisdirectedError(f"an answer to question {answer.question}, not {number}")
+                raise MisdirectedError(f"received the answer to question {answer.question}, expected {number}")
         except ProtocolError as error:  # the answer itself may still come
             self._counters[refused(error)] += 1
             return
@@ -171,7 +170,7 @@ class QuietTalk:
         question = frames.parse(body, pb.QuietFetches)
         count = len(question.fetches)
         if count > MAX_PER_QUESTION:
-            raise ProtocolError(f"{count} quiet fetches in one question")
+            raise ProtocolError(f"one question has {count} idle fetches, more than allowed")
         if reply_to(reply, (self._inboxes,), self._counters, self._inbox_of(question)) is None:
             return None
         return question

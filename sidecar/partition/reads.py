@@ -1,6 +1,6 @@
-"""ReadSubjects: the subjects on which readers ask, ``.read`` (any replica of the ISR, a queue group) and ``.read.<node>`` (this one).
+"""Receives read requests on the subjects ``.read`` (any ISR member, a queue group) and ``.read.<node>`` (this node).
 
-What is answered is decided in ``liftpy.core.replication.reads``; here is only how it comes and goes.
+``liftpy.core.replication.reads`` decides the answers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sidecar.transport.connection import BusConnection, Listener, send_answer
 
 @dataclass(frozen=True, slots=True)
 class ReadTools:
-    """What the reads of all partitions of a node share."""
+    """Shared dependencies of the reads of all partitions."""
 
     bus: BusConnection
     subjects: Subjects
@@ -43,8 +43,9 @@ _Asker = str | asyncio.Future[bytes]
 
 
 class ReadSubjects:
-    """Reads of one partition on one node; the ``ReadShell`` of its ``Reads``. Who asks is known by his reply subject, or, in
-    this process, by what he waits for."""
+    """Reads of one partition on one node. It is the ``ReadShell`` of its ``Reads``. A reader is identified by its reply
+    subject.
+    """
 
     def __init__(self, tools: ReadTools, key: PartitionKey, node_id: str, source: ReadSource, folder: str = "") -> None:
         bus, subjects = tools.bus, tools.subjects
@@ -117,7 +118,7 @@ class ReadSubjects:
             self._counters[REPLY] += 1
 
     def _reject(self, reply: bytes, error: Exception) -> None:
-        self._reads.reject(reply.decode(), f"the request can't be answered: {type(error).__name__}")
+        self._reads.reject(reply.decode(), f"Internal error while reading: {type(error).__name__}. See the log of the node.")
 
     def request_failed(self, asker: _Asker, error: Exception) -> None:
         """Reject the request, and go on. Who asks in this process has a timeout."""

@@ -1,13 +1,9 @@
-"""The logs of a data folder, recovered once each, before the node registers: what it says there depends on what they have lost [C7].
+"""Recovers the logs of a data directory before the node registers [C7], several at a time.
 
-Several at a time, since a crash leaves the last segment of every log to be read through. A partition takes over what was found; what
-nobody takes (the image does not show it here) is closed.
+A partition takes its recovered log. Logs that the image does not show here are closed.
 
-LogReplay: rebuilds one partition's derived state from its log, in slices that give way to the event loop [protocol: Promotion].
-
-A candidate or a new leader waits for it. A follower that has opened a log reads on beside everything else, so that a promotion later
-on finds little to do; and so does whoever reads backwards for the subjects: each slice is followed by a pause twice as long. While
-publishes wait for that (``IndexWait``), the slices are longer, and the pauses half as long as they.
+``LogReplay`` rebuilds message ids, producers and subjects from a log in slices [protocol: Promotion]. A candidate or a
+new leader waits for it. A follower does it in the background, with pauses.
 """
 
 from __future__ import annotations
@@ -49,7 +45,7 @@ def _logs_in(streams: Path) -> list[Path]:
 
 
 class RecoveredLogs:
-    """``run`` it once, then ``take`` from it and ``close`` it."""
+    """Recovered logs: ``run`` it once, then ``take`` logs, and ``close`` it."""
 
     def __init__(self) -> None:
         self._found: dict[Path, Recovered] = {}
@@ -138,7 +134,7 @@ _PAUSE_LEAST_S = 0.001
 
 
 class LogReplay:
-    """Of one partition. ``failed`` is told when the log can't be read."""
+    """Replay of one partition's log. ``failed`` is called when the log cannot be read."""
 
     def __init__(self, derived: LogState, feed: Callable[[events.Event], None], failed: Callable[[StorageError], None]) -> None:
         self._derived = derived
@@ -191,7 +187,7 @@ class LogReplay:
                 complete = self._derived.read_beside()
                 self.touched()
         except LiftError as error:
-            self._failed(error if isinstance(error, StorageError) else StorageError(f"its log can't be replayed: {error}"))
+            self._failed(error if isinstance(error, StorageError) else StorageError(f"The log cannot be replayed: {error}"))
             return
         if not complete:
             factor = _URGENT_PAUSE_FACTOR if wait else _PAUSE_FACTOR
@@ -203,7 +199,7 @@ class LogReplay:
             complete = self._derived.is_complete or self._derived.replay()
             self.touched()
         except LiftError as error:
-            self._failed(error if isinstance(error, StorageError) else StorageError(f"its log can't be replayed: {error}"))
+            self._failed(error if isinstance(error, StorageError) else StorageError(f"The log cannot be replayed: {error}"))
             return
         then = self._then
         if then is None:

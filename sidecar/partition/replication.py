@@ -1,8 +1,7 @@
-"""Replication over NATS: the leader's side (``.replicate``, ``.offset``) and the follower's side (requests and their answers).
+"""Replication over NATS: the leader's side (``.replicate``, ``.offset``) and the follower's requests and answers.
 
-A follower's reply subject is ``<inbox>.<slot>.<request id>``: one subscription per node, no table of outstanding requests, and
-an answer finds its partition and its request by its subject alone [D16]. A frame that does not parse is counted and dropped, on
-both sides: anybody can send it, and it ends no request. Batches go from the log to the socket as the views that the log gives.
+The reply subject of a follower is ``<inbox>.<slot>.<request id>``, so an answer finds its partition and request by its
+subject [D16]. Malformed frames are counted and dropped. Batches go from the log to the socket without copying.
 """
 
 from __future__ import annotations
@@ -57,8 +56,7 @@ _seldom = LogRateLimit()
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Where a request's answer goes, and what it holds of the next batch; None: it takes no pieces. ``request_id``: what the answer
-    says that it is for; None: the asker is of an older version, whose answers say nothing."""
+    """Destination of an answer. ``request_id``: id in the answer, None: the asker has an older version."""
 
     reply: str
     held: Held | None = None
@@ -533,7 +531,7 @@ class FetchClient:
                     current_epoch=answer.currentEpoch,
                     log_start_offset=answer.logStartOffset,
                 )
-        raise ProtocolError(f"{kind.name} is not an answer to a request for replication")
+        raise ProtocolError(f"{kind.name} is not a valid answer to a replication request")
 
     def _piece(self, request_id: int, answer: frames.ReplicationPiece) -> events.Event:
         """More of a batch; with its last piece it is an answer like any other."""

@@ -1,8 +1,8 @@
-"""Replicated services beside this node: frames in and out for ``liftpy.core.services.sessions`` [protocol: Replicated services].
+"""Replicated services next to this node: receives and sends the frames of ``liftpy.core.services.sessions``
+[protocol: Replicated services].
 
-``ServiceDesk`` listens on ``<ns>.service.<node>`` for all partitions; ``PartitionServices`` is one partition's, told by the
-executor of every replay and change of role. A promotion waits here, never the log: without services, or while nobody is a
-candidate, nothing is held up.
+``ServiceDesk`` listens on ``<ns>.service.<node>`` for all partitions. ``PartitionServices`` belongs to one partition. A
+promotion may wait for a service, but the log never does.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ class PartitionServices:
     def _lose_patience(self) -> None:
         effects = self._sessions.lose_patience(clock.now_ns())
         if effects:
-            logger.warning("%s: slow services hold up the promotion no longer; it goes on without them", self.key)
+            logger.warning("%s: slow services no longer delay the promotion; continuing without them", self.key)
         self._carry_out(effects)
 
     def _expire(self) -> None:
@@ -386,7 +386,7 @@ class ServiceDesk:
         try:
             kind, body = envelope.decode(payload)
             if bound is not None and kind in _BINDING and _named(frames.parse(body, _BINDING[kind])) != bound:
-                raise ProtocolError("the message names another stream or service than its subject")
+                raise ProtocolError("The message names another stream or service than its subject.")
             if kind is MessageType.SERVICE_ACK:
                 self._acked(frames.parse(body, pb.ServiceAck))
             elif kind is MessageType.SNAPSHOT_REQUEST:
@@ -394,7 +394,7 @@ class ServiceDesk:
             elif kind is MessageType.SERVICE_HELLO:
                 self._greeted(frames.parse(body, pb.ServiceHello), reply)
             else:
-                raise ProtocolError(f"{kind.name} is not for this subject")
+                raise ProtocolError(f"Messages of type {kind.name} are not allowed on this subject.")
         except ProtocolError as error:
             self._counters[refused(error)] += 1
             logger.debug("a frame on the services' subject can't be used: %s", error)
@@ -434,7 +434,10 @@ class ServiceDesk:
     def _not_here(self, hello: pb.ServiceHello) -> pb.ServiceRefusal:
         return pb.ServiceRefusal(
             reason=pb.ServiceRefusal.NO_SUCH_PARTITION,
-            detail=f"{self._node_id} holds no replica of {hello.stream}/{hello.partition}",
+            detail=(
+                f"Node {self._node_id} holds no replica of {hello.stream}/{hello.partition}. Start the service next "
+                "to a node that does (--node)."
+            ),
             node=self._node_id,
             service=hello.service,
             stream=hello.stream,

@@ -1,5 +1,6 @@
-"""StateCheckpoints: writes what is derived from one partition's log beside it, in the background, each time behind a checkpoint
-of HW."""
+"""``StateCheckpoints``: writes the derived state of one partition to disk in the background, after a checkpoint of its
+high watermark.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ logger = logging.getLogger("liftpy.partition")
 
 
 class StateCheckpoints:
-    """Of one replica."""
+    """Checkpoints of the derived state of one replica."""
 
     def __init__(
         self, derived: LogState, log: Log, key: PartitionKey, config: ReplicationConfig, flusher: Flusher, pool: Pool
@@ -99,7 +100,7 @@ def found_state(log: Log, key: PartitionKey) -> FoundState:
     """Of the files beside ``log``; those that do not fit are said, and removed. In any thread. Raises StorageError."""
     state, unfit = load_state(log, state_owner(key))
     for name, why in unfit.items():
-        logger.warning("%s: %s is left out and removed: %s", key, name, why)
+        logger.warning("%s: ignoring and deleting state file %s: %s", key, name, why)
     return FoundState(state, len(unfit))
 
 

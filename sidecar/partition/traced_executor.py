@@ -1,5 +1,4 @@
-"""A partition whose batches are traced: what its executor does and what its replica is told is noted, and changed in nothing. Not
-traced, nothing stands between them."""
+"""An executor that also records trace spans for batches. It is used only if tracing is on."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from sidecar.partition.executor import Executor
 
 
 class Traceable(Protocol):
-    """What it needs of a partition."""
+    """Interface of a partition for tracing."""
 
     replica: Replica
     executor: Executor
@@ -32,7 +31,7 @@ class Traceable(Protocol):
 
 
 class TracedActs:
-    """What the executor of ``one`` carries out, noted."""
+    """Effects of the executor of ``one``, with trace spans."""
 
     def __init__(self, one: Traceable, traces: PartitionTraces) -> None:
         self._one = one
@@ -87,7 +86,7 @@ class TracedActs:
 
 
 class TracedReplica:
-    """A replica that is told of flushes and of followers' fetches after ``traces`` was."""
+    """A replica that reports flushes and fetches to ``traces`` first."""
 
     def __init__(self, replica: Replica, traces: PartitionTraces) -> None:
         self._replica = replica

@@ -1,7 +1,7 @@
-"""One partition on this node: its log, its replica, and the services around them, wired together.
+"""One partition on this node: its log, its replica and the services around them.
 
-A worker is started when the image first shows the partition here and stopped when it goes or the node stops. Opening and
-closing a log reads and flushes files, so both run off the event loop; everything between is synchronous on it.
+A worker starts when the image first shows the partition here, and stops when it leaves or the node stops. Opening and
+closing a log runs off the event loop. Everything else is synchronous on it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _REQUEST_ID_BASE = secrets.randbits(61)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTools:
-    """What all partitions of a node share."""
+    """Shared dependencies of all partitions of a node."""
 
     settings: NodeSettings
     incarnation: int
@@ -471,11 +471,11 @@ class PartitionWorker:
         try:
             removed = drop_set_aside(self.log.storage)
         except StorageError as error:
-            logger.warning("%s: what was set aside can't be removed: %s", self.key, error)
+            logger.warning("%s: cannot remove quarantined files: %s", self.key, error)
             return
         self.set_aside = ()
         if removed:
-            logger.info("%s: all records are here again, removed %s", self.key, ", ".join(removed))
+            logger.info("%s: replica is complete again, removed quarantined files=%s", self.key, ", ".join(removed))
 
     async def stop(self, *, delete: bool = False) -> bool:
         """Give up the role, flush and close the log; ``delete``: and remove the folder. Return whether all is on disk."""

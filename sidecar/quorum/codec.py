@@ -1,6 +1,5 @@
-"""The library's messages as protobuf, and nothing else: an unknown message, key or type is an error, never an object [M13].
-
-The bound of terms and indexes in the metadata group.
+"""Encodes the library's messages as protobuf. Unknown messages, keys or types are errors [M13]. Also the limits of terms
+and indexes.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def _to_protobuf(message: Message) -> pb.RaftMessage:
             return pb.RaftMessage(preVoteGranted=pb.RaftPreVoteGranted(term=message["term"]))
         case "timeout_now":
             return pb.RaftMessage(timeoutNow=pb.RaftTimeoutNow(term=message["term"]))
-    raise ProtocolError(f"the metadata group does not send {message['type']!r} with {sorted(message)}")
+    raise ProtocolError(f"Invalid message {message['type']!r} of the metadata group, with the fields {sorted(message)}.")
 
 
 def _append_to_protobuf(message: Message) -> pb.RaftAppendEntries:
@@ -90,9 +89,9 @@ def decode(data: bytes) -> Message:
     """The library's message in ``data``; ProtocolError for anything else, and for terms and indexes that no group gets to."""
     message = _parsed(data)
     if any((message.get(name) or 0) >= MAX_NUMBER for name in _NUMBERS):
-        raise ProtocolError("a term or an index of the metadata group is beyond its bound")
+        raise ProtocolError("Invalid message of the metadata group: a term or an index is too large.")
     if any((message.get(name) or 0) > message.get("term", 0) for name in ("prevLogTerm", "last_log_term")):
-        raise ProtocolError("an entry of the metadata group is of a term that its sender has not reached")
+        raise ProtocolError("Invalid message of the metadata group: an entry has a later term than its sender.")
     return message
 
 
@@ -100,7 +99,7 @@ def _parsed(data: bytes) -> Message:
     try:
         message = pb.RaftMessage.FromString(data)
     except DecodeError as error:
-        raise ProtocolError(f"not a message of the metadata group: {error}") from None
+        raise ProtocolError(f"Cannot decode a message of the metadata group: {error}") from None
     match message.WhichOneof("message"):
         case "appendEntries":
             return _append_from_protobuf(message.appendEntries)
@@ -144,19 +143,19 @@ def _parsed(data: bytes) -> Message:
             return {"type": "pre_vote_granted", "term": message.preVoteGranted.term}
         case "timeoutNow":
             return {"type": "timeout_now", "term": message.timeoutNow.term}
-    raise ProtocolError("an empty message of the metadata group")
+    raise ProtocolError("Invalid message of the metadata group: it is empty.")
 
 
 def _append_from_protobuf(append: pb.RaftAppendEntries) -> Message:
     known = append.HasField("previousIndex")
     if known != append.HasField("previousTerm"):
-        raise ProtocolError("an append has a previous index or term, but not both")
+        raise ProtocolError("Invalid append message: it has a previous index or a previous term, but not both.")
     entries: list[Entry] = []
     for entry in append.entries:
         follows = entry.index == (entries[-1][1] if entries else append.previousIndex if known else entry.index - 1) + 1
         in_bounds = 0 < entry.index < MAX_NUMBER and entry.term <= append.term
         if not entry.command or not follows or not in_bounds:
-            raise ProtocolError(f"entry {entry.index} of an append is empty or out of order")
+            raise ProtocolError(f"Invalid append message: entry {entry.index} is empty or out of order.")
         entries.append((entry.command, entry.index, entry.term))
     return {
         "type": "append_entries",
@@ -172,5 +171,5 @@ def _append_from_protobuf(append: pb.RaftAppendEntries) -> Message:
 
 def _checkpoint(said: pb.RaftNextIndex | pb.RaftAppendEntries) -> Checkpoint:
     if said.digestIndex >= MAX_NUMBER or (len(said.digest) == DIGEST_SIZE) != bool(said.digestIndex):
-        raise ProtocolError("a digest of the metadata group has another size, or no place")
+        raise ProtocolError("Invalid digest in a message of the metadata group: wrong size or position.")
     return said.digestIndex, said.digest

@@ -1,8 +1,7 @@
-"""The tick driver: one member of the group inside one asyncio loop.
+"""The tick driver: runs one controller inside one asyncio event loop.
 
-One tick: inbox -> the library -> journal flushed -> outbox to the bus -> answers to their futures. Nothing leaves, and no
-future resolves, before the journal is on disk [M2, M4]. A tick runs on a timer and whenever something came in; when the log
-moved, a leader ticks once more at once, so that entries that came together leave together without waiting for a heartbeat.
+One tick: received messages, the library, flush of the journal, sent messages, results of futures. Nothing is sent, and
+no future resolves, before the journal is on disk [M2, M4]. A tick runs on a timer and after received messages.
 """
 
 from __future__ import annotations
@@ -47,7 +46,10 @@ def tick_once(core: RaftCore, transport: SessionTransport, journal: GroupJournal
     if isinstance(core.failure, (IncompatibleVersionError, MetadataDivergedError, UnknownFormatError)):
         raise core.failure
     if core.failure is not None:
-        raise StorageError(f"the metadata state machine or its snapshot failed: {core.failure!r}") from core.failure
+        raise StorageError(
+            f"The metadata state machine or its snapshot failed: {core.failure!r}. Restart the node. If this "
+            "repeats, please report it."
+        ) from core.failure
     transport.sync()
     journal.sync()
 

@@ -1,17 +1,15 @@
-"""The metadata group's journal: every entry, term and vote on disk, flushed before anything that shows them leaves [M2, M4].
+"""The journal of the metadata group: every entry, term and vote is on disk before anybody sees it [M2, M4].
 
-Behind the library's journal interface. Changes collect in memory until ``sync``, which writes them as ONE checksummed frame and
-flushes: so at most the last frame can be torn, and a torn one was never shown to anybody. Little endian::
+Changes collect in memory until ``sync``, which writes one checksummed frame and flushes it. So at most the last frame
+can be torn. Little endian::
 
     frame    u32 CRC-32C of the rest   u32 size of the records   records
     record   u8 kind   u64 a   u64 b   u32 n   n bytes
              ENTRY: a index, b term, command   CUT: drop entries from index a on   META: a term, b commit index, vote
 
-Dropping a prefix (after a snapshot) rewrites the file: temporary, flush, rename, flush of the folder [M8]. So does opening it: what
-was found may be in the page cache only, or on pages that a failed flush has marked clean, and must be on disk before anything of it is
-shown [S12, S4]. After a write or flush that failed nothing more is written to the file: behind a torn frame it would be damage [S13].
-A frame that is wrong with a right one behind it IS damage, and the journal refuses to open: a member that lost entries must not
-vote. So is a right frame that holds what no journal writes.
+Removing a prefix after a snapshot, and opening the file, rewrite it: temporary file, flush, rename, flush of the
+directory [M8, S12, S4]. After a failed write or flush nothing more is written [S13]. A bad frame with a good one after
+it is damage, and the journal refuses to open: a controller that lost entries must not vote.
 """
 
 from __future__ import annotations
@@ -168,7 +166,7 @@ class GroupJournal:
     def sync(self) -> None:
         """Make everything durable that has changed. Raises StorageError, from then on always: the process has to start again."""
         if self._failed:
-            raise StorageError(f"write {self._path}: a write has failed before; start again")
+            raise StorageError(f"Cannot write {self._path}: an earlier write failed. Check the disk, then restart the node.")
         self._failed = True
         try:
             spent = self.file_bytes - self.entry_bytes > MAX_SPENT_BYTES
@@ -177,14 +175,19 @@ class GroupJournal:
             elif self._pending or self._meta_changed:
                 self._append_frame()
         except OSError as error:
-            raise StorageError(f"write {self._path}: {error.strerror}") from error
+            raise StorageError(
+                f"Cannot write {self._path}: {error.strerror}. Check the disk, then restart the node."
+            ) from error
         self._failed = False
 
     def _append_frame(self) -> None:
         frame = _frame([*self._pending, self._meta()])
         written = os.write(self._descriptor, frame)
         if written != len(frame):
-            raise StorageError(f"write {self._path}: {written} of {len(frame)} bytes")
+            raise StorageError(
+                f"Short write to {self._path}: {written} of {len(frame)} bytes. Check whether the disk is full, then "
+                "restart the node."
+            )
         if self._flush:
             began = time.monotonic()
             os.fdatasync(self._descriptor)
@@ -254,13 +257,15 @@ class GroupJournal:
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise StorageError(f"read {self._path}: {error.strerror}") from error
+            raise StorageError(f"Cannot read {self._path}: {error.strerror}. Check the disk and its permissions.") from error
         if not data:
             return False
         if data[: len(_MAGIC)] != _MAGIC:
             if data[:4] == _MAGIC[:4] and len(data) >= len(_MAGIC):
-                raise UnknownFormatError(f"{self._path} has another format version: start the version that wrote it")
-            raise CorruptionError(f"{self._path} is not a journal of the metadata group")
+                raise UnknownFormatError(
+                    f"{self._path} has another format version than this version of liftpy. Start the version that wrote it."
+                )
+            raise CorruptionError(f"{self._path} is not a journal of the metadata group. Check --data.")
         position = len(_MAGIC)
         while (records := _frame_at(data, position)) is not None:
             self._replay_frame(records, position)
@@ -271,9 +276,9 @@ class GroupJournal:
 
     def _damage(self, position: int, what: str = "") -> CorruptionError:
         return CorruptionError(
-            f"{self._path} is damaged at position {position}{what}: this member may have lost entries and must not vote; if a "
-            f"majority of the controllers runs without this node, delete {self._path.parent} and start the node under the same id; "
-            "else see the runbook controllers-lost"
+            f"{self._path} is damaged at position {position}{what}. This controller may have lost entries and "
+            f"must not vote. If a majority of the controllers runs without this node, delete {self._path.parent} "
+            "and start the node under the same id. Otherwise see the runbook controllers-lost."
         )
 
     def _replay_frame(self, records: memoryview, position: int) -> None:
@@ -295,7 +300,7 @@ class GroupJournal:
             if kind == _ENTRY:
                 self._add_loaded(body, a, b)
         else:
-            raise ValueError(f"a record of kind {kind}")
+            raise ValueError(f"unknown kind of record {kind}")
 
     def _add_loaded(self, command: bytes, index: int, term: int) -> None:
         if not command or not index or (self._entries and index != self._entries[-1][1] + 1):

@@ -1,8 +1,8 @@
-"""The one module that names PySyncObj's private parts. It checks version and names at start and refuses to run otherwise.
+"""Adapts PySyncObj. Only this module uses its private names. It checks version and names at start.
 
-What is replaced (each point is shown by a test that describes the library as shipped): pickle, by stand-ins that refuse;
-the journal, by ours; applying a command, by ``StateMachine.apply`` with the entry's index; the transport, by a subclass. What
-is kept: election, append and commit rules, and when to compact.
+Replaced are: pickle (by stand-ins that refuse), the journal, applying a command (``StateMachine.apply`` with the
+index), and the transport. Tests describe the original behavior. Kept are: election, append and commit rules, and the
+time of compaction.
 """
 
 from __future__ import annotations
@@ -88,18 +88,18 @@ class _NoPickle:
         command, index, term = value
         if type(command) is bytes and type(index) is int and type(term) is int:
             return _ENTRY.pack(index, term) + command
-        raise ProtocolError(f"{type(value).__name__} is not pickled here")
+        raise ProtocolError(f"pysyncobj tried to pickle {type(value).__name__}, which is not allowed here")
 
     @staticmethod
     def loads(data: bytes) -> Any:
         if len(data) <= _ENTRY.size:
-            raise ProtocolError("nothing is unpickled here")
+            raise ProtocolError("pysyncobj tried to unpickle data, which is not allowed here")
         index, term = _ENTRY.unpack_from(data)
         return bytes(data[_ENTRY.size :]), index, term
 
     @staticmethod
     def dump(*_: Any) -> None:
-        raise ProtocolError("nothing is pickled here")
+        raise ProtocolError("pysyncobj tried to pickle data, which is not allowed here")
 
     load = dump
 
@@ -122,25 +122,28 @@ def outcome_of(answer: bytes | None, reason: int) -> EntryOutcome:
 
 
 def _refuse(*_: Any) -> None:
-    raise ProtocolError("nothing is pickled or unpickled here")
+    raise ProtocolError("pysyncobj tried to pickle or unpickle data, which is not allowed here")
 
 
 def _journal(given: Any) -> Any:
     if isinstance(given, GroupJournal):
         return given
-    raise ConfigError("the metadata group runs with its own journal only")
+    raise ConfigError("Internal error: the metadata group needs its own journal. Please report it.")
 
 
 def check_library() -> None:
     """Take pickle out of the library, and raise ConfigError if it is not exactly the one that was proven."""
     if VERSION != SUPPORTED_VERSION:
-        raise ConfigError(f"pysyncobj {VERSION} is installed, the metadata group is proven with {SUPPORTED_VERSION} only")
+        raise ConfigError(
+            f"pysyncobj {VERSION} is installed, but the metadata group supports only {SUPPORTED_VERSION}. Install "
+            f"pysyncobj=={SUPPORTED_VERSION}."
+        )
     missing = [name for name in _PRIVATE if not hasattr(SyncObj, name)]
     modules = (pysyncobj.syncobj, pysyncobj.serializer)
     missing += [f"{m.__name__}.pickle" for m in modules if not hasattr(m, "pickle")]
     missing += [name for name in ("createJournal", "monotonicTime") if not hasattr(pysyncobj.syncobj, name)]
     if missing:
-        raise ConfigError(f"pysyncobj lacks {', '.join(missing)}: install pysyncobj=={SUPPORTED_VERSION}")
+        raise ConfigError(f"The installed pysyncobj lacks {', '.join(missing)}. Install pysyncobj=={SUPPORTED_VERSION}.")
     pysyncobj.syncobj.pickle = _NoPickle
     pysyncobj.serializer.pickle = _NoPickle
     pysyncobj.journal.loads = pysyncobj.journal.dumps = _refuse
@@ -153,7 +156,7 @@ def is_applied(command: bytes, index: int) -> bool:
 
 
 class StateMachine(Protocol):
-    """What the group replicates."""
+    """The replicated state machine."""
 
     def apply(self, entry: bytes, index: int) -> bytes:
         """Apply one entry; return its answer. Never raises."""
@@ -250,7 +253,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         missing = [name for name in _PRIVATE_STATE if not hasattr(self, name)]
         missing += ["Serializer.__pid"] if not hasattr(self._SyncObj__serializer, "_Serializer__pid") else []
         if missing:
-            raise ConfigError(f"pysyncobj lacks {', '.join(missing)}: install pysyncobj=={SUPPORTED_VERSION}")
+            raise ConfigError(f"The installed pysyncobj lacks {', '.join(missing)}. Install pysyncobj=={SUPPORTED_VERSION}.")
 
     def _fatal(self, work: Callable[..., Any]) -> Callable[..., Any]:
         """``work`` on the snapshot, whose failure stops the process: the library would only log it, and go on without."""
@@ -524,7 +527,9 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         super()._SyncObj__tryLogCompaction()
         if self._SyncObj__serializer._Serializer__pid:
             if self._SyncObj__serializer._Serializer__pid == _DUMP_FAILED and self.failure is None:
-                self.failure = StorageError("the snapshot can't be put in its place")  # the library tries again with every tick
+                self.failure = StorageError(
+                    "Cannot move the metadata snapshot to its place. Check the disk."
+                )  # the library tries again with every tick
             super()._SyncObj__tryLogCompaction()
 
     def _compaction_is_due(self) -> bool:

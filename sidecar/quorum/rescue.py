@@ -50,8 +50,9 @@ _NOTHING = b"\x01"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survivor:
-    """One controller's log. ``term``, ``index``: of its last entry. ``digest``: of the image that all its entries give. ``terms``: of
-    the entries that its journal holds, by index."""
+    """Log of one controller. ``term``, ``index``: its last entry. ``digest``: digest of its image. ``terms``: terms of its
+    entries, by index.
+    """
 
     data: Path
     node_id: str
@@ -75,27 +76,30 @@ def locked(folders: list[Path]) -> Iterator[list[DataFolder]]:
         found = []
         for path in folders:
             if not (path / "node").is_file():
-                raise ConfigError(f"{path} is no data folder of a node")
+                raise ConfigError(f"{path} is not the data directory of a node. Check --data.")
             folder = DataFolder(path)
             held.callback(folder.close)
             found.append(folder)
         yield found
 
 
-def read_survivor(folder: DataFolder, namespace: str, *, elections: bool = True) -> Survivor:
-    """What a controller's folder holds; nothing in it is changed. ``namespace``, ``elections``: as the settings say them, for
-    clusters of feature level 1. Raises ConfigError (it is no controller's), CorruptionError, IncompatibleVersionError."""
+def read_survivor(folder: DataFolder) -> Survivor:
+    """What a controller's folder holds; nothing in it is changed. Raises ConfigError (it is no controller's),
+    CorruptionError, IncompatibleVersionError."""
     identity = folder.load_identity()
     raft = folder.raft
     if identity is None or not (raft / "journal").is_file():
         kept = " (a rescue has put one aside there)" if (folder.path / BEFORE).is_dir() else ""
-        raise ConfigError(f"{folder.path} holds no journal of the metadata group{kept}")
+        raise ConfigError(
+            f"{folder.path} contains no journal of the metadata group{kept}. Give the directory of a former "
+            "controller (--data)."
+        )
     with tempfile.TemporaryDirectory(prefix="liftpy-rescue-") as copy:
         shutil.copy2(raft / "journal", Path(copy) / "journal")  # to open one is to write it anew
         journal = GroupJournal(Path(copy) / "journal", flush=False)
         entries = [entry for position in range(len(journal)) if isinstance(entry := journal[position], tuple)]
         journal.close()
-    fsm = ClusterFsm(namespace, elections=elections)
+    fsm = ClusterFsm()
     term, index = 0, 0
     if (raft / "snapshot").exists():
         snapshot = decode_snapshot_file((raft / "snapshot").read_bytes())
@@ -105,12 +109,14 @@ def read_survivor(folder: DataFolder, namespace: str, *, elections: bool = True)
         if at <= index:
             continue
         if at != index + 1:
-            raise CorruptionError(f"{raft}: entry {at} follows on {index}: a snapshot is lost, this log can't be used")
+            raise CorruptionError(
+                f"{raft}: entry {at} follows {index}, so a snapshot is missing. This log cannot be used: give another --data."
+            )
         if is_applied(command, at):
             fsm.apply(bytes(command[1:]), at)
         index, term = at, at_term
     if not index:
-        raise ConfigError(f"{folder.path}: its journal holds nothing")
+        raise ConfigError(f"The journal in {folder.path} is empty. Give the directory of another controller (--data).")
     digest = hashlib.blake2b(image_to_bytes(fsm.image), digest_size=_DIGEST_BYTES).hexdigest()
     terms = {at: at_term for _, at, at_term in entries}
     return Survivor(
@@ -123,7 +129,10 @@ def newest(survivors: list[Survivor]) -> Survivor:
     best = max(survivors, key=lambda one: (one.term, one.index))
     for one in survivors:
         if (one.term, one.index) == (best.term, best.index) and one.digest != best.digest:
-            raise InvariantError(f"{one.data} and {best.data} end alike and hold different images: keep both, and ask")
+            raise InvariantError(
+                f"{one.data} and {best.data} end at the same entry with different images. Keep both directories, and "
+                "please report it."
+            )
     return best
 
 
@@ -133,17 +142,18 @@ def rescue(
     """Write the new controllers' raft folders: into their data folders where these are given, else below ``out``. Returns where. A
     given folder of somebody else loses its log to ``raft-before-rescue``: its node comes back as an ordinary one."""
     if len(set(voters)) != len(voters) or not voters:
-        raise ConfigError("name the new controllers, each once")
+        raise ConfigError("Name the new controllers, each once (--as).")
     ids = {folder.path: identity.node_id for folder in folders if (identity := folder.load_identity()) is not None}
     given = {node_id: path for path, node_id in ids.items()}
     missing = [node for node in voters if check_name(node, "node") not in given]
     if missing and out is None:
         raise ConfigError(
-            f"{', '.join(missing)}: no data folder of theirs is given; say --out, and put what is written there in its place"
+            f"The data directories of {', '.join(missing)} are not on this machine. Set --out, then copy the "
+            "files from there to these nodes."
         )
     for path in ids:
         if (path / BEFORE).exists():
-            raise ConfigError(f"{path / BEFORE} is there from an earlier rescue: look at it, and move it away")
+            raise ConfigError(f"{path / BEFORE} exists from an earlier rescue. Inspect it and move it away.")
     image = rescued_image(chosen.image, voters, now_ns)
     said = {
         "index": image.index,

@@ -50,20 +50,23 @@ def encode_snapshot_file(snapshot: SnapshotFile) -> bytes:
 def decode_snapshot_file(data: bytes) -> SnapshotFile:
     """The snapshot; CorruptionError for anything that is not whole and right, UnknownFormatError for another version."""
     if len(data) < _HEAD.size:
-        raise CorruptionError("the snapshot of the metadata group is shorter than its header")
+        raise CorruptionError("The metadata snapshot is damaged: it is shorter than its header.")
     magic, version, crc = _HEAD.unpack_from(data)
     body = data[_HEAD.size :]
     if magic != _MAGIC or crc32c.crc32c(body) != crc:
-        raise CorruptionError("the snapshot of the metadata group is damaged")
+        raise CorruptionError("The metadata snapshot is damaged: its checksum does not match.")
     if version != _VERSION:
-        raise UnknownFormatError(f"the snapshot of the metadata group has version {version}, this one reads {_VERSION}")
+        raise UnknownFormatError(
+            f"The metadata snapshot has version {version}, but this version reads {_VERSION}. Start the newer "
+            "version of liftpy."
+        )
     try:
         message = pb.RaftSnapshot.FromString(body)
     except DecodeError as error:
-        raise CorruptionError(f"the snapshot of the metadata group does not parse: {error}") from None
+        raise CorruptionError(f"The metadata snapshot cannot be decoded: {error}") from None
     last, previous = _entry(message.last), _entry(message.previous)
     if max(last[1:] + previous[1:]) >= MAX_NUMBER or not 0 < previous[1] == last[1] - 1:
-        raise CorruptionError("the snapshot of the metadata group names entries that do not follow each other")
+        raise CorruptionError("The metadata snapshot is damaged: its entries are not contiguous.")
     return SnapshotFile(last, previous, tuple(message.nodes), message.image, _controllers(message, last[1]))
 
 
@@ -72,7 +75,7 @@ def _controllers(message: pb.RaftSnapshot, last_index: int) -> ControllerList | 
         return None
     held = ControllerList(tuple(message.nodes), message.learner, message.leaving, message.controllersIndex)
     if held.index > last_index or not well_formed(held):
-        raise CorruptionError(f"the snapshot of the metadata group names controllers that there can't be: {held.said()}")
+        raise CorruptionError(f"The metadata snapshot is damaged: its list of controllers is invalid: {held.said()}")
     return held
 
 
@@ -95,7 +98,9 @@ def write_snapshot_file(path: Path, snapshot: SnapshotFile) -> None:
         os.close(descriptor)
     found = decode_snapshot_file(path.read_bytes())
     if found != replace(snapshot, nodes=tuple(sorted(snapshot.nodes))):
-        raise CorruptionError("the snapshot of the metadata group can't be read back: the journal keeps its entries")
+        raise CorruptionError(
+            "The metadata snapshot differs after the write, so the journal keeps its entries. Check the disk."
+        )
 
 
 def load_snapshot_file(path: Path) -> SnapshotFile:

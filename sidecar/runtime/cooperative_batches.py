@@ -18,7 +18,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Slices(Generic[T]):
-    """``work(thing)`` for everything that is added, in order; the first slice at once, the next ones one per turn of the loop."""
+    """Calls ``work(thing)`` for each added thing in order: the first slice at once, the others one per turn of the loop."""
 
     def __init__(self, work: Callable[[T], None], slice_s: float = SLICE_S) -> None:
         self._work = work

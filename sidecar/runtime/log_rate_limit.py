@@ -14,7 +14,7 @@ SELDOM_S = 1.0
 
 
 class Chatter:
-    """``info`` as a logger's; one for all partitions of a process."""
+    """Rate-limited ``info`` log lines, shared by all partitions of a process."""
 
     def __init__(self, lines_per_s: int = LINES_PER_S) -> None:
         self._lines_per_s = lines_per_s
@@ -29,7 +29,7 @@ class Chatter:
         if second != self._second:
             self._second, self._lines = second, 0
             if self._untold:
-                logger.info("%d lines about partitions were left out before this one", self._untold)
+                logger.info("suppressed %d log lines about partitions", self._untold)
                 self._untold = 0
         if self._lines < self._lines_per_s:
             self._lines += 1
@@ -43,8 +43,7 @@ CHATTER = Chatter()
 
 
 class LogRateLimit:
-    """What a frame can make a node say: one line a second of each text, however many come. Of the others the next line tells the
-    number."""
+    """Limits log lines to one per second and text. The next line tells how many were left out."""
 
     def __init__(self) -> None:
         self._said: dict[str, tuple[float, int]] = {}

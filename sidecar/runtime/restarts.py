@@ -68,7 +68,7 @@ def leave_the_process_in(seconds: float) -> None:
     """Whatever hangs, the process is gone then: a supervisor must be able to rely on SIGTERM. Ends with the process."""
 
     def leave() -> None:
-        logger.critical("the stop takes longer than %g s: leaving without it", seconds)
+        logger.critical("shutdown did not finish within %g s; forcing exit", seconds)
         os._exit(1)
 
     timer = threading.Timer(seconds, leave)

@@ -51,7 +51,7 @@ from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import check_name
 from liftpy.core.base.renamed import SETTINGS
 from liftpy.core.base.worker_assignment import MOST_WORKERS
-from liftpy.core.metadata.feature_range import FIRST
+from liftpy.core.metadata.feature_range import NO_LEVEL
 from liftpy.core.metadata.subject_index import begins_under
 from liftpy.core.publish.memory_budget import LEAST_LIMIT_BYTES
 from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule, check_inbox_prefixes
@@ -163,46 +163,56 @@ class NodeSettings:
         for controller in self.controllers:
             check_speaker(controller, "controllers:")
         if len(set(self.controllers)) != len(self.controllers):
-            raise ConfigError("controllers names a node twice")
+            raise ConfigError("controllers names a node twice. Name each node once.")
         if self.rack:
             check_name(self.rack, "rack")
         if not 0 <= self.scrub_bytes_per_s <= 1 << 34:
-            raise ConfigError(f"scrub_bytes_per_s = {self.scrub_bytes_per_s} is outside 0..{1 << 34}")
+            raise ConfigError(
+                f"scrub_bytes_per_s = {self.scrub_bytes_per_s} is outside 0..{1 << 34}. Choose a value in this range."
+            )
         if not 1 <= self.workers <= MOST_WORKERS:
-            raise ConfigError(f"workers = {self.workers} is outside 1..{MOST_WORKERS}: about one for each core, at most")
+            raise ConfigError(f"workers = {self.workers} is outside 1..{MOST_WORKERS}. Use at most one for each core.")
         if not 0 <= self.weight <= 1000:
-            raise ConfigError(f"weight = {self.weight} is outside 0..1000")
+            raise ConfigError(f"weight = {self.weight} is outside 0..1000. Choose a value in this range.")
         if not STATUS_OFF <= self.status_port <= 65_535:
-            raise ConfigError(f"status_port = {self.status_port}: use 1 to 65535, 0 for any free port, -1 for none")
+            raise ConfigError(
+                f"status_port = {self.status_port} is invalid. Use 1 to 65535, 0 for any free port, or -1 to disable it."
+            )
         if self.probe_listen:
             address_of(self.probe_listen)
         if self.log_level not in _LOG_LEVELS:
-            raise ConfigError(f"log_level = {self.log_level!r}: use one of {', '.join(_LOG_LEVELS)}")
+            raise ConfigError(f"log_level = {self.log_level!r} is invalid. Use one of {', '.join(_LOG_LEVELS)}.")
         if self.memory_limit_bytes and not LEAST_LIMIT_BYTES <= self.memory_limit_bytes <= 1 << 44:
             raise ConfigError(
-                f"memory_limit_bytes = {self.memory_limit_bytes} is outside {LEAST_LIMIT_BYTES}..{1 << 44}, and not 0"
+                f"memory_limit_bytes = {self.memory_limit_bytes} is invalid. Use 0 (no limit) or a value from "
+                f"{LEAST_LIMIT_BYTES} to {1 << 44}."
             )
         if self.log_format not in ("text", "json"):
-            raise ConfigError(f"log_format = {self.log_format!r}: use text or json")
+            raise ConfigError(f"log_format = {self.log_format!r} is invalid. Use text or json.")
         if self.trace not in ("off", "otlp"):
-            raise ConfigError(f"trace = {self.trace!r}: use off or otlp")
+            raise ConfigError(f"trace = {self.trace!r} is invalid. Use off or otlp.")
         if self.trace_endpoint and not self.trace_endpoint.startswith(("http://", "https://")):
-            raise ConfigError("trace_endpoint: use a URL, such as http://127.0.0.1:4318/v1/traces")
+            raise ConfigError("trace_endpoint is not a URL. Use a URL such as http://127.0.0.1:4318/v1/traces.")
         check_inbox_prefixes(self.inbox_prefixes)
         if self.jetstream_api:
             check_name(self.jetstream_api, "jetstream_api")
             if self.jetstream_api == "API" or not InboxRule(self.inbox_prefixes).allows(f"{JETSTREAM_INBOX}.x".encode()):
                 raise ConfigError(
-                    f"jetstream_api = {self.jetstream_api!r}: it needs a domain of its own, and inbox_prefixes with {JETSTREAM_INBOX}."
+                    f"jetstream_api = {self.jetstream_api!r} is invalid. Use a domain of its own, and add "
+                    f"{JETSTREAM_INBOX}. to inbox_prefixes."
                 )
         if any(
             begins_under(f"{self.namespace}.>", 1, prefix) or self.namespace.startswith(prefix.split("*.")[0])
             for prefix in self.inbox_prefixes
         ):
-            raise ConfigError(f"inbox_prefixes: applications are not answered under {self.namespace}., where nodes are")
+            raise ConfigError(
+                f"inbox_prefixes must not contain {self.namespace}. because this prefix is reserved for replies to "
+                "nodes. Use for example _INBOX."
+            )
         if self.credentials.inbox_prefix:
             raise ConfigError(
-                f"inbox_prefix is for applications; a node is answered under {Subjects(self.namespace).inbox(self.node_id)}"
+                "inbox_prefix is a setting of clients. A node receives replies under "
+                f"{Subjects(self.namespace).inbox(self.node_id)}. Remove the setting."
             )
 
     @property
@@ -216,7 +226,7 @@ def address_of(listen: str) -> tuple[str, int]:
     host, _, port = listen.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not host or not set(host) <= _OF_HOSTS or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65_535:
-        raise ConfigError(f"probe_listen = {listen[:_MAX_SHOWN]!r}: use HOST:PORT, such as 10.0.0.7:8224")
+        raise ConfigError(f"probe_listen = {listen[:_MAX_SHOWN]!r} is invalid. Use HOST:PORT, such as 10.0.0.7:8224.")
     return host, int(port)
 
 
@@ -264,7 +274,9 @@ def _loaded(table: dict[str, Any], flags: Mapping[str, Any], environment: Mappin
     missing = [name for name in ("node_id", "data") if not values.get(name)]
     if missing:
         name = missing[0]
-        raise ConfigError(f"{name} is missing: give --{name.replace('_', '-')}, {_PREFIX}{name.upper()} or set it in the file")
+        raise ConfigError(
+            f"The setting {name} is missing. Set --{name.replace('_', '-')} or {_PREFIX}{name.upper()}, or set it in the file."
+        )
     return NodeSettings(**values, credentials=credentials, replication=replication)
 
 
@@ -363,13 +375,13 @@ def _read_file(config_file: Path | None) -> dict[str, Any]:
         table = tomllib.loads(config_file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         if isinstance(error, tomllib.TOMLDecodeError):
-            raise ConfigError(f"{config_file}: {error}") from None
-        raise ConfigError(f"the configuration file can't be read: {error}") from None
+            raise ConfigError(f"Cannot parse the settings file {config_file}: {error}") from None
+        raise ConfigError(f"Cannot read the settings file: {error}. Check --config.") from None
     except RecursionError:
-        raise ConfigError(f"{config_file} is nested too deeply") from None
+        raise ConfigError(f"The settings file {config_file} is nested too deeply. Use sections of settings only.") from None
     for name in _SECTIONS:
         if not isinstance(table.get(name, {}), dict):
-            raise ConfigError(f"{config_file}: {name} must be a section")
+            raise ConfigError(f"{config_file}: {name} must be a section, [{name}].")
     return table
 
 
@@ -379,7 +391,7 @@ def _merge(
     try:
         return cls(**_values(cls, table, environment, flags, prefix))
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
+        raise ConfigError(f"Invalid setting in {where}: {error}") from None
 
 
 def _values(
@@ -394,7 +406,7 @@ def _values(
     unknown = sorted(set(table) - set(known))
     _check_renamed(known, unknown, environment, prefix)
     if unknown:
-        raise ConfigError(f"unknown setting {unknown[0]!r}; known are {', '.join(known)}")
+        raise ConfigError(f"Unknown setting {unknown[0]!r}. Known settings: {', '.join(known)}.")
     values: dict[str, Any] = {}
     for name, known_field in known.items():
         sources = (flags.get(name), environment.get(prefix + name.upper()) or None, table.get(name))
@@ -428,12 +440,12 @@ def _convert(name: str, raw: Any, field: Any) -> Any:
         if isinstance(default, bool):
             return _truth(raw)
         if isinstance(raw, bool):
-            raise ValueError("true and false have no meaning here")
+            raise ValueError("true and false are not allowed here")
         if isinstance(default, (int, float)):
             return _number(raw, type(default))
         return _text(raw)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise ConfigError(f"{name} = {_shown(name, raw)} is not a {_KINDS[type(default)]}: {error}") from None
+        raise ConfigError(f"{name} = {_shown(name, raw)} is not a {_KINDS[type(default)]}: {error}.") from None
 
 
 _KINDS = {str: "text", tuple: "list of texts", bool: "truth value", int: "whole number", float: "number"}
@@ -454,7 +466,7 @@ def _shown(name: str, raw: Any) -> str:
 def _text(raw: Any) -> str:
     if isinstance(raw, (str, int, float)) and not isinstance(raw, bool):
         return str(raw)
-    raise ValueError("a text is expected")
+    raise ValueError("use text")
 
 
 def _number(raw: Any, kind: type[int] | type[float]) -> int | float:
@@ -464,9 +476,9 @@ def _number(raw: Any, kind: type[int] | type[float]) -> int | float:
             raise ValueError("use the digits 0 to 9")
         return kind(raw)
     if not isinstance(raw, (int, float)):
-        raise ValueError("a number is expected")
+        raise ValueError("use a number")
     if kind is int and raw != int(raw):
-        raise ValueError(f"{raw} is not whole")
+        raise ValueError(f"{raw} is not a whole number")
     return kind(raw)
 
 
@@ -549,7 +561,7 @@ def with_cluster(found: Sequence[dict[str, Any]], image: ClusterImage) -> list[d
     ``cluster``."""
     quota = image.default_quota
     said: dict[str, tuple[Any, Any]] = {
-        "feature_level": (image.feature_level, FIRST),
+        "feature_level": (image.feature_level, NO_LEVEL),
         **{f"default_quota.{f.name}": (getattr(quota, f.name), f.default) for f in fields(quota)},
     }
     without, times = defaults(), image.session_times

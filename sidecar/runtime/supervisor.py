@@ -23,7 +23,9 @@ _MORE_TIME_S = 30
 
 
 class Supervisor:
-    """``address``: of its socket, '' if there is none; ``watchdog_s``: within that it wants to hear of the node, 0: it does not."""
+    """Notifies the supervisor (systemd). ``address``: its socket, '': none. ``watchdog_s``: watchdog interval in seconds,
+    0: none.
+    """
 
     def __init__(self, address: str, watchdog_s: float = 0.0) -> None:
         self._address = "\0" + address[1:] if address.startswith("@") else address
@@ -39,7 +41,7 @@ class Supervisor:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as there:
                 there.sendto("\n".join(words).encode(), self._address)
         except OSError as error:
-            logger.warning("the supervisor can't be told %s: %s", words[0], error)
+            logger.warning("cannot notify the supervisor of %s: %s", words[0], error)
 
     def start(self, live: Callable[[], list[Check]], ready: Callable[[], list[Check]], doing: Callable[[], str]) -> None:
         """Begin. ``doing``: in words, what it is at before it is ready; other words are progress."""

@@ -26,7 +26,7 @@ _OURS = tuple(str(Path(__file__).resolve().parents[2] / package) for package in 
 
 
 class BackgroundError(LiftError):
-    """Something in the background has ended by an error that nobody expected. Blame: us; start the node again."""
+    """A background task failed unexpectedly. This is a bug in liftpy. Restart the node."""
 
     code = "BACKGROUND"
 
@@ -106,8 +106,8 @@ def fatal_on(loop: asyncio.AbstractEventLoop, fatal: Callable[[Exception], None]
         error = context.get("exception")
         where = context.get(_ENDED) or (repr(context.get("handle")) if "handle" in context and _is_ours(error) else "")
         if where and isinstance(error, Exception):
-            logger.critical("in the background, unexpectedly: %s: %r", where, error, exc_info=error)
-            fatal(BackgroundError(f"{where} has ended unexpectedly: {error!r}"))
+            logger.critical("background task failed: %s: %r", where, error, exc_info=error)
+            fatal(BackgroundError(f"The background task {where} ended unexpectedly: {error!r}"))
         if before is not None:
             before(loop, context)
         elif not where:

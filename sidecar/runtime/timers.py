@@ -26,7 +26,7 @@ SLICE_NS = 8 * NS_PER_MS
 
 
 class Timer:
-    """One deadline, to be set again and again. ``fire`` is called on the loop, with the deadline no longer set."""
+    """One deadline that can be set repeatedly. ``fire`` is called on the loop after the deadline is cleared."""
 
     __slots__ = ("_queued_ns", "_wanted_ns", "fire")
 
@@ -39,7 +39,7 @@ class Timer:
 
 
 class Timers:
-    """``set`` and ``cancel`` Timer objects; times are ``clock.now_ns``."""
+    """Timers of a process: ``set`` and ``cancel`` them. Times are ``clock.now_ns``."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop or asyncio.get_running_loop()

@@ -60,7 +60,9 @@ def question_of(payload: bytes) -> tuple[str, Any] | None:
 
 
 class PageAnswers:
-    """``reporter``: None until there is one; ``gather``: the node's figures; ``most_bytes``: of one answer."""
+    """Answers of the status page. ``reporter``: None until the node has one. ``gather``: collects figures. ``most_bytes``:
+    size limit.
+    """
 
     def __init__(
         self,
@@ -77,6 +79,8 @@ class PageAnswers:
         """Which of the node's partitions are in this process."""
         self.settings: Callable[[], list[dict[str, Any]]] = list
         """A row for each of the node's own settings, without secrets."""
+        self.kept: Callable[[str], History | None] = lambda node: None
+        """What this node keeps of the history of another."""
         self._history = history
         self._reporter = reporter
         self._gather = gather
@@ -93,7 +97,9 @@ class PageAnswers:
         kind, said = question
         reporter = self._reporter()
         if kind == "history":
-            rows = asked_rows(self._history, said)
+            of = said.get("node", "") if isinstance(said, dict) else ""
+            history = self._history if of == "" else self.kept(of) if isinstance(of, str) else None
+            rows = asked_rows(history, said) if history is not None else None
             answer(_encoded(kind, rows.as_object() if rows is not None else None))
         elif reporter is None:
             return False
@@ -144,7 +150,7 @@ class PageAnswers:
             limit_of(said.get("limit", MOST_ROWS)),
         )
         if not isinstance(stream, str):
-            raise ValueError("stream: a name")
+            raise ValueError("Invalid parameter stream. Use the name of a stream.")
         found: list[tuple[Place, Any]] = []
         held, problems = set(), 0
         async for worker in _sliced(list(reporter.partitions)):
@@ -177,7 +183,7 @@ class PageAnswers:
             case [int(rank), str(name)]:
                 after = (rank, name)
             case _:
-                raise ValueError("after: [urgency, name]")
+                raise ValueError("Invalid parameter after. Use [urgency, name].")
         limit, streams = limit_of(said.get("limit", MOST_ROWS)), reporter.group.image.streams
         found = []
         async for stream in _sliced(list(streams.values())):
@@ -252,7 +258,7 @@ def _summary(stream: StreamImage) -> dict[str, Any]:
 
 
 class RestedAnswers:
-    """Makes ``PER_SECOND`` answers a second at most, each for all who ask the same meanwhile."""
+    """Creates at most ``PER_SECOND`` answers per second, and shares each among all concurrent requests."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic, guard: RequestGuard | None = None) -> None:
         self._now = now

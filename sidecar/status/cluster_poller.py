@@ -56,6 +56,8 @@ MOST_EVENTS = 4000
 EVENTS_BACK_S = 4 * 3600
 MOST_LISTS = 16
 """Of partitions, and as many of streams."""
+_MOST_KEEPERS = 8
+"""Nodes that are asked for the history of a silent one."""
 _TAIL_S = 5
 """Of the history, sent each second: nodes answer at different moments."""
 _MARKS_TAIL_S = 30
@@ -69,7 +71,7 @@ _ISR = slice(NAMES.index("isr_full"), NAMES.index("isr_under_min") + 1)
 
 
 class NodesAsker(Protocol):
-    """How nodes are asked."""
+    """How to query nodes."""
 
     async def ask(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
         """Its answer; raises LiftError."""
@@ -79,7 +81,7 @@ class NodesAsker(Protocol):
 
 
 class _List:
-    """Partitions that somebody looks at: of all nodes those of ``stream``, or all of ``node``."""
+    """Partitions that a visitor views: those of ``stream`` on all nodes, or all of ``node``."""
 
     def __init__(self, stream: str, node: str, after: Place) -> None:
         self.stream, self.node, self.after = stream, node, after
@@ -124,7 +126,7 @@ class _List:
 
 
 class _Streams:
-    """Streams that somebody looks at, from one on."""
+    """Streams that a visitor views, from one on."""
 
     def __init__(self) -> None:
         self.wanted_s = 0.0
@@ -133,7 +135,7 @@ class _Streams:
 
 
 class Viewing:
-    """One for all visitors of a port. ``own``: of the node that serves it, which needs no copy."""
+    """Shared cluster view of all visitors of a port. ``own``: data of the serving node."""
 
     def __init__(
         self,
@@ -156,12 +158,15 @@ class Viewing:
         self._named: list[str] = []
         self.seq = 0
         self._histories: dict[str, History] = {}
+        self._ask_kept_s: dict[str, float] = {}
+        """Silent node -> when others are asked again for what they keep of it."""
         self._forget()
 
     def _forget(self) -> None:
         self._watching = Watching(self._namespace)
         oldest = self._wall() - KEPT_FOR_S if self._own is not None else math.inf
         self._histories = {node: one for node, one in self._histories.items() if one.newest > oldest}
+        self._ask_kept_s = {}
         self._glances: dict[str, NodeSummary | None] = {}
         self._lists: dict[tuple[str, str, Place], _List] = {}
         self._streams: dict[tuple[int, str], _Streams] = {}
@@ -229,6 +234,10 @@ class Viewing:
             after = [node for node in nodes if node > own]
             await asyncio.gather(*map(self._ask_history, [*after, *nodes[: len(nodes) - len(after)]][:MOST_KEPT]))
 
+    def kept(self, node: str) -> History | None:
+        """What is known here of the history of another node; None: nothing."""
+        return self._histories.get(node)
+
     async def changed(self) -> None:
         """Returns when something new was heard."""
         await self._looked.wait()
@@ -248,6 +257,7 @@ class Viewing:
         answering = [node for node in nodes if told[node] is not None]
         await asyncio.gather(
             *(self._ask_history(node) for node in answering),
+            *(self._ask_kept(node, answering) for node in nodes if told[node] is None),
             *(self._ask_list(one, answering) for one in self._lists.values()),
             self._ask_events(answering),
             self._ask_streams(answering),
@@ -282,6 +292,24 @@ class Viewing:
             if rows is not None and rows.count:
                 history.take(rows)
                 after[step] = rows.first + (rows.count - 1) * step
+
+    async def _ask_kept(self, node: str, answering: list[str]) -> None:
+        """Take the history of a silent node from nodes that keep it, if none of it is known here: this node may have begun later."""
+        now_s = self._now()
+        if node in self._histories or now_s < self._ask_kept_s.get(node, now_s):
+            return
+        self._ask_kept_s[node] = now_s + KEEP_EVERY_S
+        own = self._own[0] if self._own is not None else ""
+        for other in [one for one in answering if one != own][:_MOST_KEEPERS]:
+            history, after = History(), {TENS: 0, SECONDS: 0}
+            for step in (TENS, TENS, TENS, SECONDS):
+                rows = rows_of(await self._ask(other, question(step, after[step], node)))
+                if rows is not None and rows.count:
+                    history.take(rows)
+                    after[step] = rows.first + (rows.count - 1) * step
+            if history.newest:
+                self._histories[node] = history
+                return
 
     async def _ask_list(self, wanted: _List, answering: list[str]) -> None:
         asked = partitions_question(wanted.stream, wanted.after)
@@ -461,5 +489,5 @@ def place_before(text: str) -> tuple[int, ...]:
         return NEWEST
     numbers = tuple(map(int, text.split(".")))
     if len(numbers) not in (2, 3) or not all(0 <= number < 1 << 63 for number in numbers):
-        raise ValueError("before: index.number or index.number.offset")
+        raise ValueError("Invalid parameter before. Use index.number or index.number.offset.")
     return numbers

@@ -51,7 +51,7 @@ class KeptQuestion:
         """Of ``{"kept": {"before": [index, number, offset], "since_ns": 0, "until_ns": 0, "kind": ""}, "limit": 500}``. Raises
         ValueError."""
         if not isinstance(said, dict) or not isinstance(asked := said.get("kept"), dict):
-            raise ValueError("kept: an object")
+            raise ValueError("Invalid parameter kept. Use an object.")
         before = below = None
         match asked.get("before"):
             case None:
@@ -60,10 +60,10 @@ class KeptQuestion:
                 before = whole_number(index, 0, 1 << 63), whole_number(number, 0, 1 << 31)
                 below = whole_number(offset[0], 0, 1 << 63) if offset else None
             case _:
-                raise ValueError("before: [index, number] or [index, number, offset]")
+                raise ValueError("Invalid parameter before. Use [index, number] or [index, number, offset].")
         only = {name: asked[name] for name in FILTERS if name in asked}
         if not all(isinstance(value, str) for value in only.values()):
-            raise ValueError("kind, stream, node: names")
+            raise ValueError("Invalid parameter kind, stream or node. Use names.")
         since_ns, until_ns = (whole_number(asked.get(name, 0), 0, 1 << 63) for name in ("since_ns", "until_ns"))
         return cls(before, below, since_ns, until_ns, only, limit_of(said.get("limit", MOST_ROWS)))
 

@@ -75,7 +75,7 @@ class BoundedLabels:
 
 
 class ResumingCount:
-    """A count whose source may begin anew: it goes on."""
+    """A counter that continues when its source starts again."""
 
     def __init__(self) -> None:
         self._before = self._last = 0.0

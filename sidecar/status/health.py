@@ -15,18 +15,24 @@ ASKED = b'{"health": true}'
 
 
 class Health:
-    """``signs`` is called for each look; ``replicas``: those here, without learners, and whether each is in sync;
-    ``elsewhere``: why those in other processes of the node are not, '' where they are."""
+    """Health of a node. ``signs``: called for each check. ``replicas``: replicas without learners, and whether each is in
+    sync.
+
+    ``elsewhere``: why replicas in other processes of the node are not in sync, '': they are.
+    ``unknown_streams``: directories of streams that the cluster does not know. They make no node unhealthy.
+    """
 
     def __init__(
         self,
         signs: Callable[[], Signs],
         replicas: Callable[[], Iterable[tuple[PartitionKey, bool]]],
         elsewhere: Callable[[], str] = lambda: "",
+        unknown_streams: Callable[[], list[str]] = list,
     ) -> None:
         self._signs = signs
         self._replicas = replicas
         self._elsewhere = elsewhere
+        self._unknown_streams = unknown_streams
         self._synced = Synced()
 
     def live(self) -> list[Check]:
@@ -49,11 +55,11 @@ class Health:
         says = {name: all(check.ok for check in checks) for name, checks in found.items()}
         says["synced"] = says["synced"] and says["ready"]
         checks = {check.name: check.why for rows in found.values() for check in rows}
-        return {"health": says, "checks": checks}
+        return {"health": says, "checks": checks, "unknown_streams": self._unknown_streams()}
 
 
 class LastHeard:
-    """When the metadata group was heard last."""
+    """Time of the last contact with the metadata group."""
 
     def __init__(self) -> None:
         self._at: float | None = None

@@ -16,8 +16,7 @@ EVERY_S = 0.1
 
 
 class LoopWatch:
-    """``start`` it on the loop. ``leader``: node id of the metadata leader as known here, '' when there is none; ``look``: called
-    each time."""
+    """Measures the event loop lag. ``leader``: id of the metadata leader, '': none. ``look``: called at each measurement."""
 
     def __init__(self, instruments: Instruments, leader: Callable[[], str], look: Callable[[], None] = lambda: None) -> None:
         self._look = look

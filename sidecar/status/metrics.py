@@ -36,7 +36,7 @@ MOST_PARTITIONS = MOST_SERIES_OF_A_STREAM // len(OF_A_PARTITION)
 
 
 class _Shown(Collector):
-    """``families``: as they come."""
+    """Metric families to show."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
@@ -51,7 +51,7 @@ _OF_ALL = {"process_start_time_seconds": min, "process_max_fds": min}
 
 
 class _Processes(Collector):
-    """What Prometheus's clients show of every process, of all that this node is made of: ``pids``, the own one among them."""
+    """Prometheus process metrics of all processes of this node. ``pids``: their process ids."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         self._each = [ProcessCollector(registry=None, pid=partial(int, pid)) for pid in pids]

@@ -27,7 +27,7 @@ _SIGNS = {OK: "ok", DEGRADED: "degraded"}
 
 
 class Column(NamedTuple):
-    """Of a table. ``link``: the cell leads to that kind of page, of the row's ``name``."""
+    """Column of a table. ``link``: the cell links to this kind of page."""
 
     name: str
     title: str

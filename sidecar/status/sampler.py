@@ -55,8 +55,9 @@ Said = dict[str, Any]
 
 
 class Sampler:
-    """``start`` it on the loop. ``wall``: in s. ``others``: what the node's other processes said last; ``tell``: is given what this one
-    would say."""
+    """Samples the history of a node. ``wall``: wall clock in seconds. ``others``: samples of other processes. ``tell``:
+    receives own samples.
+    """
 
     def __init__(
         self,
@@ -130,7 +131,7 @@ class Sampler:
 
 
 class _Showing:
-    """At what all partitions show, summed in plain numbers."""
+    """Sums over all partitions, as plain numbers."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._partitions = reporter.partitions

@@ -39,7 +39,7 @@ def static() -> dict[str, bytes]:
 
 
 class Site:
-    """What it shows is ``viewing``'s."""
+    """The status web site. ``viewing`` has its data."""
 
     def __init__(self, viewing: Viewing) -> None:
         self._viewing = viewing
@@ -60,7 +60,7 @@ class Site:
             if path in ("/api/history.json", "/api/timeline.json"):
                 step = int(fields.get("step", "1"))
                 if step not in LENGTHS:
-                    raise ValueError("step: 1 or 10")
+                    raise ValueError("Invalid parameter step. Use 1 or 10.")
                 return self._plots(path, step, fields.get("node", ""))
             as_json = path.startswith("/api/") and path.endswith(".json")
             name = path[5:-5] if as_json else "cluster" if path == "/" else path[1:]
@@ -104,7 +104,7 @@ class Site:
             for key in ("since", "until"):
                 moment_s = float(fields.get(key) or 0)
                 if not 0 <= moment_s < 1e10:
-                    raise ValueError(f"{key}: seconds since 1970")
+                    raise ValueError(f"Invalid parameter {key}. Use seconds since 1970.")
             place_before(fields.get("before", ""))
             return events
         found = {"node": node, "stream": stream}[kind]
@@ -177,7 +177,7 @@ def _streams_after(fields: Fields) -> tuple[int, str]:
     match asked_place(fields["after"]):
         case [int(rank), str(name)]:
             return rank, name
-    raise ValueError("after: [urgency, name]")
+    raise ValueError("Invalid parameter after. Use [urgency, name].")
 
 
 def asked_place(text: str) -> object:

@@ -31,6 +31,7 @@ from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
+from sidecar.partition.deletions import MOST_UNKNOWN, UnknownStreams, is_directory
 from sidecar.runtime.logs import LEVELS, LOGS
 from sidecar.runtime.settings import STATUS_OFF, NodeSettings, address_of
 from sidecar.runtime.tasks import spawn
@@ -78,7 +79,7 @@ class Whole(Protocol):
 
 
 class StatusDesk:
-    """``reporter`` may be set after the start: a node says where its page is when it registers, before it has partitions."""
+    """Answers status requests. ``reporter`` may be set after the start."""
 
     def __init__(self, settings: NodeSettings, counters: Counter[str] | None = None) -> None:
         self._settings = settings
@@ -99,6 +100,8 @@ class StatusDesk:
         """Tells other processes of the node."""
         self.on_reload: Callable[[], Awaitable[dict[str, Any]]] = _nothing_to_reload
         """Reads the settings again, and says what came of it."""
+        self.unknown: UnknownStreams | None = None
+        """Data here of streams that the cluster does not know; None: the node only starts."""
         self._gathering = 0
         self._figures: NodeFigures | None = None
         self._glances = GlanceDesk(self._glance, guard=self._guard)
@@ -120,14 +123,18 @@ class StatusDesk:
             try:
                 await self.probes.open(*address)
             except OSError as error:
-                raise ConfigError(f"probe_listen {self._settings.probe_listen} can't be used: {error}") from None
+                raise ConfigError(
+                    f"Cannot listen on probe_listen {self._settings.probe_listen}: {error}. Choose another address or port."
+                ) from None
         port = self._settings.status_port
         if port == STATUS_OFF:
             return
         try:
             self.url = f"http://{_HOST}:{await self.serving.open(_HOST, port)}"
         except OSError as error:
-            raise ConfigError(f"status_port {port} can't be used: {error}") from None
+            raise ConfigError(
+                f"Cannot listen on status_port {port}: {error}. Choose another port, or -1 to disable it."
+            ) from None
 
     def listen(self, bus: BusConnection, subjects: Subjects, inboxes: Sequence[InboxRule]) -> None:
         """Answer requests over NATS, under any of ``inboxes``: of applications, and of nodes, which ask whether this one is there."""
@@ -142,6 +149,7 @@ class StatusDesk:
         own = self._settings.node_id
         asker = NodeAsker(own, bus, subjects, self)
         self._viewing = Viewing(self._settings.namespace, asker, own=(own, self.history))
+        self.answers.kept = self._viewing.kept
         self._site = Site(self._viewing)
 
     def _answer(self, reply: bytes, answer: bytes) -> None:
@@ -185,8 +193,20 @@ class StatusDesk:
             spawn(self._guard.run(self._reload(reply, payload), reply), "reading the settings again")
 
     async def _reload(self, reply: bytes, payload: bytes) -> None:
-        said = await self.on_reload() if payload == RELOAD else {"error": f"asked is {RELOAD.decode()}, and nothing else"}
+        said = await (self.on_reload() if payload == RELOAD else self._remove_data(payload))
         self._answer(reply, json.dumps(said).encode())
+
+    async def _remove_data(self, payload: bytes) -> dict[str, Any]:
+        """Remove the named directories of streams that the cluster does not know."""
+        try:
+            names = load_json(payload)["remove_data"]
+        except (ValueError, TypeError, KeyError):
+            names = None
+        if not isinstance(names, list) or not 0 < len(names) <= MOST_UNKNOWN or not all(map(is_directory, names)):
+            return {"error": f'asked is {RELOAD.decode()} or {{"remove_data": [DIRECTORY, ...]}}, and nothing else'}
+        if self.unknown is None:
+            return {"error": "the node only starts: try again"}
+        return await self.unknown.remove(names)
 
     def begin_history(self) -> None:
         """Sample the node each second from now on: there is a reporter."""
@@ -323,7 +343,7 @@ class NodeAsker:
         try:
             answer = await self._bus.request(self._subjects.status(check_name(node, "node")), asked, timeout=timeout_s)
         except (nats.errors.Error, OSError, TimeoutError) as error:
-            raise UnavailableError(f"{node} does not answer: {error}") from None
+            raise UnavailableError(f"Node {node} does not answer: {error}") from None
         return object_of(node, answer.data)
 
     async def node_ids(self) -> list[str]:

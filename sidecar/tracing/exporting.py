@@ -33,7 +33,7 @@ _LAST_EXPORT_S = 1.0
 
 
 class Exporter(Protocol):
-    """OpenTelemetry's SpanExporter."""
+    """Interface of OpenTelemetry's SpanExporter."""
 
     def export(self, spans: Sequence[ReadableSpan], /) -> Any:
         """SpanExportResult."""
@@ -65,7 +65,7 @@ class _Collected(SpanProcessor):
 
 
 class SpanThread:
-    """``put`` from the loop, at any time; ``close`` at the end."""
+    """A thread that exports spans. ``put`` from the loop at any time, ``close`` at the end."""
 
     def __init__(self, exporter: Exporter, node_id: str, namespace: str, budget: SpanBudget) -> None:
         self._exporter = exporter
@@ -153,7 +153,9 @@ class SpanThread:
         if failed:
             self._failed += size
         if failed and not self._refused:
-            logger.warning("the collector takes no spans; those that are lost are counted (liftpy_trace_spans_dropped_total)")
+            logger.warning(
+                "the trace collector accepts no spans; dropping and counting them (liftpy_trace_spans_dropped_total)"
+            )
         self._refused = failed
         return True
 

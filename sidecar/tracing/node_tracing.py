@@ -27,7 +27,7 @@ DROPPED = "spans dropped"
 
 
 class Tracing:
-    """As ``settings`` say; until ``start`` off. ``exporter``: makes it, in place of OTLP's."""
+    """Tracing of a node as ``settings`` say. Off until ``start``. ``exporter``: replaces the OTLP exporter."""
 
     def __init__(self, settings: NodeSettings, counters: Counter[str], exporter: Callable[[], Exporter] | None = None) -> None:
         self._settings = settings
@@ -51,7 +51,9 @@ class Tracing:
             try:
                 import sidecar.tracing.exporting  # noqa: F401
             except ImportError as error:
-                raise ConfigError(f"trace = {settings.trace!r} needs `pip install liftpy[otlp]`: {error}") from None
+                raise ConfigError(
+                    f"trace = {settings.trace!r} needs OpenTelemetry: {error}. Install it with `pip install 'liftpy[otlp]'`."
+                ) from None
 
     def start(self) -> None:
         """Begin, if the settings say so: load the SDK, start the thread. Raises as ``check``."""

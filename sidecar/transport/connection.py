@@ -1,12 +1,11 @@
-"""One of a node's NATS connections for data: nats-py for the handshake, credentials and reconnects; our own way in and out.
+"""One NATS data connection: nats-py does the handshake, credentials and reconnects, this module the data.
 
-Publishing, subscribing and receiving are synchronous here, because effects are carried out in order, without a task each: what
-is sent is given to the transport, in few writes for all of a turn of the event loop (``outlet.py``), and what comes is parsed where
-it arrives (``receiving.py``). Only this module, ``receiving.py`` and the parsers name private parts of nats-py;
-``check_nats_py`` refuses to run where they are missing.
+Publishing, subscribing and receiving are synchronous. Data is sent in few writes per turn of the event loop
+(``write_coalescer.py``). Only this module and the parsers use private names of nats-py, and ``check_nats_py`` refuses
+to run without them.
 
-Bounds: what waits to be sent is at most ``send_buffer_bytes``, of each connection; beyond that, and while disconnected,
-replication traffic is dropped and counted (the protocol repeats it), acks are kept up to ``_KEPT_BYTES``.
+Limits: at most ``send_buffer_bytes`` wait to be sent per connection. Beyond, and while disconnected, replication
+traffic is dropped and counted (the protocol repeats it). Acks are kept up to ``_KEPT_BYTES``.
 """
 
 from __future__ import annotations
@@ -66,11 +65,11 @@ def check_nats_py() -> None:
     missing = [name for name in _PRIVATE if not hasattr(probe, name)]
     missing += [name for name in ("_process_err", "_process_op_err", "_read_loop", "_remove_sub") if not hasattr(Client, name)]
     if missing:
-        raise ConfigError(f"this version of nats-py lacks {', '.join(missing)}: install nats-py>=2.12,<3")
+        raise ConfigError(f"The installed nats-py lacks {', '.join(missing)}. Install nats-py>=2.12,<3.")
 
 
 class Problems:
-    """Of a connection. ``told``: why it could not be had again, as far as that was said; None while it is there, or was never."""
+    """Problems of a connection. ``told``: why it cannot reconnect. None: it is connected, or never was."""
 
     def __init__(self) -> None:
         self.last = ""
@@ -395,7 +394,7 @@ class BusConnection(StrictConnection):
         self._problems.last = str(error) or type(error).__name__
         logger.debug("NATS: %r", error)
         if self._problems.is_news():
-            logger.warning("NATS connection for %s can't be had again yet (%s); trying on", self.name, self.last_problem)
+            logger.warning("cannot reconnect to NATS connection=%s: %s; retrying", self.name, self.last_problem)
 
     async def _disconnected(self) -> None:
         self.errors["disconnected"] += 1
@@ -506,6 +505,6 @@ async def open_bus(settings: NodeSettings, make: Callable[[], Connection], keys:
                 await connection.stop()
             if not announced:
                 why = connection.last_problem or error
-                logger.warning("no NATS server at %s lets this node in yet (%s); trying on", shown(settings.nats), why)
+                logger.warning("cannot connect to NATS at %s: %s; retrying", shown(settings.nats), why)
                 announced = True
             await asyncio.sleep(_RECONNECT_WAIT_S)

@@ -1,13 +1,10 @@
-"""What a node proves itself to NATS by: of all its connections at once, and changed while it runs.
+"""NATS credentials of all connections of a node, and their change while it runs.
 
-A connection takes what holds when it connects, again each time. ``change`` has all that are open connect anew: each is away for as long
-as that takes, and all its subscriptions come with it. ``prove`` tries other credentials first, on a connection of its own: what the
-server does not accept, or a user that may not hear what a node must, never takes the place of what works.
+``change`` makes all connections reconnect with new credentials. ``prove`` first tests them on a separate connection,
+including the permissions that a node needs. So bad credentials never replace working ones.
 
-What NATS does not let this node do: said at once and once, not found out as a time-out.
-
-While a node starts, a refusal in its own namespace ends the start: without that right nothing would ever come of it. Later, and for
-the subjects of streams, it is an error in the log: rights may be given back without a restart.
+Permission errors are reported at once. During the start, a missing permission in the node's own namespace ends the
+start. Later it is an error in the log, because permissions may return.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ PROVE_S = 3
 
 
 class Keys:
-    """Of one node; its connections may live on several event loops. Thread: that of whoever makes it, but for ``add``."""
+    """Credentials of one node. Its connections may live on several event loops."""
 
     def __init__(self, credentials: Credentials) -> None:
         self.credentials = credentials
@@ -62,7 +59,7 @@ async def _renewed(connection: StrictConnection, credentials: Credentials) -> No
     try:
         await connection.renew(credentials.nats_options())
     except ConfigError as error:  # a file that was there a moment ago
-        logger.error("a connection goes on with the credentials that it has: %s", error)
+        logger.error("keeping the current NATS credentials: %s", error)
 
 
 async def prove(servers: Sequence[str], subjects: Subjects, node_id: str, credentials: Credentials, *, works: bool) -> None:
@@ -76,7 +73,7 @@ async def prove(servers: Sequence[str], subjects: Subjects, node_id: str, creden
         raise ConfigError(str(error)) from None
     except UnavailableError as error:
         if works:
-            raise ConfigError(f"{error}; with what this node has it is let in") from None
+            raise ConfigError(f"{error} The node keeps its current credentials.") from None
         return
     denied: list[str] = []
     try:
@@ -91,7 +88,8 @@ async def prove(servers: Sequence[str], subjects: Subjects, node_id: str, creden
             await connection.close()
     if denied:
         raise ConfigError(
-            f"NATS does not let that user subscribe on {denied[0]}: give it the rights that `liftpy permissions --role node` prints"
+            f"NATS does not let this user subscribe to {denied[0]}. Give it the permissions that `liftpy permissions "
+            "--role node` prints."
         )
 
 
@@ -104,7 +102,9 @@ _MAX_SAID = 64
 
 
 class RightsWatch:
-    """``denied`` is for ``watch_denials``; call ``started`` when the node is up. ``fatal``: ends the start."""
+    """Watches for permission errors. Pass ``denied`` to ``watch_denials``, call ``started`` when the node is up. ``fatal``
+    ends the start.
+    """
 
     def __init__(self, namespace: str, fatal: Callable[[Exception], None], counters: Counter[str]) -> None:
         self._namespace = namespace
@@ -121,8 +121,8 @@ class RightsWatch:
         """NATS does not let this node publish, or else subscribe, on ``subject``."""
         self._counters["refused by NATS's rights"] += 1
         error = NotAllowedError(
-            f"NATS does not let this node {'publish' if is_publish else 'subscribe'} on {subject}: give its user the rights that "
-            f"`liftpy permissions --role node --namespace {self._namespace}` prints"
+            f"NATS does not let this node {'publish' if is_publish else 'subscribe'} on {subject}. Give its user "
+            f"the permissions that `liftpy permissions --role node --namespace {self._namespace}` prints."
         )
         if self._is_starting and subject.startswith(f"{self._namespace}."):
             self._is_starting = False

@@ -1,7 +1,4 @@
-"""What was dropped of publishes that nobody waits for: counted by reason, and said once a second at most [A11].
-
-A publisher that waits for an answer gets one. One that does not wait can't be told; so the node says it in its log, status and metrics.
-"""
+"""Counts dropped publishes without reply subject by reason, and logs them at most once a second [A11]."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ _SAY_EVERY_S = 1.0
 
 
 class Drops:
-    """Of a whole node. ``close`` says what has not been said yet."""
+    """Dropped publishes of a node. ``close`` logs the rest."""
 
     def __init__(self) -> None:
         self._unsaid: Counter[tuple[str, str]] = Counter()
@@ -35,7 +32,7 @@ class Drops:
             return
         said = ", ".join(f"{count} of {partition}: {reason}" for (partition, reason), count in self._unsaid.most_common(8))
         more = len(self._unsaid) - 8
-        logger.warning("publishes that nobody waits for were dropped: %s%s", said, f", and {more} more" if more > 0 else "")
+        logger.warning("dropped publishes without reply subject: %s%s", said, f", and {more} more" if more > 0 else "")
         self._unsaid.clear()
         self._timer = asyncio.get_running_loop().call_later(_SAY_EVERY_S, self._say)
 

@@ -1,6 +1,6 @@
-"""``<ns>.notify.<node>``: what leaders tell idle followers (PartitionNotification) and their replicas (LeaderNotice), what followers of
-quiet partitions ask leaders together (QuietFetches), how services are (ServiceReport), and what the metadata leader asks a leader
-(StepAside, LeaderQuestion)."""
+"""Sends and receives on ``<ns>.notify.<node>``: notices of leaders, combined fetches, service reports, and requests of the
+metadata leader.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Notifications:
                 self._answer(reply, testimony)
                 return
             if kind is not MessageType.LEADER_NOTICE:
-                raise ProtocolError(f"{kind.name} does not belong on a notify subject")
+                raise ProtocolError(f"Messages of type {kind.name} are not allowed on a notify subject.")
             notice = frames.parse(body, pb.LeaderNotice)
         except ProtocolError as error:
             self._counters[refused(error)] += 1

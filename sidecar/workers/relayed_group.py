@@ -47,7 +47,9 @@ class RelayedGroup:
         """What has changed. Raises LiftError, above all where it does not follow."""
         entry = pb.FeedEntry.FromString(body)
         if entry.previousIndex != self.image.index:
-            raise ProtocolError(f"an entry that follows {entry.previousIndex}, and the image is at {self.image.index}")
+            raise ProtocolError(
+                f"Internal error: an entry follows {entry.previousIndex}, but the image is at {self.image.index}."
+            )
         image = replay_all(self.image, [record_from_pb(record) for record in entry.records])
         self._show(replace(image, index=entry.index))
 

@@ -65,4 +65,4 @@ def settings_from_json(said: dict[str, Any]) -> NodeSettings:
         values["replication"] = ReplicationConfig(**values["replication"])
         return NodeSettings(**values)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"what a worker was told are no settings: {error!r}") from None
+        raise ConfigError(f"Internal error: a worker received invalid settings: {error!r}") from None

@@ -130,7 +130,7 @@ class WorkerHandle(asyncio.Protocol):
             return
         transport.write(frame)
         if transport.get_write_buffer_size() > MOST_UNSENT_BYTES:
-            self._fail(WorkerError(f"worker {self.share.number} does not read what it is told"))
+            self._fail(WorkerError(f"Worker {self.share.number} does not read its messages. The node stops with exit code 1."))
 
     async def happened(self, kind: FrameKind) -> Frame:
         """Wait for its RECOVERED, SETTLED, CLOSED or STOPPED; raises WorkerError where it ends before."""
@@ -147,7 +147,8 @@ class WorkerHandle(asyncio.Protocol):
         if self._unanswered >= self._most_silent:
             self._fail(
                 WorkerError(
-                    f"worker {self.share.number} (process {self.pid}) stands still: {self._unanswered} pings unanswered"
+                    f"Worker {self.share.number} (process {self.pid}) is blocked: {self._unanswered} pings without "
+                    "answer. The node stops with exit code 1."
                 )
             )
             return
@@ -214,11 +215,15 @@ class WorkerHandle(asyncio.Protocol):
             for frame in self._reader.feed(data):
                 self._heard(frame)
         except (ProtocolError, DecodeError, struct.error, ValueError, KeyError) as error:
-            self._fail(WorkerError(f"worker {self.share.number} says what nobody understands: {error!r}"))
+            self._fail(
+                WorkerError(f"Worker {self.share.number} sent an invalid message: {error!r}. The node stops with exit code 1.")
+            )
 
     def connection_lost(self, error: Exception | None) -> None:
         """It has ended."""
-        ended = WorkerError(f"worker {self.share.number} (process {self.pid}) has ended")
+        ended = WorkerError(
+            f"Worker {self.share.number} (process {self.pid}) ended unexpectedly. The node stops with exit code 1."
+        )
         for event in self._events.values():
             if not event.done():
                 event.set_exception(ended)

@@ -238,7 +238,7 @@ async def only_what_fits_and_the_newest_first(place: Place) -> None:
         assert 0 < len(fitting) < 60
         assert [r.offset for r in await place.read(**how)] == fitting
         assert [r.offset for r in await place.read(backwards=True, **how)] == fitting[::-1]
-    async with refused(ConfigError, "name the subject"):
+    async with refused(ConfigError, "Name one subject (subject=, --subject)"):
         await place.client.publisher(name)
 
 
@@ -351,7 +351,7 @@ async def what_is_paused_takes_nothing_until_it_is_resumed(place: Place) -> None
             await client.pause(name, partitions)
     async with refused(NotFoundError, "no stream"):
         await client.resume("nobody-knows-it")
-    async with refused(ConfigError, "no partition is named"):
+    async with refused(ConfigError, "The list of partitions is empty"):
         await client.pause(name, [])
     async with refused(ConfigError, "-1"):
         await client.pause(name, [-1])

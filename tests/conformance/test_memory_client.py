@@ -340,11 +340,11 @@ async def test_what_has_ended_says_so() -> None:
     with pytest.raises(ConfigError, match="1 to 16"):
         memory_cluster(0)
     with cluster:
-        with pytest.raises(ConfigError, match="runs already"):
+        with pytest.raises(ConfigError, match="already running"):
             cluster.start_all()
         with pytest.raises(ConfigError, match="no node 'n7'"):
             cluster.kill("n7")
-        with pytest.raises(ConfigError, match="runs already"):
+        with pytest.raises(ConfigError, match="already running"):
             cluster.start("n1")
         with pytest.raises(ConfigError, match="no partition"):
             cluster.leader("orders")

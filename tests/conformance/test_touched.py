@@ -69,7 +69,7 @@ class Told:
             "publish": self._publish, "publishes": lambda: [self._publish() for _ in range(rng.randrange(2, 30))],
             "strange": self._strange, "read": self._read, "lead": self._lead, "image": self._image, "cut": self._cut,
             "flushes": self._flushes, "housekeeping": self._housekeeping, "checkpoint": self._checkpoint, "heard": self._heard,
-            "set aside": self._set_aside, "unread": self._unread,
+            "quarantine": self._set_aside, "unread": self._unread,
         }  # fmt: skip
         what = rng.choices([*kinds], (9, 6, 4, 6, 2, 2, 1, 2, 2, 2, 2, 1, 1))[0]
         kinds[what]()

@@ -80,7 +80,9 @@ class Bank(Service):
             name = str(json.loads(query)["account"])
             return json.dumps({"account": name, "balance": self._balance(name), "locked": name in self.locked}).encode()
         except (KeyError, TypeError) as error:
-            raise Refused(f"not a query: {type(error).__name__}") from None
+            raise Refused(
+                f"Cannot decode the group command as query: {type(error).__name__}. Check the version of the client."
+            ) from None
 
     def on_record(self, record: Record) -> None:
         """Carry out one command; whatever is not one is answered too: a record can't be sent back."""

@@ -101,7 +101,7 @@ async def test_what_was_committed_at_the_backup_is_restored_byte_for_byte(
             ack = json.loads((await fresh.nc.request(f"data.{stream_name}.1", b"and on", timeout=5)).data)
             assert ack["seq"] == 3001
             assert restored.partitions[1].leader_epoch > manifest.leader_epoch
-            with pytest.raises(AlreadyExistsError, match="overwrites nothing"):
+            with pytest.raises(AlreadyExistsError, match="never overwrites"):
                 await Restore(fresh.client, store, manifest, [wish], target).run()
             assert os.listdir(tmp_path) == ["store"], "the scratch folders are gone"
         finally:

@@ -93,7 +93,7 @@ def test_errors_say_what_to_do(run: Run) -> None:
     for words in (["stream", "show", "nosuch"], ["consume", "nosuch"], ["publish", "nosuch", "/dev/null"]):
         code, out, err = run(*words)
         assert (code, out) == (1, ""), words
-        assert "there is no stream 'nosuch'" in err
+        assert "No stream matches 'nosuch'. Check the names with `liftpy stream list`." in err
         assert "twice" in err
     code, _, err = run("consume", "twice", "--from", "5")
     assert code == 1

@@ -136,7 +136,7 @@ async def test_a_copy_beside_the_original_ends_and_harms_nobody(fragile: Any, st
         while twin.running:
             acked += payloads(f"{len(acked)} beside the copy", 1)
             await fragile.publish_acked(subject, acked[-1:])
-        assert any("another process runs as node" in line and "must not share an id" in line for line in twin.log), twin.log
+        assert any("nother process runs as node" in line and "must not use the same id" in line for line in twin.log), twin.log
     finally:
         twin.kill()
     after = await fragile.replica(name, stream_name)

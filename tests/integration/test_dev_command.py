@@ -193,7 +193,7 @@ def test_a_node_that_waits_for_nats_stops_at_once(started: Callable[..., subproc
         pass
     node = started(*node_words(server, tmp_path / "data"))
     assert node.stderr is not None
-    assert "no NATS server" in node.stderr.readline()
+    assert "Cannot connect to NATS at" in node.stderr.readline()
     node.terminate()
     node.communicate(timeout=PATIENCE_S)
     assert node.returncode == 0

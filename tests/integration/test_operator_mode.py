@@ -135,5 +135,5 @@ def test_spark_reads_with_a_token(spark: Any, tmp_path: Path) -> None:
         asyncio.run(begin())
         read_by_spark(spark, Place(server, tmp_path, {"nats.tokenFile": str(file)}))
         file.write_text("another\n")
-        with pytest.raises(Exception, match=r"\[NOT_ALLOWED\] the NATS server at .* does not accept these credentials"):
+        with pytest.raises(Exception, match="rejected the credentials"):
             read_by_spark(spark, Place(server, tmp_path, {"nats.tokenFile": str(file)}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from liftpy.client import connect
+from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.wire.batch import Record
 from liftpy.errors import LogTruncatedError
 from sidecar.dev.cluster import DevCluster
@@ -98,11 +100,11 @@ def test_a_leadership_is_moved_and_given_back(cluster: DevCluster) -> None:
 @pytest.mark.parametrize(
     ("words", "exit_code", "text"),
     [
-        (["transfer", "moves", "--to", "n9"], 2, "not among"),
+        (["transfer", "moves", "--to", "n9"], 2, "holds no replica"),
         (["transfer", "moves", "7"], 1, "partitions 0 to 2"),
         (["transfer", "nothing"], 1, "no stream"),
-        (["elect", "moves"], 2, "transfer moves it"),
-        (["elect", "moves", "--confirm", "moves/0"], 2, "--unclean only"),
+        (["elect", "moves"], 2, "already has a leader"),
+        (["elect", "moves", "--confirm", "moves/0"], 2, "needs --unclean"),
     ],
 )
 def test_what_is_not_possible_is_said(cluster: DevCluster, words: list[str], exit_code: int, text: str) -> None:
@@ -140,3 +142,31 @@ def test_an_unclean_election_is_only_on_command_and_seen_by_everybody(cluster: D
     cluster.nodes[leader].start()
     cluster.nodes[leader].wait_ready()
     until(lambda: set(state(cluster, "lossy")["isr"]) == {leader, follower}, "both are in the ISR")
+
+
+async def partition_of(cluster: DevCluster, stream: str) -> PartitionState:
+    async with await connect(cluster.nats_url) as client:
+        return (await client.stream(stream)).partitions[0]
+
+
+def test_partition_whose_only_replica_lost_its_folder_waits_for_an_operator(cluster: DevCluster) -> None:
+    """It does not come back by itself with an empty log [S17, C10]."""
+
+    async def publish() -> str:
+        async with connect(cluster.nats_url) as client:
+            stream = await client.create_stream("alone", "alone", replicas=1)
+            await client.publish("alone", b"1")
+            return stream.partitions[0].leader or ""
+
+    node = asyncio.run(publish())
+    cluster.nodes[node].kill()
+    (folder,) = (cluster.data / node / "streams").glob("alone-*")
+    shutil.rmtree(folder)
+    cluster.nodes[node].start()
+    cluster.nodes[node].wait_ready()
+    until(lambda: asyncio.run(partition_of(cluster, "alone")).incomplete, "the cluster knows that the node has lost something")
+    found = asyncio.run(partition_of(cluster, "alone"))
+    assert (found.status, found.isr) == (PartitionStatus.OFFLINE, (node,))
+    code, elected = liftpy(cluster, "partition", "elect", "alone", "--unclean", "--yes-lose-data")
+    assert (code, elected["leader"]) == (0, node), elected
+    assert asyncio.run(read(cluster, "alone")) == []

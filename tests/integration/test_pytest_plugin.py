@@ -114,8 +114,8 @@ def test_without_a_nats_server_it_fails_and_says_what_to_install(project: Path) 
 @pytest.mark.parametrize(
     ("option", "says"),
     [
-        ("--liftpy-set=SIDECAR_X=1", "'SIDECAR_X=1' is no setting of a node: say LIFTPY_...=VALUE"),
-        ("--liftpy-nodes=99", "nodes = 99 is outside 1..16"),
+        ("--liftpy-set=SIDECAR_X=1", "Unknown setting 'SIDECAR_X=1'. Use LIFTPY_...=VALUE."),
+        ("--liftpy-nodes=99", "nodes = 99 (--nodes) is outside 1..16. Choose a value in this range."),
     ],
 )
 def test_options_that_make_no_sense(project: Path, option: str, says: str) -> None:

@@ -160,7 +160,10 @@ def test_a_command_without_the_right_says_so_at_once(cluster: DevCluster, role: 
     done = liftpy(cluster, role, *words, text="a line\n")
     assert done.returncode == 1, (done.stdout, done.stderr)
     subject = SUBJECT if words[0] == "publish" else "acme."
-    assert f"NATS does not let this user publish on {subject}" in done.stderr
+    assert (
+        f"The NATS permissions of this user do not allow it to publish on {subject}. Change the permissions: `liftpy rights --role publisher` prints them."  # noqa: E501
+        in done.stderr
+    )
 
 
 async def test_the_client_says_so_within_a_round_trip(cluster: DevCluster) -> None:
@@ -291,7 +294,7 @@ def test_liftpy_dev_takes_credentials_for_a_server_that_wants_them(tmp_path: Pat
         said, error = _dev(flags, "wrong-secret")
         assert said == ""
         assert json.loads(error)["error"]["code"] == "NOT_ALLOWED"
-        assert "does not accept these credentials" in error
+        assert "rejected the credentials" in error
         assert "wrong-secret" not in error
         assert time.monotonic() - began < 15, "it waited for nodes that are let in by nobody"
 

@@ -21,7 +21,7 @@ TIMEOUT_S = 10.0
 async def test_no_publish_goes_unanswered_while_leaderships_are_moved(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name)
     subject = f"data.{stream_name}"
-    answers = {"acks": 0, "nobody listens": 0}
+    answers = {"acks": 0, "No responders on this subject. Check that the nodes run: `liftpy health`.": 0}
     moving = True
 
     async def publish() -> None:
@@ -30,7 +30,7 @@ async def test_no_publish_goes_unanswered_while_leaderships_are_moved(bench: Any
                 await bench.nc.request(subject, b"x" * 100, timeout=TIMEOUT_S)  # a time-out fails the test
                 answers["acks"] += 1
             except nats.errors.NoRespondersError:
-                answers["nobody listens"] += 1
+                answers["No responders on this subject. Check that the nodes run: `liftpy health`."] += 1
                 await asyncio.sleep(0.001)
 
     publishers = [asyncio.create_task(publish()) for _ in range(32)]

@@ -51,7 +51,7 @@ async def test_the_old_reader_is_told_and_stays_where_it_is() -> None:
 
     for count in (2, 20):  # whether the new stream has reached its offset or not
         new = await _filled(bus, "uid-2", "new", count)
-        with pytest.raises(NotFoundError, match="made again"):
+        with pytest.raises(NotFoundError, match="created again"):
             _read(new, reader)
         assert (reader.next_offset, reader.uid) == (7, "uid-1")
     assert _read(new, ReadProgress("orders", 0, 0))[:2] == [b"new 0", b"new 1"], "one that begins anew reads the new one"

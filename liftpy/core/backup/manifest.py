@@ -211,7 +211,7 @@ def backup_moment(backup: str) -> datetime:
 def check_backup_id(text: str) -> str:
     """Return ``text`` if it is one; else raise InvalidNameError."""
     if not is_backup_id(text):
-        raise InvalidNameError(f"{shown(text)} is no backup: `liftpy backup list URL` names them")
+        raise InvalidNameError(f"{shown(text)} is not a valid backup id. `liftpy backup list URL` shows the ids.")
     return text
 
 
@@ -228,14 +228,17 @@ def decode_manifest(data: bytes) -> Manifest:
         whole = load_json(data)
         said = whole["manifest"]
         if whole["sha256"] != _digest(said):
-            raise ValueError("its digest is not that of what it says")
+            raise ValueError("its digest does not match its content")
         if said["format"] != FORMAT:
-            raise UnknownFormatError(f"its format is {said['format']}, this version reads {FORMAT}")
+            raise UnknownFormatError(
+                f"The manifest has format {said['format']}, but this version reads format {FORMAT}. Use the version "
+                "of liftpy that wrote it."
+            )
         manifest = _read(said)
     except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError, InvalidNameError) as error:
-        raise CorruptionError(f"manifest.json can't be trusted: {error}") from None
+        raise CorruptionError(f"The manifest of this backup (manifest.json) is damaged: {error}. Use another backup.") from None
     if encode_manifest(manifest) != data:
-        raise CorruptionError("manifest.json can't be trusted: it is not written as backups write it")
+        raise CorruptionError("The manifest of this backup (manifest.json) was changed after the backup. Use another backup.")
     return manifest
 
 
@@ -308,7 +311,7 @@ def _read(said: Any) -> Manifest:
     )
     names = [stream.name for stream in manifest.streams]
     if len(set(names)) != len(names):
-        raise ValueError("a stream stands in it twice")
+        raise ValueError("a stream occurs twice")
     return manifest
 
 
@@ -337,20 +340,20 @@ def _partition(said: Any, stream: str, uid: str, number: int, path_of_state: str
         knows_dropped="state" in said,
     )
     if found.compacted_end > found.high_watermark + 1:
-        raise ValueError(f"{stream}/{number} ends before what superseded some of its records")
+        raise ValueError(f"the data of {stream}/{number} end too early: they lack newer records of compacted keys")
     end = found.high_watermark + 1
     if found.state is not None and not max(found.start, 1) <= found.state.end <= end:
-        raise ValueError(f"the state of {stream}/{number} is not of its records")
+        raise ValueError(f"the state of {stream}/{number} does not match its records")
     follow = [*(piece.start for piece in pieces[1:]), end]  # one, and no piece, where the partition is empty
     for piece, following in zip(pieces, follow, strict=False):
         if not piece.start < piece.end or piece.end > end or following < piece.end:
-            raise ValueError(f"the pieces of {stream}/{number} do not follow on each other")
+            raise ValueError(f"the files of {stream}/{number} are not contiguous")
     if pieces and (pieces[-1].end != end or pieces[0].end <= found.start):
-        raise ValueError(f"the pieces of {stream}/{number} are not those of {found.start} to {end}")
+        raise ValueError(f"the files of {stream}/{number} do not cover {found.start} to {end}")
     if not pieces and found.start < end:
-        raise ValueError(f"{stream}/{number} has no pieces")
+        raise ValueError(f"{stream}/{number} has records but no files")
     if (said["epoch"], said["chain"]) != (found.epoch, found.chain):
-        raise ValueError(f"{stream}/{number} contradicts its pieces")
+        raise ValueError(f"the totals of {stream}/{number} do not match its files")
     return found
 
 
@@ -362,7 +365,7 @@ def _piece(said: Any, stream: str, uid: str, number: int) -> StoredPiece:
     start = whole_number(said["start"], 0, _MAX)
     writer = writer_of(str(said["path"]))
     if not writer:
-        raise ValueError(f"{shown(str(said['path']))} is no piece")
+        raise ValueError(f"{shown(str(said['path']))} is not a data file")
     return StoredPiece(
         file=_file(said, piece_path(stream, uid, number, start, writer)),
         start=start,
@@ -375,7 +378,7 @@ def _piece(said: Any, stream: str, uid: str, number: int) -> StoredPiece:
 def _file(said: Any, path: str) -> StoredFile:
     """The one that must lie at ``path``: no manifest names a file of elsewhere."""
     if said["path"] != path:
-        raise ValueError(f"{shown(str(said['path']))} is not where {path} lies")
+        raise ValueError(f"{shown(str(said['path']))} should be at {path}")
     return StoredFile(path=path, size_bytes=whole_number(said["size_bytes"], 0, _MAX), sha256=_matched(_DIGEST, said["sha256"]))
 
 
@@ -394,5 +397,5 @@ def _cursor(said: Any) -> CursorCopy:
 
 def _matched(pattern: re.Pattern[str], text: str) -> str:
     if not pattern.fullmatch(text):
-        raise ValueError(f"{shown(text)} is no digest")
+        raise ValueError(f"{shown(text)} is not a SHA-256 digest")
     return text

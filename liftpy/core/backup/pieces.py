@@ -81,9 +81,14 @@ def missing_files(manifest: Manifest, sizes: Mapping[str, int]) -> list[str]:
 def check_file(file: StoredFile, data: bytes) -> None:
     """Raise CorruptionError unless ``data`` is what was written there."""
     if len(data) != file.size_bytes:
-        raise CorruptionError(f"{file.path}: it has {len(data)} bytes, not {file.size_bytes}")
+        raise CorruptionError(
+            f"Backup file {file.path} has {len(data)} bytes, but the manifest says {file.size_bytes}. The backup "
+            "is damaged: use another one."
+        )
     if hashlib.sha256(data).hexdigest() != file.sha256:
-        raise CorruptionError(f"{file.path}: its SHA-256 is not that of the manifest")
+        raise CorruptionError(
+            f"The SHA-256 of backup file {file.path} does not match the manifest. The backup is damaged: use another one."
+        )
 
 
 def checked_state(copy: StateCopy, data: bytes, of: PartitionKey | None = None) -> State:
@@ -92,7 +97,10 @@ def checked_state(copy: StateCopy, data: bytes, of: PartitionKey | None = None) 
     check_file(copy.file, data)
     state = decode_state(data)
     if state is None or state.end_offset != copy.end or (of is not None and state.of != state_owner(of)):
-        raise CorruptionError(f"{copy.file.path}: it is not the state of {of or 'a partition'} at {copy.end}")
+        raise CorruptionError(
+            f"Backup file {copy.file.path} is not the state of {of or 'a partition'} at offset {copy.end}. The "
+            "backup is damaged: use another one."
+        )
     return state
 
 
@@ -132,16 +140,20 @@ def checked_batches(piece: StoredPiece, data: bytes, before: str, last_epoch: in
     try:
         batches = split_batches(data)
     except CorruptionError as error:
-        raise CorruptionError(f"{path}: {error}") from None
+        raise CorruptionError(f"Backup file {path} is damaged: {error}. Use another backup.") from None
     chain, position, epoch = bytes.fromhex(before), piece.start, last_epoch
     for batch in batches:
         if batch.base_offset < position or batch.leader_epoch < epoch:
             raise CorruptionError(
-                f"{path}: the batch at {batch.base_offset}, LeaderEpoch {batch.leader_epoch}, follows on nothing"
+                f"Backup file {path} is damaged: the batch at offset {batch.base_offset}, LeaderEpoch "
+                f"{batch.leader_epoch}, does not follow the batch before it. Use another backup."
             )
         chain, position, epoch = chained(chain, batch), batch.next_offset, batch.leader_epoch
     if (position, epoch, chain.hex()) != (piece.end, piece.last_epoch, piece.chain):
-        raise CorruptionError(f"{path}: it ends at {position}, LeaderEpoch {epoch}, with another chain than the manifest says")
+        raise CorruptionError(
+            f"Backup file {path} is damaged: it ends at offset {position}, LeaderEpoch {epoch}, with other "
+            "content than the manifest says. Use another backup."
+        )
     return batches
 
 

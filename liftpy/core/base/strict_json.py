@@ -20,9 +20,9 @@ def load_json(text: str | bytes) -> Any:
         if _SURROGATE.search(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")):
             json.dumps(found, ensure_ascii=False).encode()  # raises what is a ValueError
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError("the JSON is nested too deeply") from None
     except UnicodeEncodeError:
-        raise ValueError("it has half a surrogate pair, which is no text") from None
+        raise ValueError("the JSON has half of a surrogate pair, which is not valid text") from None
     return found
 
 
@@ -34,16 +34,16 @@ def is_count(value: object) -> bool:
 def whole_number(value: object, low: int, high: int) -> int:
     """``value`` if it is an int from ``low`` to ``high`` (inclusive), and no bool; else ValueError."""
     if type(value) is not int or not low <= value <= high:
-        raise ValueError(f"{str(value)[:40]!r} is no whole number from {low} to {high}")
+        raise ValueError(f"{str(value)[:40]!r} is not a whole number from {low} to {high}")
     return value
 
 
 def _refuse(word: str) -> float:
-    raise ValueError(f"{word} is no number of JSON")
+    raise ValueError(f"{word} is not a valid number in JSON")
 
 
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text[:40]} is beyond all numbers")
+        raise ValueError(f"the number {text[:40]} is too large")
     return number

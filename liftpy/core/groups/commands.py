@@ -47,7 +47,8 @@ def encode_command(command: pb.GroupCommand) -> bytes:
     data = command.SerializeToString(deterministic=True)
     if len(data) > limits.MAX_COMMAND_BYTES:
         raise GroupCommandError(
-            f"a command has {len(data)} bytes: at most {limits.MAX_COMMAND_BYTES} are allowed, send less at once"
+            f"The group command has {len(data)} bytes, at most {limits.MAX_COMMAND_BYTES} are allowed. Commit "
+            "fewer positions at once."
         )
     return data
 
@@ -55,7 +56,9 @@ def encode_command(command: pb.GroupCommand) -> bytes:
 def decode_command(data: bytes | memoryview) -> pb.GroupCommand:
     """The command, checked. Raises GroupCommandError, and nothing else."""
     if len(data) > limits.MAX_COMMAND_BYTES:
-        raise GroupCommandError(f"a command has {len(data)} bytes: at most {limits.MAX_COMMAND_BYTES} are allowed")
+        raise GroupCommandError(
+            f"The group command has {len(data)} bytes, at most {limits.MAX_COMMAND_BYTES} are allowed. Send less at once."
+        )
     command = _parsed(data, pb.GroupCommand)
     check_command(command)
     return command
@@ -86,7 +89,8 @@ def check_command(command: pb.GroupCommand) -> None:
     parts = {name for name in _ORDER if command.HasField(name)}
     if len(parts) != 1 and parts not in _TOGETHER:
         raise GroupCommandError(
-            f"a command says one thing, or {' or '.join('+'.join(sorted(t)) for t in _TOGETHER)}: not {sorted(parts)}"
+            f"Invalid group command: it combines {sorted(parts)}. Only one action, or "
+            f"{' or '.join('+'.join(sorted(t)) for t in _TOGETHER)}, is allowed."
         )
     if command.HasField("commit"):
         _optional_name(command.commit.member, "member")
@@ -109,14 +113,16 @@ def _parsed(data: bytes | memoryview, expected: type[M]) -> M:
     try:
         return expected.FromString(bytes(data))
     except (DecodeError, ValueError) as error:
-        raise GroupCommandError(f"not a {expected.__name__}: {error}") from None
+        raise GroupCommandError(
+            f"Cannot decode the group command as {expected.__name__}: {error}. Check the version of the client."
+        ) from None
 
 
 def _join(join: pb.JoinGroup) -> None:
     _name(join.member, "member")
     _optional_name(join.instance, "instance")
     if len(join.client) > limits.MAX_CLIENT_LENGTH or not join.client.isprintable():
-        raise GroupCommandError(f"client has at most {limits.MAX_CLIENT_LENGTH} printable characters")
+        raise GroupCommandError(f"Invalid client name. Use at most {limits.MAX_CLIENT_LENGTH} printable characters.")
     if join.sessionMs:
         _within("sessionMs", join.sessionMs, limits.MIN_SESSION_MS, limits.MAX_SESSION_MS)
     _streams(join.streams)
@@ -127,13 +133,15 @@ def _beat(beat: pb.BeatGroup) -> None:
     _optional_name(beat.instance, "instance")
     _streams(beat.streams)
     if beat.streams and not beat.tellsStreams:
-        raise GroupCommandError("streams without tellsStreams mean nothing")
+        raise GroupCommandError("Invalid group command: streams without tellsStreams. Check the version of the client.")
     seen: set[tuple[str, str, int]] = set()
     for owned in beat.owned:
         _name(owned.stream, "stream")
         _name(owned.uid, "uid")
         if owned.generations and len(owned.generations) != len(owned.partitions):
-            raise GroupCommandError("generations are as many as partitions, or none")
+            raise GroupCommandError(
+                "Invalid group command: the numbers of generations and partitions differ. Check the version of the client."
+            )
         for partition in owned.partitions:
             _once(seen, (owned.stream, owned.uid, partition), "owned")
 
@@ -149,7 +157,8 @@ def _streams(streams: Iterable[pb.KnownStream]) -> None:
         total += stream.partitions
     if len(names) > limits.MAX_STREAMS or total > limits.MAX_PARTITIONS:
         raise GroupCommandError(
-            f"a member reads at most {limits.MAX_STREAMS} streams with {limits.MAX_PARTITIONS} partitions: use several groups"
+            f"A group member can read at most {limits.MAX_STREAMS} streams with {limits.MAX_PARTITIONS} "
+            "partitions. Use several groups."
         )
 
 
@@ -163,7 +172,10 @@ def _positions(positions: Iterable[pb.GroupPosition], lowest: int) -> None:
         _within("partition", at.partition, 0, limits.MAX_PARTITIONS - 1)
         _once(seen, (at.stream, at.uid, at.partition), "positions")
     if not 0 < len(seen) <= limits.MAX_POSITIONS:
-        raise GroupCommandError(f"{len(seen)} positions: a commit or a reset names 1 to {limits.MAX_POSITIONS}")
+        raise GroupCommandError(
+            f"A commit or a reset must have 1 to {limits.MAX_POSITIONS} positions, not {len(seen)}. Divide it "
+            "into several requests."
+        )
 
 
 def _settle(settle: pb.SettleRecords) -> None:
@@ -177,15 +189,17 @@ def _settle(settle: pb.SettleRecords) -> None:
         _within("delayMs", part.delayMs, 0, limits.MAX_DELAY_MS)
         _within("kind", part.kind, pb.SETTLE_ACK, pb.SETTLE_RELEASE)
         if len(part.reason.encode()) > limits.MAX_REASON_BYTES:
-            raise GroupCommandError(f"a reason has at most {limits.MAX_REASON_BYTES} bytes")
+            raise GroupCommandError(f"The reason is too long. Use at most {limits.MAX_REASON_BYTES} bytes.")
         count += len(part.ranges)
         if count > limits.MAX_RANGES:
-            raise GroupCommandError(f"more than {limits.MAX_RANGES} ranges: settle them in several commands")
+            raise GroupCommandError(
+                f"A request can settle at most {limits.MAX_RANGES} ranges. Divide it into several requests."
+            )
         behind = 0
         for piece in part.ranges:
             if not behind <= piece.start < piece.end:
                 raise GroupCommandError(
-                    f"ranges rise, each with a greater end than its start: {piece.start}..{piece.end} is not"
+                    f"Invalid range {piece.start}..{piece.end}. Ranges must be ascending, and each must end after its start."
                 )
             behind = piece.end
 
@@ -203,7 +217,7 @@ def _take(take: pb.TakeRecords) -> None:
     _within("keys", len(take.keys), 0, limits.MAX_KEYS)
     _within("partitions", take.partitions, 0, limits.MAX_PARTITIONS)
     if take.keys and not take.ordered:
-        raise GroupCommandError("keys without ordered mean nothing")
+        raise GroupCommandError("Invalid group command: keys need ordered. Check the version of the client.")
     for name, value, low, high in (
         ("ackWaitMs", take.ackWaitMs, limits.MIN_ACK_WAIT_MS, limits.MAX_ACK_WAIT_MS),
         ("maxDeliveries", take.maxDeliveries, 1, limits.MAX_MAX_DELIVERIES),
@@ -216,15 +230,15 @@ def _take(take: pb.TakeRecords) -> None:
 
 def _once(seen: set[tuple[str, str, int]], key: tuple[str, str, int], what: str) -> None:
     if key in seen:
-        raise GroupCommandError(f"{what} names {key[0]}/{key[2]} twice")
+        raise GroupCommandError(f"{what} names {key[0]}/{key[2]} twice. Name each partition once.")
     seen.add(key)
     if len(seen) > limits.MAX_PARTITIONS:
-        raise GroupCommandError(f"{what} names more than {limits.MAX_PARTITIONS} partitions")
+        raise GroupCommandError(f"{what} names more than {limits.MAX_PARTITIONS} partitions. Use several groups.")
 
 
 def _name(name: str, what: str) -> None:
     if not is_name(name):
-        raise GroupCommandError(f"{what} {shown(name)} is not allowed: use 1 to 64 of the characters A-Z a-z 0-9 _ -")
+        raise GroupCommandError(f"Invalid {what} {shown(name)}. Use 1 to 64 of the characters A-Z a-z 0-9 _ -.")
 
 
 def _optional_name(name: str, what: str) -> None:
@@ -234,4 +248,4 @@ def _optional_name(name: str, what: str) -> None:
 
 def _within(name: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
-        raise GroupCommandError(f"{name} = {value} is outside {low}..{high}")
+        raise GroupCommandError(f"{name} = {value} is outside {low}..{high}. Choose a value in this range.")

@@ -151,7 +151,10 @@ class GroupCoordinator(Service):
         again = GroupMachine()
         again.restore(state)
         if again.snapshot() != state:
-            raise CorruptionError("the groups that are read back are not those that were written")
+            raise CorruptionError(
+                "The stored state of the consumer groups differs from the state in memory after a read-back. The "
+                "snapshot is not stored. Please report it."
+            )
 
     def take_snapshot(self) -> bytes | Callable[[], bytes]:
         """All groups; their bytes are made in another thread."""

@@ -311,7 +311,10 @@ class GroupMachine:
         """Become what ``snapshot`` gave. Raises CorruptionError for bytes of another version."""
         state = pb.CoordinatorState.FromString(data)
         if state.version != STATE_VERSION:
-            raise CorruptionError(f"a state of groups of version {state.version}: this one reads version {STATE_VERSION}")
+            raise CorruptionError(
+                f"The state of the consumer groups has version {state.version}, but this version reads "
+                f"{STATE_VERSION}. Start the newer version of liftpy."
+            )
         self.clock = HeardClock(state.clockNs, state.stampNs, state.leaderEpoch)
         self._swept_ns, self._generations = state.sweptNs, state.generations
         self.groups = {group.group: _group_of(group) for group in state.groups}

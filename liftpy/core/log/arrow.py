@@ -1,7 +1,7 @@
-"""Record batches into Arrow, by numpy and buffer slices: no Python loop over records. The one place that imports pyarrow.
+"""Converts record batches into Arrow with NumPy, without a Python loop over records. Only this module imports pyarrow.
 
-A column of several batches is joined once: its bytes are concatenated (for a single uncompressed batch they are handed on in
-place), its ends shifted. ``to_arrow`` gives the log's own columns; ``ARRAYS`` the builders for other schemas (Spark's).
+A column of several batches is concatenated once. For a single uncompressed batch nothing is copied. ``to_arrow``
+returns the columns of the log. ``ARRAYS`` has the builders for other schemas, such as Spark's.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _bytes_array(parts: Sequence[_Part], kind: pa.DataType) -> pa.Array:
             ends = part.column.ends
             start, stop = int(ends[part.first - 1]) if part.first else 0, int(ends[part.end - 1])
             if size_bytes + stop - start >= 1 << 31:
-                raise ValueError("a column of an Arrow batch holds less than 2 GiB: read in smaller pieces")
+                raise ValueError("A column of an Arrow batch would be larger than 2 GiB. Read fewer records at once.")
             np.add(ends[part.first : part.end], np.int64(size_bytes - start), out=into, casting="unsafe")
             data.append(part.column.data[start:stop])
             size_bytes += stop - start

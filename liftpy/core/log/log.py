@@ -1,10 +1,9 @@
-"""Log: one partition's segmented log. Synchronous; the storage does the I/O, the caller runs the flushes where it likes.
+"""``Log``: the segmented log of one partition. Synchronous: the storage does the I/O, the caller runs the flushes.
 
-    append -> (begin_flush -> Flush.run in any thread -> complete_flush) -> flushed_end_offset -> positions told to others
+    append -> (begin_flush -> Flush.run in any thread -> complete_flush) -> flushed_end_offset -> positions for other nodes
 
-Group commit: while one Flush runs, further batches are appended, and the next Flush covers them all. An error from a flush is
-final: the log is closed and nothing is acknowledged any more [S4]. What is handed out by ``read`` stays valid through
-truncation, retention and close.
+Batches that are appended during a flush share the next one. A flush error is final: the log closes and nothing is acked
+any more [S4]. Data that ``read`` returned stays valid after truncation, retention and close.
 """
 
 from __future__ import annotations
@@ -365,7 +364,8 @@ class Log:
         self._must_be_open()
         if not self.log_start_offset <= offset <= self.log_end_offset:
             raise OffsetOutOfRangeError(
-                f"offset {offset} is outside {self.log_start_offset}..{self.log_end_offset} of this log"
+                f"Offset {offset} is outside {self.log_start_offset}..{self.log_end_offset} of this log. Choose an "
+                "offset in this range."
             )
 
     # ---- cutting -----------------------------------------------------------------------------------------------------
@@ -601,7 +601,7 @@ class Log:
 
     def _must_be_open(self) -> None:
         if self.closed:
-            raise LogClosedError(f"the log is closed: {self.closed}")
+            raise LogClosedError(f"The log is closed: {self.closed}. The node opens it again, or reports the storage error.")
 
     def _join_flush(self) -> None:
         """A cut waits for the flush that is under way in another thread; its result is not used."""

@@ -1,4 +1,4 @@
-"""Reading: whole batches out of a list of segments, by offset and by timestamp, found through the sparse indexes."""
+"""Reads whole batches from segments by offset or timestamp, through the sparse indexes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def offset_at(segment: Segment, position: int) -> int:
     """Base offset of the batch at ``position``. Raises CorruptionError where none is: a header before it is not what was written."""
     for _, header in segment.batches(position, position + 1):
         return header.base_offset
-    raise CorruptionError(f"{log_name(segment.base_offset)}: no batch at position {position}")
+    raise CorruptionError(
+        f"{log_name(segment.base_offset)}: no batch at position {position}. The segment is damaged: run `liftpy log verify`."
+    )
 
 
 def read_forwards(segments: Sequence[Segment], from_offset: int, max_bytes: int, limit: int) -> ReadResult:

@@ -1,4 +1,4 @@
-"""Segment: one file of batches back to back, its sparse index in memory, and the walk that finds what a file holds."""
+"""``Segment``: one file of batches with a sparse index in memory, and the scan that finds its contents."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def index_name(base_offset: int) -> str:
 
 @dataclass(slots=True)
 class Segment:
-    """One segment and what is known of it. Sizes and positions in bytes of its file."""
+    """One segment. Sizes and positions are bytes of its file."""
 
     base_offset: int
     """Inclusive: the log end offset when the file was made."""
@@ -158,11 +158,13 @@ class Segment:
         while position < len(block):
             batch = parse_batch(block, position)
             if batch.base_offset < next_offset or (position == 0 and batch.base_offset != entry.base_offset):
-                raise CorruptionError(f"{log_name(self.base_offset)}: offset {batch.base_offset} is at a place of another")
+                raise CorruptionError(
+                    f"{log_name(self.base_offset)}: offset {batch.base_offset} is not at its position in the index"
+                )
             position, next_offset = position + batch.header.size_bytes, batch.next_offset
         if next_offset > (following.base_offset if following else self.next_offset) or position < end - entry.position:
             raise CorruptionError(
-                f"{log_name(self.base_offset)}: the batches after offset {entry.base_offset} don't fit its index"
+                f"{log_name(self.base_offset)}: the batches after offset {entry.base_offset} do not match the index"
             )
 
     def entry_at(self, offset: int) -> int:
@@ -218,7 +220,9 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """What a walk over a file found. ``end``: up to where it is right; ``valid_behind``: a right batch lies past the fault."""
+    """Result of scanning a file. ``end``: position up to which it is correct. ``valid_behind``: a correct batch follows
+    the fault.
+    """
 
     end: int
     fault: str = ""
@@ -262,7 +266,8 @@ def _check_order(segment: Segment, batch: RecordBatch) -> None:
     """Offsets only grow within a file and epochs never fall [D14, D15]; holes are compaction's."""
     if batch.base_offset < segment.next_offset or (segment.epochs and batch.leader_epoch < segment.epochs[-1][0]):
         raise CorruptionError(
-            f"the batch at offset {batch.base_offset}, epoch {batch.leader_epoch} does not follow {segment.next_offset - 1}"
+            f"the batch at offset {batch.base_offset}, epoch {batch.leader_epoch}, does not follow offset "
+            f"{segment.next_offset - 1}"
         )
 
 

@@ -176,11 +176,11 @@ def place_of(said: object) -> Place:
     match said:
         case [int(rank), str(stream), int(partition)] if -1 <= rank <= FINE and -1 <= partition < 1 << 31:
             return rank, stream, partition
-    raise ValueError("after: [urgency, stream, partition]")
+    raise ValueError("Invalid parameter after. Use [urgency, stream, partition].")
 
 
 def limit_of(said: object) -> int:
     """How many are asked for; raises ValueError."""
     if type(said) is int and 1 <= said <= MOST_ROWS:
         return said
-    raise ValueError(f"limit: 1 to {MOST_ROWS}")
+    raise ValueError(f"Invalid parameter limit. Use 1 to {MOST_ROWS}.")

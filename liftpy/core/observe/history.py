@@ -254,9 +254,9 @@ def rows_of(said: object) -> HistoryRows | None:
     return HistoryRows(step, first, tuple(found.get(name) or array("f", [nan]) * count for name in NAMES))
 
 
-def question(step: int, after: int) -> dict[str, Any]:
-    """What a node is asked for its rows behind ``after``."""
-    return {"history": {"step": step, "after": after}}
+def question(step: int, after: int, node: str = "") -> dict[str, Any]:
+    """What a node is asked for its rows behind ``after``, or for those that it keeps of another ``node``."""
+    return {"history": {"step": step, "after": after, **({"node": node} if node else {})}}
 
 
 def asked_rows(history: History, asked: object) -> HistoryRows | None:

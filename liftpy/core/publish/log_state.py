@@ -1,16 +1,11 @@
-"""LogState: what ingest keeps of a partition's log on each replica, and how it comes to know it [protocol: Promotion].
+"""``LogState``: the state that a replica derives from its log: message ids, producers, subjects [protocol: Promotion].
 
-It is a fixed set of parts, each a pure function of the same log (``Part``): ``ids`` is what message ids are known, ``producers``
-who has numbered what, ``subjects`` the last record of each subject. One ``end_offset`` stands for all of them: every part has
-taken every batch below it that it needs. Only ``subjects`` may lack what lies below, and reads backwards meanwhile: no publish
-waits for it but those that ask for it.
+Each part is a pure function of the log. One ``end_offset`` applies to all parts. Only ``subjects`` may lack older
+records, and it reads them backwards in the background.
 
-It is fed with every batch that is appended here, the leader's own and fetched ones, so that a promotion finds it ready. Whoever
-has just opened a log knows nothing of it: ``replay`` reads what is needed, in slices, and a leader takes publishes when it has
-reached the log's end. What is appended meanwhile is replayed too.
-
-Where it begins: at the first batch that may lie within the longest reach of a part, seen from the record at HW. Not from the log's end:
-what is above HW may be cut, and then log time falls.
+Every appended batch is added, also on followers, so that a promotion finds the state ready. After a restart, ``replay``
+reads the needed part of the log in slices. A leader accepts publishes when the replay has reached the log end. The
+replay begins at the first batch within the longest window, counted back from the high watermark.
 """
 
 from __future__ import annotations
@@ -42,8 +37,7 @@ REPLAY_BYTES = 64 * 1024
 
 
 class LogState:
-    """Of one replica. The shell tells it of every change of ``log``, after it. ``now_ns``: the node's monotonic clock.
-    ``subject``: that the partition listens on."""
+    """The derived state of one replica. The shell reports every change of ``log`` afterwards."""
 
     def __init__(
         self,
@@ -264,7 +258,10 @@ class LogState:
                 self.taken_bytes += batch.header.size_bytes
                 self._take(_told(batch))
         if not result.chunks:
-            raise CorruptionError(f"nothing can be read at {self.end_offset} of a log that ends at {log.log_end_offset}")
+            raise CorruptionError(
+                f"Cannot read offset {self.end_offset} of a log that ends at {log.log_end_offset}. The log is "
+                "damaged: run `liftpy log verify`."
+            )
         return self.is_complete
 
     @property

@@ -1,8 +1,7 @@
-"""A record batch that its publisher has built (BatchPublish): what of it is looked at before it is stored. Pure.
+"""Validates a record batch that a publisher built (BatchPublish), before it is stored. Pure.
 
-Everything that comes out of a log is trusted to be a batch by those who read it, so nothing is taken over unread: the CRC, the sizes,
-each column's ends, that nothing is left over, the names of headers. The body is then stored as it is, with the subject it was
-published on; offsets, LeaderEpoch and timestamp are the leader's. No Python statement meets a single record.
+Readers trust the batches of a log. So the CRC, the sizes, the ends of each column and the header names are checked. The
+body is stored as it is. The leader sets offsets, LeaderEpoch and timestamp.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _ALLOWED = Columns.KEYS | Columns.HEADERS | Columns.VALUE_NULLS | Columns.KEY_NU
 
 
 class InvalidBatchError(LiftError):
-    """It can't be stored as it is. Blame: the publisher. ``reason``, and a text for the answer."""
+    """The batch cannot be stored as it is. ``reason`` and the text go into the answer."""
 
     code = "INVALID_BATCH"
 
@@ -63,12 +62,14 @@ def body_to_store(published: memoryview, subject: str, codec: Codec, note: bytes
     batch = _parsed(published)
     header = batch.header
     if header.codec is not Codec.NONE or header.control or header.column_bits & ~_ALLOWED.value:
-        raise InvalidBatchError("a published batch is not compressed, no control batch, and has values, keys and headers only")
+        raise InvalidBatchError(
+            "a published batch must be uncompressed, must not be a control batch, and can have only values, keys and headers"
+        )
     if not header.producer_id and (header.base_sequence or header.producer_epoch):
-        raise InvalidBatchError("a sequence or an epoch without a producer")
+        raise InvalidBatchError("the batch has a sequence or an epoch, but no producer id")
     if not 0 < header.record_count <= MAX_BATCH_RECORDS:
         raise InvalidBatchError(
-            f"a published batch has 1 to {MAX_BATCH_RECORDS} records, not {header.record_count}", RejectReason.TOO_LARGE
+            f"a published batch must have 1 to {MAX_BATCH_RECORDS} records, not {header.record_count}", RejectReason.TOO_LARGE
         )
     present = Columns(header.column_bits)
     body = batch.view[HEADER_SIZE_BYTES:]
@@ -99,14 +100,14 @@ def _parsed(published: memoryview) -> RecordBatch:
     except (CorruptionError, UnknownFormatError) as error:
         raise InvalidBatchError(str(error)) from None
     if batch.header.size_bytes != len(published):
-        raise InvalidBatchError(f"{len(published)} bytes are not one batch of {batch.header.size_bytes}")
+        raise InvalidBatchError(f"the message has {len(published)} bytes, but its batch has {batch.header.size_bytes}")
     return batch
 
 
 def _check(columns: ColumnSet) -> None:
     for column in (columns.values, columns.keys):
         if column is not None and column.validity is not None and bool(_sizes(column)[~column.valid()].any()):
-            raise InvalidBatchError("what is null has no bytes: a tombstone has no value")
+            raise InvalidBatchError("a null value has bytes, but a tombstone must be empty")
     if columns.headers is not None:
         _check_sizes(columns.headers)
         names = {name.decode("utf-8", "surrogateescape") for name in _distinct_names(columns.headers)}
@@ -116,9 +117,7 @@ def _check(columns: ColumnSet) -> None:
             raise InvalidBatchError(detail, RejectReason.UNSUPPORTED)
         wrong = next((name for name in sorted(names) if not may_be_enveloped(name)), None)
         if wrong is not None:
-            raise InvalidBatchError(
-                f"a header {wrong[:80]!r} of a published batch: names are not empty, and Lift-* is reserved"
-            )
+            raise InvalidBatchError(f"invalid header name {wrong[:80]!r}: names must not be empty, and Lift-* is reserved")
 
 
 def _sizes(column: BytesColumn) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -146,7 +145,8 @@ def _header_bytes(headers: HeadersColumn) -> np.ndarray[tuple[int], np.dtype[np.
 def _check_sizes(headers: HeadersColumn) -> None:
     if np.diff(headers.ends.astype(np.int64), prepend=0).max() > MAX_HEADERS or _header_bytes(headers).max() > MAX_HEADER_BYTES:
         raise InvalidBatchError(
-            f"more than {MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes of them in one record", RejectReason.TOO_LARGE
+            f"a record has more than {MAX_HEADERS} headers, or more than {MAX_HEADER_BYTES} bytes of headers",
+            RejectReason.TOO_LARGE,
         )
 
 

@@ -28,9 +28,9 @@ class LogTimers:
     def set(self, name: str, at_ns: int) -> None:
         """Fire ``name`` at ``at_ns``. Raises ValueError beyond a bound."""
         if not 0 < len(name.encode()) <= MAX_NAME_BYTES or not -(1 << 63) <= at_ns < 1 << 63:
-            raise ValueError(f"a timer needs a name of 1 to {MAX_NAME_BYTES} bytes and a time in int64 ns")
+            raise ValueError(f"Invalid timer. Use a name of 1 to {MAX_NAME_BYTES} bytes and a time in nanoseconds (int64).")
         if name not in self._at_ns and len(self._at_ns) >= MAX_TIMERS:
-            raise ValueError(f"more than {MAX_TIMERS} timers")
+            raise ValueError(f"Too many timers: at most {MAX_TIMERS}. Cancel timers that are no longer needed.")
         self._at_ns[name] = at_ns
         heapq.heappush(self._heap, (at_ns, name))
         if len(self._heap) > 64 + 2 * len(self._at_ns):

@@ -129,8 +129,9 @@ class ServiceMachine:
         if snapshot is not None:
             if snapshot.section(Section.PARAMETERS) != self._parameters_digest:
                 raise ConfigError(
-                    f"{self.identity}: the snapshot at {snapshot.position} was made with other parameters, and so were the outputs. "
-                    "Start the service with those; with others it is another service: give it a name of its own (--name)"
+                    f"{self.identity}: the snapshot at offset {snapshot.position} was made with other parameters. Start "
+                    "the service with those parameters. To use the new ones, start it as a new service with another name "
+                    "(--name)."
                 )
             self.active_version = from_section(snapshot.section(Section.VERSION))
             check_code(self.version, self.active_version, snapshot.position)
@@ -326,7 +327,9 @@ class ServiceMachine:
             returned = callback(argument)
             if returned is not None and isawaitable(returned):
                 getattr(returned, "close", bool)()
-                raise ServiceFailedError("it returned something to be awaited, and nobody does")
+                raise ServiceFailedError(
+                    "The callback returned a coroutine. Callbacks of a service must be plain functions, not `async`."
+                )
         except Exception as error:
             self.failed = True
             unit = Unit(record.offset, timer or "")
@@ -371,7 +374,10 @@ class ServiceMachine:
         Its bytes may be still to be made, in any thread (``Snapshot.whole``).
         """
         if self.failed:
-            raise ServiceFailedError(f"{self.identity} has failed at {self.position}: its state is no state")
+            raise ServiceFailedError(
+                f"{self.identity} failed at offset {self.position}. Its state is invalid, so it makes no snapshot. "
+                "Fix the error, then restart the service."
+            )
         with _blamed("take_snapshot"):
             state = self._service.take_snapshot()
         make: Callable[[], bytes] | None = None
@@ -410,11 +416,14 @@ class ServiceMachine:
         """The service's answer about its state at ``position``. Raises ServiceFailedError for what it raises, and where the state is
         half of one (``failed``)."""
         if self.failed:
-            raise ServiceFailedError(f"{self.identity} has failed at {self.position}: its state is no state")
+            raise ServiceFailedError(
+                f"{self.identity} failed at offset {self.position}. Its state is invalid, so it answers no queries. "
+                "Fix the error, then restart the service."
+            )
         with _blamed("on_query"):
             answer = self._service.on_query(body)
         if not isinstance(answer, bytes):
-            raise ServiceFailedError(f"on_query returned {type(answer).__name__}, not bytes")
+            raise ServiceFailedError(f"on_query returned {type(answer).__name__}. Return bytes.")
         return answer
 
     # ---- what the service calls ------------------------------------------------------------------------------------------
@@ -422,24 +431,35 @@ class ServiceMachine:
         """One more output of the record that is being applied."""
         source = self._changing("emit")
         if to and self.routes is not None and to not in self.routes:
-            raise ServiceFailedError(f"there is no route {to!r}: start the service with --route {to}=STREAM, on all nodes")
+            raise ServiceFailedError(
+                f"emit() was called with the unknown route {to!r}. Start the service with --route {to}=STREAM on all nodes."
+            )
         if self._service.emits is False:
-            raise ServiceFailedError("the class says emits = False")
+            raise ServiceFailedError(
+                "emit() was called, but the class sets emits = False. Remove `emits = False`, or do not emit."
+            )
         if self.outbox is None:
-            raise ServiceFailedError("emit needs an output stream: name one where the service is run")
+            raise ServiceFailedError(
+                "emit() was called, but the service has no output stream. Start it with --output-stream STREAM."
+            )
         count = len(source.emitted)
         output = Output(self.outbox.output_count + count, source.offset, source.index, value, key, (*headers, *_told(to)))
         if not isinstance(value, bytes) or output.size_bytes > MAX_OUTPUT_BYTES or count >= MAX_OUTPUTS_PER_CALLBACK:
             raise ServiceFailedError(
-                f"an output is bytes, at most {MAX_OUTPUT_BYTES}, and at most {MAX_OUTPUTS_PER_CALLBACK} come from one record or timer"
+                f"Invalid output. An output must be bytes of at most {MAX_OUTPUT_BYTES}, and one record or timer can "
+                f"emit at most {MAX_OUTPUTS_PER_CALLBACK}."
             )
         names = [name for name, _ in headers]
         if len(set(names)) != len(names) or EXPECTED_HEADER in names or any(map(is_reserved, names)):
             raise ServiceFailedError(
-                f"an output's header names are unique and not empty; Lift-* and {EXPECTED_HEADER} are reserved"
+                "Invalid header of an output. Header names must be unique and not empty. Lift-* and "
+                f"{EXPECTED_HEADER} are reserved."
             )
         if asks := first_refused(names):
-            raise ServiceFailedError(f"an output can't ask {asks!r} of its stream: leave out what a record asked of its own")
+            raise ServiceFailedError(
+                f"An output cannot have the header {asks!r}, because it would apply to the output stream. Remove it "
+                "before you emit."
+            )
         source.index += 1
         source.emitted.append(output)
 
@@ -447,17 +467,17 @@ class ServiceMachine:
         """Answer whoever sent the record that is being applied."""
         source = self._changing("reply")
         if record.offset != source.offset or source.reply is not None:
-            raise ServiceFailedError("reply answers the record that on_record was called with, once, and before it returns")
+            raise ServiceFailedError("reply() was called too late or twice. Call it once, inside on_record, before it returns.")
         if not isinstance(value, bytes) or len(value) > MAX_OUTPUT_BYTES:
-            raise ServiceFailedError(f"a reply is bytes, at most {MAX_OUTPUT_BYTES}")
+            raise ServiceFailedError(f"Invalid reply. A reply must be bytes of at most {MAX_OUTPUT_BYTES}.")
         source.reply = value
 
     def effect(self, name: str, payload: bytes) -> None:
         """Have something done in the world outside."""
         if type(self._service).on_effect is Service.on_effect:
-            raise ServiceFailedError("effect needs on_effect: define it in the class")
+            raise ServiceFailedError("effect() was called, but the class has no on_effect. Define on_effect in the class.")
         if not isinstance(name, str) or not 0 < len(name.encode()) <= MAX_NAME_BYTES:
-            raise ServiceFailedError(f"an effect's name has 1 to {MAX_NAME_BYTES} bytes")
+            raise ServiceFailedError(f"Invalid name of an effect. Use 1 to {MAX_NAME_BYTES} bytes.")
         self._ask("effect", _RequestedEffect(name, payload, None, is_offer=False))
 
     def offer(self, value: bytes, key: bytes | None) -> None:
@@ -468,10 +488,11 @@ class ServiceMachine:
         source = self._changing(what)
         if not self.effects.has_room(len(source.asked) + 1, sum(len(other.payload) for other in (asked, *source.asked))):
             raise ServiceFailedError(
-                f"no more than {MAX_PENDING} effects and offers may wait for their result, {MAX_PENDING_BYTES} bytes"
+                f"Too many pending effects and offers: at most {MAX_PENDING}, or {MAX_PENDING_BYTES} bytes. Wait for "
+                "results before you request more."
             )
         if not isinstance(asked.payload, bytes) or len(asked.payload) + len(asked.key or b"") > MAX_OUTPUT_BYTES:
-            raise ServiceFailedError(f"an {what} is bytes, at most {MAX_OUTPUT_BYTES}")
+            raise ServiceFailedError(f"Invalid {what}. It must be bytes of at most {MAX_OUTPUT_BYTES}.")
         source.asked.append(asked)
 
     def run_effect(self, effect: Effect) -> object:
@@ -499,20 +520,24 @@ class ServiceMachine:
     def _changing(self, what: str) -> _Source:
         if self._source is None or not self.at_home():
             raise ServiceFailedError(
-                f"{what} is for on_record and on_timer: anywhere else it would not be the same on every node"
+                f"{what} is allowed only in on_record and on_timer. In other callbacks the result would differ between nodes."
             )
         return self._source
 
 
 def _made_later(make: object) -> Callable[[], bytes]:
     if not callable(make):
-        raise ServiceFailedError(f"take_snapshot returned {type(make).__name__}, not bytes, nor what makes them")
+        raise ServiceFailedError(
+            f"take_snapshot returned {type(make).__name__}. Return bytes, or a function that returns bytes."
+        )
 
     def made() -> bytes:
         with _blamed("what take_snapshot returned"):
             state = make()
         if not isinstance(state, bytes):
-            raise ServiceFailedError(f"what take_snapshot returned made {type(state).__name__}, not bytes")
+            raise ServiceFailedError(
+                f"The function that take_snapshot returned produced {type(state).__name__}. It must return bytes."
+            )
         return state
 
     return made
@@ -530,7 +555,10 @@ def _checked(kind: type[Service], make: Callable[[], bytes]) -> Callable[[], byt
         try:
             kind.check_snapshot(state)
         except Exception as error:
-            raise StorageError(f"the state that take_snapshot made can't be read back: {error!r}") from error
+            raise StorageError(
+                f"restore() cannot read the state that take_snapshot() produced: {error!r}. The snapshot is not "
+                "stored. Fix one of the two methods."
+            ) from error
         return state
 
     return made

@@ -105,5 +105,7 @@ def position_in(header: str | None) -> int | None:
     if header is None:
         return None
     if not (header.isascii() and header.isdigit() and len(header) <= 19):
-        raise QueryFailedError(f"{AT_LEAST_HEADER} is an offset, not {header[:40]!r}")
+        raise QueryFailedError(
+            f"Invalid header {AT_LEAST_HEADER}: {header[:40]!r}. Use an offset, a whole number of 0 or more."
+        )
     return int(header)

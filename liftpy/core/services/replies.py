@@ -174,10 +174,14 @@ def decode_answers(data: bytes) -> AnswerTable:
             place += id_size + value_size
             found.append(Answer(offset, name.decode(), value))
     except (struct.error, UnicodeDecodeError):
-        raise CorruptionError("the snapshot's answers can't be read") from None
+        raise CorruptionError(
+            "The snapshot is damaged: its stored replies cannot be decoded. The service uses an older snapshot."
+        ) from None
     answers = AnswerTable(found)
     if place != len(data) or answers.encode() != data:
-        raise CorruptionError("the snapshot's answers do not add up")
+        raise CorruptionError(
+            "The snapshot is damaged: its stored replies do not match their counts. The service uses an older snapshot."
+        )
     return answers
 
 

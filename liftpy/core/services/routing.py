@@ -51,8 +51,8 @@ def partitions_of(partition: int, instances: int, partitions: int, route: Route)
     """Those of ``route.stream`` that instance ``partition`` of ``instances`` writes to. ConfigError if they can't be shared evenly."""
     if partitions % instances:
         raise ConfigError(
-            f"--route {route.name}={route.stream}: {partitions} partitions can't be shared by {instances} instances, one for each "
-            f"partition of the input: make it {instances}, or a multiple of it"
+            f"--route {route.name}={route.stream}: {partitions} partitions cannot be shared by {instances} "
+            f"instances (one per input partition). Use a stream with {instances} partitions, or a multiple of it."
         )
     return tuple(range(partition, partitions, instances))
 
@@ -85,7 +85,7 @@ def number_of(record: Record, source: str, service: str, route: Route) -> int:
     whose = record.header(OUTPUT_SERVICE)
     if not said.startswith(f"{source}/".encode()) or whose not in (None, service.encode()) or not number.isdigit():
         raise OutputConflictError(
-            f"offset {record.offset} of {route.stream} was not written by {service or 'this service'}: the partitions of a route "
-            "belong to one service alone"
+            f"Offset {record.offset} of {route.stream} was not written by {service or 'this service'}. A stream "
+            "of a route may be used by one service only. Choose a new stream (--route)."
         )
     return int(number)

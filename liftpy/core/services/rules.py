@@ -47,15 +47,15 @@ def check_class(service: type[Service]) -> None:
     for name in CALLBACKS:
         if is_asynchronous(getattr(service, name)):
             raise ConfigError(
-                f"{service.__name__}.{name} is asynchronous: nobody would await it, so it would never run. A state machine waits "
-                "for nobody: make it a plain function"
+                f"{service.__name__}.{name} is an async function. Callbacks of a service must be plain functions: "
+                "remove `async`."
             )
     if service.on_error not in [policy.value for policy in OnError]:
-        raise ConfigError(f"{service.__name__}.on_error = {service.on_error!r} is neither 'stop' nor 'skip'")
+        raise ConfigError(f"Invalid {service.__name__}.on_error = {service.on_error!r}. Use 'stop' or 'skip'.")
     if type(service.version) is not int or not 1 <= service.version < MAX_VERSION:
-        raise ConfigError(f"{service.__name__}.version = {service.version!r} is not a whole number from 1 on")
+        raise ConfigError(f"Invalid {service.__name__}.version = {service.version!r}. Use a whole number of 1 or more.")
     if service.emits not in (None, True, False):
-        raise ConfigError(f"{service.__name__}.emits = {service.emits!r} is neither True, False nor None")
+        raise ConfigError(f"Invalid {service.__name__}.emits = {service.emits!r}. Use True, False or None.")
 
 
 def is_asynchronous(callback: object) -> bool:
@@ -72,8 +72,8 @@ def check_outputs(service: type[Service], output_stream: str) -> None:
     if service.emits or names_emit(service):
         why = "says emits = True" if service.emits else "calls emit"
         raise ConfigError(
-            f"{service.__name__} {why}, and there is no stream for its outputs: name one (--output-stream STREAM), of its own and with "
-            f"as many partitions; if {service.__name__} emits nothing, write emits = False in the class"
+            f"{service.__name__} {why}, but the service has no output stream. Set --output-stream to a new stream with "
+            "as many partitions as the input. If the service emits nothing, set emits = False in the class."
         )
 
 
@@ -114,7 +114,9 @@ def check_parameters(service: type[Service], given: Mapping[str, Any]) -> None:
         signature.bind(**given)
     except TypeError as error:
         takes = ", ".join(map(str, signature.parameters.values())) or "nothing"
-        raise ConfigError(f"{service.__name__}({takes}): {error} (--set NAME=VALUE, --settings FILE.json)") from None
+        raise ConfigError(
+            f"Cannot create {service.__name__}({takes}): {error}. Check --set NAME=VALUE and --settings FILE.json."
+        ) from None
 
 
 def parameters_digest(service: type[Service], given: Mapping[str, Any]) -> bytes:
@@ -126,9 +128,14 @@ def parameters_digest(service: type[Service], given: Mapping[str, Any]) -> bytes
     try:
         text = json.dumps(told, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{service.__name__}'s parameters are not JSON: {error}") from None
+        raise ConfigError(
+            f"The parameters of {service.__name__} are not JSON: {error}. Use values that JSON supports."
+        ) from None
     if len(text) > MAX_PARAMETERS_BYTES:
-        raise ConfigError(f"{service.__name__}'s parameters are {len(text)} bytes, {MAX_PARAMETERS_BYTES} at most")
+        raise ConfigError(
+            f"The parameters of {service.__name__} have {len(text)} bytes, at most {MAX_PARAMETERS_BYTES} are "
+            "allowed. Pass the name of a file instead."
+        )
     return hashlib.blake2b(text, digest_size=DIGEST_SIZE_BYTES).digest()
 
 
@@ -136,7 +143,7 @@ def parameter_in(service: type[Service], text: str) -> tuple[str, Any]:
     """Name and value that ``NAME=VALUE`` gives: JSON where the value can be read as such, and where ``__init__`` wants no str."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
-        raise ConfigError(f"--set {text[:80]!r} is not NAME=VALUE")
+        raise ConfigError(f"Invalid --set {text[:80]!r}. Use NAME=VALUE.")
     parameter = inspect.signature(service).parameters.get(name)
     if parameter is not None and parameter.annotation in (str, "str"):
         return name, value

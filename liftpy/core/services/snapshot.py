@@ -17,8 +17,6 @@ Version 4 is version 3 with sections, which stand before the application's bytes
 A file has each kind of section at most once. The order of the kinds is the writer's and means nothing to a reader. All nodes use one
 order, because they compare the bytes: PARAMETERS, EFFECTS, ANSWERS, VERSION.
 
-Version 2 has no skips: 80 identity, timers, application.
-
 All fields are functions of the log alone, so the files of all nodes are equal, byte for byte, where the application's are.
 """
 
@@ -41,34 +39,39 @@ from liftpy.errors import CorruptionError, UnknownFormatError
 MAGIC = b"LIFTSNAP"
 VERSION = 4
 _WITHOUT_SECTIONS = 3
-_WITHOUT_SKIPS = 2
-"""Is read too. Version 1 had no digest of the outputs, so that nothing could be proven by it: it is not read any more."""
+"""Versions 1 and 2 were never released: the state is replayed from the log."""
 _HEAD = struct.Struct("<8sHHI")
 _FIELDS = struct.Struct("<QQqQIIQ16sIII")
 _FIELDS_3 = struct.Struct("<QQqQIIQ16sII")
-_FIELDS_2 = struct.Struct("<QQqQIIQ16s")
 _NO_DIGEST = bytes(16)
 _TIMER = struct.Struct("<qH")
 _SECTION = struct.Struct("<HI")
-HEADER_SIZE_BYTES = _HEAD.size + _FIELDS_2.size
+HEADER_SIZE_BYTES = _HEAD.size + _FIELDS_3.size
 
 
 class Section(IntEnum):
-    """What the framework keeps beside timers and skips: only where a service uses it, so that other services' files are as before."""
+    """Optional parts of a snapshot. They are present only if the service uses the feature."""
 
     PARAMETERS = 1
-    """Digest of what the service is made with (``liftpy.core.services.rules``)."""
+    """Digest of the arguments of the service."""
     ANSWERS = 2
-    """What commands of known message ids were answered (``liftpy.core.services.replies``)."""
+    """Replies to commands with message ids."""
     EFFECTS = 3
-    """Effects and offers without a result (``liftpy.core.services.effects``)."""
+    """Effects and offers without a result."""
     VERSION = 4
-    """The active version of the service (``liftpy.core.services.versions``)."""
+    """Active version of the service."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose state it is: a service over one partition of one incarnation of a stream."""
+    """Owner of a snapshot: a service over one partition of a stream.
+
+    Args:
+        service: Name of the service.
+        stream: Name of the stream.
+        uid: Uid of the stream.
+        partition: Number of the partition.
+    """
 
     service: str
     stream: str
@@ -86,12 +89,20 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state of a service after every record below ``position``.
+    """The state of a service after all records below ``position``.
 
-    ``last_epoch``: LeaderEpoch of the last record applied: with ``position`` it names the log's prefix [D5]; 0: none.
-    ``now_ns``: log time. ``output_count``: outputs so far. ``timers``: (time, name), in order. ``output_digest``: of those outputs
-    (``liftpy.core.services.outbox``), 16 bytes; b"" when there are none. ``skips``: what was passed over so far
-    (``liftpy.core.services.bad_records``). ``sections``: (kind, bytes), each kind at most once, none of them empty.
+    Attributes:
+        identity: Owner of the state.
+        position: Offset of the next record.
+        last_epoch: LeaderEpoch of the last applied record. 0: none.
+        now_ns: Log time in nanoseconds since 1970.
+        output_count: Number of outputs so far.
+        timers: (time, name) pairs, sorted.
+        state: Bytes that the service returned.
+        output_digest: Digest of all outputs so far, 16 bytes. b"": none.
+        skips: Records and timers that were skipped.
+        sections: (kind, bytes) pairs, each kind at most once.
+        make: Function that makes ``state`` later. None: ``state`` is complete.
     """
 
     identity: Identity
@@ -105,18 +116,22 @@ class Snapshot:
     skips: tuple[Unit, ...] = ()
     sections: tuple[tuple[Section, bytes], ...] = ()
     make: Callable[[], bytes] | None = None
-    """Makes ``state``, which is empty until then; None: it is there."""
+    """Function that makes ``state``, which is empty until then. None: ``state`` is complete."""
 
     def section(self, kind: Section) -> bytes:
-        """Its bytes, b"" where there are none."""
+        """Return the bytes of a section. b"": there is none.
+
+        Args:
+            kind: Kind of the section.
+        """
         return dict(self.sections).get(kind, b"")
 
     def whole(self) -> Snapshot:
-        """The same with its state. Raises ServiceFailedError."""
+        """Return the snapshot with its state. Raises ServiceFailedError."""
         return self if self.make is None else replace(self, state=self.make(), make=None)
 
     def encode(self) -> bytes:
-        """The bytes of the snapshot's file."""
+        """Return the bytes of the snapshot file."""
         if self.make is not None:
             return self.whole().encode()
         identity = str(self.identity).encode()
@@ -149,29 +164,42 @@ def decode(data: bytes, identity: Identity) -> Snapshot:
         CorruptionError: It is no snapshot of ``identity``, or damaged.
     """
     if len(data) < HEADER_SIZE_BYTES:
-        raise CorruptionError(f"{len(data)} bytes are shorter than a snapshot's header")
+        raise CorruptionError(
+            f"The snapshot is damaged: {len(data)} bytes are less than a header. The service uses an older snapshot."
+        )
     magic, version, identity_size_bytes, crc = _HEAD.unpack_from(data)
     if magic != MAGIC:
-        raise CorruptionError("not a snapshot: the magic bytes are missing")
+        raise CorruptionError(
+            "The file is not a snapshot: it does not start with the magic bytes. The service uses an older snapshot."
+        )
     body = memoryview(data)[_HEAD.size :]
     if crc32c.crc32c(body) != crc:
-        raise CorruptionError("the CRC-32C of the snapshot does not match")
-    if version < _WITHOUT_SKIPS:
-        raise CorruptionError(f"the snapshot has format version {version}, which is not read any more: the state is replayed")
+        raise CorruptionError("The snapshot is damaged: its CRC-32C does not match. The service uses an older snapshot.")
+    if version < _WITHOUT_SECTIONS:
+        raise CorruptionError(
+            f"The snapshot has the old format version {version}. The service rebuilds its state from the stream."
+        )
     if version > VERSION:
-        raise UnknownFormatError(f"the snapshot has format version {version}, this version reads {VERSION}")
-    layout = {_WITHOUT_SKIPS: _FIELDS_2, _WITHOUT_SECTIONS: _FIELDS_3}.get(version, _FIELDS)
+        raise UnknownFormatError(
+            f"The snapshot has format version {version}, but this version reads {VERSION}. Start the newer "
+            "version of liftpy that wrote it."
+        )
+    layout = _FIELDS if version == VERSION else _FIELDS_3
     if len(body) < layout.size or (version == VERSION and not layout.unpack_from(body)[-1]):
-        raise CorruptionError("the snapshot ends within its header")
+        raise CorruptionError("The snapshot is damaged: it ends inside its header. The service uses an older snapshot.")
     fields = layout.unpack_from(body)
     position, last_epoch, now_ns, output_count, timer_count, timers_size, state_size, digest = fields[:8]
-    skip_count, skips_size, sections_size = (*fields[8:], 0, 0, 0)[:3]
+    skip_count, skips_size, sections_size = (*fields[8:], 0)[:3]
     rest = bytes(body[layout.size :])
     if len(rest) != identity_size_bytes + timers_size + skips_size + sections_size + state_size:
-        raise CorruptionError("the snapshot's parts do not add up to its size")
+        raise CorruptionError(
+            "The snapshot is damaged: the sizes of its parts do not match its total size. The service uses an older snapshot."
+        )
     whose = rest[:identity_size_bytes].decode(errors="replace")
     if whose != str(identity):
-        raise CorruptionError(f"the snapshot is of {whose}, not of {identity}")
+        raise CorruptionError(
+            f"The snapshot belongs to {whose}, not to {identity}. Check --data: each service needs its own directory."
+        )
     sections_at = identity_size_bytes + timers_size + skips_size
     state_at = sections_at + sections_size
     timers = _timers(rest[identity_size_bytes : identity_size_bytes + timers_size], timer_count)
@@ -203,12 +231,18 @@ def _sections(data: bytes) -> tuple[tuple[Section, bytes], ...]:
         try:
             kind, size_bytes = _SECTION.unpack_from(data, place)
         except struct.error:
-            raise CorruptionError("the snapshot's sections can't be read") from None
+            raise CorruptionError(
+                "The snapshot is damaged: its sections cannot be decoded. The service uses an older snapshot."
+            ) from None
         if kind not in list(Section):
-            raise UnknownFormatError(f"the snapshot holds a section of kind {kind}, which a newer version has written")
+            raise UnknownFormatError(
+                f"The snapshot has a section of kind {kind}, which a newer version wrote. Start the newer version of liftpy."
+            )
         place += _SECTION.size + size_bytes
         if not size_bytes or place > len(data) or kind in sections:
-            raise CorruptionError("the snapshot's sections do not add up")
+            raise CorruptionError(
+                "The snapshot is damaged: the sizes of its sections do not match. The service uses an older snapshot."
+            )
         sections[Section(kind)] = data[place - size_bytes : place]
     decode_answers(sections.get(Section.ANSWERS, b""))
     Pending("").load(sections.get(Section.EFFECTS, b""))
@@ -228,7 +262,11 @@ def _timers(data: bytes, count: int) -> tuple[tuple[int, str], ...]:
             place += _TIMER.size + size_bytes
             timers.append((at_ns, data[place - size_bytes : place].decode()))
     except (struct.error, UnicodeDecodeError):
-        raise CorruptionError("the snapshot's timers can't be read") from None
+        raise CorruptionError(
+            "The snapshot is damaged: its timers cannot be decoded. The service uses an older snapshot."
+        ) from None
     if len(timers) != count or place != len(data):
-        raise CorruptionError("the snapshot's timers do not add up")
+        raise CorruptionError(
+            "The snapshot is damaged: its timers do not match their counts. The service uses an older snapshot."
+        )
     return tuple(timers)

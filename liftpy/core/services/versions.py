@@ -76,12 +76,13 @@ def check_code(code: int, active: int, position: int) -> None:
     """Raise VersionError unless code of version ``code`` can go on at ``position``, where ``active`` is."""
     if code < active:
         raise VersionError(
-            f"from below {position} on the log is of version {active} of the service, this is {code}: start {active}"
+            f"Records before offset {position} need version {active} of the service, but this is version {code}. "
+            f"Start version {active}."
         )
     if code > active + 1:
         raise VersionError(
-            f"at {position} the log is of version {active} of the service, and code of version {code} can do {code - 1} and {code} "
-            f"only: start {active + 1} on all nodes first"
+            f"At offset {position} the service has version {active}. Code of version {code} supports only "
+            f"{code - 1} and {code}. Start version {active + 1} on all nodes first."
         )
 
 
@@ -96,7 +97,10 @@ def from_section(content: bytes) -> int:
         return FIRST
     active = int(_ACTIVE.unpack(content)[0]) if len(content) == _ACTIVE.size else 0
     if active <= FIRST:
-        raise VersionError(f"the snapshot's version can't be read: {content[:16].hex()}")
+        raise VersionError(
+            f"The snapshot is damaged: its service version cannot be decoded ({content[:16].hex()}). The service "
+            "uses an older snapshot."
+        )
     return active
 
 

@@ -53,14 +53,14 @@ def decompress(stored: memoryview, codec: Codec, size_bytes: int) -> bytes:
     try:
         if codec is Codec.LZ4:
             if size_bytes > len(stored) * _LZ4_RATIO + _LZ4_SLACK_BYTES:
-                raise CorruptionError(f"{len(stored)} bytes by LZ4 can't be {size_bytes}")
+                raise CorruptionError(f"{len(stored)} bytes of LZ4 data cannot expand to {size_bytes} bytes")
             body = bytes(lz4.block.decompress(stored, uncompressed_size=size_bytes))
         else:
             body = _zstd(stored, size_bytes)
     except (lz4.block.LZ4BlockError, zstandard.ZstdError, ValueError, MemoryError) as error:
-        raise CorruptionError(f"they do not decompress: {error}") from None
+        raise CorruptionError(f"cannot decompress: {error}") from None
     if len(body) != size_bytes:
-        raise CorruptionError(f"they decompress to {len(body)} bytes or more, its header says {size_bytes}")
+        raise CorruptionError(f"decompressed to {len(body)} bytes or more, but the header says {size_bytes}")
     return body
 
 
@@ -72,7 +72,7 @@ def _zstd(stored: memoryview, size_bytes: int) -> bytes:
         with reader.stream_reader(stored) as stream:
             return stream.read(size_bytes + 1)
     if named != size_bytes:
-        raise CorruptionError(f"their frame says {named} bytes, the batch's header {size_bytes}")
+        raise CorruptionError(f"the compressed frame says {named} bytes, but the header says {size_bytes}")
     return reader.decompress(stored, max_output_size=size_bytes)
 
 
@@ -135,7 +135,18 @@ class BatchHeader(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One record, for a user's callback. ``value`` None: a tombstone. ``headers``: names may repeat, in their order."""
+    """One record of a stream.
+
+    Attributes:
+        offset: Offset in the partition.
+        timestamp_ns: Time at which the leader appended it, in nanoseconds since 1970.
+        key: Key, None without one.
+        value: Payload. None is a tombstone.
+        headers: Pairs of name and value, in order. Names may repeat.
+        subject: NATS subject on which it was published, '' if it is not known.
+        reply: Reply subject of the publisher, None without one.
+        leader_epoch: LeaderEpoch of the leader that appended it.
+    """
 
     offset: int
     timestamp_ns: int
@@ -147,11 +158,20 @@ class Record(NamedTuple):
     leader_epoch: int
 
     def header(self, name: str, default: bytes | None = None) -> bytes | None:
-        """The value of the first header of that name (its case counts), or ``default``."""
+        """Return the value of the first header with a name.
+
+        Args:
+            name: Name of the header. Upper and lower case differ.
+            default: Value if there is no such header. Default None.
+        """
         return next((value for held, value in self.headers if held == name), default)
 
     def header_values(self, name: str) -> list[bytes]:
-        """The values of all headers of that name, in their order."""
+        """Return the values of all headers with a name, in order.
+
+        Args:
+            name: Name of the header. Upper and lower case differ.
+        """
         return [value for held, value in self.headers if held == name]
 
 
@@ -235,7 +255,7 @@ class RecordBatch:
     def _decoded(self) -> ColumnSet:
         columns = decode_columns(self.body(), self.header.record_count, Columns(self.header.column_bits))
         if columns.deltas is not None and int(columns.deltas[-1]) > self.header.last_offset_delta:
-            raise CorruptionError(f"the batch at offset {self.base_offset} holds a record past its last offset")
+            raise CorruptionError(f"The batch at offset {self.base_offset} is damaged: it has a record beyond its last offset.")
         return columns
 
     def body(self) -> memoryview:
@@ -246,7 +266,7 @@ class RecordBatch:
         try:
             return memoryview(decompress(stored, self.header.codec, self.header.body_size_bytes))
         except CorruptionError as error:
-            raise CorruptionError(f"the {len(stored)} bytes of the batch at offset {self.base_offset}: {error}") from None
+            raise CorruptionError(f"The batch at offset {self.base_offset} ({len(stored)} bytes) is damaged: {error}") from None
 
     def offsets(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """int64[record_count]: the offset of every record."""
@@ -475,23 +495,27 @@ def parse_header(buffer: memoryview, position: int = 0) -> BatchHeader:
     Raises UnknownFormatError for another version [S11], CorruptionError for anything that is not a whole batch.
     """
     if len(buffer) - position < HEADER_SIZE_BYTES:
-        raise CorruptionError(f"{len(buffer) - position} bytes at {position} are shorter than a batch header")
+        raise CorruptionError(
+            f"Damaged batch at position {position}: {len(buffer) - position} bytes are less than a batch header."
+        )
     fields = _HEADER.unpack_from(buffer, position)
     crc, magic, version, attributes, size_bytes, count, base, epoch, timestamp, producer, sequence, producer_epoch = fields[:12]
     if magic != MAGIC:
-        raise CorruptionError(f"no batch at {position}: magic {magic:#06x}")
+        raise CorruptionError(f"No batch at position {position}: its magic number is {magic:#06x}.")
     if version != VERSION:
-        raise UnknownFormatError(f"the batch at {position} has format version {version}, this version reads {VERSION}")
+        raise UnknownFormatError(
+            f"The batch at position {position} has format version {version}, but this version reads {VERSION}. Upgrade liftpy."
+        )
     columns, body_size_bytes, last_delta = fields[12:]
     if attributes & _CODEC_MASK >= len(_CODECS) or columns & ~_ALL_COLUMNS or attributes & ~(_CODEC_MASK | _CONTROL):
-        raise UnknownFormatError(f"the batch at {position} uses a codec or column that this version does not know")
+        raise UnknownFormatError(f"The batch at position {position} has an unknown codec or column. Upgrade liftpy.")
     in_bounds = HEADER_SIZE_BYTES < size_bytes <= MAX_BATCH_BYTES and body_size_bytes <= MAX_BATCH_BYTES
     filler = size_bytes == HEADER_SIZE_BYTES and count == body_size_bytes == columns == 0
     dense = count == last_delta + 1 or (columns & _DELTAS and count <= last_delta + 1)
     numbers = base >= 0 and base + last_delta < _MAX_I64 and epoch <= _MAX_I64
     if not (numbers and ((in_bounds and count > 0 and dense) or filler)):
         raise CorruptionError(
-            f"the batch at {position} has an impossible header: {size_bytes} bytes, {count} records at {base}"
+            f"The batch at position {position} has an invalid header: {size_bytes} bytes, {count} records at offset {base}."
         )
     return BatchHeader(
         crc,
@@ -517,7 +541,9 @@ def claimed_size_bytes(buffer: memoryview, position: int = 0) -> int:
     Raises CorruptionError when there is no whole header.
     """
     if len(buffer) - position < HEADER_SIZE_BYTES:
-        raise CorruptionError(f"{len(buffer) - position} bytes at {position} are shorter than a batch header")
+        raise CorruptionError(
+            f"Damaged batch at position {position}: {len(buffer) - position} bytes are less than a batch header."
+        )
     return int(_HEADER.unpack_from(buffer, position)[4])
 
 
@@ -534,9 +560,14 @@ def parse_batch(buffer: bytes | memoryview, position: int = 0, *, verify: bool =
         raise
     end = position + header.size_bytes
     if end > len(view):
-        raise CorruptionError(f"the batch at {position} says {header.size_bytes} bytes, {len(view) - position} are there")
+        raise CorruptionError(
+            f"Damaged batch at position {position}: its header says {header.size_bytes} bytes, but only "
+            f"{len(view) - position} exist."
+        )
     if verify and crc32c.crc32c(view[position + 4 : end]) != header.crc:
-        raise CorruptionError(f"the CRC-32C of the batch at {position} (offset {header.base_offset}) does not match")
+        raise CorruptionError(
+            f"Damaged batch at position {position} (offset {header.base_offset}): its CRC-32C does not match."
+        )
     return RecordBatch(header, view[position:end])
 
 
@@ -559,4 +590,4 @@ def _refuse_if_damaged(view: memoryview, position: int) -> None:
     """CorruptionError when a batch of a seemingly unknown version has a wrong CRC: then it is a flipped bit."""
     crc, _, _, _, size_bytes = _HEADER.unpack_from(view, position)[:5]
     if crc32c.crc32c(view[position + 4 : position + size_bytes]) != crc:
-        raise CorruptionError(f"the batch at {position} is damaged in its version, codec or columns")
+        raise CorruptionError(f"Damaged batch at position {position}: its version, codec or column flags are invalid.")

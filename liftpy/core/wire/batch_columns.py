@@ -152,10 +152,10 @@ def encode_columns(
     """Which columns are present, and the pieces of the body in order."""
     count = len(values)
     if count == 0:
-        raise ValueError("a batch has at least one record")
+        raise ValueError("A batch needs at least one record.")
     for column in (keys, headers, subjects, replies, timestamps_ns, offset_deltas):
         if column is not None and len(column) != count:
-            raise ValueError(f"a column has {len(column)} entries for {count} records")
+            raise ValueError(f"A column has {len(column)} entries for {count} records. Pass one entry per record.")
     pieces: list[bytes] = []
     present = Columns.VALUE_NULLS if _put_bytes(pieces, values) else Columns.NONE
     if keys is not None and any(k is not None for k in keys):
@@ -193,11 +193,11 @@ def _ends(entries: Sequence[Sized]) -> bytes:
     if count <= _FEW:
         ends = list(accumulate(map(len, entries)))
         if count and ends[-1] >= _MAX_COLUMN_BYTES:
-            raise ValueError("a column of a batch holds less than 2 GiB")
+            raise ValueError("A column of a batch must be smaller than 2 GiB. Use smaller batches.")
         return struct.pack(f"<{count}I", *ends)
     cumulative = np.cumsum(np.fromiter(map(len, entries), dtype=np.int64, count=count), dtype=np.int64)
     if cumulative[-1] >= _MAX_COLUMN_BYTES:
-        raise ValueError("a column of a batch holds less than 2 GiB")
+        raise ValueError("A column of a batch must be smaller than 2 GiB. Use smaller batches.")
     return cumulative.astype("<u4").tobytes()
 
 
@@ -288,7 +288,7 @@ class _Reader:
         """The next ``size_bytes``; the position moves on to the 8-byte boundary after them."""
         end = self._position + size_bytes
         if size_bytes < 0 or end > len(self._body):
-            raise CorruptionError(f"a column of a batch ends at {end}, its body at {len(self._body)}")
+            raise CorruptionError(f"Damaged batch: a column ends at {end}, but the batch ends at {len(self._body)}.")
         piece = self._body[self._position : end]
         self._position = end + (-end % 8)
         return piece
@@ -306,7 +306,7 @@ class _Reader:
         """The next ``count`` cumulative ends, never falling."""
         ends = self.u32(count)
         if count > 1 and bool((ends[1:] < ends[:-1]).any()):
-            raise CorruptionError("the ends of a column of a batch fall")
+            raise CorruptionError("Damaged batch: the end positions of a column are not ascending.")
         return ends
 
     def bytes_column(self, count: int, nulls: bool) -> BytesColumn:
@@ -319,11 +319,11 @@ class _Reader:
         """The next dictionary column."""
         entry_count = int(self.u32(2)[0])
         if not 0 < entry_count <= count:
-            raise CorruptionError(f"a dictionary of a batch has {entry_count} entries for {count} records")
+            raise CorruptionError(f"Damaged batch: a dictionary has {entry_count} entries for {count} records.")
         entries = self.bytes_column(entry_count, nulls=False)
         index = self.u32(count) if entry_count > 1 else np.zeros(count, dtype=np.uint32)
         if entry_count > 1 and int(index.max(initial=0)) >= entry_count:
-            raise CorruptionError("an index into a dictionary of a batch is out of range")
+            raise CorruptionError("Damaged batch: a dictionary index is out of range.")
         return DictionaryColumn(entries, index)
 
     def headers(self, count: int) -> HeadersColumn:
@@ -344,8 +344,8 @@ def decode_columns(body: memoryview, count: int, present: Columns, *, exact: boo
     timestamps = np.frombuffer(reader.take(8 * count), dtype="<i8") if Columns.TIMESTAMPS in present else None
     deltas = reader.u32(count) if Columns.DELTAS in present else None
     if deltas is not None and bool((deltas[1:] <= deltas[:-1]).any()):
-        raise CorruptionError("the offset deltas of a batch don't grow")
+        raise CorruptionError("Damaged batch: its offsets are not ascending.")
     note = reader.take(int(reader.u32(2)[0])) if Columns.NOTE in present else None
     if exact and not reader.at_end:
-        raise CorruptionError("the columns of a batch are shorter than its body")
+        raise CorruptionError("Damaged batch: it has bytes behind its last column.")
     return ColumnSet(values, keys, headers, subjects, replies, timestamps, deltas, note)

@@ -79,7 +79,9 @@ class RecordColumns:
     def __post_init__(self) -> None:
         counts = [len(column.offsets) - 1 for column in (self.keys, self.headers) if column is not None]
         if any(count != len(self.values) for count in counts):
-            raise ConfigError(f"a column has {counts} entries for {len(self.values)} values")
+            raise ConfigError(
+                f"The columns have different lengths: {counts} entries for {len(self.values)} values. Pass one entry per value."
+            )
 
     def __len__(self) -> int:
         return len(self.values)

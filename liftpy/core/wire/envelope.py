@@ -106,9 +106,9 @@ def sealed_payload(frame: bytes | memoryview, expected: MessageType) -> memoryvi
     """As ``decode``, of an envelope that has to have a CRC."""
     payload = decode(frame, expected)[1]
     if frame[6] & _FLAG_ADDRESS:
-        raise EnvelopeError("an address where none belongs")
+        raise EnvelopeError("This message must not have a stream address.")
     if len(frame) - len(payload) != CRC_HEADER_SIZE_BYTES or not frame[6] & _FLAG_CRC:
-        raise EnvelopeError("an envelope without a CRC-32C where one has to be")
+        raise EnvelopeError("The envelope has no CRC-32C, but this message needs one.")
     return payload
 
 
@@ -153,31 +153,36 @@ def decode_addressed(frame: bytes | memoryview, expected: MessageType | None = N
     """Type, address (b"" where there is none) and payload; as ``decode``."""
     view = memoryview(frame)
     if len(view) < HEADER_SIZE_BYTES:
-        raise EnvelopeError(f"{len(view)} bytes are shorter than an envelope header", "no envelope")
+        raise EnvelopeError(f"The message has {len(view)} bytes, less than an envelope header.", "no envelope")
     magic, version, header_size_bytes, flags, number = _HEADER.unpack_from(view)
     if magic != MAGIC:
-        raise EnvelopeError("the magic number is missing", "no envelope")
+        raise EnvelopeError("The message is not a liftpy envelope: its magic number is missing.", "no envelope")
     if version != VERSION:
-        raise EnvelopeError(f"version {version} is unknown, this side speaks {VERSION}", "version")
+        raise EnvelopeError(f"The envelope has version {version}, but this version reads {VERSION}. Upgrade liftpy.", "version")
     if not HEADER_SIZE_BYTES <= header_size_bytes <= len(view):
-        raise EnvelopeError(f"header length {header_size_bytes} is outside 8..{len(view)}")
+        raise EnvelopeError(f"The envelope has an invalid header length {header_size_bytes}, outside 8..{len(view)}.")
     payload = view[header_size_bytes:]
     if flags & _FLAG_CRC:
         if header_size_bytes != CRC_HEADER_SIZE_BYTES:
-            raise EnvelopeError(f"the CRC flag needs a header of {CRC_HEADER_SIZE_BYTES} bytes, not {header_size_bytes}")
+            raise EnvelopeError(
+                f"The envelope has a CRC flag, but a header of {header_size_bytes} bytes instead of {CRC_HEADER_SIZE_BYTES}."
+            )
         if _CRC.unpack_from(view, HEADER_SIZE_BYTES)[0] != crc32c.crc32c(payload):
-            raise ChecksumError("the CRC-32C does not match the payload")
+            raise ChecksumError(
+                "The CRC-32C of the message does not match its payload. It was damaged on its way, or written by a "
+                "faulty client."
+            )
     address = b""
     if flags & _FLAG_ADDRESS:
         if not flags & _FLAG_CRC or len(payload) < ADDRESS_SIZE_BYTES:
-            raise EnvelopeError(f"an address needs a CRC-32C and {ADDRESS_SIZE_BYTES} bytes")
+            raise EnvelopeError(f"The envelope has an address, so it needs a CRC-32C and {ADDRESS_SIZE_BYTES} bytes.")
         address, payload = bytes(payload[:ADDRESS_SIZE_BYTES]), payload[ADDRESS_SIZE_BYTES:]
     try:
         message_type = MessageType(number)
     except ValueError:
-        raise EnvelopeError(f"message type {number} is unknown", "message type") from None
+        raise EnvelopeError(f"The envelope has the unknown message type {number}. Upgrade liftpy.", "message type") from None
     if expected is not None and message_type is not expected:
-        raise EnvelopeError(f"message type {message_type.name} where {expected.name} was expected", "message type")
+        raise EnvelopeError(f"The message has type {message_type.name}, but {expected.name} was expected.", "message type")
     return message_type, address, payload
 
 
@@ -204,7 +209,7 @@ class Ordinary:
         """For another uid or policy another one is made."""
         self.runs = runs
         if ack not in POLICIES:
-            raise ConfigError(f"ack is an AckPolicy, not {ack!r}")
+            raise ConfigError(f"Invalid ack {ack!r}. Use an AckPolicy.")
         value, name = b"\0\1\2", "\3"
         parts = client_pb2.Message(
             offset=-1, value=value, stream=stream, streamUid=uid, partition=partition, ackPolicy=POLICIES[ack], runs=runs

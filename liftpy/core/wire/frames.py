@@ -103,7 +103,7 @@ def parse(payload: bytes | memoryview, expected: type[M]) -> M:
     try:
         return expected.FromString(bytes(payload))
     except (DecodeError, ValueError) as error:
-        raise ProtocolError(f"not a {expected.__name__}: {error}") from None
+        raise ProtocolError(f"Cannot decode a {expected.__name__}: {error}. Check that all versions are compatible.") from None
 
 
 def replication_response_header(
@@ -131,7 +131,7 @@ def decode_replication_response(frame: bytes | memoryview) -> ReplicationRespons
 def parse_replication_response(payload: memoryview) -> ReplicationResponse:
     """As ``decode_replication_response``, for a payload whose envelope has been read."""
     if len(payload) < RESPONSE_HEADER_SIZE_BYTES:
-        raise ProtocolError(f"a ReplicationResponse has at least 16 bytes after its envelope, not {len(payload)}")
+        raise ProtocolError(f"A ReplicationResponse needs at least 16 bytes after its envelope, but it has {len(payload)}.")
     leader_epoch, high_watermark = _RESPONSE.unpack_from(payload)
     return ReplicationResponse(leader_epoch, high_watermark, payload[RESPONSE_HEADER_SIZE_BYTES:])
 
@@ -155,7 +155,9 @@ def decode_replication_piece(frame: bytes | memoryview) -> ReplicationPiece:
 def parse_replication_piece(payload: memoryview) -> ReplicationPiece:
     """A ReplicationPiece whose envelope has been read, else ProtocolError."""
     if len(payload) < _PIECE.size:
-        raise ProtocolError(f"a ReplicationPiece has at least {_PIECE.size} bytes after its envelope, not {len(payload)}")
+        raise ProtocolError(
+            f"A ReplicationPiece needs at least {_PIECE.size} bytes after its envelope, but it has {len(payload)}."
+        )
     leader_epoch, high_watermark, crc, total_bytes, position = _PIECE.unpack_from(payload)
     return ReplicationPiece(leader_epoch, high_watermark, Piece(crc, total_bytes, position, payload[_PIECE.size :]))
 
@@ -190,8 +192,8 @@ def decode_read_response(frame: bytes | memoryview) -> tuple[client_pb2.ReadResp
 def _headed(frame: bytes | memoryview, kind: MessageType, expected: type[M]) -> tuple[M, memoryview]:
     _, payload = envelope.decode(frame, kind)
     if len(payload) < _LENGTH.size:
-        raise ProtocolError(f"a {expected.__name__} has at least 4 bytes after its envelope")
+        raise ProtocolError(f"A {expected.__name__} needs at least 4 bytes after its envelope.")
     end = _LENGTH.size + _LENGTH.unpack_from(payload)[0]
     if end > len(payload):
-        raise ProtocolError(f"the header of a {expected.__name__} is longer than the frame")
+        raise ProtocolError(f"The header of a {expected.__name__} is longer than its frame.")
     return parse(payload[_LENGTH.size : end], expected), payload[end:]

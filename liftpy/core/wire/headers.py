@@ -70,16 +70,18 @@ def pairs_of(headers: HeadersLike | None) -> Pairs:
     try:
         found = tuple((name, value.encode() if isinstance(value, str) else bytes(_as_bytes(value))) for name, value in given)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"headers are a mapping or pairs of a name (str) and a value (str or bytes): {error}") from error
+        raise ConfigError(
+            f"Invalid headers: {error}. Use a mapping, or pairs of a name (str) and a value (str or bytes)."
+        ) from error
     for name, _ in found:
         if not isinstance(name, str) or is_reserved(name):
-            raise ConfigError(f"a header may not be named {name!r}: names are not empty, and Lift-* is reserved")
+            raise ConfigError(f"Invalid header name {name!r}. Names must not be empty, and Lift-* is reserved.")
     return found
 
 
 def _as_bytes(value: object) -> bytes | bytearray | memoryview:
     if not isinstance(value, bytes | bytearray | memoryview):
-        raise TypeError(f"{value!r} is neither str nor bytes")
+        raise TypeError(f"{value!r} must be str or bytes")
     return value
 
 

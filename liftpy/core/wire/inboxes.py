@@ -42,7 +42,8 @@ def check_inbox_prefixes(prefixes: Sequence[str]) -> None:
     if wrong is not None or not prefixes:
         which = f"{wrong!r} is none: " if wrong is not None else "at least one is needed: "
         raise ConfigError(
-            f"inbox_prefixes: {which}every one ends with a dot, as '_INBOX.' does; before it a star may stand ('_INBOX*.')"
+            f"Invalid inbox_prefixes: {which}each prefix must end with a dot, such as '_INBOX.'. A star before "
+            "the dot is allowed ('_INBOX*.')."
         )
 
 

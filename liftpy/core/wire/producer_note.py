@@ -115,9 +115,9 @@ class ProducerNote(NamedTuple):
             at = _FORMAT.size
             name, uid = data[at : at + name_size].decode(), data[at + name_size :].decode()
         except (struct.error, UnicodeDecodeError) as error:
-            raise CorruptionError(f"a producer's note: {error}") from None
+            raise CorruptionError(f"The producer note is damaged: {error}") from None
         if len(data) != at + name_size + uid_size or has_position > 1 or offset < 0:
-            raise CorruptionError(f"{len(data)} bytes are not a producer's note")
+            raise CorruptionError(f"The producer note is damaged: {len(data)} bytes have an unknown form.")
         if has_position:
             return cls(name, SourcePosition(uid, partition, offset, generation))
         return cls(name, None, Partitioning(partition, method) if partition else None)

@@ -51,7 +51,7 @@ def must_be_for(message: Any, partition: int, **said: object) -> None:
     for name, value in {"partition": partition, **said}.items():
         found = getattr(message, name)
         if found != value:
-            raise MisdirectedError(f"a {type(message).__name__} for {name} {_shown(found)}, not {_shown(value)}")
+            raise MisdirectedError(f"Received a {type(message).__name__} for {name} {_shown(found)}, expected {_shown(value)}")
 
 
 def _shown(value: object) -> str:
@@ -61,4 +61,4 @@ def _shown(value: object) -> str:
 def must_be_at(found: bytes, expected: Callable[[], bytes]) -> None:
     """Raise MisdirectedError unless an answer's address is the ``expected`` one; b"": it says none."""
     if found and found != expected():
-        raise MisdirectedError("an answer to another fetch than the one that waits for it")
+        raise MisdirectedError("Received the answer to another fetch request")

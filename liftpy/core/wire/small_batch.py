@@ -28,11 +28,11 @@ def few_headers(body: memoryview, count: int, present: Columns) -> list[tuple[in
         names, position = _texts(body, position, ends[-1])
         values, _ = _texts(body, position, ends[-1])
     except struct.error as error:
-        raise CorruptionError(f"the headers of a batch end behind its body: {error}") from None
+        raise CorruptionError(f"Damaged batch: its headers end beyond the batch: {error}") from None
     found, first = [], 0
     for record, end in enumerate(ends):
         if not first <= end <= ends[-1]:
-            raise CorruptionError("the ends of a column of a batch fall")
+            raise CorruptionError("Damaged batch: the end positions of a column are not ascending.")
         found += [(record, names[pair], values[pair]) for pair in range(first, end)]
         first = end
     return found
@@ -40,12 +40,12 @@ def few_headers(body: memoryview, count: int, present: Columns) -> list[tuple[in
 
 def _texts(body: memoryview, position: int, count: int) -> tuple[list[bytes], int]:
     if position + 4 * count > len(body):
-        raise CorruptionError(f"a batch has no room for {count} headers")
+        raise CorruptionError(f"Damaged batch: it is too small for {count} headers.")
     ends = struct.unpack_from(f"<{count}I", body, position)
     position += _padded(4 * count)
     size_bytes = ends[-1] if count else 0
     if position + size_bytes > len(body) or any(end < before for before, end in pairwise(ends)):
-        raise CorruptionError("the headers of a batch do not fit in its body")
+        raise CorruptionError("Damaged batch: its headers do not fit.")
     data = bytes(body[position : position + size_bytes])
     return [data[start:end] for start, end in pairwise((0, *ends))], position + _padded(size_bytes)
 

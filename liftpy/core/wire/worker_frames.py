@@ -95,7 +95,9 @@ def most_bytes(kind: int) -> int:
 def encode(kind: FrameKind, token: int = 0, body: bytes = b"") -> bytes:
     """A frame's bytes; raises ProtocolError for a body that is too large."""
     if len(body) > most_bytes(kind):
-        raise ProtocolError(f"{kind.name} of {len(body)} bytes between processes of a node")
+        raise ProtocolError(
+            f"Internal error: a frame {kind.name} of {len(body)} bytes between the processes of a node is too large."
+        )
     rest = _REST.pack(len(body), kind, token)
     return _CRC.pack(crc32c.crc32c(body, crc32c.crc32c(rest))) + rest + body
 
@@ -114,15 +116,15 @@ class FrameReader:
             (crc,) = _CRC.unpack_from(held)
             length, kind, token = _REST.unpack_from(held, _CRC.size)
             if length > most_bytes(kind):
-                raise ProtocolError(f"a frame of {length} bytes between processes of a node")
+                raise ProtocolError(f"Internal error: invalid frame length {length} between the processes of a node.")
             end = HEAD_BYTES + length
             if len(held) < end:
                 return
             if crc32c.crc32c(bytes(held[_CRC.size : end])) != crc:
-                raise ProtocolError("a frame between processes of a node is damaged")
+                raise ProtocolError("Internal error: a frame between the processes of a node is damaged.")
             try:
                 found = Frame(FrameKind(kind), token, bytes(held[HEAD_BYTES:end]))
             except ValueError:
-                raise ProtocolError(f"a frame of kind {kind} between processes of a node") from None
+                raise ProtocolError(f"Internal error: unknown frame kind {kind} between the processes of a node.") from None
             del held[:end]
             yield found

@@ -150,7 +150,10 @@ def _found(final: Path, planned: PlannedRange, name: FileName) -> ArchivedRange:
         written.end_offset,
         written.path,
     ):
-        raise StorageError(f"{final} does not hold what its name says: something else wrote it. Take it away")
+        raise StorageError(
+            f"File {final} has other content than its name says. Another program wrote it. Move it away, then run "
+            "the archive again."
+        )
     return ArchivedRange(**{**asdict(written), "size_bytes": final.stat().st_size})
 
 
@@ -170,6 +173,6 @@ def _told(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         kind = NoSpaceError if error.errno == _NO_SPACE else StorageError
-        raise kind(f"{path}: {error}") from error
+        raise kind(f"Cannot write archive file {path}: {error}") from error
     except pa.ArrowException as error:
-        raise StorageError(f"{path}: {error}") from error
+        raise StorageError(f"Cannot write archive file {path}: {error}. Check the directory and its free space.") from error

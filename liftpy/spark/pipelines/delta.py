@@ -69,14 +69,20 @@ class DeltaFolder:
         with _told(self._root):
             if self._seen is None:
                 if DeltaTable.is_deltatable(str(self._root)):
-                    raise FencedError(f"the table {self._root} was made meanwhile: another archive writes to it")
+                    raise FencedError(
+                        f"Another process created table {self._root} at the same time. Only one archive may write to a table: "
+                        "stop the other one."
+                    )
                 create_table_with_add_actions(str(self._root), delta_schema, adds, mode="error", commit_properties=properties)
             else:
                 mode = "overwrite" if replace else "append"
                 try:
                     self._seen.create_write_transaction(adds, mode, delta_schema, commit_properties=properties)
                 except CommitFailedError as error:
-                    raise FencedError(f"another archive writes to the table {self._root}: {error}") from error
+                    raise FencedError(
+                        f"Another archive writes to table {self._root}: {error}. Only one archive may write to a table: stop "
+                        "the other one."
+                    ) from error
             self._seen = DeltaTable(str(self._root))
             return int(self._seen.version())
 
@@ -103,7 +109,7 @@ def _told(root: Path) -> Iterator[None]:
     try:
         yield
     except (DeltaError, OSError) as error:
-        raise StorageError(f"the Delta table {root}: {error}") from error
+        raise StorageError(f"Cannot read or write Delta table {root}: {error}") from error
 
 
 def _adds(commit: dict[str, Any]) -> bool:

@@ -89,7 +89,10 @@ class IcebergFolder:
                         change.update_snapshot().fast_append().commit()
                 self._seen = self._catalog().load_table(NAME)
             except (CommitFailedException, TableAlreadyExistsError) as error:
-                raise FencedError(f"another archive writes to the table {self._root}: {error}") from error
+                raise FencedError(
+                    f"Another archive writes to table {self._root}: {error}. Only one archive may write to a table: stop "
+                    "the other one."
+                ) from error
             return int(self._seen.metadata.last_sequence_number)
 
     def _table(self, schema: pa.Schema) -> Any:
@@ -136,4 +139,4 @@ def _told(root: Path) -> Iterator[None]:
     except (CommitFailedException, TableAlreadyExistsError, FencedError):
         raise
     except (SQLAlchemyError, OSError, ValueError) as error:
-        raise StorageError(f"the Iceberg table {root}: {error}") from error
+        raise StorageError(f"Cannot read or write Iceberg table {root}: {error}") from error

@@ -52,11 +52,12 @@ def error_of(text: str) -> LiftError:
     found = _CODED.search(text)
     if found is None and _NOT_STARTED in text:
         return WorkerStartError(
-            "Spark's Python worker did not start within the ten seconds that Spark has for it: run it again"
+            "The Python worker of Spark did not start within ten seconds. Run the command again. If this "
+            "repeats, the machine is overloaded."
         )
     if found is None:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return LiftError("Spark failed: " + " / ".join(lines[:_SHOWN_LINES]))
+        return LiftError("The Spark job failed: " + " / ".join(lines[:_SHOWN_LINES]))
     code, said = found[1], found[2].strip()
     kind = _KINDS.get(code) or _OTHERS.get(code)
     return SourceError(f"[{code}] {said}", code) if kind is None else kind(said)

@@ -69,7 +69,7 @@ def is_temporary(name: str) -> bool:
 def check_archived(stream: str) -> str:
     """``stream`` if it may be archived, else InvalidNameError or ConfigError."""
     if is_internal(check_name(stream, "stream")):
-        raise ConfigError(f"stream {stream!r} is internal, the cluster's own: it is not archived")
+        raise ConfigError(f"Stream {stream!r} is an internal stream. Internal streams cannot be archived: choose another one.")
     return stream
 
 

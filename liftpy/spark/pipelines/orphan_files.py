@@ -79,7 +79,9 @@ def remove_orphans(orphans: Orphans) -> None:
         try:
             Path(path).unlink(missing_ok=True)
         except OSError as error:
-            raise StorageError(f"the file {path} of a dead attempt can't be removed: {error}") from error
+            raise StorageError(
+                f"Cannot remove file {path} of a failed attempt: {error}. Check its permissions, or remove it yourself."
+            ) from error
 
 
 def _listed(folder: Path) -> Iterable[DataFile]:

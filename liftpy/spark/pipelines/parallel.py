@@ -36,7 +36,7 @@ def spread(
     ``work`` and the pieces have to be such as travel to executors: functions of this package, and plain values; what fails there is
     the LiftError that it was."""
     if not 1 <= tasks <= MAX_TASKS:
-        raise ConfigError(f"tasks = {tasks} is outside 1..{MAX_TASKS}")
+        raise ConfigError(f"tasks = {tasks} (--tasks) is outside 1..{MAX_TASKS}. Choose a value in this range.")
     if not pieces:
         return []
     if spark is not None:

@@ -221,8 +221,8 @@ class Measures:
         while self.buckets and max(self.buckets) - min(self.buckets) >= (MAX_FIXED_BUCKETS if self.is_fixed else MAX_BUCKETS):
             if self.is_fixed:
                 raise ConfigError(
-                    f"the records are spread over more than {MAX_FIXED_BUCKETS} buckets of {self.width_ns / _S:g} s: take longer ones, "
-                    "or a shorter time"
+                    f"The time range needs more than {MAX_FIXED_BUCKETS} buckets of {self.width_ns / _S:g} s. Use wider "
+                    "buckets (--every) or a shorter range."
                 )
             self.widen(WIDTHS_NS[WIDTHS_NS.index(self.width_ns) + 1])
 

@@ -125,7 +125,7 @@ class ReplicaReads:
             head, _ = await self._patiently(request, -1, self.replica.patience_s)
             if head.stateLater:
                 if time.monotonic() >= patient_s:
-                    raise Away("it has not read its log to the end yet, and does not know all producers and message ids")
+                    raise Away("it has not loaded its state of producers and message ids yet")
                 await asyncio.sleep(_LATER_S)
                 continue
             if not head.stateBytes:
@@ -138,7 +138,7 @@ class ReplicaReads:
             end = head.stateEnd
             held += head.stateData
             if not head.stateData or len(held) > head.stateBytes or head.stateBytes > MAX_STATE_BYTES:
-                raise Away("it sends its state of producers and message ids in pieces that do not fit")
+                raise Away("it sends its state of producers and message ids in inconsistent parts")
             if len(held) < head.stateBytes:
                 continue
             if is_whole_state(bytes(held)):
@@ -176,7 +176,7 @@ class ReplicaReads:
         except DamagedBatchError as error:
             at = max(error.offset, offset)
             await self._complain(at)
-            raise Damaged(f"it sent bytes that are not what was written: {error}", at) from None
+            raise Damaged(f"it sent damaged records: {error}", at) from None
         next_offset, epoch = offset, 0
         for batch in batches:
             wrong = ""
@@ -190,7 +190,7 @@ class ReplicaReads:
         if head.compacted:  # the tail may have been compacted away
             next_offset = max(next_offset, min(head.nextOffset, head.highWatermark + 1))
         if next_offset == offset:
-            raise Away(f"it sends nothing of offset {offset} although its HW is {head.highWatermark}")
+            raise Away(f"it returned nothing at offset {offset}, although its high watermark is {head.highWatermark}")
         return batches, next_offset
 
     async def _asked(self, request: client_pb2.ReadRequest, offset: int) -> tuple[client_pb2.ReadResponse, memoryview]:

@@ -45,7 +45,7 @@ def save_plot(report: StatsReport, path: Path) -> None:
     try:
         figure.savefig(path, format="png", dpi=110)
     except OSError as error:
-        raise ConfigError(f"the plot can't be written to {path}: {error}") from error
+        raise ConfigError(f"Cannot write the chart to {path}: {error}. Check the path (--plot).") from error
 
 
 def _name(one: PartitionStats) -> str:

@@ -116,8 +116,8 @@ def check_uid(stream: str, uid: str, marks: Mapping[str, int]) -> None:
     """Raise NotFoundError where a table that has records of ``stream`` has them of another uid [R9]."""
     if uid_mark(stream, uid) not in marks:
         raise NotFoundError(
-            f"the table holds records of a stream {stream} that was deleted; the one of that name now has uid {uid}: archive it into "
-            "a table of its own, with a new checkpoint"
+            f"The table has records of a deleted stream {stream}. The current stream of this name has uid {uid}. "
+            "Archive it into a new table with a new checkpoint."
         )
 
 
@@ -125,13 +125,15 @@ def _check_follows(one: ArchivedRange, end: int, *, fail_on_data_loss: bool) -> 
     what = f"{one.stream}/{one.partition} [{one.start_offset}, {one.end_offset})"
     if one.start_offset < end:
         raise FencedError(
-            f"{what} is to be archived, and the table has that partition up to {end} (exclusive): another archive writes to it, or "
-            "this checkpoint belongs to another table. One archive writes to a table; with a new checkpoint it goes on where that ends"
+            f"Cannot archive {what}: the table already has this partition up to offset {end} (exclusive). Another "
+            "archive writes to the table, or the checkpoint belongs to another table. Stop the other archive. "
+            "With a new checkpoint, the archive continues at the end of the table."
         )
     if one.start_offset > end and fail_on_data_loss:
         raise DataLossError(
-            f"{what} is to be archived, and the table ends at {end}: the records between were archived elsewhere, or the table is an "
-            "older copy. With a new checkpoint it goes on where the table ends; failOnDataLoss=false takes the gap"
+            f"Cannot archive {what}: the table ends at offset {end}, so records between are missing. They were "
+            "archived elsewhere, or the table is an older copy. With a new checkpoint, the archive continues at "
+            "the end of the table. To accept the gap, set failOnDataLoss=false."
         )
 
 
@@ -157,5 +159,5 @@ def starts_after(
 def check_table_columns(there: pa.Schema, wanted: pa.Schema, table: str) -> None:
     """Raise ConfigError where an archive of ``wanted`` columns would write to a table of others."""
     if there.names != wanted.names:
-        text = f"the table {table} has the columns {', '.join(there.names)}, and {', '.join(wanted.names)} are to be archived"
-        raise ConfigError(f"{text}: archive the same columns, or into another table")
+        text = f"Table {table} has the columns {', '.join(there.names)}, but the archive has {', '.join(wanted.names)}"
+        raise ConfigError(f"{text}. Archive the same columns, or use another table.")

@@ -19,13 +19,14 @@ def table_at(root: str | Path, kind: str = "") -> Table:
     folder = Path(root).expanduser().absolute()
     there = "delta" if (folder / "_delta_log").is_dir() else "iceberg" if (folder / CATALOG).exists() else ""
     if kind and kind not in FORMATS:
-        raise ConfigError(f"there is no table format {kind!r}: use {' or '.join(FORMATS)}")
+        raise ConfigError(f"Unknown table format {kind!r}. Use {' or '.join(FORMATS)}.")
     if there and kind and there != kind:
-        raise ConfigError(f"{folder} is a table of the format {there}, not {kind}")
+        raise ConfigError(f"Table {folder} has the format {there}, not {kind}. Use --format {there}, or another directory.")
     chosen = there or kind or "delta"
     if importlib.util.find_spec(FORMATS[chosen]) is None:
         raise ConfigError(
-            f"tables of the format {chosen} need the package {FORMATS[chosen]}: pip install 'liftpy[{EXTRAS[chosen]}]'"
+            f"Tables of the format {chosen} need the package {FORMATS[chosen]}. Install it with pip install "
+            f"'liftpy[{EXTRAS[chosen]}]'."
         )
     return KINDS[chosen](folder)
 
@@ -34,5 +35,5 @@ def state_of(table: Table, marks: Iterable[str] = ()) -> TableState:
     """As ``Table.state``; NotFoundError where there is none."""
     found = table.state(marks)
     if found is None:
-        raise NotFoundError(f"there is no table in {table.root}: is it the folder that was archived into?")
+        raise NotFoundError(f"No table in {table.root}. Check that this is the directory of the archive.")
     return found

@@ -329,13 +329,13 @@ class MemoryTransport(Transport):
     async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
         """Begin anew, also after a connection that was lost. Raises ConnectionRefusedError when the cluster has been stopped."""
         if not self._server.is_up:
-            raise ConnectionRefusedError("the cluster in memory has been stopped")
+            raise ConnectionRefusedError("the in-memory cluster is stopped")
         self._reader = asyncio.StreamReader()
         self._line = _Line(self._server, self._reader)
 
     async def connect_tls(self, uri: Any, ssl_context: Any, buffer_size: int, connect_timeout: int) -> None:
         """Refused: nothing leaves the process."""
-        raise ConnectionRefusedError("a cluster in memory has no TLS")
+        raise ConnectionRefusedError("an in-memory cluster does not support TLS")
 
     def write(self, payload: bytes) -> None:
         """Hand over at once; ``drain`` waits where too much is not taken yet."""

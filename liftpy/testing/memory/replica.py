@@ -395,7 +395,7 @@ class MemoryReplica(MemoryAsking, Peers):
         try:
             complete = derived.is_complete or derived.replay()
         except LiftError as error:
-            self.storage_failed(StorageError(f"its log can't be replayed: {error}"))
+            self.storage_failed(StorageError(f"The log cannot be replayed: {error}"))
             return
         if complete:
             self._replaying = None

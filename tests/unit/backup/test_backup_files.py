@@ -61,7 +61,7 @@ def test_a_manifest_is_written_in_one_way(tmp_path: Path) -> None:
     """Then no bit of it is without a meaning."""
     store, one, _ = two_backups(tmp_path)
     whole = json.loads(store.read(manifest_path(one.backup)))
-    with pytest.raises(CorruptionError, match="not written as backups write it"):
+    with pytest.raises(CorruptionError, match=r"of this backup \(manifest\.json\) was"):
         decode_manifest(json.dumps(whole).encode())
 
 
@@ -73,7 +73,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     whole["manifest"]["format"] = 2
     said = json.dumps(whole["manifest"], sort_keys=True, separators=(",", ":"))
     whole["sha256"] = hashlib.sha256(said.encode()).hexdigest()
-    with pytest.raises(UnknownFormatError, match="format is 2"):
+    with pytest.raises(UnknownFormatError, match="format 2"):
         decode_manifest(json.dumps(whole).encode())
 
 
@@ -161,7 +161,10 @@ def test_verify_finds_a_flipped_bit_in_each_kind_of_file_and_names_it(tmp_path: 
 def test_a_piece_of_right_digest_and_wrong_place_is_found(tmp_path: Path) -> None:
     """The chain says what was before: pieces of another log don't fit, though each is whole."""
     store, one, _ = two_backups(tmp_path)
-    for other, says in ((log_of(8, epoch=2), "follows on nothing"), (log_of(8, value=b"%x"), "another chain")):
+    for other, says in (
+        (log_of(8, epoch=2), "does not follow the batch before it"),
+        (log_of(8, value=b"%x"), "with other content"),
+    ):
         pieces = copied(store, THIRD, other).pieces
         mixed = replace(one.streams[0].partitions[0], pieces=(one.streams[0].partitions[0].pieces[0], *pieces[1:]))
         manifest = put_backup(store, THIRD, mixed)
@@ -187,7 +190,7 @@ def test_only_whole_backups_are_listed_as_such(tmp_path: Path) -> None:
     last.unlink()
     first, second = list_backups(store)
     assert first.faults == ()
-    assert "it is missing" in second.faults[0]
+    assert "is missing" in second.faults[0]
     (tmp_path / manifest_path(SECOND)).unlink()
     assert [entry.backup for entry in list_backups(store)] == [FIRST], "without a manifest there is none"
     (tmp_path / manifest_path(FIRST)).write_text("{}")
@@ -350,9 +353,9 @@ def test_stores(tmp_path: Path) -> None:
     store.remove("backups/x/y")
     store.remove("backups/x/y")
     store.remove_folder("backups/zzz")
-    with pytest.raises(CorruptionError, match="backups/x/y: it is missing"):
+    with pytest.raises(CorruptionError, match="backups/x/y is missing"):
         store.read("backups/x/y")
-    with pytest.raises(ConfigError, match="no store"):
+    with pytest.raises(ConfigError, match="Cannot open the backup store"):
         Store.at("gopher://x/y")
     with pytest.raises(NotFoundError):
         store.newest()

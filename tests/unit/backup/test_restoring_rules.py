@@ -78,8 +78,8 @@ def a_restore(world: Any, manifest: Manifest, *into: str) -> Restore:
 @pytest.mark.parametrize(
     ("replicas", "read_only", "alive", "said"),
     [
-        (("n1", "n2"), False, False, "overwrites nothing"), (("n1", "n2"), True, False, "overwrites nothing"),
-        ((HELPER, "n1"), False, False, "overwrites nothing"), ((HELPER, "n1"), True, True, "by another process"),
+        (("n1", "n2"), False, False, "never overwrites"), (("n1", "n2"), True, False, "never overwrites"),
+        ((HELPER, "n1"), False, False, "never overwrites"), ((HELPER, "n1"), True, True, "by another process"),
         ((HELPER, "n1"), True, False, ""),
     ],
 )  # fmt: skip

@@ -171,24 +171,24 @@ _VALUES = 64 + 8  # ends of two records, then their bytes
     [
         (b"", "0 bytes"),
         (THREE[:-1], "bytes"),
-        (THREE + b"x", "not one batch"),
-        (THREE + THREE, "not one batch"),
+        (THREE + b"x", "but its batch has"),
+        (THREE + THREE, "but its batch has"),
         (THREE[:70] + b"\xff" + THREE[71:], "CRC-32C"),
-        (_longer(THREE), "shorter than its body"),
+        (_longer(THREE), "has bytes behind its last"),
         (_patched(THREE, 6, "<B", 9), "version"),
-        (_patched(NULLS, 64, "<I", 9), "ends of a column of a batch fall"),
-        (build_batch([b"a"], codec=Codec.LZ4), "not compressed"),
-        (build_batch([b"a"], control=True), "no control batch"),
-        (build_batch([b"a"], subjects=["other"]), "values, keys and headers only"),
-        (build_batch([b"a"], replies=["_INBOX.x"]), "values, keys and headers only"),
-        (build_batch([b"a"], timestamps_ns=[5]), "values, keys and headers only"),
-        (build_batch([b"a"], offset_deltas=[4]), "values, keys and headers only"),
-        (build_batch([b"a"], base_sequence=1), "without a producer"),
-        (build_batch([b"a"], producer_epoch=1), "without a producer"),
+        (_patched(NULLS, 64, "<I", 9), "end positions of a column"),
+        (build_batch([b"a"], codec=Codec.LZ4), "must be uncompressed, must not"),
+        (build_batch([b"a"], control=True), "not be a control batch"),
+        (build_batch([b"a"], subjects=["other"]), "only values, keys and headers"),
+        (build_batch([b"a"], replies=["_INBOX.x"]), "only values, keys and headers"),
+        (build_batch([b"a"], timestamps_ns=[5]), "only values, keys and headers"),
+        (build_batch([b"a"], offset_deltas=[4]), "only values, keys and headers"),
+        (build_batch([b"a"], base_sequence=1), "no producer id"),
+        (build_batch([b"a"], producer_epoch=1), "no producer id"),
         (build_batch([b"a", b"b"], headers=[[("Lift-Ack", b"all")], None]), "Lift-* is reserved"),
         (build_batch([b"a", b"b"], headers=[[("x", b"")], [("lift-Key", b"k")]]), "Lift-* is reserved"),
         (build_batch([b"a", b"b"], headers=[[("lift-Key", b"k")]] * 2), "Lift-* is reserved"),
-        (build_batch([b"a", b"b"], headers=[[("", b"k")], None]), "names are not empty"),
+        (build_batch([b"a", b"b"], headers=[[("", b"k")], None]), "names must not be empty"),
     ],
 )
 def test_what_is_no_batch_or_more_than_one_is_refused_with_the_reason(batch: bytes, text: str) -> None:
@@ -216,7 +216,7 @@ def test_a_null_that_has_bytes_is_refused() -> None:
     assert struct.unpack_from("<I", batch, position) == (2,)
     bench = Bench()
     bench.arrive((REPLY, published(_patched(batch, position, "<I", 3)), b""))
-    assert "no value" in bench.answers()[0].detail
+    assert "a null value has bytes" in bench.answers()[0].detail
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_a_refusal_in_its_own_namespace_ends_the_start_once(watch: Any, caplog: 
     assert isinstance(error, NotAllowedError)
     assert "does not let this node subscribe on ns.raft.n1" in str(error)
     assert "--role node --namespace ns" in str(error)
-    assert [text.partition(":")[0] for text in caplog.messages] == [
+    assert [text.partition(".  ")[0].partition(". Give")[0] for text in caplog.messages] == [
         "NATS does not let this node publish on shop.orders",
         "NATS does not let this node subscribe on nsx.raft.n1",
         "NATS does not let this node publish on ns.raft.n2",
@@ -156,7 +156,7 @@ async def test_what_was_dropped_is_said_with_its_largest_and_leaves_no_timer(
     made.count("s/0", "overloaded", 3)
     for number in range(10):
         made.count(f"s/{number}", "overloaded", number + 1)
-    assert [text.rpartition("dropped: ")[2] for text in caplog.messages] == ["3 of s/0: overloaded"]
+    assert [text.rpartition("subject: ")[2] for text in caplog.messages] == ["3 of s/0: overloaded"]
     made._say()  # the timer's time has come
     assert caplog.messages[1].endswith("10 of s/9: overloaded, 9 of s/8: overloaded, 8 of s/7: overloaded, 7 of s/6: overloaded, "
         "6 of s/5: overloaded, 5 of s/4: overloaded, 4 of s/3: overloaded, 3 of s/2: overloaded, and 2 more")  # fmt: skip

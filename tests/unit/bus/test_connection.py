@@ -86,7 +86,7 @@ async def test_a_listener_that_leaves_hears_what_is_on_its_way_and_then_nothing(
     await bus.settled(5)
     assert got == [b"%d" % number for number in range(100)]
     bus.send("l.x", [b"after"], f"{bus.inbox}.1")
-    await until(lambda: bool(told), "the server says that nobody listens")
+    await until(lambda: bool(told), "The NATS server reports an error: that nobody listens. Check the server log.")
     listener.leave()
     listener.close()
     assert len(got) == 100

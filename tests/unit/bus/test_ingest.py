@@ -470,7 +470,7 @@ async def test_what_was_dropped_is_said_once_a_second_at_most(
     drops.count("orders/1", "below_min_isr", 1)
     drops.close()
     said = [record.getMessage() for record in caplog.records]
-    assert [text.rpartition("dropped: ")[2] for text in said] == [
+    assert [text.rpartition("subject: ")[2] for text in said] == [
         "3 of orders/0: overloaded",
         "2997 of orders/0: overloaded",
         "1 of orders/1: below_min_isr",

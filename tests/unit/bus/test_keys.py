@@ -142,13 +142,13 @@ async def test_what_a_node_cant_go_on_with_is_refused() -> None:
 
         await tried(SECOND, server.url, works=True)
         for works in (True, False):
-            with pytest.raises(ConfigError, match="does not accept these credentials"):
+            with pytest.raises(ConfigError, match="rejected the credentials"):
                 await tried(replace(SECOND, password="other"), server.url, works=works)
-            with pytest.raises(ConfigError, match=r"subscribe on liftpy\.notify\.n1"):
+            with pytest.raises(ConfigError, match=r"subscribe to liftpy\.notify\.n1"):
                 await tried(DEAF, server.url, works=works)
         gone = server.url
     await tried(SECOND, gone, works=False)
-    with pytest.raises(ConfigError, match="with what this node has it is let in"):
+    with pytest.raises(ConfigError, match="The node keeps its current credentials"):
         await tried(SECOND, gone, works=True)
 
 

@@ -129,7 +129,7 @@ async def test_a_connection_that_nats_py_leaves_without_a_word_is_closed(
         server.says(b"MSG ev 1 5\r\nfirst\r\nMSG ev 1 100\r\nhal")
         await until(lambda: got == [b"first"], "the first has come")
         left.append(bus._transport._io_writer)  # type: ignore[union-attr]
-        raise OSError("a write has failed")
+        raise OSError(": an earlier write failed")
 
     monkeypatch.setattr(bus, "_flush_pending", fails_once)
     server.writers[0].close()

@@ -318,12 +318,12 @@ def test_what_could_not_be_printed_is_not_committed(cluster: MemoryCluster, name
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--reverse"], "--reverse goes with no --group"),
-        (["--partition", "0"], "the group says which partitions"),
-        (["--until", "end"], "goes on until Ctrl-C"),
+        (["--reverse"], "--reverse cannot be combined with --group"),
+        (["--partition", "0"], "The group assigns the partitions"),
+        (["--until", "end"], "A group member reads until Ctrl-C"),
         (["--from", "-10m"], "liftpy group reset g --stream orders --to -10m"),
         (["--from", "17"], "earliest or new"),
-        (["--output", "o.parquet"], ".jsonl alone"),
+        (["--output", "o.parquet"], "Invalid value for --output"),
     ],
 )
 def test_what_a_group_can_not_do_is_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -177,7 +177,7 @@ def test_purge_drops_the_records_of_a_key_given_as_bytes(run: Run, name: str, cl
         ((), "--subject or --key"),
         (("--key", "k", "--before", "new"), "--before new"),
         (("--key", "k", "--before", "-3"), "--before -3"),
-        (("--key", "k", "--before", "9999-01-01"), "--before '9999-01-01'"),
+        (("--key", "k", "--before", "9999-01-01"), "--before"),
         (("--key", "k", "--before", "7"), "--partition"),
         (("--subject", "caf\udce9"), "UTF-8"),
     ],
@@ -222,8 +222,8 @@ def _until(condition: Callable[[], bool]) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("--replicas", "3", "--min-isr", "4"), 2, "a partition has only 3 replicas"),
-        (("--min-isr", "4"), 2, "a partition has only 3 replicas"),
+        (("--replicas", "3", "--min-isr", "4"), 2, "more than the 3 replicas"),
+        (("--min-isr", "4"), 2, "more than the 3 replicas"),
         (("--replicas", "3", "--min-isr", "3"), 0, ""),
     ],
 )
@@ -256,4 +256,4 @@ def test_consume_in_json_prints_one_line_for_each_record(run: Run, name: str) ->
 def test_log_verify_of_a_folder_without_segments_is_no_log(run: Run, tmp_path: Path) -> None:
     (tmp_path / "server.log").write_text("started")
     code, out, err = run("log", "verify", str(tmp_path))
-    assert (code, out, "holds no log" in err) == (2, "", True)
+    assert (code, out, "a partition directory (no segment" in err) == (2, "", True)

@@ -71,7 +71,7 @@ def test_settings_are_those_of_all_replicas_not_of_the_isr(cluster: Cluster, cap
 def test_rights_of_what_has_no_name_are_refused(words: list[str], cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "permissions", "--role", "reader", *words)
     assert (code, out) == (2, "")
-    assert "is not allowed" in err
+    assert "Use 1 to 64 of" in err
     assert run(capsys, "permissions", "--role", "reader", "--stream", "orders", "--service", "*")[0] == 0
 
 
@@ -396,10 +396,13 @@ async def test_a_snapshot_is_asked_for_beside_each_node_that_has_the_service_and
     )
     only: Any = Asked(n1={"position": 7, "snapshot": 3}, n3={"position": 5, "snapshot": 5})
     assert await service_orders.store_now(only, "counter", "s", 0, ("n3",), 30.0, "ns") == {"n3": 5}
-    for nodes, text in (((), "no node has a service nobody over s/0"), (("n2",), "nobody is not beside n2")):
+    for nodes, text in (
+        ((), "Service nobody does not run for s/0 on any node. Check the name, --stream and --partition."),
+        (("n2",), "Service nobody does not run next to node n2. Check --node."),
+    ):
         with pytest.raises(NotFoundError, match=text):
             await service_orders.store_now(only, "nobody", "s", 0, nodes, 30.0, "ns")
-    with pytest.raises(NotFoundError, match="s has 1 partitions, no 1"):
+    with pytest.raises(NotFoundError, match="has 1 partitions"):
         await service_orders.store_now(only, "counter", "s", 1, (), 30.0, "ns")
 
 
@@ -410,7 +413,7 @@ async def test_a_snapshot_that_does_not_come_is_given_up(monkeypatch: pytest.Mon
         """Nobody hears it."""
 
     client.publish = publish
-    with pytest.raises(UnavailableError, match="no snapshot beside n1 after 0 s"):
+    with pytest.raises(UnavailableError, match="snapshot next to n1 after"):
         await service_orders.store_now(client, "counter", "s", 0, (), 0.0, "ns")
 
 
@@ -443,7 +446,7 @@ async def test_a_record_is_passed_over_only_where_nobody_has_applied_it(monkeypa
     assert await skip(5, dead_letter="dead") == 42, "it stands at the record"
     assert client.ranges == [("s", 0, 5, 6, "u1")]
     assert written == ["dead", ("counter", "u1", Unit(5, ""), "the record", "passed over by an operator")]
-    with pytest.raises(ConfigError, match="counter on n1 is at 5: it has applied"):
+    with pytest.raises(ConfigError, match="counter on n1 is at"):
         await skip(4)
     assert await skip(4, force=True) == 42
     for offset, inside in ((1, False), (2, True), (9, True), (10, False)):

@@ -71,7 +71,7 @@ async def test_a_partition_that_is_not_led_in_time_is_given_up(cluster: Cluster,
     client: Any = cluster
     image = cluster.image.streams["orders"]
     cluster.set("orders", status=PartitionStatus.OFFLINE, leader="")
-    with pytest.raises(UnavailableError, match=r"orders/0 is OFFLINE after 1\.\d s: liftpy status shows why"):
+    with pytest.raises(UnavailableError, match="orders/0 is still OFFLINE after"):
         await partition._moved(client, image, 0, "", timeout_s=1.0)
     assert len(slept) in (20, 21), "a second of looks, and one more where the sum of them falls short of it"
 

@@ -153,7 +153,7 @@ def test_what_is_not_led_in_time_is_said(cluster: Cluster, capsys: pytest.Captur
     cluster.set("orders", 0, status=PartitionStatus.OFFLINE, leader="")
     code, _, err = run(capsys, "partition", "elect", "orders", "--node", "n2", "--timeout", "0.1")
     assert (code, cluster.asked) == (3, [("elect", "orders", 0, "n2", False)])
-    assert "orders/0 is OFFLINE after" in err
+    assert "orders/0 is still OFFLINE after" in err
     assert run(capsys, "partition", "transfer", "orders")[0] == 2, "there is no leader to move"
     assert run(capsys, "partition", "elect", "orders", "1")[0] == 2, "it is led"
     assert run(capsys, "partition", "transfer", "orders", "2")[0] == 1, "the first number behind the last"
@@ -234,7 +234,7 @@ def test_why_a_node_stays_is_said_and_nothing_is_asked(spare: Cluster, capsys: p
     code, _, err = run(capsys, "node", "remove", "n2", "--timeout", "3600")  # no time changes that: said at once
     assert (code, "holds 4 replicas of orders, prices" in err) == (2, True)
     code, _, err = run(capsys, "node", "remove", "n9", "--timeout", "3600")
-    assert (code, "there is no node 'n9'" in err) == (1, True)
+    assert (code, "no node 'n9'" in err) == (1, True)
     assert spare.asked == []
 
 
@@ -490,7 +490,7 @@ def test_records_are_written_to_a_file_that_is_whole_when_it_has_its_name(
     assert os.listdir(tmp_path) == [file.name]
     again = run(capsys, "consume", "orders", "--output", str(file))
     assert again[0] == 2
-    assert "there already" in again[2]
+    assert "already exists" in again[2]
 
 
 def test_a_file_that_was_not_finished_has_another_name(
@@ -505,9 +505,9 @@ def test_a_file_that_was_not_finished_has_another_name(
     cluster.consume = lambda *_, **given: Fails(given)  # type: ignore[attr-defined]
     code, _, err = run(capsys, "consume", "orders", "--output", str(tmp_path / "o.jsonl"))
     assert code == 1
-    assert "made again" in err
+    assert "Error: made" in err
     assert os.listdir(tmp_path) == ["o.jsonl.part"]
-    for wrong, said in (("o.csv", "its suffix says"), ("no/such/o.arrow", "No such file")):
+    for wrong, said in (("o.csv", "The suffix sets the format"), ("no/such/o.arrow", "No such file")):
         code, _, err = run(capsys, "consume", "orders", "--output", str(tmp_path / wrong))
         assert code == 2
         assert said in err
@@ -517,13 +517,13 @@ def test_what_follows_has_no_end(cluster: Cluster, capsys: pytest.CaptureFixture
     for words in (["--follow", "--until", "end"], ["--follow", "--reverse"]):
         code, _, err = run(capsys, "consume", "orders", *words)
         assert code == 2
-        assert "--follow goes on at the end" in err
+        assert "--follow cannot be combined with" in err
 
 
 def test_consume_of_no_stream_says_so_at_once(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "consume", "nosuch")
     assert (code, out) == (1, "")
-    assert "there is no stream 'nosuch'" in err
+    assert "Stream 'nosuch' does not exist" in err
 
 
 def test_what_has_come_is_printed_before_more_comes(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

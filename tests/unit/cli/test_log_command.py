@@ -52,7 +52,7 @@ def test_the_first_damage_is_named_and_nothing_is_changed(folder: Path, capsys: 
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
     code, text = _run(capsys, "log", "verify", str(folder))
     assert code == 1
-    assert f"first damage: {second.name}: damage at position 0: the CRC-32C" in text
+    assert f"first damage: {second.name}: damage at position 0:" in text
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
 
 
@@ -69,7 +69,7 @@ def test_repair_cuts_a_torn_tail(folder: Path, capsys: pytest.CaptureFixture[str
 def test_repair_waits_for_nobody(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     held = DataFolder(folder.parent.parent.parent)
     code, text = _run(capsys, "log", "repair", str(folder))
-    assert (code, "stop it first" in text) == (1, True)
+    assert (code, "Stop it first" in text) == (1, True)
     held.close()
     assert _run(capsys, "log", "repair", str(folder))[0] == 0
 
@@ -77,5 +77,5 @@ def test_repair_waits_for_nobody(folder: Path, capsys: pytest.CaptureFixture[str
 def test_a_folder_without_a_log_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in (tmp_path, tmp_path / "missing"):
         code, text = _run(capsys, "log", "dump", str(path))
-        assert (code, "holds no log" in text) == (2, True)
+        assert (code, "a partition directory (no segment" in text) == (2, True)
     assert not (tmp_path / "missing").exists()

@@ -100,15 +100,15 @@ def test_which_partitions_are_meant(text: str, wanted: Any, ran: list[Any], caps
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--partitions", "1,x"), "--partitions 1,x is neither all nor numbers"),
-        (("--partitions", "1,"), "--partitions 1, is neither all nor numbers"),
-        (("--partitions", "1000000"), "is neither all nor numbers"),
-        (("--partitions", "-1"), "is neither all nor numbers"),
-        (("--partitions", "٣"), "is neither all nor numbers"),
-        (("--partitions", "1", "--partition", "1"), "--partition and --partitions say the same thing"),
-        (("--route", "a"), "--route a: it is NAME=STREAM"),
-        (("--route", "a=s1"), "name one (--output-stream)"),
-        (("--set", "limit"), "--set 'limit' is not NAME=VALUE"),
+        (("--partitions", "1,x"), "Invalid value for --partitions: 1,x"),
+        (("--partitions", "1,"), "--partitions: 1,. Use all, or"),
+        (("--partitions", "1000000"), "Invalid value for --partitions"),
+        (("--partitions", "-1"), "Invalid value for --partitions"),
+        (("--partitions", "٣"), "Invalid value for --partitions"),
+        (("--partitions", "1", "--partition", "1"), "--partition and --partitions cannot be"),
+        (("--route", "a"), "Invalid value for --route: a. Use NAME=STREAM."),
+        (("--route", "a=s1"), "Set an output stream (--output-stream)"),
+        (("--set", "limit"), "Invalid --set 'limit'. Use NAME=VALUE."),
         (("--set", "nobody=1"), "unexpected keyword argument 'nobody'"),
         (("--tick-interval", "3601"), "3601"),
     ],
@@ -144,11 +144,17 @@ def test_how_a_service_ends_is_said(
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("no_such_module:X", "no_such_module:X can't be loaded: No module named 'no_such_module'"),
-        ("json:Nobody", "json:Nobody can't be loaded: module 'json' has no attribute 'Nobody'"),
-        ("json:dumps", "json:dumps is not a class that extends liftpy.service.Service"),
-        ("json:JSONDecoder", "is not a class that extends"),
-        (":X", "can't be loaded"),
+        (
+            "no_such_module:X",
+            "Cannot load no_such_module:X: No module named 'no_such_module'. Check MODULE:CLASS, the current directory and PYTHONPATH.",
+        ),
+        (
+            "json:Nobody",
+            "Cannot load json:Nobody: module 'json' has no attribute 'Nobody'. Check MODULE:CLASS, the current directory and PYTHONPATH.",  # noqa: E501
+        ),
+        ("json:dumps", "json:dumps is not a subclass of liftpy.service.Service. Check MODULE:CLASS."),
+        ("json:JSONDecoder", "is not a subclass of liftpy.service.Service"),
+        (":X", "Cannot load"),
     ],
 )
 def test_what_is_no_service_is_not_run(name: str, said: str) -> None:
@@ -234,7 +240,12 @@ async def test_all_partitions_are_those_of_the_stream_once_it_is_there(
     async def connect(settings: Any, target: Any) -> Any:
         return SimpleNamespace(close=close)
 
-    answers: list[Any] = [NotFoundError("no stream in"), UnavailableError("nobody"), [], [None] * 3]
+    answers: list[Any] = [
+        NotFoundError("no stream in"),
+        UnavailableError("nobody"),
+        [],
+        [None] * 3,
+    ]
 
     class FakeClient:
         def __init__(self, transport: Any, subjects: Any, *, owns_connection: bool) -> None:
@@ -259,7 +270,7 @@ async def test_all_partitions_are_those_of_the_stream_once_it_is_there(
     target: Any = SimpleNamespace(namespace="ns")
     found = await service._all_partitions(ServiceSettings("s", "in", "n1", Path("d")), target)
     assert (list(found), slept, closed) == ([0, 1, 2], [0.5] * 3, ["closed"])
-    assert [r.getMessage() for r in caplog.records] == ["which partitions there are is not known: no stream in; trying on"]
+    assert [r.getMessage() for r in caplog.records] == ["cannot list the partitions: no stream in; retrying"]
 
 
 # ---- what an operator says -----------------------------------------------------------------------------------------------------
@@ -375,10 +386,13 @@ def test_rights_are_for_the_inboxes_that_were_said(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("service", "--replies", "_INBOX*"), "--replies _INBOX*: NATS's rights know no part of a token; name each prefix"),
+        (
+            ("service", "--replies", "_INBOX*"),
+            "Invalid value for --replies: _INBOX*. NATS permissions cannot match a part of a token. Name each prefix.",
+        ),
         (("service", "--replies", "a b"), ""),
-        (("reader", "--replies", "_INBOX"), "--replies is for the roles service and node"),
-        (("publisher",), "name what it publishes on"),
+        (("reader", "--replies", "_INBOX"), "--replies is only for the roles service and node. Remove it."),
+        (("publisher",), "--stream (for the subjects of"),
         (("publisher", "--subject", "a b"), ""),
     ],
 )

@@ -187,7 +187,7 @@ def test_a_folders_dump_line_by_line(folder: Path, capsys: pytest.CaptureFixture
         " timestamp_ns=1700000000002000000",
     ]
     assert of_log(capsys, "dump", "--batches", str(folder)) == [*first, *rest, "other files: notes.txt", *batches]
-    assert of_log(capsys, "verify", str(folder)) == ["right: 1 segments, 5 records, log end offset 5"]
+    assert of_log(capsys, "verify", str(folder)) == ["no damage: 1 segments, 5 records, log end offset 5"]
     segment.write_bytes(segment.read_bytes()[:-5])
     row = f"{segment.name} {size - 5} 2 0..1 2023-11-14T22:13:20.000+00:00 missing torn tail at {at}"
     assert row in of_log(capsys, "dump", str(folder))

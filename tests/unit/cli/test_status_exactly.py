@@ -84,7 +84,7 @@ async def test_a_status_is_of_all_streams_or_of_one(monkeypatch: pytest.MonkeyPa
         assert (found["metadata_leader"], found["index"], found["moves"], found["waiting"]) == ("b", 3, [], [])
         assert [(node["node_id"], node["answers"]) for node in found["nodes"]] == [("a", False), ("b", True)]
         assert [partition["partition"] for partition in found["partitions"]] == [0, 1]
-    with pytest.raises(NotFoundError, match="there is no stream 'other'; there are: s"):
+    with pytest.raises(NotFoundError, match="Stream 'other' does"):
         await status.gather(client, "other")
 
 

@@ -178,7 +178,7 @@ async def test_an_ack_of_another_incarnation_is_nobodys(client: Client, node: No
     await node.make("a", "u1")
     publisher = await client.publisher("a", options=PublishOptions(timeout_s=0.2))
     node.answer = lambda name, uid, data: _Ack(stream=name, streamUid="u0", offset=7)  # type: ignore[method-assign]
-    with pytest.raises(OutcomeUnknownError, match="another stream of this name"):
+    with pytest.raises(OutcomeUnknownError, match="came from an older stream of this name"):
         await publisher.publish(b"x")
     assert publisher.foreign_answers == 1
     assert client.counters == {"acks by somebody else": 1}
@@ -230,9 +230,9 @@ async def test_what_is_not_there_is_told_within_a_round_trip(client: Client, nod
         with pytest.raises(NotFoundError):
             await ask()  # type: ignore[operator]
     assert asyncio.get_running_loop().time() - began < 3
-    with pytest.raises(ConfigError, match="numbered from 0"):
+    with pytest.raises(ConfigError, match="int of 0"):
         await client.publish("a", b"x", partition=-1)
-    with pytest.raises(UnavailableError, match="nobody listens"):  # the stream is there, it has no leader
+    with pytest.raises(UnavailableError, match="No responders"):  # the stream is there, it has no leader
         await client.bounds("a", options=ReadOptions(patience_s=0.3))
 
 
@@ -259,6 +259,6 @@ async def test_a_stream_that_answers_nobody_any_more_is_told_so(client: Client, 
     with pytest.raises(NotFoundError):
         await publisher.publish(b"2")
     await node.make("a", "u2", ack="none")
-    with pytest.raises(ConfigError, match="answers nobody"):
+    with pytest.raises(ConfigError, match="ack policy none"):
         await publisher.publish(b"3")
     await publisher.close()

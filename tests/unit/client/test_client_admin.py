@@ -206,14 +206,14 @@ async def test_the_deadline_ends_it_and_tells_whether_it_may_have_been_done(
     transport: Transport, server_side: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admin_module, "ATTEMPT_S", 0.05)
-    with pytest.raises(NoClusterError, match="no liftpy node of namespace 'empty' answers at nats://127"):
+    with pytest.raises(NoClusterError, match="node of namespace 'empty' answers"):
         await Admin(transport, Subjects("empty"), deadline_s=0.2).describe()
     mute = await Controller(server_side, Subjects("mute")).start()
     mute.script = [lambda _: None] * 100
     with pytest.raises(OutcomeUnknownError):
         await Admin(transport, Subjects("mute"), deadline_s=0.3).create_stream("a", "b")
     assert len({asked.operationId for asked in mute.asked}) == 1 < len(mute.asked)
-    with pytest.raises(UnavailableError, match="has not answered"):
+    with pytest.raises(UnavailableError, match="did not answer"):
         await Admin(transport, Subjects("mute"), deadline_s=0.3).describe(linearizable=True)
 
 
@@ -257,7 +257,7 @@ async def test_the_cluster_is_described(admin: Admin, controller: Controller) ->
     assert state.controllers[0].leader
     assert [s.name for s in state.streams()] == ["orders"]
     assert state.stream("orders").uid == "u1"
-    with pytest.raises(NotFoundError, match=r"no stream 'order'; there are: orders"):
+    with pytest.raises(NotFoundError, match="Stream 'order' does"):
         state.stream("order")
 
 
@@ -287,7 +287,7 @@ async def test_admin_rejects_wrong_arguments_before_anything_is_sent(
 
 
 async def test_no_server_is_said_plainly() -> None:
-    with pytest.raises(UnavailableError, match=r"no NATS server lets us in at nats://127.0.0.1:1"):
+    with pytest.raises(UnavailableError, match=r"to NATS at nats://127\.0\.0\.1:1"):
         await open_connection("nats://127.0.0.1:1", timeout_s=1.0)
 
 
@@ -297,7 +297,7 @@ def test_credentials_are_checked_and_never_shown() -> None:
     for wrong in ({"user": "u"}, {"token": "t", "creds_file": "f"}, {"tls_cert_file": "c"}):
         with pytest.raises(ConfigError):
             Credentials(**wrong)
-    with pytest.raises(ConfigError, match="TLS"):
+    with pytest.raises(ConfigError, match="use tls_ca_file"):
         Credentials(tls_ca_file="/nonexistent").nats_options()
 
 

@@ -33,9 +33,9 @@ def test_a_seed_of_a_user_is_taken_and_any_other_is_refused_unseen(tmp_path: Pat
     for content, text in (
         (seed(), ""),
         (b"  " + seed() + b"\n", ""),
-        (account, "nkey_seed_file {} holds the seed of no user: one line that begins with SU"),
-        (b"SUnonsense", "nkey_seed_file {} holds no nkey seed: one line that begins with SU"),
-        (b"", "nkey_seed_file {} holds no nkey seed: one line that begins with SU"),
+        (account, "nkey_seed_file {} contains a seed, but not of a user. It must have one line that starts with SU."),
+        (b"SUnonsense", "nkey_seed_file {} contains no nkey seed. It must have one line that starts with SU."),
+        (b"", "nkey_seed_file {} contains no nkey seed. It must have one line that starts with SU."),
     ):
         file.write_bytes(content)
         if not text:
@@ -46,11 +46,11 @@ def test_a_seed_of_a_user_is_taken_and_any_other_is_refused_unseen(tmp_path: Pat
         assert str(caught.value) == text.format(file)
     for content, text in (
         (creds(seed()), ""),
-        (creds(account), "creds_file {} holds the seed of no user: one line that begins with SU"),
-        (creds(b"SUnonsense"), "creds_file {} holds no nkey seed: one line that begins with SU"),
-        (creds(seed(), b""), "creds_file {} holds no user JWT: give the file that nsc writes (nsc generate creds)"),
-        (creds(b""), "creds_file {} holds no user nkey seed: give the file that nsc writes (nsc generate creds)"),
-        (b"", "creds_file {} holds no user JWT: give the file that nsc writes (nsc generate creds)"),
+        (creds(account), "creds_file {} contains a seed, but not of a user. It must have one line that starts with SU."),
+        (creds(b"SUnonsense"), "creds_file {} contains no nkey seed. It must have one line that starts with SU."),
+        (creds(seed(), b""), "creds_file {} contains no user JWT. Use the file that `nsc generate creds` writes."),
+        (creds(b""), "creds_file {} contains no user nkey seed. Use the file that `nsc generate creds` writes."),
+        (b"", "creds_file {} contains no user JWT. Use the file that `nsc generate creds` writes."),
     ):
         file.write_bytes(content)
         if not text:
@@ -66,7 +66,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         for path, why in ((f"{tmp_path}/none", "No such file or directory"), ("a\0b", "embedded null byte")):
             with pytest.raises(ConfigError) as caught:
                 Credentials(**{name: path}).nats_options()
-            assert str(caught.value) == f"{name} {path} can't be read: {why}"
+            assert str(caught.value) == f"Cannot read {name} {path}: {why}. Check the path and its permissions."
 
 
 def test_the_seed_is_wiped_when_it_was_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def test_certificates_are_loaded_and_nobody_is_asked_for_a_password(monkeypatch:
     monkeypatch.setattr(Context, "encrypted", True)
     with pytest.raises(ConfigError) as caught:
         Credentials(tls_cert_file="c", tls_key_file="k").nats_options()
-    text = "TLS: tls_cert_file c with tls_key_file k can't be used: the key is encrypted; give one that is not"
+    text = "Cannot use TLS: tls_cert_file c with tls_key_file k: the key is encrypted; give one that is not. Give a certificate and its private key in PEM format."  # noqa: E501
     assert str(caught.value) == text
 
 
@@ -112,17 +112,20 @@ def test_certificates_are_loaded_and_nobody_is_asked_for_a_password(monkeypatch:
 @pytest.mark.parametrize(
     ("url", "text"),
     [
-        ("nats://a b:1", "nats: 'nats://a b:1' has blanks, control characters or others that no URL has"),
-        ("nats://a\x01", "has blanks, control characters"),
-        ("nats://\u00e4", "has blanks, control characters"),
-        ("nats://[a:1", "is not a NATS URL: nats://host:port"),
-        ("http://a:1", "nats: 'http://a:1' is not a NATS URL: it begins with one of nats://, tls://, ws://, wss://"),
-        ("a:1", "is not a NATS URL: it begins with one of"),
-        ("nats://", "nats: 'nats://' names no host: nats://host:port"),
-        ("nats://a:0", "nats: 'nats://a:0' has no good port: a number from 1 to 65535"),
-        ("nats://a:65536", "has no good port"),
-        ("nats://a:x", "has no good port"),
-        ("nats://a:1/b", "has a path; a password with a slash in it has %2F there"),
+        (
+            "nats://a b:1",
+            "Invalid NATS URL 'nats://a b:1': it has spaces, control characters or other invalid characters. Use nats://HOST:PORT.",
+        ),
+        ("nats://a\x01", "it has spaces, control characters"),
+        ("nats://\u00e4", "it has spaces, control characters"),
+        ("nats://[a:1", "Use nats://HOST:PORT"),
+        ("http://a:1", "Invalid NATS URL nats: 'http://a:1'. It must start with one of nats://, tls://, ws://, wss://"),
+        ("a:1", "Invalid NATS URL"),
+        ("nats://", "Invalid NATS URL nats: 'nats://': the host is missing. Use nats://HOST:PORT."),
+        ("nats://a:0", "Invalid port in NATS URL nats: 'nats://a:0'. Use a port from 1 to 65535."),
+        ("nats://a:65536", "Invalid port in NATS URL"),
+        ("nats://a:x", "Invalid port in NATS URL"),
+        ("nats://a:1/b", "password contains a slash, write"),
     ],
 )
 def test_a_url_that_is_none_is_named_with_what_is_wrong(url: str, text: str) -> None:

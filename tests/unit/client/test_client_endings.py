@@ -175,7 +175,7 @@ async def test_a_status_that_is_none_is_a_protocol_error(answer: bytes) -> None:
 
     client = Client.__new__(Client)
     client._transport, client._subjects = SimpleNamespace(request=request), Subjects("ns")  # type: ignore[assignment]
-    with pytest.raises(ProtocolError, match="n1 answered its status in a form that is not"):
+    with pytest.raises(ProtocolError, match="The status of node"):
         await client._status_page("n1", b"", 1.0)
 
 
@@ -252,6 +252,6 @@ async def test_nothing_is_published_on_a_client_that_was_closed(nats_url: str) -
 
 
 def test_a_connection_needs_somewhere_to_go() -> None:
-    with pytest.raises(ConfigError, match="at least one URL"):
+    with pytest.raises(ConfigError, match="No NATS URL is given"):
         check_urls(())
     check_urls(("nats://a:1",))

@@ -52,13 +52,13 @@ def test_what_a_publish_asks_for_travels_as_headers() -> None:
     assert promised(None, "", -1) == (("Nats-Expected-Last-Sequence", b"0"),)
     assert promised(None, "", 41) == (("Nats-Expected-Last-Sequence", b"42"),)
     for wrong in ("a\r\nb", " a", "x" * 256, "é" * 128):
-        with pytest.raises(ConfigError, match="a message id is"):
+        with pytest.raises(ConfigError, match="Invalid message id"):
             promised(None, wrong, None)
     promised(None, "x" * 255, (1 << 62) - 1)
     for offset in (-2, 1 << 62):
-        with pytest.raises(ConfigError, match="expected_last is the offset"):
+        with pytest.raises(ConfigError, match="Invalid expected_last ="):
             promised(None, "", offset)
-    with pytest.raises(ConfigError, match="said twice"):
+    with pytest.raises(ConfigError, match="set twice"):
         promised({"Nats-Msg-Id": "a"}, "b", None)
 
 
@@ -115,7 +115,7 @@ async def test_behind_the_window_nothing_that_may_be_stored_is_sent_again() -> N
     made._may_be_stored([0], known_until - 0.01, "silence")
     made._send_again(1, made._in_flight[1], UnavailableError("refused"))
     await made._send_refused(known_until + 0.01)
-    assert str(silent.exception()) == "silence; an earlier attempt was not answered (message id one)"
+    assert "silence (message id one" in str(silent.exception())
     assert replies(wire)[2:] == ["in0.1"], "what was refused is not stored: it goes out again"
     made._may_be_stored([1], made._in_flight[1].known_until, "silence")
     assert isinstance(refused.exception(), OutcomeUnknownError)
@@ -150,7 +150,7 @@ async def test_what_may_be_stored_does_not_go_to_a_stream_that_was_made_again() 
     made._send_again(1, made._in_flight[1], UnavailableError("refused"))
     made._addressing.address = Address("shop.s", "u2", True, 120.0)
     await made._send_refused(asyncio.get_running_loop().time() + 0.1)
-    assert str(maybe.exception()) == "s was deleted and made again before the ack came (message id one)"
+    assert "deleted stream. (message id one" in str(maybe.exception())
     await made._send_refused(asyncio.get_running_loop().time() + 0.2)
     assert (never.done(), len(wire.sent)) == (False, 3)
     await made.close()

@@ -115,10 +115,16 @@ def test_an_assignment_in_a_file() -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("{", "error reading replica assignment: "),
+        ("{", 'Cannot read the replica assignment: . Give JSON such as [{"id": 0, "replicas": ["n1", "n2"]}].'),
         ("{}", 'error reading replica assignment: not a list of {"id": ..., "replicas": [...]}'),
-        ("[1]", "error reading replica assignment: entry 0: no object"),
-        ('[{"id": 0, "replicas": [], "y": 1, "x": 2}]', "error reading replica assignment: entry 0: unknown x, y"),
+        (
+            "[1]",
+            'Cannot read the replica assignment: entry 0: no object. Give JSON such as [{"id": 0, "replicas": ["n1", "n2"]}].',
+        ),
+        (
+            '[{"id": 0, "replicas": [], "y": 1, "x": 2}]',
+            'Cannot read the replica assignment: entry 0: unknown x, y. Give JSON such as [{"id": 0, "replicas": ["n1", "n2"]}].',
+        ),
         ('[{"replicas": []}]', "entry 0: id is no whole number"),
         ('[{"id": true, "replicas": []}]', "entry 0: id is no whole number"),
         ('[{"id": 2147483648, "replicas": []}]', "entry 0: id is no whole number"),
@@ -229,7 +235,7 @@ async def test_more_partitions_are_asked_for_with_all_that_was_said(dry: bool) -
 async def test_an_answer_without_a_plan_says_why_and_one_that_is_no_map_is_refused() -> None:
     wrong = pb.PlacementPlan(nodes=PLAN.nodes, replicationFactor=2, replicas=[0])
     group = Group(pb.ControlResponse(), pb.ControlResponse(detail="nothing to do"), pb.ControlResponse(plan=wrong))
-    with pytest.raises(ConfigError, match=r"^the metadata group answered without a plan$"):
+    with pytest.raises(ConfigError, match="metadata group returned no plan"):
         await group.admin.plan_partitions("s", 2)
     with pytest.raises(ConfigError, match=r"^nothing to do$"):
         await group.admin.plan_partitions("s", 2)
@@ -501,7 +507,7 @@ async def test_a_service_is_asked_for_its_state(monkeypatch: pytest.MonkeyPatch)
 def test_where_the_messages_of_a_partition_go() -> None:
     assert _address("shop.s", "u", False) == Address("shop.s", "u", False)
     for subject in ("*", "a.*", ">", "a.>", "a.*.b"):
-        with pytest.raises(ConfigError, match=r"has wildcards: name the subject to publish on \(subject=\.\.\.\)$"):
+        with pytest.raises(ConfigError, match=r"wildcards\. Name one subject \(subject="):
             _address(subject)
     assert _address("a*.b>").subject == "a*.b>"
     assert _address_of(image(2, answers=False), 1, "shop.s.1") == Address("shop.s.1", "u1", False)

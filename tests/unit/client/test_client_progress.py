@@ -69,7 +69,7 @@ def test_nothing_new_is_no_error_at_the_end_of_the_log() -> None:
 
 
 def test_nothing_sent_below_the_high_watermark_means_another_replica() -> None:
-    with pytest.raises(NotServedError, match="sent nothing at 5"):
+    with pytest.raises(NotServedError, match="nothing at"):
         ReadProgress("s", 0, 5).accept(answer(hw=9))
     with pytest.raises(NotServedError, match="sent nothing at 5"):  # it lags behind what another one has said
         ReadProgress("s", 0, 5, high_watermark=9).accept(answer(hw=4))
@@ -78,16 +78,16 @@ def test_nothing_sent_below_the_high_watermark_means_another_replica() -> None:
 @pytest.mark.parametrize(
     ("frame", "kind", "text"),
     [
-        (answer(batch(6, 2), hw=9), ProtocolError, "a gap, offset 5 was asked for and 6 came"),
-        (answer(batch(5, 2), batch(8, 1), hw=9), ProtocolError, "a gap"),
-        (answer(batch(5, 2), hw=5), ProtocolError, "past the HW 5"),
-        (answer(batch(5, 2, epoch=3), batch(7, 1, epoch=2), hw=9), ProtocolError, "LeaderEpoch 2 at 7 follows 3"),
+        (answer(batch(6, 2), hw=9), ProtocolError, r"offset 5, received 6\. Read"),
+        (answer(batch(5, 2), batch(8, 1), hw=9), ProtocolError, "n1: gap"),
+        (answer(batch(5, 2), hw=5), ProtocolError, "above the high"),
+        (answer(batch(5, 2, epoch=3), batch(7, 1, epoch=2), hw=9), ProtocolError, "LeaderEpoch 2 at offset"),
         (answer(batch(5, 2)[:-1] + b"!", hw=9), CorruptionError, "CRC-32C"),
         (answer(batch(5, 2)[:-3], hw=9), CorruptionError, "bytes"),
         (b"garbage", ProtocolError, "envelope"),
-        (answer(batch(5, 2), hw=9, uid="u2"), ProtocolError, "contradicts .*uid 'u2'"),
+        (answer(batch(5, 2), hw=9, uid="u2"), ProtocolError, "stream with uid 'u2"),
         (answer(hw=9, error=_Error.WRONG_STREAM), ProtocolError, "refuses the stream that it has"),
-        (answer(hw=9, error=_Error.WRONG_STREAM, uid="u2"), NotFoundError, "made again"),
+        (answer(hw=9, error=_Error.WRONG_STREAM, uid="u2"), NotFoundError, "created again"),
         (answer(hw=9, error=_Error.CUT, cutEndOffset=6), ProtocolError, "cut at 6, behind what was read"),
         (answer(hw=9, error=_Error.CUT, cutEndOffset=-1), ProtocolError, "cut at -1"),
         (answer(hw=9, node="n1 x\r\nPUB a"), ProtocolError, "names of its nodes"),
@@ -99,7 +99,7 @@ def test_nothing_sent_below_the_high_watermark_means_another_replica() -> None:
         (answer(batch(5, 2), hw=9, stream="s", partition=0, requestId=8), ProtocolError, "for requestId 8"),
         (answer(hw=9, error=_Error.OFFSET_OUT_OF_RANGE, logStartOffset=7), OffsetOutOfRangeError, "log starts at 7"),
         (answer(hw=3, error=_Error.OFFSET_OUT_OF_RANGE), NotServedError, "OFFSET_OUT_OF_RANGE"),
-        (answer(hw=3, error=_Error.NOT_READY, detail="promoting", leader="n2"), NotServedError, "NOT_READY .*promoting"),
+        (answer(hw=3, error=_Error.NOT_READY, detail="promoting", leader="n2"), NotServedError, r"NOT_READY\. The"),
         (answer(hw=3, error=_Error.BAD_REQUEST), ProtocolError, "malformed"),
     ],
 )
@@ -171,7 +171,7 @@ EMPTY = Bounds(uid="u", node="n1", leader="n1", leader_epoch=1, log_start_offset
 def test_words_become_offsets(start: positions.Start, offset: int | None, in_empty: int | None) -> None:
     for bounds, wanted in ((BOUNDS, offset), (EMPTY, in_empty)):
         if wanted is None:
-            with pytest.raises(OffsetOutOfRangeError, match="choose an offset in there"):
+            with pytest.raises(OffsetOutOfRangeError, match="Choose an offset in this range"):
                 positions.start_offset(start, bounds)
         else:
             assert positions.start_offset(start, bounds) == wanted
@@ -222,7 +222,7 @@ def test_the_last_record_goes_along_so_that_a_cut_is_noticed() -> None:
     assert (request.lastOffset, request.lastEpoch) == (4, 6)
     progress.accept(answer(hw=4))
     assert (progress.last_offset, progress.leader_epoch) == (4, 6)
-    with pytest.raises(LogTruncatedError, match="at most those below 3 are the same") as caught:
+    with pytest.raises(LogTruncatedError, match=r"them\. Records below 3 are") as caught:
         progress.accept(answer(hw=2, error=_Error.CUT, cutEndOffset=3))
     assert caught.value.end_offset == 3
     assert not caught.value.retryable

@@ -130,7 +130,7 @@ async def test_a_refusal_that_stays_is_raised_with_its_reason(transport: Transpo
 async def test_no_ack_in_time_is_an_unknown_outcome_and_is_not_repeated(transport: Transport, leader: Leader) -> None:
     leader.script = [None]
     p = publisher(transport, leader, timeout_s=0.1)
-    with pytest.raises(OutcomeUnknownError, match="no ack") as caught:
+    with pytest.raises(OutcomeUnknownError, match="No ack") as caught:
         await p.publish(b"x")
     assert not caught.value.retryable  # it may well be stored, and a second one would be stored twice
     assert leader.seen == 1
@@ -140,7 +140,7 @@ async def test_no_ack_in_time_is_an_unknown_outcome_and_is_not_repeated(transpor
 async def test_nobody_there_is_unavailable_and_a_late_leader_is_found(transport: Transport, server_side: Transport) -> None:
     late = Leader(server_side, "data.late")
     p = publisher(transport, late, patience_s=0.15)
-    with pytest.raises(UnavailableError, match=r"nobody listens on data\.late"):
+    with pytest.raises(UnavailableError, match=r"No responders on data\.late"):
         await p.publish(b"x")
     await p.close()
     async with publisher(transport, late) as patient:
@@ -155,7 +155,7 @@ async def test_an_answer_that_is_no_ack_is_an_unknown_outcome(transport: Transpo
     leader.script = [b"{}", envelope.encode(envelope.MessageType.ACK, b"\xff\xff")]
     p = publisher(transport, leader, timeout_s=0.2)
     for _ in range(2):
-        with pytest.raises(OutcomeUnknownError, match="not an ack of ours"):
+        with pytest.raises(OutcomeUnknownError, match="is not a liftpy ack"):
             await p.publish(b"x")
     assert p.foreign_answers == 2
     await p.close()
@@ -188,7 +188,7 @@ async def test_an_answer_of_somebody_else_is_no_ack_and_the_ack_is_waited_for(
     async with publisher(transport, leader, timeout_s=0.5) as p:
         assert await p.publish(b"x") == PublishAck("flights", 0, 0, 7)
         assert (p.foreign_answers, leader.seen) == (1, 1)
-        with pytest.raises(OutcomeUnknownError, match=r"flights/0 .* within 0.5 s; an a"):
+        with pytest.raises(OutcomeUnknownError, match=r"within 0\.5 s \(an"):
             await p.publish(b"mute")
         with contextlib.suppress(OutcomeUnknownError):
             await p.flush()
@@ -310,7 +310,7 @@ async def test_the_first_use_by_many_tasks_makes_one_publisher(
 async def test_another_loop_is_told_the_rule(transport: Transport, leader: Leader) -> None:
     p = publisher(transport, leader)
     await p.publish(b"x")
-    with pytest.raises(ConfigError, match="event loop that made it"):
+    with pytest.raises(ConfigError, match="event loop that created it"):
         await asyncio.to_thread(lambda: asyncio.run(p.publish(b"y")))
     await p.close()
 

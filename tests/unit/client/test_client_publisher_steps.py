@@ -65,7 +65,7 @@ class Wire:
 
     def must_be_usable(self) -> None:
         if self.is_closed:
-            raise ClientClosedError("the client is closed")
+            raise ClientClosedError("The client is closed. Open a new client.")
 
     def must_be_at_home(self) -> None:
         pass
@@ -159,10 +159,10 @@ async def test_what_is_sent_and_until_when_it_is_waited_for() -> None:
 
 async def test_a_message_that_can_not_be_answered_is_refused_at_once() -> None:
     made, wire, _ = publisher()
-    with pytest.raises(ConfigError, match=r"has no future: use post\(\)"):
+    with pytest.raises(ConfigError, match="A message without an ack has no result"):
         await made.send(b"v", ack=AckPolicy.NONE)
     mute, _, _ = publisher(answered=False)
-    with pytest.raises(ConfigError, match="s has the ack policy none and answers nobody"):
+    with pytest.raises(ConfigError, match="has the ack policy none"):
         await mute.send(b"v")
     await made.close()
     for use in (made.send, made.post):
@@ -210,7 +210,7 @@ async def test_what_goes_out_without_an_ack() -> None:
     assert wire.settled == 1, "there is nothing more to settle"
     await made.post(b"v")
     wire.on_settle = lambda: wire.denied(True, "shop.s")
-    with pytest.raises(NotAllowedError, match=r"publish on shop\.s$"):
+    with pytest.raises(NotAllowedError, match=r"publish on shop\.s"):
         await made.flush()
     await made.post(b"v")
     wire.denied(True, "shop.s")
@@ -326,11 +326,19 @@ async def test_what_was_failed_while_it_waited_for_room_is_not_sent() -> None:
 
 async def test_what_the_connection_does_not_take() -> None:
     made, wire, _ = publisher()
-    wire.fails = [ProtocolError("9 bytes are more than this NATS server takes"), UnavailableError("cut")]
+    wire.fails = [
+        ProtocolError(
+            "The message has 9 bytes, more than the NATS server accepts. Send a smaller message, or increase max_payload on the server."
+        ),
+        UnavailableError("cut"),
+    ]
     large = await made.send(b"v")
     error = large.exception()
     assert isinstance(error, PublishRejectedError)
-    assert (str(error), error.reason) == ("9 bytes are more than this NATS server takes", "TOO_LARGE")
+    assert (str(error), error.reason) == (
+        "The message has 9 bytes, more than the NATS server accepts. Send a smaller message, or increase max_payload on the server.",
+        "TOO_LARGE",
+    )
     again = await made.send(b"w")
     assert (again.done(), made._refused, made.in_flight) == (False, {1}, 1)
     await made.close()
@@ -373,7 +381,7 @@ async def test_another_try_is_made_when_it_is_time_and_there_is_room_and_patienc
     assert (len(wire.sent), made.in_flight, made._refused) == (2, 0, set())
     without = await made.send(b"w")
     await made._try_again(1, made._in_flight[1], made._in_flight[1].give_up)
-    assert str(without.exception()) == "nobody took it on shop.s"
+    assert "on shop.s" in str(without.exception())
     await made.close()
 
 
@@ -414,7 +422,7 @@ async def test_what_a_refusal_leads_to(error: Any, again: bool, uid: str) -> Non
     await turns()
     name = "99" if error == 99 else _Ack.Error.Name(error)
     refusal = made._in_flight[0].refusal if again else future.exception()
-    assert (str(refusal), refusal.reason) == (f"s/0 refused: {name} why", name)
+    assert (str(refusal), refusal.reason) == (f"s/0 rejected the request for now: {name} why", name)
     assert (made._refused, found.asked) == ({0} if again else set(), int(not uid))
     await made.close()
 
@@ -486,27 +494,27 @@ async def test_nobody_there_is_asked_about_and_sent_again() -> None:
     await made._on_ack(nobody())
     await turns()
     assert (found.asked, made._refused) == (1, {0})
-    assert str(made._in_flight[0].refusal) == "nobody listens on shop.s: does s have a leader?"
+    assert str(made._in_flight[0].refusal) == "No responders on shop.s. s may have no leader: check `liftpy status`."
     await made.close()
 
 
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (ack(0, stream="t"), "an ack on shop.s is that of 't'/0"),
-        (ack(0, partition=1), "an ack on shop.s is that of 's'/1"),
-        (ack(0, streamUid="u2"), "an ack on shop.s is that of another stream of this name, u2"),
-        (SimpleNamespace(subject="in0.0", data=b"{}", headers=None), "an answer on shop.s is not an ack of ours: "),
+        (ack(0, stream="t"), "an ack on shop.s came from 't'/0"),
+        (ack(0, partition=1), "an ack on shop.s came from 's'/1"),
+        (ack(0, streamUid="u2"), "an ack on shop.s came from an older stream of this name, u2"),
+        (SimpleNamespace(subject="in0.0", data=b"{}", headers=None), "an answer on shop.s is not a liftpy ack ()"),
     ],
 )
 async def test_who_else_answers_is_counted_and_named_when_no_ack_comes(answer: Any, why: str) -> None:
     made, wire, found = publisher(timeout_s=7.0)
-    assert made._silence() == "no ack of s/0 on shop.s within 7 s"
+    assert made._silence() == "No ack from s/0 on shop.s within 7 s. The message may be stored."
     future = await made.send(b"v")
     await made._on_ack(answer)
     await turns()
     assert (future.done(), made.foreign_answers, wire.counters, found.asked) == (False, 1, {"acks by somebody else": 1}, 1)
-    assert made._silence().startswith(f"no ack of s/0 on shop.s within 7 s; {why}")
+    assert made._silence().startswith(f"No ack from s/0 on shop.s within 7 s; {why}. The message may be stored.")
     await made.close()
 
 
@@ -547,7 +555,7 @@ async def test_the_sweeper_sends_again_and_gives_up(monkeypatch: pytest.MonkeyPa
     await turns(30)
     assert [reply for _, _, reply, _, _ in wire.sent] == ["in0.0", "in0.1", "in0.2", "in0.0"]
     assert (refused.done(), silent.done(), fine.done()) == (False, True, False)
-    assert str(silent.exception()) == "no ack of s/0 on shop.s within 60 s"
+    assert str(silent.exception()) == "No ack from s/0 on shop.s within 60 s. The message may be stored."
     assert (found.asked, made._refused) == (1, set())
     wire.has_room = False
     made._in_flight[2].deadline, made._in_flight[2].resend_at = 0.0, 1e12

@@ -35,5 +35,5 @@ def test_what_a_node_says_of_a_range() -> None:
     ],
 )
 def test_borders_that_can_be_none_of_that_range_are_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(ProtocolError, match="are none"):
+    with pytest.raises(ProtocolError, match="the node"):
         facts_of(head(rangeBytes=900, **fields), 10, 40)

@@ -106,7 +106,7 @@ async def test_after_an_error_it_goes_on_and_what_was_fetched_before_it_comes_fi
 
 async def test_a_bug_reaches_whoever_reads() -> None:
     ahead = ahead_of(Source(KeyError("k")))
-    with pytest.raises(LiftError, match=r"reading s/0 failed: KeyError\('k'\)"):
+    with pytest.raises(LiftError, match=r"read s/0: KeyError\('k"):
         await ahead.next()
     await turns()
 
@@ -129,7 +129,7 @@ async def test_a_close_of_the_client_ends_the_fetching_and_wakes_who_waits() -> 
     waiting = asyncio.ensure_future(ahead.next())
     await turns()
     home.callbacks[0]()
-    with pytest.raises(ClientClosedError, match="the client was closed while s/0 was read"):
+    with pytest.raises(ClientClosedError, match="The client was closed while"):
         await waiting
     await asyncio.wait([fetching])
     assert (fetching.cancelled(), home.callbacks) == (True, [])
@@ -199,7 +199,7 @@ async def test_one_reads_at_a_time_and_one_that_was_broken_off_may_be_replaced()
     waiting = asyncio.ensure_future(anext(items))
     await turns()
     assert (items.alive, items.interrupted) == (True, True)
-    with pytest.raises(ConfigError, match="one at a time"):
+    with pytest.raises(ConfigError, match="already read by"):
         await anext(items)
     waiting.cancel()
     await asyncio.wait([waiting])
@@ -210,7 +210,7 @@ async def test_one_reads_at_a_time_and_one_that_was_broken_off_may_be_replaced()
     assert (await again, items.alive, items.interrupted) == (2, True, False)
     items.replace()
     assert not items.alive
-    with pytest.raises(ConfigError, match="one at a time"):
+    with pytest.raises(ConfigError, match="already read by"):
         await anext(items)
 
 

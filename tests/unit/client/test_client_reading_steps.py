@@ -209,7 +209,7 @@ async def test_bounds_are_asked_for_twice_before_they_end_a_reader() -> None:
     assert reader._transport.counters == {"answers doubted": 2}
     low = ([], {"hw": 9, "node": "n1", "leader": "n1", "error": _Error.OFFSET_OUT_OF_RANGE, "logStartOffset": 7})
     Asked(reader, low, low)
-    with pytest.raises(OffsetOutOfRangeError, match="offset 6 is outside"):
+    with pytest.raises(OffsetOutOfRangeError, match="Offset 6 is outside"):
         await reader.bounds("u1", last=(5, 1))
     head = {"hw": 9, "node": "n1", "leader": "n1"}
     wrong = [([], head | {"stream": "t"}), ([], head | {"partition": 1}), ([], head | {"uid": "u2"})]
@@ -426,7 +426,7 @@ def test_to_go_on_after_a_record_needs_the_offset_behind_it(start: Any, right: b
     if right:
         a_consumer(start, after_epoch=1)
     else:
-        with pytest.raises(ConfigError, match="start must be an offset above 0"):
+        with pytest.raises(ConfigError, match="start to be an offset"):
             a_consumer(start, after_epoch=1)
     a_consumer(start)
 
@@ -454,7 +454,7 @@ async def test_the_end_of_an_iteration_that_nobody_holds_is_held_itself() -> Non
 # ---- what a reader believes ------------------------------------------------------------------------------------------------------
 def test_a_gap_is_remembered_with_who_sent_it() -> None:
     progress = ReadProgress("s", 0, 5, uid="u1")
-    with pytest.raises(ProtocolError, match="a gap, offset 5 was asked for and 7 came"):
+    with pytest.raises(ProtocolError, match=r"offset 5, received 7\. Read"):
         progress.accept(answer(batch(7, 1), hw=9, node="n3"))
     assert progress.suspect == ("n3", 5)
     assert progress.next_offset == 5

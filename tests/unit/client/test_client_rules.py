@@ -129,7 +129,7 @@ def test_what_an_answer_may_hold() -> None:
     progress = reading(leader_epoch=3)
     progress.accept(answer(good, highWatermark=13))
     assert (progress.next_offset, progress.leader_epoch, progress.last_offset) == (14, 3, 13)
-    with pytest.raises(LiftError, match="nothing at 14"):
+    with pytest.raises(LiftError, match="nothing at"):
         progress.accept(answer(b"", highWatermark=14))
     progress.accept(answer(b"", highWatermark=13))
 
@@ -314,7 +314,7 @@ async def test_a_closed_client_makes_no_publisher_and_waits_for_nobody() -> None
     client.publisher = publisher
     client._transport.closed = True
     async with client._making:  # somebody else makes one, and is not waited for
-        with pytest.raises(ClientClosedError, match="the client is closed"):
+        with pytest.raises(ClientClosedError, match="The client is closed"):
             await asyncio.wait_for(client._own_publisher("s", 0), 30)
     with pytest.raises(ClientClosedError):
         await client.publish("s", b"v")

@@ -120,7 +120,7 @@ async def test_a_stream_that_is_there_is_as_good_where_that_is_said(monkeypatch:
         monkeypatch.setattr(client._admin, "create_stream", exists)
         monkeypatch.setattr(client._admin, "stream", described)
         assert (await client.create_stream("s", "a.b", exist_ok=True, ready_s=0)).uid == "u"
-        with pytest.raises(AlreadyExistsError, match=r"^stream s exists, and is another: its subject is a.b, not a.c$"):
+        with pytest.raises(AlreadyExistsError, match=r"its subject is a\.b, not"):
             await client.create_stream("s", "a.c", exist_ok=True)
         with pytest.raises(AlreadyExistsError, match=r"^stream s exists$"):
             await client.create_stream("s", "a.b")
@@ -204,7 +204,7 @@ def test_the_clients_own_thread_can_not_wait_for_itself() -> None:
     async def calls_back() -> None:
         loop.run(sync._nothing())
 
-    with pytest.raises(ConfigError, match="own thread"):
+    with pytest.raises(ConfigError, match="another thread"):
         loop.run(calls_back())
 
     async def fails() -> None:

@@ -193,7 +193,7 @@ async def test_one_iteration_at_a_time_and_one_that_fails_ends_all() -> None:
         many.pause(*many.places)
         waiting = asyncio.create_task(many.next())
         await asyncio.sleep(0)
-        with pytest.raises(ConfigError, match="one at a time"):
+        with pytest.raises(ConfigError, match="already read by"):
             await anext(many.batches())
         waiting.cancel()
         await asyncio.wait([waiting])

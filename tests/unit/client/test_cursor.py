@@ -140,7 +140,7 @@ async def test_cursor_of_a_stream_made_again_is_refused_wherever_its_position_is
     for number in range(10):
         await client.publish("orders", b"new %d" % number, partition=number % 2)
     for use in (cursor.commit(6), cursor.commit(1, partition=1), cursor.fetch(), cursor.consume(), cursor.consume(1)):
-        with pytest.raises(NotFoundError, match="made again"):
+        with pytest.raises(NotFoundError, match="created again"):
             await use
     with pytest.raises(NotFoundError):
         _ = [record async for record in reading]

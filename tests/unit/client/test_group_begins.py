@@ -122,7 +122,7 @@ async def test_group_that_begins_at_new_commits_where_before_it_gives_records(
         if not tried.is_set() and decode_command(command).HasField("commit"):
             await client.publish("orders", b"new")
             tried.set()
-            raise UnavailableError("nobody answers")
+            raise UnavailableError("no ack arrived")
         return await real(service, stream, command, **how)
 
     monkeypatch.setattr(client, "call_service", once_unanswered)

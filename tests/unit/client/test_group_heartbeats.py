@@ -51,12 +51,12 @@ class Coordinated:
             self.commits.set()
             if self.stuck:
                 await asyncio.sleep(timeout_s)
-                raise UnavailableError("nobody answers")
+                raise UnavailableError("no ack arrived")
         self.left += asked.HasField("leave")
         self.beats += asked.HasField("beat")
         if self.unanswered and asked.HasField("beat"):
             self.unanswered -= 1
-            raise UnavailableError("nobody answers")
+            raise UnavailableError("no ack arrived")
         return SimpleNamespace(value=self.machine.apply(command, time.time_ns(), 1))
 
 

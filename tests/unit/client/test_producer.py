@@ -62,7 +62,7 @@ class Wire:
 
     def must_be_usable(self) -> None:
         if not self.usable:
-            raise ClientClosedError("the client is closed")
+            raise ClientClosedError("The client is closed. Open a new client.")
 
     def must_be_at_home(self) -> None:
         pass
@@ -341,7 +341,7 @@ async def test_who_is_told_nothing_knows_that_it_may_be_stored() -> None:
         await asyncio.sleep(0)
     kept = await p.send(b"b")
     await p.close()
-    with pytest.raises(OutcomeUnknownError, match="it was sent, and not answered"):
+    with pytest.raises(OutcomeUnknownError, match="were sent, but not acknowledged"):
         await sent
     with pytest.raises(ClientClosedError):
         await kept
@@ -510,7 +510,7 @@ async def test_a_stream_that_was_made_again_is_another() -> None:
     p = await a_producer(wire, find=found)
     wire.answers_as = lambda ack: None
     await p.send(b"a")
-    with pytest.raises(NotFoundError, match="made again"):
+    with pytest.raises(NotFoundError, match="created again"):
         await p.flush()
     await p.close()
 

@@ -129,7 +129,7 @@ async def test_what_makes_no_sense_is_refused() -> None:
     async with await a_producer(wire) as p:
         with pytest.raises(ConfigError, match="positions="):
             await p.send(b"a")
-        with pytest.raises(ConfigError, match="go with a source"):
+        with pytest.raises(ConfigError, match="Source and positions belong together"):
             await p.send_many([b"a"])
         with pytest.raises(ConfigError, match="2 positions for 1 values"):
             await p.send_many([b"a"], positions=[1, 2])
@@ -140,7 +140,7 @@ async def test_what_makes_no_sense_is_refused() -> None:
             await p.send_many([b"b"], positions=4)
         assert await (await p.send_many([], positions=[])) == []
     async with await a_producer(wire, None, "another") as p:
-        with pytest.raises(ConfigError, match="go with a source"):
+        with pytest.raises(ConfigError, match="Source and positions belong together"):
             await p.send_many([b"a"], positions=4)
     with pytest.raises(ConfigError, match="has an id"):
         name_for("", Source("orders"))

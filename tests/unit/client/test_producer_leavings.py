@@ -233,7 +233,7 @@ async def test_what_was_sent_twice_may_be_stored_though_the_second_is_refused() 
     receipt = await p.send(b"a")
     with pytest.raises(PublishRejectedError, match="READ_ONLY"):
         await asyncio.wait_for(p.flush(), 20)
-    with pytest.raises(OutcomeUnknownError, match="it was sent, and not answered"):
+    with pytest.raises(OutcomeUnknownError, match="were sent, but not acknowledged"):
         await receipt
     await p.close()
 

@@ -67,13 +67,16 @@ async def test_what_can_not_be_sent_is_said_at_once() -> None:
     wire = Wire()
     async with await a_producer(wire) as p:
         wrong: list[tuple[Any, str]] = [
-            (p.send("text"), "values and keys are bytes or None, not str"),  # type: ignore[arg-type]
+            (p.send("text"), "Invalid value or key of type str. Values and keys must be bytes or None."),  # type: ignore[arg-type]
             (p.send(b"", key="text"), "not str"),  # type: ignore[arg-type]
             (p.send_many([b"", "x"]), "not str"),  # type: ignore[list-item]
             (p.send_many([b""], keys=["x"]), "not str"),  # type: ignore[list-item]
-            (p.send_many([b""], keys=[]), "0 keys for 1 values"),
+            (
+                p.send_many([b""], keys=[]),
+                "The numbers of keys and values differ: 0 keys for 1 values. Pass one key per value.",
+            ),
             (p.send(b"", headers={"Lift-Key": "x"}), "reserved"),
-            (p.send(b"", headers={"Nats-Expected-Last-Sequence": "1"}), "use client.publish"),
+            (p.send(b"", headers={"Nats-Expected-Last-Sequence": "1"}), "Use client.publish() for this record"),
             (p.send(b"", partition=1), "the partitions 0 to 0, not 1"),
             (p.send_many([b""], partition=-1), "not -1"),
         ]
@@ -85,7 +88,10 @@ async def test_what_can_not_be_sent_is_said_at_once() -> None:
         assert await (await p.send_many([])) == []
     assert wire.values() == []
     assert p.unanswered == (0, 0)
-    for options, text in (({"window": 6}, "window = 6 is outside 1..5"), ({"begin": "later"}, "resume, repeat or anew")):
+    for options, text in (
+        ({"window": 6}, "window = 6 is outside 1..5. Choose a value in this range."),
+        ({"begin": "later"}, "resume, repeat or anew"),
+    ):
         with pytest.raises(ConfigError, match=text):
             ProducerOptions(**options)  # type: ignore[arg-type]
     for name, partitioner in (("", "key"), ("x" * 256, "key"), ("p", "odd")):

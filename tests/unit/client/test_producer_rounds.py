@@ -192,9 +192,9 @@ async def test_a_process_of_an_earlier_round_is_refused_whatever_it_does() -> No
 @pytest.mark.parametrize(
     ("again", "why"),
     [
-        ([b"3-0", b"other", b"3-2"], "other records were stored"),
-        ([b"3-0", b"3-1"], "3 records were stored, and now there are 2"),
-        ([b"3-1", b"3-0", b"3-2"], "other records were stored"),
+        ([b"3-0", b"other", b"3-2"], "other records are already stored"),
+        ([b"3-0", b"3-1"], "3 records are already stored, but this attempt has 2"),
+        ([b"3-1", b"3-0", b"3-2"], "other records are already stored"),
     ],
 )
 async def test_a_round_that_does_not_repeat_itself_is_told_so(again: list[bytes], why: str) -> None:
@@ -232,16 +232,16 @@ async def test_what_a_round_does_not_take() -> None:
         await producer.send_many([b"x"])
     names = ByteArray.of([b"Nats-Expected-Last-Sequence"])
     headers = HeaderArray(np.array([0, 1]), names, ByteArray.of([b"1"]))
-    with pytest.raises(ConfigError, match="asks for what a producer's record can't have"):
+    with pytest.raises(ConfigError, match="A producer does not support the header"):
         await producer.send_columns(RecordColumns(ByteArray.of([b"x"]), headers=headers), partition=0)
     with pytest.raises(PublishRejectedError, match="more than a message"):
         await producer.send_columns(columns(b"x" * wire.max_payload_bytes), partition=0)
     await producer.close()
     for run, part, number in (("", 0, 1), ("x" * 129, 0, 1), ("q", -1, 1), ("q", 0, -1), ("q", 0, 1 << 63)):
-        with pytest.raises(ConfigError, match="is no round"):
+        with pytest.raises(ConfigError, match="Invalid write epoch"):
             _ = Round(run, part, number).position
     for plan in (-1, 512):
-        with pytest.raises(ConfigError, match="is no round"):
+        with pytest.raises(ConfigError, match="Invalid write epoch"):
             _ = Round("q", 0, 1, plan).position
 
 

@@ -457,7 +457,7 @@ async def test_records_that_can_not_be_read_are_given_back(client: Client, monke
     async with client.queue("jobs", "w") as queue:
 
         def unreadable(*_: Any, **__: Any) -> Any:
-            raise UnavailableError("nobody answers")
+            raise UnavailableError("no ack arrived")
 
         with monkeypatch.context() as patched:
             patched.setattr(QueueLog, "records", unreadable)

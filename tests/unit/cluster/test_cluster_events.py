@@ -14,16 +14,16 @@ from liftpy.config import SessionTimes
 from liftpy.core.metadata.controller.cluster_events import KINDS, ClusterEvent, EventTrail, events_of, in_words, is_recent
 from liftpy.core.metadata.controller.feature_negotiation import begin_at
 from liftpy.core.metadata.controller.requests import REQUESTS, AskedBy
-from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.record_builder import Rules
 from liftpy.core.metadata.records import PartitionStateChanged
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.born import born_fsm
 
 
 def all_events(log: list[bytes], *, elections: bool = False) -> list[ClusterEvent]:
     """Of a log, on a controller of its own."""
-    fsm, trail, found = ClusterFsm(elections=elections), EventTrail(), []
+    fsm, trail, found = born_fsm(elections=elections), EventTrail(), []
     for index, entry in enumerate(log, 1):
         before = fsm.image
         answer = fsm.apply(entry, index)
@@ -69,7 +69,6 @@ def test_a_day_of_a_cluster_in_words() -> None:
 
 def test_a_default_quota_says_who_set_it_and_what_it_was() -> None:
     driver = Driver(("a",))
-    driver.ask(setFeatureLevel=pb.SetFeatureLevel(level=4, checked=[pb.CheckedNode(nodeId="a", incarnation=1)]))
     driver.ask(setDefaultQuota=pb.SetDefaultQuota(recordsPerS=5, byToken=2))
     driver.ask(setDefaultQuota=pb.SetDefaultQuota(recordsPerS=0, bytesPerS=9))
     driver.ask(setDefaultQuota=pb.SetDefaultQuota(byToken=9999))
@@ -78,7 +77,7 @@ def test_a_default_quota_says_who_set_it_and_what_it_was() -> None:
         "default quota none -> 5 records/s, for each value of token 2 of the subject",
         "setDefaultQuota done the cluster by test",
         "default quota 5 records/s, for each value of token 2 of the subject -> 9 bytes/s, for each value of token 2 of the subject",
-        "setDefaultQuota refused the cluster by test, INVALID default quota: by_token = 9999 is outside 0..256",
+        "setDefaultQuota refused the cluster by test, INVALID default quota: by_token = 9999 is outside 0..256. Choose a value in this range.",  # noqa: E501
     ]
     asked = [event.now for event in all_events(driver.log, elections=False) if event.request == "setDefaultQuota"]
     assert asked == ["recordsPerS 5, byToken 2", "recordsPerS 0, bytesPerS 9", "byToken 9999"]

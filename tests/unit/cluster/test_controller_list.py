@@ -8,7 +8,6 @@ from itertools import chain
 
 import pytest
 
-from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.controller_list import (
     ControllerList,
     GroupView,
@@ -25,6 +24,7 @@ from liftpy.core.metadata.controller_list import (
     well_formed,
 )
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.born import born_fsm
 
 ABC = ("a", "b", "c")
 NODES = frozenset("abcdefgh")
@@ -79,19 +79,33 @@ def test_what_is_asked_for_begins_with_one_step(
 @pytest.mark.parametrize(
     ("what", "node", "replaced", "of", "error", "says"),
     [
-        (ADD, "x", "", view(), _E.NOT_FOUND, "there is no node 'x'"),
+        (ADD, "x", "", view(), _E.NOT_FOUND, "Node 'x' does not exist. `liftpy status` shows the nodes."),
         (ADD, "h", "", view(), _E.INVALID, "node h does not run"),
-        (ADD, "c", "", view(), _E.EXISTS, "c is a controller already"),
+        (ADD, "c", "", view(), _E.EXISTS, "Node c is already a controller. Nothing to do."),
         (ADD, "e", "", view(learner="d"), _E.EXISTS, "one change at a time: d is being added; .* liftpy controllers remove d"),
         (ADD, "e", "", view(leaving="c"), _E.EXISTS, "one change at a time: c is being removed; .* liftpy controllers add c"),
         (ADD, "h", "", view("abcdefg"), _E.INVALID, "h does not run"),
-        (ADD, "d", "", view(dead="bc"), _E.INVALID, "of 4 controllers, 3 would have to live, and 2 do: a, d"),
-        (REMOVE, "d", "", view(), _E.NOT_FOUND, "'d' is no controller; there are: a, b, c"),
+        (
+            ADD,
+            "d",
+            "",
+            view(dead="bc"),
+            _E.INVALID,
+            "3 of 4 controllers must be live for this change, but only 2 are: a, d. Start more controllers first.",
+        ),
+        (REMOVE, "d", "", view(), _E.NOT_FOUND, "Node 'd' is not a controller. Controllers: a, b, c."),
         (REMOVE, "a", "", view("a"), _E.INVALID, "a is the last controller"),
-        (REMOVE, "c", "", view(dead="b"), _E.INVALID, "of 2 controllers, 2 would have to live, and 1 do: a"),
+        (
+            REMOVE,
+            "c",
+            "",
+            view(dead="b"),
+            _E.INVALID,
+            "2 of 2 controllers must be live for this change, but only 1 are: a. Start more controllers first.",
+        ),
         (REMOVE, "c", "", view(leaving="b"), _E.EXISTS, "b is being removed"),
         (REPLACE, "d", "x", view(), _E.NOT_FOUND, "'x' is no controller"),
-        (REPLACE, "b", "c", view(), _E.EXISTS, "b is a controller already"),
+        (REPLACE, "b", "c", view(), _E.EXISTS, "Node b is already a controller. Nothing to do."),
         (REPLACE, "d", "c", view(dead="bc"), _E.INVALID, "of 4 controllers, 3 would have to live, and 2 do"),
         (REPLACE, "e", "c", view(learner="d", leaving="c"), _E.EXISTS, "d is being added for c"),
         (ADD, "d", "", view(blocked="not yet"), _E.UNAVAILABLE, "not yet"),
@@ -110,7 +124,7 @@ def test_what_can_not_be_is_refused_with_a_reason(
 def test_there_are_seven_at_most() -> None:
     made = plan(ADD, "h", view("abcdefg"))
     assert isinstance(made, Refused)
-    assert "there are 7 controllers, and there may be 7" in made.detail
+    assert "The cluster has 7 controllers, at most 7 are allowed. Remove one first." in made.detail
     assert isinstance(plan(REPLACE, "h", view("abcdefg"), "g"), ControllerList)
 
 
@@ -190,7 +204,7 @@ def test_only_an_entry_that_the_state_machine_takes_is_a_change() -> None:
     assert made == ControllerList(ABC, "d", "", 5)
     assert made is not None
     assert list_from_pb(list_to_pb(made)) == made
-    fsm = ClusterFsm()
+    fsm = born_fsm()
     answer = pb.ControlResponse.FromString(fsm.apply(entry.SerializeToString(), 5))
     assert (answer.error, fsm.image.controllers) == (_E.OK, made)
     for wrong in (
@@ -213,7 +227,7 @@ def test_only_an_entry_that_the_state_machine_takes_is_a_change() -> None:
 
 
 def test_what_no_leader_has_proposed_changes_no_image() -> None:
-    fsm = ClusterFsm()
+    fsm = born_fsm()
     for index, wrong in enumerate((a_change(list={}), a_change(after=1)), 3):
         wrong.operationId = bytes(15) + bytes([index])
         answer = pb.ControlResponse.FromString(fsm.apply(wrong.SerializeToString(), index))

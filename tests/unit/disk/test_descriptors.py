@@ -73,7 +73,7 @@ def test_a_name_that_is_another_files_now_is_not_read_for_the_one_that_was_seale
     other = tmp_path / "other"
     other.write_bytes(b"\xff" * 8192)
     other.rename(tmp_path / f"{0:020d}.log")
-    with pytest.raises(StorageError, match="another file has taken its place"):
+    with pytest.raises(StorageError, match=": another file replaced it"):
         file.read(0, 100)
     file.close()
     with pytest.raises(StorageError, match="closed"):

@@ -76,5 +76,5 @@ def test_a_state_whose_offsets_do_not_rise_is_none() -> None:
     made.restore(rows((3, 3), (5, 4)), 10)
     assert (made.find(b"id0", 0), made.find(b"id1", 0)) == (Stored(3, 3), Stored(4, 5))
     for wrong in (rows((5, 3), (3, 4)), rows((3, 3), (5, 2)), rows((3, 3), (3, 4)), rows((3, 3), (5, 3))):
-        with pytest.raises(CorruptionError, match="do not fit together"):
+        with pytest.raises(CorruptionError, match="the saved message ids are inconsistent"):
             RecentIds(WINDOW, ROOM, long_ago).restore(wrong, 10)

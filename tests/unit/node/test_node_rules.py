@@ -156,7 +156,10 @@ async def test_an_end_in_the_background_is_the_nodes_and_not_the_loops_too(monke
     failures: list[Exception] = []
     take_back = fatal_on(loop, failures.append)
     unexpected("the feed", ValueError("bad"))
-    assert ([str(failure) for failure in failures], by_default) == (["the feed has ended unexpectedly: ValueError('bad')"], [])
+    assert ([str(failure) for failure in failures], by_default) == (
+        ["The background task the feed ended unexpectedly: ValueError('bad')"],
+        [],
+    )
     loop.call_exception_handler({"message": "somebody else's"})
     assert (len(failures), by_default) == (1, [{"message": "somebody else's"}])
     take_back()

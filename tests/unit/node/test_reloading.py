@@ -178,7 +178,11 @@ async def test_what_waits_is_no_more_when_the_file_is_as_it_was(told: Told) -> N
 
 
 @pytest.mark.parametrize(
-    "wrong", [ConfigError("weight = 2000 is outside 0..1000"), replace(SETTINGS, node_id="n2", log_level="debug")]
+    "wrong",
+    [
+        ConfigError("weight = 2000 is outside 0..1000. Choose a value in this range."),
+        replace(SETTINGS, node_id="n2", log_level="debug"),
+    ],
 )
 async def test_a_wrong_file_changes_nothing(told: Told, wrong: Any, caplog: pytest.LogCaptureFixture) -> None:
     told.found = wrong
@@ -218,8 +222,10 @@ async def test_a_file_is_read_as_at_the_start(tmp_path: Path, told: Told) -> Non
 async def test_who_asks_is_told_what_came_of_it(told: Told) -> None:
     told.found = replace(SETTINGS, log_level="debug", rack="b")
     assert await told.reloading.signalled(told.supervisor) == {"applied": ["log_level"], "wait": ["rack"]}
-    told.found = ConfigError("weight = 2000 is outside 0..1000")
-    assert await told.reloading.signalled(told.supervisor) == {"error": "weight = 2000 is outside 0..1000"}
+    told.found = ConfigError("weight = 2000 is outside 0..1000. Choose a value in this range.")
+    assert await told.reloading.signalled(told.supervisor) == {
+        "error": "weight = 2000 is outside 0..1000. Choose a value in this range."
+    }
 
 
 def test_settings_are_shown_whole_and_without_secrets() -> None:

@@ -30,7 +30,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
         OSError(errno.ENOSPC, "full"),
         OSError(errno.EIO, "broken"),
         NoSpaceError("full"),
-        StorageError("write journal: 3 of 9 bytes"),
+        StorageError("Cannot write journal: 3 of 9 bytes. Check the disk and the permissions of the data directory."),
         caused(StorageError("write journal"), OSError(errno.EIO, "broken")),
         caused(StorageError("the snapshot failed"), caused(NoSpaceError("write"), OSError(errno.ENOSPC, "full"))),
     ],

@@ -61,6 +61,8 @@ class Cluster:
         self.kept_by: dict[str, str] = {}
         """Node -> which node has the stream of events, as it says; others say that there is none."""
         self.histories = {node: History() for node in NODES}
+        self.keepers: dict[tuple[str, str], History] = {}
+        """Node, of which other node -> what it keeps."""
 
     def glance(self, node: str) -> NodeSummary:
         return NodeSummary(
@@ -83,7 +85,8 @@ class Cluster:
         [(kind, said)] = json.loads(asked).items()
         self.asked.append((node, kind))
         if kind == "history":
-            rows = asked_rows(self.histories[node], said)
+            kept = self.keepers.get((node, said["node"])) if "node" in said else self.histories[node]
+            rows = asked_rows(kept, said) if kept is not None else None
             return {"history": rows.as_object() if rows is not None else None}
         if kind == "partitions":
             rows = [a_partition(number, stream=self.stream) for number in range(2)]
@@ -394,6 +397,24 @@ async def test_page_shows_the_history_of_a_node_that_was_killed_before_anybody_l
     assert all(value != value for value in records[40:46]), "nobody knows what it did until it was fenced"
     assert list(records[46:]) == [10.0] * 14
     assert made.timeline(1)["led"]["n3"]["led"] == [15.0] * 40
+
+
+async def test_page_of_a_node_that_began_later_shows_the_history_that_others_keep_of_a_killed_node() -> None:
+    cluster, clock = Cluster(), Clock()
+    cluster.keepers["n2", "n3"] = kept = History()
+    for second in range(int(WALL_S) - 60, int(WALL_S) - 20):
+        kept.put(second, [5.0] * len(NAMES))
+    cluster.silent.add("n3")
+    cluster.states["n3"] = "fenced"
+    own = ("n1", cluster.histories["n1"])
+    made = cluster_poller.Viewing("liftpy", cluster, own=own, now=lambda: clock.now_s, wall=lambda: clock.wall_s)
+    await made.fresh()
+    assert list(made.history(1, "n3").columns[0]) == [5.0] * 40
+    cluster.asked.clear()
+    clock.go_on(60.0)
+    await made.fresh()
+    assert ("n2", "history") in cluster.asked
+    assert len([one for one in cluster.asked if one[1] == "history"]) == 1, "it is asked for once"
 
 
 async def test_the_live_stream_has_an_object_for_each_look_and_counts_its_viewers() -> None:

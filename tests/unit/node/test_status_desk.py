@@ -391,7 +391,7 @@ async def test_the_page_is_open_on_loopback_as_long_as_it_is_not_closed(tmp_path
     assert only_head.endswith(b"\r\n\r\n")
     assert b"200 OK" in only_head
     port = int(made.url.rpartition(":")[2])
-    with pytest.raises(ConfigError, match=f"status_port {port} can't be used"):
+    with pytest.raises(ConfigError, match=f"Cannot listen on status_port {port}"):
         await opened(tmp_path, port)
     await made.close()
     with pytest.raises(ConnectionRefusedError):

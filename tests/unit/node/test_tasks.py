@@ -59,7 +59,7 @@ async def test_a_spawned_task_that_fails_is_told_of(failures: list[Exception]) -
     await turns(lambda: failures)
     [failure] = failures
     assert isinstance(failure, BackgroundError)
-    assert str(failure) == "the beat has ended unexpectedly: KeyError('nobody expected this')"
+    assert str(failure) == "The background task the beat ended unexpectedly: KeyError('nobody expected this')"
 
 
 async def test_ends_that_are_wanted_are_not(failures: list[Exception]) -> None:
@@ -93,7 +93,7 @@ async def test_a_callback_of_ours_that_fails_is_told_of_one_of_others_is_not(fai
     await turns(lambda: failures)
     assert len(failures) == 1
     unexpected("the feed", ValueError("bad"))
-    assert "the feed has ended unexpectedly: ValueError('bad')" in str(failures[1])
+    assert "The background task the feed ended unexpectedly: ValueError('bad')" in str(failures[1])
 
 
 # ---- every loop of a node ---------------------------------------------------------------------------------------------

@@ -356,7 +356,7 @@ def test_a_worker_that_leaves_pings_unanswered_is_killed_and_takes_the_node_down
     for _ in range(4):
         hand.beat()
     (failure,) = node.failures
-    assert "stands still" in str(failure)
+    assert ") is blocked" in str(failure)
     assert process.killed == 1, "it must not speak for the node when it goes on"
     hand.beat()
     hand.connection_lost(None)
@@ -366,7 +366,9 @@ def test_a_worker_that_leaves_pings_unanswered_is_killed_and_takes_the_node_down
 def test_a_worker_that_ends_or_says_what_is_no_frame_takes_the_node_down() -> None:
     hand, node, _, process = _hand()
     hand.connection_lost(None)
-    assert [str(error) for error in node.failures] == ["worker 1 (process 7) has ended"]
+    assert [str(error) for error in node.failures] == [
+        "Worker 1 (process 7) ended unexpectedly. The node stops with exit code 1."
+    ]
     for wrong in (b"x" * 50, encode(FrameKind.STOP), encode(FrameKind.SIGNS, 0, b"no JSON")):
         hand, node, _, process = _hand()
         hand.data_received(wrong)

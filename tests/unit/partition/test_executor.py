@@ -241,7 +241,7 @@ def test_the_first_error_says_why_and_is_told_once() -> None:
     told: list[StorageError] = []
     runner.on_failure = told.append
     runner.execute(do.AppendBatch(token=7, base_offset=5, leader_epoch=1, timestamp_ns=0))
-    runner.failed(LogClosedError("the log is closed: full"), 8)
+    runner.failed(LogClosedError("The log is closed: full. The node opens it again, or reports the storage error."), 8)
     assert [str(error) for error in told] == ["full"]
     assert runner.no_space
     assert [(event.no_space, event.token) for event in fed] == [(True, 7), (True, 8)]  # type: ignore[union-attr]

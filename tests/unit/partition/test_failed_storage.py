@@ -16,7 +16,7 @@ from sidecar.partition.worker import PartitionWorker
     [
         (StorageError("flush failed: Input/output error"), True),
         (CorruptionError("a flipped bit"), True),
-        (LogClosedError("the log is closed"), True),
+        (LogClosedError("The log is closed"), True),
         (NoSpaceError("flush failed: No space left on device"), False),
     ],
 )

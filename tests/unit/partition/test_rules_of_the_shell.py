@@ -148,7 +148,7 @@ async def test_who_waits_is_told_when_the_partition_goes() -> None:
     reads.close()
     ((to, answer),) = bus.sent
     head, _ = frames.decode_read_response(answer)
-    assert (to, head.error, head.detail) == ("_INBOX.a", head.NO_SUCH_PARTITION, "this node gives the partition up")
+    assert (to, head.error, head.detail) == ("_INBOX.a", head.NO_SUCH_PARTITION, "this node is removing its replica")
     assert (reads.waiting_count, reads.waiting_bytes) == (0, 0)
 
 
@@ -248,13 +248,13 @@ def test_what_is_said_of_another_partition_or_by_a_stranger_is_left() -> None:
 
 # ---- the scrub -----------------------------------------------------------------------------------------------------------------
 async def test_a_scan_ends_with_its_log_and_with_its_segment(tmp_path: Path) -> None:
-    for ends in ("the log is closed", "the segment is gone", "neither"):
+    for ends in ("The log is closed", "the segment is gone", "neither"):
         one = partition(tmp_path / ends, "a")
         scrub, _ = scrub_of(tmp_path / ends, one)
         segment = one.log.segments[0]
         size_bytes = segment.size_bytes
         storage = one.log.storage
-        if ends == "the log is closed":
+        if ends == "The log is closed":
             one.log.closed = "closed"
         elif ends == "the segment is gone":
             one.log.segments = one.log.segments[1:]

@@ -65,7 +65,7 @@ class Wired:
         self.joined: list[NodeDerived] = []
         self.went_past: list[PartitionKey] = []
         self.node.went_past = self.went_past.append
-        self.worker = PartitionWorker(self.node, KEY, SUBJECT, config, self.log, ("set aside",))
+        self.worker = PartitionWorker(self.node, KEY, SUBJECT, config, self.log, ("quarantine",))
 
     def _stand_in(self, name: str, real: Any) -> Any:
         names = inspect.signature(real)
@@ -110,7 +110,7 @@ def wired(monkeypatch: pytest.MonkeyPatch) -> Wired:
 def test_every_part_of_a_worker_is_looked_at_here(wired: Wired) -> None:
     assert set(wired.given) == set(MADE)
     assert (wired.worker.key, wired.worker.config, wired.worker.log) == (KEY, CONFIG, wired.log)
-    assert (wired.worker.set_aside, wired.worker.state) == (("set aside",), None)
+    assert (wired.worker.set_aside, wired.worker.state) == (("quarantine",), None)
 
 
 def test_the_replica_is_the_nodes_and_no_two_have_one_seed(wired: Wired) -> None:

@@ -202,13 +202,13 @@ def test_ours_a_damaged_snapshot_is_refused_and_counted_and_the_dump_stays(tmp_p
 
 
 def restarts(folder: Path) -> Any:
-    return [restarted_with(folder / kind, kind) for kind in ("whole", "damaged", "journal only")]
+    return [restarted_with(folder / kind, kind) for kind in ("whole", "damaged", "group needs its own journal")]
 
 
 def restarted_with(folder: Path, kind: str) -> Any:
     folder.mkdir()
     conf = {"journalFile": str(folder / "journal"), "useFork": False}
-    if kind != "journal only":
+    if kind != "group needs its own journal":
         conf["fullDumpFile"] = str(folder / "dump")
     net = ShippedNet("a", **conf)
     net.elected()

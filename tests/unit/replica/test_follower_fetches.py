@@ -234,7 +234,12 @@ def test_a_change_of_the_isr_does_not_shorten_a_back_off() -> None:
     follower = idle()
     follower.told(state("", status=PartitionStatus.CANDIDATE_FOUND, candidate="c", epoch=3, leader_epoch=3))
     follower.told(state("c", isr="bc", epoch=4, leader_epoch=3))
-    follower.step(ev.RequestFailed(request_id=follower.only(do.SendEpochQuery).request_id, reason="nobody listens"))
+    follower.step(
+        ev.RequestFailed(
+            request_id=follower.only(do.SendEpochQuery).request_id,
+            reason="No responders on this subject. Check that the nodes run: `liftpy health`.",
+        )
+    )
     follower.told(state("c", isr="b", epoch=5, leader_epoch=3))
     assert not follower.has(do.SendEpochQuery)
 

@@ -110,7 +110,7 @@ def test_each_refusal_says_why() -> None:
     for offset in (1, 9, 10):
         assert refused(shell, offset=offset) == (E.OFFSET_OUT_OF_RANGE, f"offset {offset} is outside 2 to 8")
     assert refused(shell, offset=11, isolation=UNCOMMITTED) == (E.OFFSET_OUT_OF_RANGE, "offset 11 is outside 2 to 10")
-    assert refused(shell, offset=8, minHighWatermark=8) == (E.NOT_READY, "HW is 7, below 8")
+    assert refused(shell, offset=8, minHighWatermark=8) == (E.NOT_READY, "the high watermark is 7, below the requested 8")
     assert shell.one(offset=6, minHighWatermark=7)[1] == [6]
     source.knows_latest = False
     assert refused(shell, boundsOnly=True) == (E.NOT_READY, "the new leader's HW has not reached its epoch's start yet")
@@ -173,7 +173,7 @@ def test_a_batch_that_fits_no_message_comes_in_pieces_to_who_takes_them() -> Non
     assert (error, detail) == (
         E.UNKNOWN,
         f"the batch at offset 2 has {size} bytes, more than one message of this NATS server's: "
-        "upgrade the reader to a version that takes pieces",
+        "Upgrade the client to a version that reads large batches in parts.",
     )
     assembly, whole, sizes = Assembly(), None, []
     while whole is None:

@@ -54,7 +54,7 @@ def test_a_setting_is_within_its_bounds(name: str, low: float, high: float) -> N
     for value in (low, high):
         assert getattr(replace(OURS, **{name: value}), name) == value
     for value in (low - 0.0005, high + 1):
-        with pytest.raises(ConfigError, match=f"^{name} = .* is outside {low:g}..{high:g}$".replace("+", r"\+")):
+        with pytest.raises(ConfigError, match=f"^{name} = .* is outside {low:g}..{high:g}".replace("+", r"\+")):
             replace(OURS, **{name: value})
 
 
@@ -124,33 +124,42 @@ def times(count: int, size: int = 0) -> Callable[[Any, Record], None]:
 
 BOUND = 256 * KIB
 OVERHEAD = 128
-NAME = "a timer needs a name of 1 to 1024 bytes and a time in int64 ns"
+NAME = "Invalid timer. Use a name of 1 to 1024 bytes and a time in nanoseconds (int64)."
 
 
 @pytest.mark.parametrize(
     ("ask", "why"),
     [
         (times(1000), ""),
-        (times(1001), f"an output is bytes, at most {BOUND}, and at most 1000 come from one record or timer"),
+        (
+            times(1001),
+            f"Invalid output. An output must be bytes of at most {BOUND}, and one record or timer can emit at most 1000.",
+        ),
         (times(1, BOUND - OVERHEAD), ""),
-        (times(1, BOUND - OVERHEAD + 1), "an output is bytes"),
+        (times(1, BOUND - OVERHEAD + 1), "An output must be bytes of at most"),
         (lambda s, r: s.emit(b"x" * (BOUND - OVERHEAD - 4), key=b"k", headers=[("ab", b"c")]), ""),
-        (lambda s, r: s.emit(b"x" * (BOUND - OVERHEAD - 4), key=b"kk", headers=[("ab", b"c")]), "an output is bytes"),
-        (lambda s, r: s.emit(b"x" * (BOUND - OVERHEAD - 4), key=b"k", headers=[("ab", b"cc")]), "an output is bytes"),
-        (lambda s, r: s.emit("text"), "an output is bytes"),
+        (
+            lambda s, r: s.emit(b"x" * (BOUND - OVERHEAD - 4), key=b"kk", headers=[("ab", b"c")]),
+            "An output must be bytes of at most",
+        ),
+        (
+            lambda s, r: s.emit(b"x" * (BOUND - OVERHEAD - 4), key=b"k", headers=[("ab", b"cc")]),
+            "An output must be bytes of at most",
+        ),
+        (lambda s, r: s.emit("text"), "An output must be bytes of at most"),
         (lambda s, r: s.reply(r, b"x" * BOUND), ""),
-        (lambda s, r: s.reply(r, b"x" * (BOUND + 1)), f"a reply is bytes, at most {BOUND}"),
-        (lambda s, r: s.reply(r, "text"), "a reply is bytes"),
+        (lambda s, r: s.reply(r, b"x" * (BOUND + 1)), f"Invalid reply. A reply must be bytes of at most {BOUND}."),
+        (lambda s, r: s.reply(r, "text"), "A reply must be bytes of at most"),
         (lambda s, r: s.effect("e" * 256, b""), ""),
         (lambda s, r: s.effect("é" * 128, b""), ""),
-        (lambda s, r: s.effect("é" * 128 + "e", b""), "an effect's name has 1 to 256 bytes"),
-        (lambda s, r: s.effect("", b""), "an effect's name has 1 to 256 bytes"),
-        (lambda s, r: s.effect(b"e", b""), "an effect's name has 1 to 256 bytes"),
+        (lambda s, r: s.effect("é" * 128 + "e", b""), "Invalid name of an effect. Use 1 to 256 bytes."),
+        (lambda s, r: s.effect("", b""), "Invalid name of an effect. Use 1 to 256 bytes."),
+        (lambda s, r: s.effect(b"e", b""), "Invalid name of an effect. Use 1 to 256 bytes."),
         (lambda s, r: s.effect("e", b"x" * BOUND), ""),
-        (lambda s, r: s.effect("e", b"x" * (BOUND + 1)), f"an effect is bytes, at most {BOUND}"),
-        (lambda s, r: s.effect("e", "text"), f"an effect is bytes, at most {BOUND}"),
+        (lambda s, r: s.effect("e", b"x" * (BOUND + 1)), f"Invalid effect. It must be bytes of at most {BOUND}."),
+        (lambda s, r: s.effect("e", "text"), f"Invalid effect. It must be bytes of at most {BOUND}."),
         (lambda s, r: s.offer(b"x" * (BOUND - 1), key=b"k"), ""),
-        (lambda s, r: s.offer(b"x" * (BOUND - 1), key=b"kk"), f"an offer is bytes, at most {BOUND}"),
+        (lambda s, r: s.offer(b"x" * (BOUND - 1), key=b"kk"), f"Invalid offer. It must be bytes of at most {BOUND}."),
         (lambda s, r: s.set_timer("t" * 1024, -(1 << 63)), ""),
         (lambda s, r: s.set_timer("é" * 512, (1 << 63) - 1), ""),
         (lambda s, r: s.set_timer("é" * 512 + "t", 0), NAME),
@@ -161,7 +170,7 @@ NAME = "a timer needs a name of 1 to 1024 bytes and a time in int64 ns"
 )
 def test_a_callback_may_ask_for_so_much(ask: Callable[[Any, Record], None], why: str) -> None:
     said = refused(ask)
-    assert said.startswith(why) if why else not said
+    assert why in said if why else not said
 
 
 def test_a_refused_request_leaves_nothing_of_it_and_those_before_it_count_only_when_the_callback_returns() -> None:
@@ -171,7 +180,7 @@ def test_a_refused_request_leaves_nothing_of_it_and_those_before_it_count_only_w
         service.emit("text")
 
     outbox = Outbox("u/0")
-    assert refused(ask, outbox).startswith("an output is bytes")
+    assert "An output must be bytes of at most" in refused(ask, outbox)
     assert (outbox.output_count, outbox.waiting_count) == (0, 0)
 
 
@@ -204,7 +213,7 @@ def test_a_million_timers_may_be_set() -> None:
     timers._at_ns = Many()
     timers.set("last", 5)
     timers.set("last", 6)
-    with pytest.raises(ValueError, match="more than 1000000 timers"):
+    with pytest.raises(ValueError, match="many timers"):
         timers.set("more", 5)
 
 

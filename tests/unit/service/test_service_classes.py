@@ -135,9 +135,9 @@ def generated(*_: object) -> Any:
 @pytest.mark.parametrize("callback", [later, generated])
 def test_a_callback_that_would_never_run_is_refused_by_name(name: str, callback: object) -> None:
     wrong = type("Wrong", (Still,), {name: callback})
-    with pytest.raises(ConfigError, match=rf"Wrong\.{name} is asynchronous.*plain function"):
+    with pytest.raises(ConfigError, match="is an async function"):
         check_class(wrong)
-    with pytest.raises(ConfigError, match="asynchronous"):
+    with pytest.raises(ConfigError, match="async function"):
         ServiceTest(wrong)
 
 
@@ -146,7 +146,7 @@ def test_one_that_hides_it_fails_at_its_first_record() -> None:
         def on_record(self, record: Record) -> Any:  # type: ignore[override]
             return later()
 
-    with pytest.raises(ServiceFailedError, match="to be awaited"):
+    with pytest.raises(ServiceFailedError, match="The callback returned a coroutine"):
         ServiceTest(Hidden).send(b"x")
 
 

@@ -99,7 +99,7 @@ async def test_nothing_is_passed_over_that_is_not_kept(cluster: Any, refused: st
 
 async def test_a_stream_that_was_made_again_is_not_written_to(cluster: Any) -> None:
     other = Identity("bank", "in", "u0", 1)
-    with pytest.raises(ConfigError, match="made again"):
+    with pytest.raises(ConfigError, match="created again"):
         await DecisionWriter(cluster, "").pass_over(other, SkipDecision("bank", Unit(17)), BAD, "x")
 
 
@@ -107,7 +107,7 @@ async def test_an_operator_passes_over_what_no_service_has_applied(cluster: Any)
     assert await pass_over(cluster, "bank", "in", 1, Unit(17)) == 41
     assert cluster.sent[0][1].headers[0].value == b"bank/17/0/"
     cluster.position = 18
-    with pytest.raises(ConfigError, match="n1 is at 18"):
+    with pytest.raises(ConfigError, match="n1 is at"):
         await pass_over(cluster, "bank", "in", 1, Unit(17))
     assert await pass_over(cluster, "bank", "in", 1, Unit(17), force=True) == 42
 
@@ -125,7 +125,7 @@ async def test_a_snapshot_is_waited_for_where_there_is_a_service(cluster: Any) -
     assert await store_now(cluster, "bank", "in", 1, (), 30, "ns") == {"n1": 17}
     ((subject, request),) = cluster.told
     assert (subject, request.service, request.stream, request.partition) == ("ns.service.n1.session.in.bank", "bank", "in", 1)
-    with pytest.raises(NotFoundError, match="not beside n2"):
+    with pytest.raises(NotFoundError, match="node n2"):
         await store_now(cluster, "bank", "in", 1, ("n2",), 30, "ns")
     with pytest.raises(NotFoundError):
         await store_now(cluster, "other", "in", 1, (), 30, "ns")

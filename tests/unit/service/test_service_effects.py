@@ -118,7 +118,7 @@ def test_the_test_of_a_service_runs_its_effects() -> None:
         def on_effect_result(self, effect: Effect, result: bytes) -> None:
             self.effect("more", b"")
 
-    with pytest.raises(ServiceFailedError, match="after 5 effects"):
+    with pytest.raises(ServiceFailedError, match="than 5 effects"):
         ServiceTest(Endless).send(b"a").run_effects(limit=5)
 
 
@@ -146,7 +146,7 @@ def test_effects_are_bounded_and_need_a_handler(monkeypatch: pytest.MonkeyPatch)
     class NoHandler(Shop):
         on_effect = Service.on_effect
 
-    with pytest.raises(ServiceFailedError, match="define it"):
+    with pytest.raises(ServiceFailedError, match="Define on_effect"):
         ServiceTest(NoHandler).send(b"a")
     with pytest.raises(ServiceFailedError, match="at most"):
         ServiceTest(Shop).send(b"x" * 300_000)
@@ -159,7 +159,7 @@ def test_effects_are_bounded_and_need_a_handler(monkeypatch: pytest.MonkeyPatch)
         ServiceTest(Named).send(b"a")
     monkeypatch.setattr(bounds, "MAX_PENDING", 3)
     test = ServiceTest(Shop).send(b"a").send(b"b")
-    with pytest.raises(ServiceFailedError, match="may wait"):
+    with pytest.raises(ServiceFailedError, match="Too many pending effects"):
         test.send(b"remind")
 
 
@@ -185,7 +185,7 @@ def test_what_waits_is_bytes_and_the_same_again() -> None:
 def test_another_thread_changes_nothing_while_a_record_is_applied() -> None:
     machine = machine_of()
     machine.at_home = lambda: False
-    with pytest.raises(ServiceFailedError, match="effect is for"):
+    with pytest.raises(ServiceFailedError, match="effect is"):
         machine.apply([record(0, b"a")])
 
 
@@ -279,7 +279,7 @@ async def test_a_handler_that_fails_or_hangs_is_run_again_and_said(monkeypatch: 
     bench.machine.apply([record(0, b"a")])
     await bench.until(lambda: "KeyError" in bench.runner.problem)
     assert "'charge' u/0/shop/0, try 1" in bench.runner.problem
-    await bench.until(lambda: "neither bytes nor None" in bench.runner.problem)
+    await bench.until(lambda: "Return bytes or None" in bench.runner.problem)
     await bench.until(lambda: "TimeoutError" in bench.runner.problem)
     await bench.until(lambda: not len(bench.machine.effects))
     assert set(tries) == {"u/0/shop/0"}
@@ -353,8 +353,11 @@ async def test_ticks_are_written_while_timers_are_due_and_not_more_often(monkeyp
         (lambda service: service.effect("é" * 128 + "x", b""), "1 to 256 bytes"),
         (lambda service: service.effect("", b""), "1 to 256 bytes"),
         (lambda service: service.offer(b"x" * (256 * 1024 - 2), key=b"kk"), ""),
-        (lambda service: service.offer(b"x" * (256 * 1024 - 1), key=b"kk"), "an offer is bytes, at most 262144"),
-        (lambda service: service.offer(b"x" * (256 * 1024 + 1)), "an offer is bytes, at most 262144"),
+        (
+            lambda service: service.offer(b"x" * (256 * 1024 - 1), key=b"kk"),
+            "Invalid offer. It must be bytes of at most 262144.",
+        ),
+        (lambda service: service.offer(b"x" * (256 * 1024 + 1)), "Invalid offer. It must be bytes of at most 262144."),
     ],
 )
 def test_what_is_asked_for_is_bounded_in_bytes(ask: Callable[[Shop], None], refused: str) -> None:

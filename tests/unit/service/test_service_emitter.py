@@ -385,7 +385,7 @@ async def test_what_was_refused_is_sent_again_at_once_and_not_when_it_is_looked_
     [
         (asyncio.CancelledError(), asyncio.CancelledError, ""),
         (OutputNotWrittenError("refused"), OutputNotWrittenError, "refused"),
-        (RuntimeError("broken"), OutputNotWrittenError, "output 0: broken"),
+        (RuntimeError("broken"), OutputNotWrittenError, "Output 0 was not stored: broken. The service retries."),
     ],
 )
 async def test_what_an_append_ends_with_ends_the_window(answer: Any, raised: Any, text: str) -> None:

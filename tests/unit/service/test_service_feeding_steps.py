@@ -291,7 +291,7 @@ async def test_one_that_stops_says_how_to_pass_over_it(node: Any, timer: str, mo
     with pytest.raises(ServiceFailedError) as raised:
         await node.feeder._do(Next.STOP, failing(7, timer))
     assert str(raised.value) == (
-        "it raised: the record at offset 7 can't be applied. To pass over it on all nodes: "
+        "it raised: the record at offset 7 can't be applied. To skip this record on all nodes: "
         f"liftpy service skip sum --stream in --partition 0 --offset 7{more}"
     )
 

@@ -188,7 +188,7 @@ def test_emit_without_an_output_stream_and_too_large_outputs_are_refused() -> No
 def test_a_snapshot_that_is_not_bytes_is_refused() -> None:
     service, machine = started(every=1)
     service.take_snapshot = lambda: "text"  # type: ignore[method-assign,assignment,return-value]
-    with pytest.raises(ServiceFailedError, match="not bytes"):
+    with pytest.raises(ServiceFailedError, match="Return bytes"):
         machine.apply([record(0)])
 
 
@@ -230,7 +230,7 @@ def test_offsets_that_compaction_emptied_are_passed_and_snapshots_lie_where_they
 def test_headers_that_the_output_stream_could_not_keep_are_refused(headers: list[tuple[str, bytes]]) -> None:
     service, machine = started()
     service.on_record = lambda record: service.emit(b"x", headers=headers)  # type: ignore[method-assign]
-    with pytest.raises(ServiceFailedError, match="header names"):
+    with pytest.raises(ServiceFailedError, match="Header names"):
         machine.apply([record(0)])
 
 
@@ -239,7 +239,7 @@ def test_what_a_record_asked_of_its_stream_is_no_header_of_an_output(name: str) 
     """It would be stored in no output stream, now or later."""
     service, machine = started()
     service.on_record = lambda record: service.emit(b"x", headers=[("a", b""), (name, b"1")])  # type: ignore[method-assign]
-    with pytest.raises(ServiceFailedError, match=f"an output can't ask '{name}' of its stream: leave out"):
+    with pytest.raises(ServiceFailedError, match="An output cannot have the"):
         machine.apply([record(0)])
 
 
@@ -287,7 +287,7 @@ def test_a_snapshot_that_is_taken_among_records_may_change_nothing_either() -> N
 
     machine = ServiceMachine(Sly(), WHO, snapshot_interval_records=2, outbox=Outbox("uid1/0"))
     machine.start(None)
-    with pytest.raises(ServiceFailedError, match="emit is for on_record and on_timer"):
+    with pytest.raises(ServiceFailedError, match="in on_record and on_timer"):
         machine.apply([record(0), record(1), record(2)])
 
 
@@ -372,7 +372,7 @@ def test_so_many_timers_that_were_set_meanwhile_may_fire(
         machine.apply([record(1, b"x", at_ns)])
     assert machine.failed
     for use in (machine.snapshot, lambda: machine.query(b"")):
-        with pytest.raises(ServiceFailedError, match="its state is no state"):
+        with pytest.raises(ServiceFailedError, match="Its state is invalid, so"):
             use()
 
 
@@ -388,7 +388,7 @@ def test_what_is_to_be_awaited_is_closed_and_refused() -> None:
 
     service, machine = started()
     service.on_record = lambda record: Later()  # type: ignore[method-assign,assignment,return-value]
-    with pytest.raises(ServiceFailedError, match="nobody does"):
+    with pytest.raises(ServiceFailedError, match="returned a coroutine"):
         machine.apply([record(0)])
     assert closed == [True]
 
@@ -415,7 +415,7 @@ def test_the_bounds_of_outputs_are_inclusive(monkeypatch: pytest.MonkeyPatch) ->
     assert machine.outbox is not None
     machine.apply([record(0, b"e:x,y")])
     assert machine.outbox.output_count == 2
-    with pytest.raises(ServiceFailedError, match="at most 2 come from one record"):
+    with pytest.raises(ServiceFailedError, match=r"at most 2\.: the record"):
         machine.apply([record(1, b"e:x,y,z")])
     assert machine.outbox.output_count == 2, "all or none"
     for more, fits in ((0, True), (1, False)):

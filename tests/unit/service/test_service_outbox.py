@@ -233,14 +233,14 @@ def test_outputs_of_a_leader_with_another_past_are_refused_by_whoever_reads_both
     ours, theirs = stream_of(4), stream_of(4, lambda number: b"w" if number == 0 else b"v")
     outbox = Outbox("u/0")
     outbox.learned(ours[0])
-    with pytest.raises(DivergedError, match="had emitted other outputs"):
+    with pytest.raises(DivergedError, match="differs from the stored output"):
         outbox.learned(theirs[1])
 
 
 def test_two_services_on_one_output_are_told_apart_and_nobody_is_blamed() -> None:
     outbox = Outbox("u/0", service="bank")
     outbox.learned(stream_of(1, service="bank")[0])
-    with pytest.raises(OutputConflictError, match="an output stream of its own"):
+    with pytest.raises(OutputConflictError, match="of the output stream was written by service"):
         outbox.learned(stream_of(2, service="audit")[1])
 
 

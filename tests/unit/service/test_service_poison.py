@@ -99,7 +99,7 @@ def test_nothing_that_a_failing_record_has_emitted_counts_and_its_offset_is_said
     assert outputs(machine) == [b"x/1", b"x/2"] * 2
     assert machine.outbox is not None
     assert machine.outbox.output_count == 4
-    with pytest.raises(ServiceFailedError, match="no state"):
+    with pytest.raises(ServiceFailedError, match="Its state"):
         machine.snapshot()
 
 

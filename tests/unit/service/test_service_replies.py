@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -120,7 +121,7 @@ def test_what_is_passed_over_is_answered_by_an_error() -> None:
     ("wrong", "why"),
     [
         (lambda s, r: (s.reply(r, b"x"), s.reply(r, b"y")), "once"),
-        (lambda s, r: s.reply(r._replace(offset=7), b"x"), "on_record was called with"),
+        (lambda s, r: s.reply(r._replace(offset=7), b"x"), "reply() was called too late or twice"),
         (lambda s, r: s.reply(r, "text"), "bytes"),
         (lambda s, r: s.reply(r, b"x" * 300_000), "at most"),
     ],
@@ -132,7 +133,7 @@ def test_a_reply_is_one_of_the_record_and_bytes(wrong: Any, why: str) -> None:
         def on_record(self, record: Record) -> None:
             wrong(self, record)
 
-    with pytest.raises(ServiceFailedError, match=why):
+    with pytest.raises(ServiceFailedError, match=re.escape(why)):
         ServiceTest(Wrong).send(b"1")
 
 
@@ -152,9 +153,9 @@ def test_no_reply_from_a_timer_or_a_query() -> None:
             return b""
 
     test = ServiceTest(Late).send(b"1")
-    with pytest.raises(ServiceFailedError, match="reply is for"):
+    with pytest.raises(ServiceFailedError, match="reply is"):
         test.query(b"?")
-    with pytest.raises(ServiceFailedError, match="on_record was called with"):
+    with pytest.raises(ServiceFailedError, match=r"reply\(\) was called too late or twice"):
         test.advance(2).send(b"1")
 
 
@@ -167,7 +168,7 @@ def test_the_test_of_a_service_shows_replies_and_compares_them() -> None:
         def on_record(self, record: Record) -> None:
             self.reply(record, self.role.value.encode())
 
-    with pytest.raises(DivergedError, match="the reply to the record at offset 0"):
+    with pytest.raises(DivergedError, match="The reply to the record"):
         ServiceTest(OfTheRole).send(b"1").verify(hash_seeds=0)
 
 
@@ -402,7 +403,7 @@ async def test_what_the_stream_or_the_service_refuses_is_said_at_once() -> None:
         await called(Asking((acked(client_pb2.Ack.TOO_LARGE, detail="1 MiB"),)))
     with pytest.raises(CommandFailedError, match="PASSED_OVER: why"):
         await called(Asking((acked(), answered(b"why", **{"Lift-Error": "PASSED_OVER"}))))
-    with pytest.raises(ProtocolError, match="not bank"):
+    with pytest.raises(ProtocolError, match="not from service bank"):
         await called(Asking((answered(b"x", "other"),)))
 
 

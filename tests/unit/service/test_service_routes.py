@@ -53,7 +53,7 @@ def test_keys_are_hashed_as_kafka_does(key: bytes, hashed: int) -> None:
 def test_an_instance_writes_to_partitions_of_its_own() -> None:
     assert [partitions_of(p, 2, 4, ALERTS) for p in (0, 1)] == [(0, 2), (1, 3)]
     assert partitions_of(0, 1, 3, ALERTS) == (0, 1, 2)
-    with pytest.raises(ConfigError, match="3 partitions can't be shared by 2 instances"):
+    with pytest.raises(ConfigError, match="partitions cannot be shared by"):
         partitions_of(0, 2, 3, ALERTS)
     assert place_of(None, (1, 3)) == 1
 
@@ -268,14 +268,15 @@ def test_an_output_says_where_it_goes_and_only_to_routes_that_there_are() -> Non
         follower.learned(Record(number, 1, made.key, made.value, tuple(outbox.headers_of(made)), "out", None, 1))
     assert follower.compared_end == 2
     machine.routes = set()
-    with pytest.raises(ServiceFailedError, match="--route alerts=STREAM, on all nodes"):
+    with pytest.raises(ServiceFailedError, match="--route alerts=STREAM on all nodes"):
         machine.apply([Record(1, 1, None, b"x", (), "", None, 1)])
 
 
 @pytest.mark.parametrize(
     ("routes", "text"),
-    [((Route("a", "in"),), "read or written"), ((Route("a", "out"),), "read or written"), ((Route("a", "dead"),), "read or written"),
-     ((Route("a", "x"), Route("b", "x")), "read or written"), ((Route("a", "x"), Route("a", "y")), "different names"),
+    [((Route("a", "in"),), "already uses stream"), ((Route("a", "out"),), "already uses stream"),
+     ((Route("a", "dead"),), "already uses stream"),
+     ((Route("a", "x"), Route("b", "x")), "already uses stream"), ((Route("a", "x"), Route("a", "y")), "Names must be unique"),
      ((Route("../a", "x"),), "route"), (tuple(Route(f"r{n}", f"s{n}") for n in range(17)), "at most 16")],
 )  # fmt: skip
 def test_routes_that_can_not_be(routes: tuple[Route, ...], text: str) -> None:
@@ -300,7 +301,7 @@ async def test_one_that_leads_no_more_writes_no_further_batch_and_forgets_what_i
     place = copier.router._places[0]
     place.waiting = [output(5)]
     copier.leads = False
-    with pytest.raises(OutputNotWrittenError, match="route alerts: not LEADER any more"):
+    with pytest.raises(OutputNotWrittenError, match="Route alerts: this instance"):
         await copier.router._write(0, place)
     assert (numbers(world, 0), place.end_offset) == ([0, 1, 2, 3, 4], 5)
     looks = [0]
@@ -371,5 +372,5 @@ async def test_a_route_needs_acknowledgements_and_no_compaction(wrong: dict[str,
 
     monkeypatch.setattr(world, "stream", stream)
     copier: Any = Copier(world)
-    with pytest.raises(ConfigError, match="warnings can't take a route's outputs"):
+    with pytest.raises(ConfigError, match="warnings cannot be used"):
         await copier.router._learn()

@@ -144,7 +144,7 @@ async def test_what_fails_is_tried_ever_more_seldom_and_said(
 @pytest.mark.parametrize(
     ("outcome", "said"),
     [
-        (7, "SERVICE_FAILED: on_effect returned int, neither bytes nor None"),
+        (7, "SERVICE_FAILED: on_effect returned int, Return bytes or None."),
         (
             b"x" * (MAX_OUTPUT_BYTES + 1),
             f"SERVICE_FAILED: on_effect returned {MAX_OUTPUT_BYTES + 1} bytes, {MAX_OUTPUT_BYTES} at most",
@@ -371,7 +371,13 @@ async def test_a_query_nobody_waits_for_is_not_kept_and_one_of_nonsense_is_refus
     bus.said.clear()
     await server._arrived(message(reply="_INBOX.third"))
     assert (server.waiting_count, server.refused_count) == (2, 2)
-    assert bus.said == [("_INBOX.third", b"too many queries wait here", {"Lift-Error": "QUERY_REJECTED", "Lift-Node": "n1"})]
+    assert bus.said == [
+        (
+            "_INBOX.third",
+            b"Too many queries wait on this node. Retry later, or query fewer at a time.",
+            {"Lift-Error": "QUERY_REJECTED", "Lift-Node": "n1"},
+        )
+    ]
 
 
 async def test_an_answer_is_as_large_as_a_message_with_its_headers() -> None:
@@ -384,7 +390,10 @@ async def test_an_answer_is_as_large_as_a_message_with_its_headers() -> None:
         if fits:
             assert (payload, headers) == (b"x" * 976, {POSITION_HEADER: "1", "Lift-Node": "n1"})
         else:
-            assert (payload, headers["Lift-Error"]) == (b"an answer of 978 bytes does not fit into a message", "QUERY_FAILED")
+            assert (payload, headers["Lift-Error"]) == (
+                b"The answer has 978 bytes and does not fit into a NATS message. Ask for less.",
+                "QUERY_FAILED",
+            )
     assert (server.answered_count, server.refused_count) == (1, 1)
     await server._refuse("_INBOX.r", ServiceFailedError("y" * 3000))
     assert bus.said.pop()[1] == b"y" * 1024
@@ -413,7 +422,7 @@ async def test_only_queries_that_still_wait_are_refused_when_nobody_says_how_far
     server._desk.drop([second])
     await server._place([first, second])
     assert asked == [(("orders", 3), 1.0, 0.5)]
-    why = b"how far the log is committed: UNAVAILABLE: nobody leads"
+    why = b"Cannot determine the committed offset: UNAVAILABLE: nobody leads. Retry later, or accept an older state (--at-least 0)."
     assert bus.said == [("_INBOX.r1", why, {"Lift-Error": "QUERY_REJECTED", "Lift-Node": "n1"})]
     server._desk.take(third := Query(b"x", "_INBOX.r3", 0.0, position=1))
     await server._answer_ready()
@@ -446,7 +455,10 @@ async def test_a_reply_is_tried_again_only_where_it_was_not_sent(caplog: pytest.
     await made._send(Reply(9, None, b"v"))
     assert (made.sent_count, made.refused_count) == (1, 3)
     (said,) = caplog.records
-    assert said.getMessage() == "shop: the reply to the record at 7 is not sent: '_INBOX.a' takes no 4 bytes"
+    assert (
+        said.getMessage()
+        == "shop: the reply to the record at 7 is not sent to='_INBOX.a': the reply of 4 bytes is larger than this NATS server accepts"
+    )
 
 
 async def test_replies_leave_others_their_turn_and_one_that_fails_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -529,11 +541,11 @@ async def test_a_record_of_the_framework_is_appended_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("ack", "said"),
     [
-        ({"stream": "other", "partition": 1}, "s/1 did not take it: 0"),
-        ({"stream": "s", "partition": 0}, "s/1 did not take it: 0"),
+        ({"stream": "other", "partition": 1}, "s/1 rejected the decision: 0. Retry later."),
+        ({"stream": "s", "partition": 0}, "s/1 rejected the decision: 0. Retry later."),
         (
             {"stream": "s", "partition": 1, "ackError": client_pb2.Ack.NOT_LEADER, "detail": "n2 leads"},
-            "s/1 did not take it: n2 leads",
+            "s/1 rejected the decision: n2 leads. Retry later.",
         ),
     ],
 )
@@ -547,7 +559,7 @@ async def test_what_is_not_acknowledged_is_not_there(ack: dict[str, Any], said: 
 
 
 @pytest.mark.parametrize(
-    ("stream", "uid", "said"), [({}, "u8", "was deleted and made again"), ({"answers": False}, "u9", "answers nobody")]
+    ("stream", "uid", "said"), [({}, "u8", "was deleted and created again"), ({"answers": False}, "u9", "ack policy none")]
 )
 async def test_nothing_is_said_in_a_stream_that_is_another_or_answers_nobody(
     stream: dict[str, Any], uid: str, said: str

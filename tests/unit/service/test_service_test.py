@@ -128,7 +128,7 @@ def test_what_the_service_raises_names_the_offset_and_is_its_end() -> None:
     test = ServiceTest(Broken)
     with pytest.raises(ServiceFailedError, match="on_record at offset 0: KeyError"):
         test.send(b"x")
-    with pytest.raises(ServiceFailedError, match="make another"):
+    with pytest.raises(ServiceFailedError, match="Create another ServiceTest"):
         test.send(b"y")
 
 
@@ -139,10 +139,10 @@ def test_a_good_service_is_verified_in_other_processes_too() -> None:
 @pytest.mark.parametrize(
     ("service", "why"),
     [
-        (OfTheClock, "output 0 .* is another one as FOLLOWER"),
+        (OfTheClock, "Output 0 .* differs as FOLLOWER"),
         (OfTheRole, "as FOLLOWER: b'LEADER'.*, then b'FOLLOWER'"),
-        (Forgetful, "output 3 .* from the snapshot after 3 records: b'4'.*, then b'3'"),
-        (Unsteady, "take_snapshot gives other bytes when it is called again"),
+        (Forgetful, "snapshot after 3 records: b'4"),
+        (Unsteady, "take_snapshot returned other bytes at"),
     ],
 )
 def test_what_is_not_deterministic_is_found_and_said(service: type[Service], why: str) -> None:
@@ -158,7 +158,7 @@ def test_a_snapshot_that_restores_another_state_is_found_without_an_output() -> 
         def take_snapshot(self) -> bytes:
             return json.dumps([*self.words, "once more"]).encode()
 
-    with pytest.raises(DivergedError, match="do not give the same bytes again"):
+    with pytest.raises(DivergedError, match=": the state after a"):
         fed(Silent).verify(hash_seeds=0)
 
 
@@ -166,7 +166,7 @@ def test_a_snapshot_that_restores_another_state_is_found_without_an_output() -> 
 def test_the_order_of_a_set_is_found_in_another_process(service: type[Service], why: str) -> None:
     test = fed(service)
     test.verify(hash_seeds=0)
-    with pytest.raises(DivergedError, match=f"{why}.*in another process with other hashes"):
+    with pytest.raises(DivergedError, match="in another process with other"):
         test.verify(hash_seeds=2, restarts=2)
 
 
@@ -176,7 +176,7 @@ def test_a_class_that_another_process_cannot_find_is_refused_with_what_to_do() -
 
     with pytest.raises(ConfigError, match="hash_seeds=0"):
         fed(Local).verify()
-    with pytest.raises(ConfigError, match="at the top of a module"):
+    with pytest.raises(ConfigError, match="top level of a module"):
         fed(lambda: Echo()).verify()  # type: ignore[arg-type]
     fed(Local).verify(hash_seeds=0)
     assert ServiceTest(Local).service.role is Role.LEADER

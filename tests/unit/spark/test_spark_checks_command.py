@@ -90,7 +90,7 @@ def test_records_that_only_some_have_dropped_are_said(
 
 def test_no_stream_and_wrong_words(access: Access, node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(access, "audit") == 0
-    assert "there is no stream" in capsys.readouterr().out
+    assert "does not exist" in capsys.readouterr().out
     assert run(access, "audit", "none") == 1
     assert run(access, "audit", "--conf", "a=b") == 2
     assert run(access, "audit", "--master", "local[1]", "--conf", "a") == 2

@@ -115,5 +115,5 @@ def test_headers_are_asked_for_in_one_way() -> None:
     assert _columns({"columns": "value"}) == ("value",)
     assert "headers" in _columns({"includeHeaders": "true"})
     assert "headers" not in _columns({})
-    with pytest.raises(ConfigError, match="does not name headers"):
+    with pytest.raises(ConfigError, match="columns does not contain headers"):
         _columns({"columns": "value", "includeHeaders": "true"})

@@ -97,7 +97,7 @@ def test_nobody_at_all_is_an_error(link: Link) -> None:
 
 def test_another_stream_of_the_same_name_is_refused(link: Link, node: FakeNode) -> None:
     fill(node.add_stream("orders", uid="second"), [50])
-    with pytest.raises(NotFoundError, match="deleted and made again"):
+    with pytest.raises(NotFoundError, match="deleted and created again"):
         offsets(link, planned(0, 50, uid="first"))
 
 

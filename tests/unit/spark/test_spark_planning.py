@@ -72,7 +72,7 @@ def test_another_sources_checkpoint_is_refused(document: dict[str, object]) -> N
 
 def test_a_stream_made_again_is_refused() -> None:
     check_uids({"orders": "u1", "gone": "x"}, {"orders": "u1", "new": "u2"})
-    with pytest.raises(NotFoundError, match="deleted and made again"):
+    with pytest.raises(NotFoundError, match="deleted and created again"):
         check_uids({"orders": "u1"}, {"orders": "u2"})
 
 
@@ -231,7 +231,7 @@ def test_the_worked_example_of_min_partitions() -> None:
     assert [r.record_count for r in split_ranges(ranges, 0, 400)] == [300] * 3 + [100]
     assert [r.record_count for r in split_ranges(ranges, 20, 400)] == [50] * 20
     huge = [PlannedRange("s", "u", 0, 0, 1 << 40, 1, "n1", ("n1",))]
-    with pytest.raises(ConfigError, match="would be cut into"):
+    with pytest.raises(ConfigError, match="would be divided into"):
         split_ranges(huge, 0, 5)
 
 

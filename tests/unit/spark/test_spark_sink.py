@@ -46,7 +46,7 @@ def test_options_of_a_sink() -> None:
         ({"startingOffsets": "earliest"}, "'startingOffsets' is one of reading, not of writing. Known are"),
         ({"writeIds": "x"}, "did you mean 'writeId'"),
         ({"kafka.bootstrap.servers": "x"}, "option of Kafka's sink: use nats here"),
-        ({"atomic": "true"}, "no option atomic: rows are seen as they are committed, each once"),
+        ({"atomic": "true"}, "The option atomic does not exist"),
         ({"path": "a", "stream": "b"}, "name two streams"),
         ({"stream": "a.b"}, "stream"),
         ({"order": "size"}, "use content or plan"),
@@ -72,8 +72,8 @@ def test_a_streaming_query_has_an_id_of_its_own() -> None:
     ("fields", "stream", "text"),
     [
         ([("value", pa.binary()), ("values", pa.binary())], "s", "no column 'values' to write; did you mean 'value'"),
-        ([("key", pa.binary())], "s", "there is no column value"),
-        ([("value", pa.int64())], "s", "the column value is binary or string, not int64: cast it"),
+        ([("key", pa.binary())], "s", "The column value is missing"),
+        ([("value", pa.int64())], "s", "Column value must be binary or string, but it is int64. Cast it."),
         ([("value", pa.binary()), ("partition", pa.int64())], "s", "the column partition is int"),
         ([("value", pa.binary()), ("headers", pa.string())], "s", "the column headers is array"),
         (
@@ -81,9 +81,9 @@ def test_a_streaming_query_has_an_id_of_its_own() -> None:
             "s",
             "the column headers is array",
         ),
-        ([("value", pa.binary()), ("value", pa.binary())], "s", "named twice"),
+        ([("value", pa.binary()), ("value", pa.binary())], "s", "Some columns occur twice"),
         ([("value", pa.binary()), ("stream", pa.string()), ("topic", pa.string())], "s", "the same"),
-        ([("value", pa.binary())], "", "say where to"),
+        ([("value", pa.binary())], "", "The target stream is missing"),
     ],
 )
 def test_schemas_that_are_refused(fields: list[tuple[str, pa.DataType]], stream: str, text: str) -> None:
@@ -110,7 +110,7 @@ def test_nulls_that_are_refused() -> None:
         check_rows(rows_of(value=[b"a"], stream=[None]), stream="", tombstones=False)
     check_rows(rows_of(value=[b"a"], stream=[None]), stream="s", tombstones=False)
     for pairs in ([None], [{"key": None, "value": b""}], [{"key": "k", "value": None}]):
-        with pytest.raises(ConfigError, match="some headers are null"):
+        with pytest.raises(ConfigError, match="Some headers are null, or"):
             check_rows(rows_of(value=[b"a"], headers=[pairs]), stream="s", tombstones=False)
     check_rows(rows_of(value=[b"a", b"b"], headers=[None, [{"key": "k", "value": b""}]]), stream="s", tombstones=False)
 
@@ -262,7 +262,7 @@ async def test_a_plan_that_makes_other_rows_the_second_time_is_told_so(client: C
     await write(client, table_of(some(0)), Round("q", 0, 0))
     before = await held(client)
     for other in (table_of([*some(0, 39), (b"k1", b"another")]), table_of(some(0, 39)), None):
-        with pytest.raises(PublishRejectedError, match="does not repeat itself"):
+        with pytest.raises(PublishRejectedError, match="differs from the earlier one"):
             await write(client, other, Round("q", 0, 0))
     assert await held(client) == before
 
@@ -318,7 +318,7 @@ async def test_headers_and_nulls_arrive_as_they_are(client: Client) -> None:
 
 async def test_a_stream_that_never_answers_is_refused(client: Client) -> None:
     await client.create_stream("silent", "data.silent", config=StreamConfig(ack_policy=AckPolicy.NONE))
-    with pytest.raises(ConfigError, match="answers nobody"):
+    with pytest.raises(ConfigError, match="ack policy none"):
         await write(client, table_of(some(0)), Round("q", 0, 0), SinkOptions.parse({"stream": "silent"}))
 
 

@@ -129,7 +129,7 @@ def test_compacted_partitions_and_older_nodes_are_cut_by_offsets(compacted: bool
 def test_too_many_pieces_are_refused_before_anybody_is_asked() -> None:
     logs = Logs([1])
     huge = [PlannedRange("s", "u", 0, 0, 1 << 40, 1, "n1", ("n1",))]
-    with pytest.raises(ConfigError, match="would be cut into"):
+    with pytest.raises(ConfigError, match="would be divided into"):
         split_at_borders(huge, 0, 5, logs.measure)
     assert logs.asked == []
 
@@ -193,5 +193,5 @@ def test_a_limit_of_bytes_is_kept_and_all_is_read_in_the_end(sizes: list[list[in
 
 
 def test_older_nodes_can_not_limit_by_bytes() -> None:
-    with pytest.raises(ConfigError, match="maxBytesPerTrigger needs nodes that tell sizes"):
+    with pytest.raises(ConfigError, match="maxBytesPerTrigger needs nodes that report"):
         end_within_bytes(5, {("s", 0): 0}, {("s", 0): 9}, UIDS, lambda asked: [RangeFacts(q.start, q.end) for q in asked])

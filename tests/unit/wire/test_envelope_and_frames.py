@@ -77,7 +77,7 @@ def test_bad_frames_are_refused(vector: dict) -> None:
 
 def test_a_frame_of_another_type_is_refused() -> None:
     frame = frames.encode(replication_pb2.PartitionNotification(stream="s"))
-    with pytest.raises(ProtocolError, match="PARTITION_NOTIFICATION where REPLICATION_REQUEST"):
+    with pytest.raises(ProtocolError, match="PARTITION_NOTIFICATION, but REPLICATION_REQUEST"):
         frames.decode(frame, replication_pb2.ReplicationRequest)
 
 

@@ -133,7 +133,7 @@ def test_keys_are_compared_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("wrong", ["", "a..b", "a b", ">.a", "a.", "a\n"])
 def test_what_is_no_subject_is_refused(wrong: str) -> None:
-    with pytest.raises(InvalidNameError, match=re.escape("is not a NATS subject")):
+    with pytest.raises(InvalidNameError, match=re.escape("Invalid subject")):
         Filter(subjects=(wrong,))
 
 
@@ -145,5 +145,5 @@ def test_filters_are_bounded() -> None:
         {"keys": (b"k" * 8192, b"k")},
         {"subjects": ("s" * 240,) * 35},
     ):
-        with pytest.raises(ConfigError, match="a filter"):
+        with pytest.raises(ConfigError, match="A filter"):
             Filter(**wrong)

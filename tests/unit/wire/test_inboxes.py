@@ -86,15 +86,15 @@ def test_a_prefix_without_a_star_is_that_one() -> None:
     "prefix", ["", ".", "_INBOX", "*.", "a.*.", "a*b.", ">.", "a.>.", "a b.", "a..b.", "a\x00.", "_INBOX**."]
 )
 def test_what_is_no_prefix_is_refused(prefix: str) -> None:
-    with pytest.raises(ConfigError, match="ends with a dot"):
+    with pytest.raises(ConfigError, match="must end with a dot"):
         check_inbox_prefixes((prefix,))
-    with pytest.raises(ConfigError, match="ends with a dot"):
+    with pytest.raises(ConfigError, match="must end with a dot"):
         Credentials(inbox_prefix=prefix.removesuffix(".") + ".") if prefix else check_inbox_prefixes(())
 
 
 @pytest.mark.parametrize("prefix", ["liftpy.", "liftpy.inbox.", "liftpy.inbox.n1.", "lift*.", "liftpy.x."])
 def test_a_node_answers_applications_nowhere_in_its_own_namespace(prefix: str) -> None:
-    with pytest.raises(ConfigError, match="where nodes are"):
+    with pytest.raises(ConfigError, match="must not contain"):
         NodeSettings("n1", Path("x"), inbox_prefixes=(prefix,))
     NodeSettings("n1", Path("x"), namespace="other", inbox_prefixes=(prefix,))
 

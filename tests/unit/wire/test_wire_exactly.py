@@ -42,17 +42,52 @@ def test_an_envelope_with_each_flag() -> None:
 @pytest.mark.parametrize(
     ("wrong", "error", "reason", "text"),
     [
-        (frame(2, ADDRESS + b"body"), EnvelopeError, "envelope", "an address needs a CRC-32C and 16 bytes"),
-        (frame(3, ADDRESS[:-1]), EnvelopeError, "envelope", "an address needs a CRC-32C and 16 bytes"),
-        (frame(1, b"body", crc=b"none"), ChecksumError, "checksum", "the CRC-32C does not match the payload"),
-        (frame(1, b"body", size=8), EnvelopeError, "envelope", "the CRC flag needs a header of 12 bytes, not 8"),
-        (frame(1, b"body", size=13), EnvelopeError, "envelope", "the CRC flag needs a header of 12 bytes, not 13"),
-        (frame(0, b"", size=9), EnvelopeError, "envelope", "header length 9 is outside 8..8"),
-        (frame(0, b"", size=7), EnvelopeError, "envelope", "header length 7 is outside 8..8"),
-        (frame(0, b"")[:7], EnvelopeError, "no envelope", "7 bytes are shorter than an envelope header"),
-        (b"x" + frame(0, b"")[1:], EnvelopeError, "no envelope", "the magic number is missing"),
-        (envelope.MAGIC + b"\1\x08\0\1", EnvelopeError, "version", "version 1 is unknown, this side speaks 0"),
-        (envelope.MAGIC + b"\0\x08\0\xff", EnvelopeError, "message type", "message type 255 is unknown"),
+        (
+            frame(2, ADDRESS + b"body"),
+            EnvelopeError,
+            "envelope",
+            "The envelope has an address, so it needs a CRC-32C and 16 bytes.",
+        ),
+        (frame(3, ADDRESS[:-1]), EnvelopeError, "envelope", "The envelope has an address, so it needs a CRC-32C and 16 bytes."),
+        (
+            frame(1, b"body", crc=b"none"),
+            ChecksumError,
+            "checksum",
+            "The CRC-32C of the message does not match its payload. It was damaged on its way, or written by a faulty client.",
+        ),
+        (
+            frame(1, b"body", size=8),
+            EnvelopeError,
+            "envelope",
+            "The envelope has a CRC flag, but a header of 8 bytes instead of 12.",
+        ),
+        (
+            frame(1, b"body", size=13),
+            EnvelopeError,
+            "envelope",
+            "The envelope has a CRC flag, but a header of 13 bytes instead of 12.",
+        ),
+        (frame(0, b"", size=9), EnvelopeError, "envelope", "The envelope has an invalid header length 9, outside 8..8."),
+        (frame(0, b"", size=7), EnvelopeError, "envelope", "The envelope has an invalid header length 7, outside 8..8."),
+        (frame(0, b"")[:7], EnvelopeError, "no envelope", "The message has 7 bytes, less than an envelope header."),
+        (
+            b"x" + frame(0, b"")[1:],
+            EnvelopeError,
+            "no envelope",
+            "The message is not a liftpy envelope: its magic number is missing.",
+        ),
+        (
+            envelope.MAGIC + b"\1\x08\0\1",
+            EnvelopeError,
+            "version",
+            "The envelope has version 1, but this version reads 0. Upgrade liftpy.",
+        ),
+        (
+            envelope.MAGIC + b"\0\x08\0\xff",
+            EnvelopeError,
+            "message type",
+            "The envelope has the unknown message type 255. Upgrade liftpy.",
+        ),
     ],
 )
 def test_what_is_no_envelope_says_why(wrong: bytes, error: type[EnvelopeError], reason: str, text: str) -> None:
@@ -64,13 +99,13 @@ def test_what_is_no_envelope_says_why(wrong: bytes, error: type[EnvelopeError], 
 def test_a_payload_that_has_to_be_sealed() -> None:
     assert envelope.sealed_payload(frame(1, b"body"), MessageType.ACK) == b"body"
     for wrong, text in (
-        (frame(0, b"body"), "an envelope without a CRC-32C where one has to be"),
-        (frame(0, b"abcd" + b"body", size=12), "an envelope without a CRC-32C where one has to be"),
-        (frame(3, ADDRESS + b"body"), "an address where none belongs"),
+        (frame(0, b"body"), "The envelope has no CRC-32C, but this message needs one."),
+        (frame(0, b"abcd" + b"body", size=12), "The envelope has no CRC-32C, but this message needs one."),
+        (frame(3, ADDRESS + b"body"), "This message must not have a stream address."),
     ):
         with pytest.raises(EnvelopeError, match=f"^{text}$"):
             envelope.sealed_payload(wrong, MessageType.ACK)
-    with pytest.raises(EnvelopeError, match="message type ACK where PUBLISH was expected"):
+    with pytest.raises(EnvelopeError, match="ACK, but PUBLISH was expected"):
         envelope.sealed_payload(frame(1, b"body"), MessageType.PUBLISH)
 
 
@@ -80,7 +115,7 @@ def test_an_address_is_a_request_of_a_partition_of_a_stream() -> None:
     assert len({address(*which) for which in (("u1", 3, 5), ("u2", 3, 5), ("u1", 4, 5), ("u1", 3, 6))}) == 4
     must_be_at(b"", lambda: pytest.fail("it says none"))
     must_be_at(ADDRESS, lambda: ADDRESS)
-    with pytest.raises(MisdirectedError, match="an answer to another fetch"):
+    with pytest.raises(MisdirectedError, match="Received the answer to another fetch request"):
         must_be_at(ADDRESS, lambda: address("u1", 3, 5))
 
 
@@ -88,9 +123,9 @@ def test_a_message_is_for_what_it_names() -> None:
     request = replication_pb2.ReplicationRefusal(partition=3, streamUid="u1", requestId=5)
     must_be_for(request, 3, streamUid="u1", requestId=5)
     for partition, said, text in (
-        (4, {}, "a ReplicationRefusal for partition 3, not 4"),
-        (3, {"streamUid": "u2"}, "a ReplicationRefusal for streamUid 'u1', not 'u2'"),
-        (3, {"streamUid": "u1", "requestId": 6}, "a ReplicationRefusal for requestId 5, not 6"),
+        (4, {}, "Received a ReplicationRefusal for partition 3, expected 4"),
+        (3, {"streamUid": "u2"}, "Received a ReplicationRefusal for streamUid 'u1', expected 'u2'"),
+        (3, {"streamUid": "u1", "requestId": 6}, "Received a ReplicationRefusal for requestId 5, expected 6"),
     ):
         with pytest.raises(MisdirectedError, match=f"^{text}$"):
             must_be_for(request, partition, **said)
@@ -106,7 +141,7 @@ def test_a_piece_in_an_answer_to_a_reader() -> None:
     head = client_pb2.ReadResponse(pieceCrc=71, pieceTotal=72, piecePosition=3)
     assert frames.piece_in(head, data) == Piece(71, 72, 3, data)
     assert frames.piece_in(client_pb2.ReadResponse(pieceCrc=71), data) is None
-    with pytest.raises(ProtocolError, match="no piece of a batch: bytes 3 to 13 of 12"):
+    with pytest.raises(ProtocolError, match="batch: bytes 3 to 13"):
         frames.piece_in(client_pb2.ReadResponse(pieceCrc=71, pieceTotal=12, piecePosition=3), data)
 
 

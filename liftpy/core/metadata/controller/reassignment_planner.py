@@ -397,7 +397,7 @@ class ReassignmentPlanner:
 
 
 class _Look:
-    """One look."""
+    """One planning step."""
 
     def __init__(self, image: ClusterImage, now_ns: int, gone: list[str]) -> None:
         self.image = image

@@ -33,7 +33,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 class AskedBy(Enum):
-    """Who may ask for it, besides the metadata leader."""
+    """Sender that may make a request, besides the metadata leader."""
 
     READERS = "whoever may read"
     OPERATORS = "operators"
@@ -43,7 +43,7 @@ class AskedBy(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestKind:
-    """One row."""
+    """One row of the table of requests."""
 
     decide: Callable[[RecordBuilder, Any], Decision | Steps[Decision]]
     """What apply does with the request's message, in steps where it may concern thousands of partitions; it reads nothing but its
@@ -72,12 +72,12 @@ def _describe_stream(draft: RecordBuilder, request: pb.DescribeStream) -> Decisi
 
 
 def _not_logged(_draft: RecordBuilder, _: Any) -> Decision:
-    return refuse(pb.ControlResponse.INVALID, "heartbeats are answered by the metadata leader and not logged")
+    return refuse(pb.ControlResponse.INVALID, "The metadata leader answers heartbeats. They are not logged.")
 
 
 def unknown(_draft: RecordBuilder, _: Any) -> Decision:
     """What has no row; and a batch, which is taken apart before (``batches.py``)."""
-    return refuse(pb.ControlResponse.INVALID, "a request of a kind that this version does not know")
+    return refuse(pb.ControlResponse.INVALID, "This version does not know this kind of request. Upgrade the controllers.")
 
 
 _BY = AskedBy

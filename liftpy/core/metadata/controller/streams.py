@@ -1,10 +1,7 @@
-"""CreateStream, AddPartitions, PlaceStream and DeleteStream.
+"""CreateStream, AddPartitions, PlaceStream, DeleteStream, AlterStream, TruncateBefore and OpenGroups.
 
-AlterStream: another replication factor, other settings. What is wanted is stored, and a target for every partition; the moves follow
-one by one. Settings hold as soon as a replica's node knows them; those by which publishes are refused, with a standby, as a pause that
-ends. TruncateBefore: the same for where a partition's log begins.
-
-OpenGroups: the internal stream of consumer groups' commands is made when somebody needs it first.
+AlterStream stores a new replication factor or settings, and a target for every partition. The moves follow one by one.
+TruncateBefore moves the log start. OpenGroups creates the internal stream of consumer groups on first use.
 """
 
 from __future__ import annotations
@@ -16,10 +13,9 @@ from liftpy.config import REFUSED_BY, AckPolicy, ReplicationConfig, StreamConfig
 from liftpy.core.base.cooperative_apply import PER_STEP, Steps
 from liftpy.core.base.ids import MAX_SUBJECT_LENGTH, check_data_subject, check_name
 from liftpy.core.base.partition import MoveReason, PartitionState, Pause
-from liftpy.core.metadata.codec import altered, config_from_pb, config_to_pb, partition_to_pb, stream_to_pb
+from liftpy.core.metadata.codec import altered, config_from_pb, config_to_pb, partition_to_pb, stored_text, stream_to_pb
 from liftpy.core.metadata.controller.placements import assigned, facts_of, new_partitions, placed_now, plan_of
 from liftpy.core.metadata.controller.reassign import MAX_REPLICAS, settled
-from liftpy.core.metadata.features import DEFAULT_QUOTA, DEFAULT_QUOTA_NEEDS, QUOTAS, QUOTAS_NEED, alterable_at
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, ClusterImage, StreamImage
 from liftpy.core.metadata.placement import MANUAL
 from liftpy.core.metadata.placement.facts import NoRoomError, NotEnoughNodesError, Placed, Wanted
@@ -51,7 +47,10 @@ def create_stream(draft: RecordBuilder, request: pb.CreateStream) -> Steps[Decis
         held = draft.image.streams.get(request.name)
         config = _checked(draft, request, held)
         if held is not None:
-            existing = refuse(pb.ControlResponse.EXISTS, f"stream {request.name!r} exists, attached to {held.subject!r}")
+            existing = refuse(
+                pb.ControlResponse.EXISTS,
+                f"Stream {request.name!r} already exists, with subject {held.subject!r}. Choose another name.",
+            )
             existing.response.stream.CopyFrom(stream_to_pb(held))
             return existing
         wanted = _wanted(draft, request)
@@ -59,7 +58,7 @@ def create_stream(draft: RecordBuilder, request: pb.CreateStream) -> Steps[Decis
     except NoRoomError as error:
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, str(error))
     except ConfigError as error:
-        return refuse(pb.ControlResponse.INVALID, str(error))
+        return refuse(pb.ControlResponse.INVALID, stored_text(error))
     if request.dryRun:
         return Decision((), pb.ControlResponse(plan=plan_of(draft.image, wanted, placed)))
     waits = isinstance(placed, NotEnoughNodesError)
@@ -83,7 +82,7 @@ def place_stream(draft: RecordBuilder, request: pb.PlaceStream) -> Steps[Decisio
     """The partitions of a stream that waits for nodes; nothing where there are too few still, or it does not wait any more."""
     held = draft.image.streams.get(request.name)
     if held is None or held.uid != request.uid:
-        return refuse(pb.ControlResponse.NOT_FOUND, f"there is no stream {request.name!r} of the id {request.uid!r}")
+        return refuse(pb.ControlResponse.NOT_FOUND, f"Stream {request.name!r} with uid {request.uid!r} does not exist.")
     if not held.waiting:
         return draft.done()
     try:
@@ -132,9 +131,11 @@ def _named(draft: RecordBuilder, name: str, uid: str) -> StreamImage | Decision:
     """The stream of that name, and of that unique id if there is one; or the refusal."""
     held = draft.image.streams.get(name)
     if held is None:
-        return refuse(pb.ControlResponse.NOT_FOUND, f"there is no stream {name!r}")
+        return refuse(pb.ControlResponse.NOT_FOUND, f"Stream {name!r} does not exist.")
     if uid and uid != held.uid:
-        return refuse(pb.ControlResponse.NOT_FOUND, f"stream {name!r} is {held.uid} now; {uid} is gone")
+        return refuse(
+            pb.ControlResponse.NOT_FOUND, f"Stream {name!r} was deleted and created again: its uid is {held.uid}, not {uid}."
+        )
     return held
 
 
@@ -143,19 +144,17 @@ def _checked(draft: RecordBuilder, request: pb.CreateStream, held: StreamImage |
     image = draft.image
     check_name(request.name, "stream name")
     if request.name in RESERVED_NAMES:
-        raise ConfigError(f"stream name {request.name!r} is a word of the protocol's own subjects: choose another")
+        raise ConfigError(f"Stream name {request.name!r} is reserved by the protocol. Choose another name.")
     check_data_subject(request.subject, draft.rules.namespace)
     _check_count(request.subject, _count(request))
     if request.firstLeaderEpoch > MAX_FIRST_LEADER_EPOCH:
-        raise ConfigError(f"first LeaderEpoch = {request.firstLeaderEpoch} is above {MAX_FIRST_LEADER_EPOCH}")
+        raise ConfigError(
+            f"first LeaderEpoch = {request.firstLeaderEpoch} is above {MAX_FIRST_LEADER_EPOCH}. Use a smaller value."
+        )
     config = config_from_pb(request.config)
-    if config.needs_quotas and image.feature_level < QUOTAS:
-        raise ConfigError(QUOTAS_NEED.format(level=image.feature_level))
-    if config.quota_exempt and image.feature_level < DEFAULT_QUOTA:
-        raise ConfigError(DEFAULT_QUOTA_NEEDS.format(level=image.feature_level))
     if held is None:
         if len(image.streams) >= MAX_STREAMS:
-            raise ConfigError(f"there are {MAX_STREAMS} streams already: delete some first")
+            raise ConfigError(f"The cluster already has {MAX_STREAMS} streams, the maximum. Delete a stream first.")
         _check_overlap(image, image.answering, request.subject, _count(request), config)
     return config
 
@@ -166,11 +165,16 @@ def _count(request: pb.CreateStream) -> int:
 
 def _check_count(subject: str, count: int) -> None:
     if count > MAX_PARTITIONS_PER_STREAM:
-        raise ConfigError(f"partitions = {count} is outside 1..{MAX_PARTITIONS_PER_STREAM}")
+        raise ConfigError(f"partitions = {count} is outside 1..{MAX_PARTITIONS_PER_STREAM}. Choose a value in this range.")
     if count > 1 and subject.endswith(">"):
-        raise ConfigError("a subject that ends in '>' can have one partition only: partition N listens on <subject>.N")
+        raise ConfigError(
+            "A subject that ends with '>' allows only one partition, because partition N stores <subject>.N. Use "
+            "--partitions 1, or another subject."
+        )
     if len(data_subject(subject, count - 1)) > MAX_SUBJECT_LENGTH:
-        raise ConfigError(f"subject with the partition number is longer than {MAX_SUBJECT_LENGTH} characters")
+        raise ConfigError(
+            f"The subject with the partition number is longer than {MAX_SUBJECT_LENGTH} characters. Use a shorter subject."
+        )
 
 
 def _check_overlap(image: ClusterImage, answering: SubjectIndex, subject: str, count: int, config: StreamConfig) -> None:
@@ -182,15 +186,15 @@ def _check_overlap(image: ClusterImage, answering: SubjectIndex, subject: str, c
         held = image.streams[name]
         of = f"{held.subject!r} ({held.partition_count} partitions)" if held.partition_count > 1 else f"{held.subject!r}"
         raise ConfigError(
-            f"{OVERLAP} (err_code {OVERLAP_ERR_CODE}): {subject!r} with {of} of {name!r}; "
-            "choose another subject, or the ack policy none, with which a stream answers nobody"
+            f"{OVERLAP} (err_code {OVERLAP_ERR_CODE}): {subject!r} overlaps with {of} of stream {name!r}. Choose "
+            "another subject, or use --ack-policy none (the stream then sends no acks)."
         )
 
 
 def _wanted(draft: RecordBuilder, request: pb.CreateStream) -> Wanted:
     assignment = assigned(request.manual)
     if assignment and request.placement not in ("", MANUAL):
-        raise ConfigError(f"an assignment is placement {MANUAL!r}, not {request.placement!r}")
+        raise ConfigError(f"An assignment needs placement {MANUAL!r}, not {request.placement!r}. Remove --placement.")
     factor = request.replicationFactor
     if not assignment and request.placement != MANUAL:
         factor = factor or max(1, min(DEFAULT_REPLICATION_FACTOR, sum(node.takes for node in facts_of(draft.image))))
@@ -225,10 +229,13 @@ def _wanted_more(draft: RecordBuilder, request: pb.AddPartitions, held: StreamIm
     if total == first:
         return None
     if total < first:
-        raise ConfigError(f"stream {held.name!r} has {first} partitions: they can become more, not fewer")
+        raise ConfigError(
+            f"Stream {held.name!r} already has {first} partitions. The number can only increase: use a larger --to."
+        )
     if policy == MANUAL and total != first + len(assignment):
         raise ConfigError(
-            f"stream {held.name!r} was placed by hand: assign its partitions {first} to {total - 1}, or name a placement"
+            f"Stream {held.name!r} has a manual assignment. Assign partitions {first} to {total - 1} with "
+            "--assignment, or choose a --placement."
         )
     _check_count(held.subject, total)
     others = draft.image.answering.without_stream(held.name, held.subject) if held.answers else draft.image.answering
@@ -247,7 +254,9 @@ def _wanted_more(draft: RecordBuilder, request: pb.AddPartitions, held: StreamIm
 
 def _check_factor(factor: int) -> None:
     if factor > MAX_REPLICATION_FACTOR:
-        raise ConfigError(f"replication factor = {factor} is outside 1..{MAX_REPLICATION_FACTOR}")
+        raise ConfigError(
+            f"replication factor = {factor} is outside 1..{MAX_REPLICATION_FACTOR}. Choose a value in this range."
+        )
 
 
 def _placed_or_waits(draft: RecordBuilder, wanted: Wanted) -> Steps[Placed | NotEnoughNodesError]:
@@ -285,11 +294,14 @@ def alter_stream(draft: RecordBuilder, request: pb.AlterStream) -> Steps[Decisio
         return refuse(pb.ControlResponse.NOT_FOUND, detail)
     factor = request.replicationFactor
     if not (1 <= factor <= MAX_REPLICAS or (not factor and request.changed)):
-        return refuse(pb.ControlResponse.INVALID, f"replication factor = {factor} is outside 1..{MAX_REPLICAS}")
+        return refuse(
+            pb.ControlResponse.INVALID,
+            f"replication factor = {factor} is outside 1..{MAX_REPLICAS}. Choose a value in this range.",
+        )
     try:
-        stream = _with_settings(held, request, alterable_at(draft.image.feature_level))
+        stream = _with_settings(held, request)
     except ConfigError as error:
-        return refuse(pb.ControlResponse.INVALID, str(error))
+        return refuse(pb.ControlResponse.INVALID, stored_text(error))
     if request.HasField("configVersion") and request.configVersion != held.config_version:
         detail = f"the settings of {held.name!r} are at version {held.config_version}, not {request.configVersion}: look again"
         return refuse(pb.ControlResponse.STALE, detail)
@@ -327,8 +339,8 @@ def truncate_before(draft: RecordBuilder, request: pb.TruncateBefore) -> Decisio
     return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
 
 
-def _with_settings(held: StreamImage, request: pb.AlterStream, alterable: tuple[str, ...]) -> StreamImage:
-    config = altered(held.config, request.config, request.changed, alterable)
+def _with_settings(held: StreamImage, request: pb.AlterStream) -> StreamImage:
+    config = altered(held.config, request.config, request.changed)
     return replace(held, config=config, config_version=held.config_version + (config != held.config))
 
 
