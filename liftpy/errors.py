@@ -34,13 +34,13 @@ class InvalidNameError(ConfigError):
 class WrongDataDirectoryError(ConfigError):
     """The data directory belongs to another node. Give each node its own data directory."""
 
-    code = "FOREIGN_FOLDER"
+    code = "WRONG_DATA_DIRECTORY"
 
 
 class IncompatibleVersionError(LiftError):
     """The cluster or its data needs another version of liftpy. Start the version that the text names."""
 
-    code = "UNSPOKEN"
+    code = "INCOMPATIBLE_VERSION"
 
 
 class ProtocolError(LiftError):
@@ -88,7 +88,7 @@ class MetadataDivergedError(StorageError):
     snapshot.
     """
 
-    code = "OTHER_IMAGE"
+    code = "METADATA_DIVERGED"
 
 
 class UnknownFormatError(StorageError):
@@ -110,10 +110,10 @@ class LogClosedError(StorageError):
     code = "LOG_CLOSED"
 
 
-class FolderLockedError(StorageError):
+class DataDirectoryLockedError(StorageError):
     """Another process uses the data directory. Stop it, or choose another directory."""
 
-    code = "FOLDER_LOCKED"
+    code = "DATA_DIRECTORY_LOCKED"
 
 
 class OffsetOutOfRangeError(LiftError):

@@ -88,6 +88,7 @@ UNREFERENCED = {
     "sidecar.cli.main.LazyGroup.invoke": _CLICK,
     "sidecar.cli.main.TextType.convert": _CLICK,
     "sidecar.cli.options.BytesType.convert": _CLICK,
+    "sidecar.cli.options._UnitType.convert": _CLICK,
     "sidecar.dev.under_test.ClusterUnderTest.restart_nats": _FAULTS,
     "sidecar.quorum.journal.GroupJournal._destroy": _PYSYNCOBJ,
     "sidecar.quorum.journal.GroupJournal.getRaftCommitIndex": _PYSYNCOBJ,

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from liftpy.client.client import Client, connect
     from liftpy.client.consumer import Consumer, EventKind, ReadEvent, ReadOptions
     from liftpy.client.cursor import Cursor
-    from liftpy.client.group import Group, GroupOptions, GroupRefusedError
-    from liftpy.client.group_part import GroupPart
+    from liftpy.client.group import Group, GroupOptions, GroupRejectedError
+    from liftpy.client.group_part import GroupBatch
     from liftpy.client.in_flight import PublishAck, PublishOptions
-    from liftpy.client.multi_consumer import ManyConsumer, Taken, positions_from
+    from liftpy.client.multi_consumer import ConsumedBatch, ManyConsumer, positions_from
     from liftpy.client.partition_sender import ManyAck, ManyReceipt, ProducerOptions, Receipt, Source
-    from liftpy.client.placement_plans import PlacementPlan, PlacementWish, Tally
+    from liftpy.client.placement_plans import PlacementOptions, PlacementPlan, ReplicaCounts
     from liftpy.client.positions import Bounds, Position, Start, Until, parse_start, parse_until
     from liftpy.client.producer import Partitioner, Producer
     from liftpy.client.publisher import Publisher
     from liftpy.client.queue import Job, LeaseLostError, Queue, QueueOptions
-    from liftpy.client.service_queries import QueryAnswer, QueryRefusedError
+    from liftpy.client.service_queries import QueryAnswer, QueryRejectedError
     from liftpy.core.services.queries import QueryFailedError
     from liftpy.nats.credentials import Credentials
 
@@ -41,23 +41,24 @@ __all__ = [
     "Bounds",
     "Client",
     "ClusterState",
+    "ConsumedBatch",
     "Consumer",
     "Controller",
     "Credentials",
     "Cursor",
     "EventKind",
     "Group",
+    "GroupBatch",
     "GroupOptions",
-    "GroupPart",
-    "GroupRefusedError",
+    "GroupRejectedError",
     "Job",
     "LeaseLostError",
     "ManyAck",
     "ManyConsumer",
     "ManyReceipt",
     "Partitioner",
+    "PlacementOptions",
     "PlacementPlan",
-    "PlacementWish",
     "Position",
     "Producer",
     "ProducerOptions",
@@ -66,16 +67,15 @@ __all__ = [
     "Publisher",
     "QueryAnswer",
     "QueryFailedError",
-    "QueryRefusedError",
+    "QueryRejectedError",
     "Queue",
     "QueueOptions",
     "ReadEvent",
     "ReadOptions",
     "Receipt",
+    "ReplicaCounts",
     "Source",
     "Start",
-    "Taken",
-    "Tally",
     "Until",
     "connect",
     "parse_start",
@@ -88,16 +88,16 @@ _NAMES = {
     "liftpy.client.consumer": ("Consumer", "EventKind", "ReadEvent", "ReadOptions"),
     "liftpy.nats.credentials": ("Credentials",),
     "liftpy.client.cursor": ("Cursor",),
-    "liftpy.client.group": ("Group", "GroupOptions", "GroupRefusedError"),
-    "liftpy.client.group_part": ("GroupPart",),
+    "liftpy.client.group": ("Group", "GroupOptions", "GroupRejectedError"),
+    "liftpy.client.group_part": ("GroupBatch",),
     "liftpy.client.in_flight": ("PublishAck", "PublishOptions"),
-    "liftpy.client.multi_consumer": ("ManyConsumer", "Taken", "positions_from"),
-    "liftpy.client.placement_plans": ("PlacementPlan", "PlacementWish", "Tally"),
+    "liftpy.client.multi_consumer": ("ManyConsumer", "ConsumedBatch", "positions_from"),
+    "liftpy.client.placement_plans": ("PlacementPlan", "PlacementOptions", "ReplicaCounts"),
     "liftpy.client.positions": ("Bounds", "Position", "Start", "Until", "parse_start", "parse_until"),
     "liftpy.client.producer": ("Partitioner", "Producer"),
     "liftpy.client.partition_sender": ("ManyAck", "ManyReceipt", "ProducerOptions", "Receipt", "Source"),
     "liftpy.client.publisher": ("Publisher",),
-    "liftpy.client.service_queries": ("QueryAnswer", "QueryRefusedError"),
+    "liftpy.client.service_queries": ("QueryAnswer", "QueryRejectedError"),
     "liftpy.core.services.queries": ("QueryFailedError",),
     "liftpy.client.queue": ("Job", "LeaseLostError", "Queue", "QueueOptions"),
     "liftpy.client.batch_view": ("BatchSlice",),

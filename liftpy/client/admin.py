@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from liftpy.client.closest_replica import this_host
-from liftpy.client.placement_plans import PlacementPlan, PlacementWish, plan_from_pb
+from liftpy.client.placement_plans import PlacementOptions, PlacementPlan, plan_from_pb
 from liftpy.client.retrying import retrying
 from liftpy.config import ALTERABLE, DefaultQuota, ReplicationConfig, SessionTimes, StreamConfig
 from liftpy.core.base.ids import check_data_subject, check_name, check_new_stream, check_uid
@@ -148,7 +148,7 @@ class ClusterState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoveWish:
+class ReplicaMove:
     """A request to move the replicas of one partition.
 
     Args:
@@ -265,7 +265,7 @@ class Admin:
         partitions: int = 1,
         replicas: int = 0,
         config: StreamConfig | None = None,
-        placement: PlacementWish | None = None,
+        placement: PlacementOptions | None = None,
         first_leader_epoch: int = 0,
     ) -> StreamImage:
         """Create a stream for a NATS subject. Do not wait for its leaders.
@@ -294,7 +294,7 @@ class Admin:
         Example:
             stream = await admin.create_stream("orders", "shop.orders", partitions=3)
         """
-        create = self._create(name, subject, partitions, replicas, config, placement or PlacementWish())
+        create = self._create(name, subject, partitions, replicas, config, placement or PlacementOptions())
         create.firstLeaderEpoch = first_leader_epoch
         return await self._whole(await self._command(cluster_pb2.ControlRequest(createStream=create)))
 
@@ -306,7 +306,7 @@ class Admin:
         partitions: int = 1,
         replicas: int = 0,
         config: StreamConfig | None = None,
-        placement: PlacementWish | None = None,
+        placement: PlacementOptions | None = None,
     ) -> PlacementPlan:
         """Show where ``create_stream`` would place the replicas. Create nothing.
 
@@ -326,12 +326,12 @@ class Admin:
             ConfigError: A setting is not allowed, or no node has room.
             UnavailableError: The metadata group did not answer in time.
         """
-        create = self._create(name, subject, partitions, replicas, config, placement or PlacementWish())
+        create = self._create(name, subject, partitions, replicas, config, placement or PlacementOptions())
         create.dryRun = True
         return await self._plan(cluster_pb2.ControlRequest(createStream=create))
 
     def _create(
-        self, name: str, subject: str, partitions: int, replicas: int, config: StreamConfig | None, placement: PlacementWish
+        self, name: str, subject: str, partitions: int, replicas: int, config: StreamConfig | None, placement: PlacementOptions
     ) -> cluster_pb2.CreateStream:
         check_new_stream(name)
         check_data_subject(subject, self._subjects.namespace)
@@ -352,7 +352,7 @@ class Admin:
         return create
 
     async def add_partitions(
-        self, name: str, partitions: int = 0, *, uid: str = "", placement: PlacementWish | None = None
+        self, name: str, partitions: int = 0, *, uid: str = "", placement: PlacementOptions | None = None
     ) -> StreamImage:
         """Add partitions to a stream. Do not wait for their leaders.
 
@@ -372,11 +372,11 @@ class Admin:
             ConfigError: Fewer partitions than before, or not enough nodes.
             UnavailableError: The metadata group did not answer in time.
         """
-        more = self._more(name, partitions, uid, placement or PlacementWish())
+        more = self._more(name, partitions, uid, placement or PlacementOptions())
         return await self._whole(await self._with_live_nodes(cluster_pb2.ControlRequest(addPartitions=more)))
 
     async def plan_partitions(
-        self, name: str, partitions: int = 0, *, uid: str = "", placement: PlacementWish | None = None
+        self, name: str, partitions: int = 0, *, uid: str = "", placement: PlacementOptions | None = None
     ) -> PlacementPlan:
         """Show where ``add_partitions`` would place new partitions. Add nothing.
 
@@ -394,11 +394,11 @@ class Admin:
             ConfigError: Fewer partitions than before, or not enough nodes.
             UnavailableError: The metadata group did not answer in time.
         """
-        more = self._more(name, partitions, uid, placement or PlacementWish())
+        more = self._more(name, partitions, uid, placement or PlacementOptions())
         more.dryRun = True
         return await self._plan(cluster_pb2.ControlRequest(addPartitions=more))
 
-    def _more(self, name: str, partitions: int, uid: str, placement: PlacementWish) -> cluster_pb2.AddPartitions:
+    def _more(self, name: str, partitions: int, uid: str, placement: PlacementOptions) -> cluster_pb2.AddPartitions:
         check_name(name, "stream")
         more = cluster_pb2.AddPartitions(
             name=name,
@@ -790,13 +790,13 @@ class Admin:
             wish.configVersion = config_version
         return await self._whole(await self._command(cluster_pb2.ControlRequest(pausePartitions=wish)))
 
-    async def reassign_all(self, wishes: Iterable[MoveWish]) -> list[str]:
+    async def reassign_all(self, wishes: Iterable[ReplicaMove]) -> list[str]:
         """Move the replicas of many partitions to other nodes.
 
         The requests are sent in batches. If the call fails, the requests that were accepted so far stay in effect.
 
         Args:
-            wishes: One ``MoveWish`` per partition.
+            wishes: One ``ReplicaMove`` per partition.
 
         Returns:
             One text for each rejected request: partition and reason.
@@ -1131,10 +1131,10 @@ class Admin:
         return response
 
 
-_Asked = tuple[MoveWish, cluster_pb2.ControlRequest]
+_Asked = tuple[ReplicaMove, cluster_pb2.ControlRequest]
 
 
-def _batches(wishes: Iterable[MoveWish]) -> Iterator[list[_Asked]]:
+def _batches(wishes: Iterable[ReplicaMove]) -> Iterator[list[_Asked]]:
     """Split requests into batches that are small enough for one metadata entry."""
     batch: list[_Asked] = []
     size_bytes = 0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsIndex, cast, o
 from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import positions, service_commands, service_queries
-from liftpy.client.admin import Admin, ClusterState, FeatureLevelsMixin, MoveWish
+from liftpy.client.admin import Admin, ClusterState, FeatureLevelsMixin, ReplicaMove
 from liftpy.client.admin_requests import NodeViews
 from liftpy.client.awaitable_context import Opening
 from liftpy.client.batch_view import BatchSlice
@@ -29,7 +29,7 @@ from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.iteration import Iteration
 from liftpy.client.multi_consumer import ManyConsumer, Place, Places, bounded_ahead
 from liftpy.client.partition_sender import ProducerOptions, Source, check_answers, name_for
-from liftpy.client.placement_plans import PlacementPlan, PlacementWish
+from liftpy.client.placement_plans import PlacementOptions, PlacementPlan
 from liftpy.client.positions import (
     Bounds,
     Position,
@@ -279,7 +279,7 @@ class GroupsMixin:
 
         Raises:
             NotFoundError: No such stream.
-            GroupRefusedError: The name belongs to a consumer group.
+            GroupRejectedError: The name belongs to a consumer group.
             UnavailableError: The coordinator did not answer in time.
 
         Example:
@@ -482,7 +482,7 @@ class ServiceCalls:
 
         Raises:
             QueryFailedError: ``on_query`` raised an error.
-            QueryRefusedError: The service cannot answer now. Retry.
+            QueryRejectedError: The service cannot answer now. Retry.
             UnavailableError: No service answered in time.
             ConfigError: The service has several partitions and you named none, or you named both.
 
@@ -697,7 +697,7 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
         partitions: int = 1,
         replicas: int = 0,
         config: StreamConfig | None = None,
-        placement: PlacementWish | None = None,
+        placement: PlacementOptions | None = None,
         ready_s: float = 15.0,
         exist_ok: bool = False,
         first_leader_epoch: int = 0,
@@ -793,7 +793,7 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
         partitions: int = 1,
         replicas: int = 0,
         config: StreamConfig | None = None,
-        placement: PlacementWish | None = None,
+        placement: PlacementOptions | None = None,
     ) -> PlacementPlan:
         """Show where ``create_stream`` would place the replicas. Create nothing.
 
@@ -823,7 +823,7 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
         partitions: int = 0,
         *,
         uid: str = "",
-        placement: PlacementWish | None = None,
+        placement: PlacementOptions | None = None,
         ready_s: float = 15.0,
     ) -> StreamImage:
         """Add partitions to a stream and wait until their leaders are ready.
@@ -854,7 +854,7 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
         return await self.until_ready(stream, ready_s, before) if ready_s else stream
 
     async def plan_partitions(
-        self, name: str, partitions: int = 0, *, uid: str = "", placement: PlacementWish | None = None
+        self, name: str, partitions: int = 0, *, uid: str = "", placement: PlacementOptions | None = None
     ) -> PlacementPlan:
         """Show where ``add_partitions`` would place new partitions. Add nothing.
 
@@ -926,14 +926,14 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
         """
         return await self._admin.reassign(stream, partition, replicas)
 
-    async def reassign_all(self, wishes: Iterable[MoveWish]) -> list[str]:
+    async def reassign_all(self, wishes: Iterable[ReplicaMove]) -> list[str]:
         """Move the replicas of many partitions to other nodes.
 
         The client sends the requests in batches. If the call fails, the requests that were accepted so far stay in
         effect.
 
         Args:
-            wishes: One ``MoveWish`` per partition.
+            wishes: One ``ReplicaMove`` per partition.
 
         Returns:
             One text for each rejected request: partition and reason.

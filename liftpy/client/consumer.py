@@ -22,7 +22,7 @@ from liftpy.client import positions
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.closest_replica import Nearest
 from liftpy.client.iteration import Fetch, HandedOn, Item, Iteration, ReadAhead, whole
-from liftpy.client.positions import Before, Bounds, Position, Start, Until
+from liftpy.client.positions import Bounds, FromEnd, Position, Start, Until
 from liftpy.client.progress import (
     FINAL,
     BackwardProgress,
@@ -606,7 +606,7 @@ class Consumer:
         made: type[ReadProgress] = ReadProgress
         if self.backwards:
             made, end = BackwardProgress, await self._lowest(bounds)
-            by_record = isinstance(self._start, (int, Before)) or self._start in ("latest", "earliest")
+            by_record = isinstance(self._start, (int, FromEnd)) or self._start in ("latest", "earliest")
             begin = min(begin + by_record, bounds.end_offset)
         return made(
             self._reader.stream,

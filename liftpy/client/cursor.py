@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from liftpy.client.consumer import Consumer
-from liftpy.client.group import GroupHome, GroupRefusedError, ask_coordinator, name_of
+from liftpy.client.group import GroupHome, GroupRejectedError, ask_coordinator, name_of
 from liftpy.client.positions import Position, Start
 from liftpy.core.base.ids import PartitionKey, check_name
 from liftpy.core.groups.commands import decode_query_answer, partition_of
@@ -64,7 +64,7 @@ class Cursor:
 
         Raises:
             NotFoundError: No such stream.
-            GroupRefusedError: The name belongs to a consumer group.
+            GroupRejectedError: The name belongs to a consumer group.
             UnavailableError: The coordinator did not answer in time.
         """
         home = await self._client.groups_stream()
@@ -106,7 +106,7 @@ class Cursor:
             partition: Number of the partition. Default 0.
 
         Raises:
-            GroupRefusedError: Another process opened the cursor.
+            GroupRejectedError: Another process opened the cursor.
             NotFoundError: The stream was deleted, or deleted and created again.
             ConfigError: The position is below the committed one.
             UnavailableError: The coordinator did not answer. Nothing changed.
@@ -196,6 +196,6 @@ class Cursor:
 
     def _check(self, code: int, detail: str) -> None:
         if code != pb.GROUP_OK:
-            raise GroupRefusedError(
+            raise GroupRejectedError(
                 f"Cursor {self.name}: the group coordinator rejected the request: {name_of(code)} {detail}".strip()
             )

@@ -22,7 +22,7 @@ from typing import Literal, Protocol, cast
 
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.consumer import Consumer, ReadOptions
-from liftpy.client.group_part import GroupPart
+from liftpy.client.group_part import GroupBatch
 from liftpy.client.partition_sender import ProducerOptions
 from liftpy.client.positions import Position, Start
 from liftpy.client.service_commands import CommandAnswer
@@ -50,13 +50,13 @@ _NS_PER_S = 1_000_000_000
 Hook = Callable[[Sequence[PartitionKey]], None]
 
 
-class GroupRefusedError(LiftError):
+class GroupRejectedError(LiftError):
     """The group coordinator rejected the request. The text says why.
 
     Another member owns the partition or the instance id, or a limit is reached.
     """
 
-    code = "GROUP_REFUSED"
+    code = "GROUP_REJECTED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class Group:
         self._leaving: dict[PartitionKey, int] = {}
         """Partitions to release when the application has finished their parts."""
         self._ready: deque[tuple[_Pump, BatchSlice]] = deque()
-        self._handed: GroupPart | None = None
+        self._handed: GroupBatch | None = None
         """The part that an iteration returned last. It is finished when the next one is requested."""
         self._in_hand: Counter[tuple[PartitionKey, int]] = Counter()
         """(Partition, generation) -> number of parts that were taken and are not finished."""
@@ -272,14 +272,14 @@ class Group:
             logger.warning("group %s: not left in order: %s", self.name, error)
 
     # ---- what the application sees ----------------------------------------------------------------------------------------
-    def __aiter__(self) -> AsyncIterator[GroupPart]:
+    def __aiter__(self) -> AsyncIterator[GroupBatch]:
         return self
 
-    async def __anext__(self) -> GroupPart:
+    async def __anext__(self) -> GroupBatch:
         """Return the next part and finish the one before.
 
         Raises:
-            GroupRefusedError: The group has fenced this member.
+            GroupRejectedError: The group has fenced this member.
             LiftError: The same errors as reading a partition.
         """
         self._finish()
@@ -289,7 +289,7 @@ class Group:
         self._handed = part
         return part
 
-    async def take(self) -> GroupPart | None:
+    async def take(self) -> GroupBatch | None:
         """Return the next part, for applications that process several parts at once.
 
         Call ``finished`` for each part. The member releases a partition only when all its parts are finished.
@@ -298,7 +298,7 @@ class Group:
             The part. None if the group is closed.
 
         Raises:
-            GroupRefusedError: The group has fenced this member.
+            GroupRejectedError: The group has fenced this member.
             LiftError: The same errors as reading a partition.
 
         Example:
@@ -319,7 +319,7 @@ class Group:
                     self._ready.popleft()
                     pump.taken.set()
                     self._in_hand[pump.gained.key, pump.gained.generation] += 1
-                    return GroupPart(pump.gained.key, pump.gained.generation, piece)
+                    return GroupBatch(pump.gained.key, pump.gained.generation, piece)
                 self.counters["held_back"] += 1
             await self._news.wait()
 
@@ -360,7 +360,7 @@ class Group:
         """Commit all parts that this member returned, including the last one.
 
         Raises:
-            GroupRefusedError: Another member owns a partition now. It receives these records again.
+            GroupRejectedError: Another member owns a partition now. It receives these records again.
             UnavailableError: The coordinator did not answer. Nothing changed.
             OutcomeUnknownError: No answer in time. Commit again: that does no harm.
 
@@ -376,7 +376,7 @@ class Group:
         refused = await self._commit(self._machine, self._done, _COMMIT_S)
         if refused:
             names = ", ".join(f"{key.stream}/{key.partition}" for key in refused)
-            raise GroupRefusedError(
+            raise GroupRejectedError(
                 f"Group {self.name}: nothing was committed. {names} now belong to another member, which receives "
                 "these records again. If this repeats, increase session_s."
             )
@@ -386,7 +386,7 @@ class Group:
         if part is not None:
             self.finished(part)
 
-    def finished(self, part: GroupPart) -> None:
+    def finished(self, part: GroupBatch) -> None:
         """Mark a part of ``take`` as finished.
 
         Finish the parts of one partition in order. If another member owns the partition now, nothing is committed.
@@ -486,7 +486,7 @@ class Group:
                 self.counters["refused"] += 1
                 logger.warning("group %s: %s", self.name, event.detail)
                 if event.for_good:
-                    self._fail(GroupRefusedError(f"Group {self.name}: the coordinator ended this membership: {event.detail}"))
+                    self._fail(GroupRejectedError(f"Group {self.name}: the coordinator ended this membership: {event.detail}"))
         self._call(0, gained)
         self._call(1, gone)
 
@@ -533,7 +533,7 @@ class Group:
                     continue
                 answer = await self._say(command, timeout_s)
                 if answer.code not in (pb.GROUP_OK, pb.GROUP_STALE):
-                    raise GroupRefusedError(
+                    raise GroupRejectedError(
                         f"Group {self.name}: the coordinator rejected the request: {name_of(answer.code)} {answer.detail}"
                     )
                 bad = {PartitionKey(at.stream, at.uid, at.partition) for at in answer.refused}

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from liftpy.client.group import GroupRefusedError, name_of
+from liftpy.client.group import GroupRejectedError, name_of
 from liftpy.core.base.ids import PartitionKey, check_name
 from liftpy.core.groups.commands import decode_answer, decode_query_answer, encode_command, partition_of
 from liftpy.core.wire._pb import group_pb2 as pb
@@ -183,7 +183,7 @@ async def set_cursor(client: Client, name: str, positions: Mapping[PartitionKey,
         positions: Partition -> offset of the next record. -1 deletes the position.
 
     Raises:
-        GroupRefusedError: The name belongs to a group.
+        GroupRejectedError: The name belongs to a group.
     """
     await _tell(client, pb.GroupCommand(group=check_name(name, "cursor"), open=pb.OpenCursor()))
     await reset_group(client, name, positions)
@@ -268,7 +268,7 @@ async def reset_group(client: Client, name: str, positions: Mapping[PartitionKey
         positions: Partition -> offset of the next record. -1 deletes the position.
 
     Raises:
-        GroupRefusedError: The group has members.
+        GroupRejectedError: The group has members.
     """
     at = [
         pb.GroupPosition(stream=key.stream, uid=key.uid, partition=key.partition, position=position)
@@ -286,7 +286,7 @@ async def delete_group(client: Client, name: str) -> None:
 
     Raises:
         NotFoundError: No such group.
-        GroupRefusedError: The group has members.
+        GroupRejectedError: The group has members.
     """
     await _tell(client, pb.GroupCommand(group=check_name(name, "group"), delete=pb.DeleteGroup()))
 
@@ -329,7 +329,7 @@ def _check(code: int, detail: str) -> None:
     if code == pb.GROUP_NOT_FOUND:
         raise NotFoundError(detail)
     if code != pb.GROUP_OK:
-        raise GroupRefusedError(f"The group coordinator rejected the request: {name_of(code)} {detail}".strip())
+        raise GroupRejectedError(f"The group coordinator rejected the request: {name_of(code)} {detail}".strip())
 
 
 def _summary(group: pb.GroupSummary, partition: int) -> GroupSummary:

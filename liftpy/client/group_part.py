@@ -1,4 +1,4 @@
-"""``GroupPart``: the unit of work of a group member."""
+"""``GroupBatch``: the unit of work of a group member."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from liftpy.core.base.ids import PartitionKey
 
 
 @dataclass(frozen=True, slots=True)
-class GroupPart:
+class GroupBatch:
     """Records of one partition, given to one group member.
 
     Attributes:

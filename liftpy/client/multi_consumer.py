@@ -39,7 +39,7 @@ Place = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class ConsumedBatch:
     """Records of one partition, as ``ManyConsumer.batches`` returns them.
 
     Attributes:
@@ -155,7 +155,7 @@ class ManyConsumer:
         """Of the slice that is handed on record by record: an iteration that is broken off loses none of it."""
         self._last: tuple[str, int, Record] | None = None
         """The last record handed on of a slice that is not through."""
-        self._unread: Taken | None = None
+        self._unread: ConsumedBatch | None = None
         """Whose records can't be had: it stays the next one, so that nobody goes on behind it."""
 
     async def __aenter__(self) -> ManyConsumer:
@@ -222,15 +222,15 @@ class ManyConsumer:
         )  # "new" is from now on, not from the first look at it
 
     # ---- reading -----------------------------------------------------------------------------------------------------
-    def batches(self) -> AsyncIterator[Taken]:
+    def batches(self) -> AsyncIterator[ConsumedBatch]:
         """Iterate over slices of batches. Much faster than record by record.
 
         Returns:
-            An asynchronous iterator of Taken. It ends when ``until`` is reached in all partitions.
+            An asynchronous iterator of ConsumedBatch. It ends when ``until`` is reached in all partitions.
         """
         return _Batches(self)
 
-    async def next(self) -> Taken | None:
+    async def next(self) -> ConsumedBatch | None:
         """Return the next slice, from the partition that waited longest.
 
         If the call is cancelled, it has taken nothing.
@@ -271,7 +271,7 @@ class ManyConsumer:
                 if piece is not None:
                     self._turn += 1
                     self._served[place] = self._turn
-                    return Taken(*place, piece)
+                    return ConsumedBatch(*place, piece)
                 self._ended.add(place)
         finally:
             self._waiting = False
@@ -346,7 +346,7 @@ async def _next(iteration: Iteration[BatchSlice]) -> BatchSlice | None:
     return await anext(iteration, None)
 
 
-def _records_of(taken: Taken) -> Iterator[tuple[str, int, Record]]:
+def _records_of(taken: ConsumedBatch) -> Iterator[tuple[str, int, Record]]:
     return zip(repeat(taken.stream), repeat(taken.partition), taken.slice.records())
 
 
@@ -359,7 +359,7 @@ class _Batches:
     def __aiter__(self) -> _Batches:
         return self
 
-    async def __anext__(self) -> Taken:
+    async def __anext__(self) -> ConsumedBatch:
         found = await self._many.next()
         if found is None:
             raise StopAsyncIteration

@@ -16,7 +16,7 @@ Assignment = tuple[tuple[int, tuple[str, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementWish:
+class PlacementOptions:
     """How to place the replicas of new partitions.
 
     Args:
@@ -25,7 +25,7 @@ class PlacementWish:
         allow_offline: If True, the assignment may name nodes that are not live. Default False.
 
     Example:
-        wish = liftpy.PlacementWish(assignment=((0, ("n1", "n2", "n3")),))
+        wish = liftpy.PlacementOptions(assignment=((0, ("n1", "n2", "n3")),))
         await client.create_stream("orders", "shop.orders", placement=wish)
     """
 
@@ -42,7 +42,7 @@ class PlacementWish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class ReplicaCounts:
     """Number of replicas and leaders on a node or in a rack, after a plan.
 
     Attributes:
@@ -100,11 +100,11 @@ class PlacementPlan:
     waits: str
     """Why nothing can be placed now (``insufficient-nodes``). '': it can."""
 
-    def by_node(self) -> dict[str, Tally]:
+    def by_node(self) -> dict[str, ReplicaCounts]:
         """Return the load of each node after the plan."""
         return self._tallies({node.node_id: node.node_id for node in self.nodes})
 
-    def by_rack(self) -> dict[str, Tally]:
+    def by_rack(self) -> dict[str, ReplicaCounts]:
         """Return the load of each rack after the plan.
 
         Returns:
@@ -114,7 +114,7 @@ class PlacementPlan:
             return {}
         return dict(sorted(self._tallies({node.node_id: node.rack for node in self.nodes}).items()))
 
-    def _tallies(self, place_of: Mapping[str, str]) -> dict[str, Tally]:
+    def _tallies(self, place_of: Mapping[str, str]) -> dict[str, ReplicaCounts]:
         new_replicas = Counter(place_of[node] for replicas in self.replicas for node in replicas)
         new_leaders = Counter(place_of[replicas[0]] for replicas in self.replicas)
         held, led = Counter(new_replicas), Counter(new_leaders)
@@ -122,7 +122,7 @@ class PlacementPlan:
             held[place_of[node.node_id]] += node.replicas
             led[place_of[node.node_id]] += node.leaders
         return {
-            place: Tally(
+            place: ReplicaCounts(
                 leaders=led[place], new_leaders=new_leaders[place], replicas=held[place], new_replicas=new_replicas[place]
             )
             for place in dict.fromkeys(place_of.values())
@@ -163,7 +163,7 @@ def assignment_from_json(text: str | bytes) -> Assignment:
         text: The JSON document.
 
     Returns:
-        The assignment for ``PlacementWish``.
+        The assignment for ``PlacementOptions``.
 
     Raises:
         ConfigError: The document is not valid. The text names every wrong entry.
@@ -201,7 +201,7 @@ def _names_a_node(node: object) -> bool:
     return type(node) is int or (isinstance(node, str) and node.isascii())
 
 
-def tally_rows(tallies: Mapping[str, Tally]) -> Iterable[Sequence[str]]:
+def tally_rows(tallies: Mapping[str, ReplicaCounts]) -> Iterable[Sequence[str]]:
     """Return table rows of text: place, leaders, replicas, each with the number that is new."""
     for place, tally in tallies.items():
         yield (place or "(none)", f"{tally.leaders} (+{tally.new_leaders})", f"{tally.replicas} (+{tally.new_replicas})")

@@ -80,7 +80,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
+class FromEnd:
     """A start relative to the end.
 
     Args:
@@ -93,7 +93,7 @@ class Before:
         return f"-{self.records}"
 
 
-Start = Literal["earliest", "latest", "new"] | int | datetime | timedelta | Position | Before | str
+Start = Literal["earliest", "latest", "new"] | int | datetime | timedelta | Position | FromEnd | str
 """Where to start reading. ``parse_start`` reads it from a text."""
 Until = Literal["end"] | int | datetime | None
 _NS_PER_US = 1000
@@ -152,7 +152,7 @@ def start_offset(start: Start, bounds: Bounds) -> int:
         return max(bounds.high_watermark, bounds.log_start_offset)
     if start == "new":
         return bounds.end_offset
-    if isinstance(start, Before):
+    if isinstance(start, FromEnd):
         return max(bounds.end_offset - start.records, bounds.log_start_offset)
     if isinstance(start, Position):
         start = start.offset
@@ -240,7 +240,7 @@ def resolved(start: Start, now: datetime) -> Start:
     if isinstance(start, datetime):
         timestamp_ns(start, "start")
         return start
-    if isinstance(start, Position | Before):
+    if isinstance(start, Position | FromEnd):
         return start
     if isinstance(start, bool) or not hasattr(start, "__index__"):
         raise ConfigError(
@@ -248,7 +248,7 @@ def resolved(start: Start, now: datetime) -> Start:
             f"before the end), {_TIMES}, or a Position."
         )
     number = operator.index(start)
-    return check_offset(number, "start") if number >= 0 else Before(check_offset(-number, "start -"))
+    return check_offset(number, "start") if number >= 0 else FromEnd(check_offset(-number, "start -"))
 
 
 def checked_until(until: Until) -> Until:
@@ -289,7 +289,7 @@ def parse_start(text: str, now: datetime | None = None, name: str = "start") -> 
     if _is_offset(text):
         return int(text)
     if before := _BEFORE.fullmatch(text):
-        return Before(int(before[1]))
+        return FromEnd(int(before[1]))
     if text.startswith(f"{_POSITION}."):
         return Position.parse(text)
     moment = _moment(text, now, name)

@@ -24,7 +24,7 @@ from hashlib import sha256
 from typing import Any, Literal, Protocol
 
 from liftpy.client.consumer import ReadOptions
-from liftpy.client.group import GroupHome, GroupRefusedError, ask_coordinator
+from liftpy.client.group import GroupHome, GroupRejectedError, ask_coordinator
 from liftpy.client.group import now_ns as _now_ns
 from liftpy.client.job_acks import MAX_RANGES, Settlements, gaps, ranges_of, settlement
 from liftpy.client.positions import Bounds
@@ -468,7 +468,7 @@ class Queue:
             The jobs. Empty if none came in time, or if the queue is closed.
 
         Raises:
-            GroupRefusedError: A limit of the coordinator does not allow new records.
+            GroupRejectedError: A limit of the coordinator does not allow new records.
             NotFoundError: The stream was deleted.
             UnavailableError: The coordinator did not answer in time.
             OutcomeUnknownError: No answer in time. Granted records are delivered again after their ack wait.
@@ -491,7 +491,7 @@ class Queue:
                 await asyncio.wait({coming})
                 if not coming.cancelled():
                     coming.result()
-            except GroupRefusedError:
+            except GroupRejectedError:
                 if _now_ns() >= give_up_ns:
                     raise
             if not self._ready and tries:
@@ -540,7 +540,7 @@ class Queue:
 
     async def _take_somewhere(self, wanted: int) -> None:
         """Of the first partition that has something, asked in turn."""
-        refused: GroupRefusedError | None = None
+        refused: GroupRejectedError | None = None
         if _now_ns() >= self._look_at_ns:
             await self._look_for_partitions()
         for _ in range(len(self._places)):
@@ -551,7 +551,7 @@ class Queue:
             try:
                 if await self._take_of(place, wanted):
                     return
-            except GroupRefusedError as error:
+            except GroupRejectedError as error:
                 refused = error
         if refused is not None:
             raise refused
@@ -575,7 +575,7 @@ class Queue:
             return True
         self._note_end(place, answer)
         if answer.code:
-            raise GroupRefusedError(f"Queue {self.name}: the coordinator rejected the request: {answer.detail}")
+            raise GroupRejectedError(f"Queue {self.name}: the coordinator rejected the request: {answer.detail}")
         return False
 
     async def _look_anew(self) -> bool:
@@ -848,7 +848,7 @@ class Queue:
         if answer is None:
             answer = await self._say(settle=settle)
             if answer.code not in (pb.GROUP_OK, pb.GROUP_STALE):
-                raise GroupRefusedError(f"Queue {self.name}: the coordinator rejected the acknowledgment: {answer.detail}")
+                raise GroupRejectedError(f"Queue {self.name}: the coordinator rejected the acknowledgment: {answer.detail}")
         free = {(one.stream, one.partition) for one in settlements if self._options.order_by_key or one.kind != pb.SETTLE_ACK}
         for place in self._places:
             if (place.key.stream, place.key.partition) in free:

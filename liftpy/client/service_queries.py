@@ -28,10 +28,10 @@ _ATTEMPT_S = 3.0
 """Longer than a service lets a query wait."""
 
 
-class QueryRefusedError(LiftError):
+class QueryRejectedError(LiftError):
     """The service cannot answer the query now, because of load or because it is behind. Retry."""
 
-    code = "QUERY_REFUSED"
+    code = "QUERY_REJECTED"
     retryable = True
 
 
@@ -106,8 +106,8 @@ def _read(subject: str, partition: int, data: bytes, headers: dict[str, str]) ->
     code, position = headers.get(ERROR_HEADER), headers.get(POSITION_HEADER, "")
     count = headers.get(PARTITIONS_HEADER, "")
     partitions = int(count) if count.isascii() and count.isdigit() and len(count) <= _MAX_DIGITS else 0
-    if code == QueryRefusedError.code:
-        raise QueryRefusedError(data.decode(errors="replace"))
+    if code == QueryRejectedError.code:
+        raise QueryRejectedError(data.decode(errors="replace"))
     if code is not None:
         failed = QueryFailedError(data.decode(errors="replace"))
         failed.partitions = partitions

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from liftpy.client.awaitable_context import Opening
-from liftpy.client.group_part import GroupPart
+from liftpy.client.group_part import GroupBatch
 from liftpy.client.partition_sender import ManyReceipt, ProducerOptions, Source
 from liftpy.client.producer import Partitioner, Producer
 from liftpy.core.base.ids import PartitionKey
@@ -65,11 +65,11 @@ class CopyingMember(Protocol):
     name: str
     counters: Counter[str]
 
-    async def take(self) -> GroupPart | None:
+    async def take(self) -> GroupBatch | None:
         """As ``Group.take``."""
         ...
 
-    def finished(self, part: GroupPart) -> None:
+    def finished(self, part: GroupBatch) -> None:
         """As ``Group.finished``."""
         ...
 
@@ -94,7 +94,7 @@ class Copying:
 
     async def run(self) -> None:
         """Until the group is closed. Raises what reading, the transform and the producers raise."""
-        taking: asyncio.Task[GroupPart | None] | None = None
+        taking: asyncio.Task[GroupBatch | None] | None = None
         try:
             while True:
                 self.room.clear()
@@ -121,7 +121,7 @@ class Copying:
             left += [] if taking is None else [taking]
             await end_tasks(left)  # one error is raised, the others are of the same kind
 
-    def _give(self, part: GroupPart) -> None:
+    def _give(self, part: GroupBatch) -> None:
         which = part.key, part.generation
         if which not in self._running:
             course = _Course(self, *which)
@@ -138,14 +138,14 @@ class _Course:
         self._home = home
         self._key = key
         self._generation = generation
-        self._parts: deque[GroupPart] = deque()
+        self._parts: deque[GroupBatch] = deque()
         self._receipts: deque[asyncio.Task[None]] = deque()
         """Of the first parts, in their order."""
         self._finished = 0
         """Parts that were acknowledged."""
         self._news = asyncio.Event()
 
-    def add(self, part: GroupPart) -> None:
+    def add(self, part: GroupBatch) -> None:
         """The next one."""
         self._parts.append(part)
         self._news.set()
@@ -219,7 +219,7 @@ class _Course:
                 home.in_hand -= 1
                 home.room.set()
 
-    async def _send(self, producer: Producer, part: GroupPart) -> ManyReceipt:
+    async def _send(self, producer: Producer, part: GroupBatch) -> ManyReceipt:
         """What a part yields, but for what all of the target has."""
         known, transform = producer.begin_after, self._home.transform
         values: list[bytes | None] = []

@@ -39,7 +39,7 @@ from liftpy.client.client import connect as _connect
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.cursor import Cursor
 from liftpy.client.group import Group, GroupOptions, Hook
-from liftpy.client.group_part import GroupPart
+from liftpy.client.group_part import GroupBatch
 from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.partition_sender import ProducerOptions, Source
 from liftpy.client.positions import Bounds, Position, Start, Until
@@ -120,8 +120,8 @@ class SyncGroup:
         """Counters of errors that the member retried, by kind."""
         return self._group.counters
 
-    def __iter__(self) -> Iterator[GroupPart]:
-        async def following() -> GroupPart | None:
+    def __iter__(self) -> Iterator[GroupBatch]:
+        async def following() -> GroupBatch | None:
             try:
                 return await anext(self._group)
             except StopAsyncIteration:
@@ -131,11 +131,11 @@ class SyncGroup:
             yield part
 
     @_documented(Group.take)
-    def take(self) -> GroupPart | None:
+    def take(self) -> GroupBatch | None:
         return self._loop.run(self._group.take())
 
     @_documented(Group.finished)
-    def finished(self, part: GroupPart) -> None:
+    def finished(self, part: GroupBatch) -> None:
         async def told() -> None:
             self._group.finished(part)
 

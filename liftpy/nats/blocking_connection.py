@@ -38,10 +38,10 @@ _logger = logging.getLogger("liftpy.client")
 Answer = concurrent.futures.Future[memoryview]
 
 
-class LineClosedError(UnavailableError):
+class ConnectionClosedError(UnavailableError):
     """The line has ended; what was asked may or may not have been answered. Ask another way."""
 
-    code = "LINE_CLOSED"
+    code = "CONNECTION_CLOSED"
 
 
 class BlockingConnection:
@@ -68,12 +68,12 @@ class BlockingConnection:
         return len(self._asked)
 
     def ask(self, subject: str, payload: bytes) -> Answer:
-        """Send a request. The future fails with LineClosedError where the line has ended, or ends, and UnavailableError where nobody
-        listens; who waits no longer gives it to ``forget``."""
+        """Send a request. The future fails with ConnectionClosedError where the line has ended, or ends, and UnavailableError where
+        nobody listens; who waits no longer gives it to ``forget``."""
         answer: Answer = concurrent.futures.Future()
         with self._lock:
             if self.closed:
-                answer.set_exception(LineClosedError("The NATS connection is closed."))
+                answer.set_exception(ConnectionClosedError("The NATS connection is closed."))
                 return answer
             number = next(self._numbers)
             self._asked[number] = answer
@@ -104,7 +104,7 @@ class BlockingConnection:
         asked, self._asked = self._asked, {}
         for answer in asked.values():
             answer.set_exception(
-                LineClosedError(f"The NATS connection was lost: {error}. It is opened again with the next request.")
+                ConnectionClosedError(f"The NATS connection was lost: {error}. It is opened again with the next request.")
             )
 
     # ---- the thread ----------------------------------------------------------------------------------------------------

@@ -38,13 +38,13 @@ _LARGE_BYTES = ROOM_BYTES // 2
 class NoRespondersError(UnavailableError):
     """The NATS server found no subscriber: the request reached nobody and nothing was done. Retry."""
 
-    code = "NOBODY_LISTENS"
+    code = "NO_RESPONDERS"
 
 
 class RequestTimeoutError(OutcomeUnknownError):
     """The request was sent, the answer did not come in time. Reads may be repeated; changes only under the same operation id."""
 
-    code = "NO_ANSWER"
+    code = "REQUEST_TIMEOUT"
 
 
 async def open_connection(

@@ -14,7 +14,7 @@ from liftpy.core.services.routing import Place, Route, headers_of, number_of, pa
 from liftpy.core.wire.subjects import data_subject
 from liftpy.errors import ConfigError, LiftError
 from liftpy.nats.transport import Transport
-from liftpy.service.output_writer import Destination, NotWrittenError, append, fitting
+from liftpy.service.output_writer import Destination, OutputNotWrittenError, append, fitting
 from liftpy.service.settings import ServiceSettings
 
 logger = logging.getLogger("liftpy.service")
@@ -133,7 +133,7 @@ class Router:
         waiting, place.waiting = place.waiting, []
         while waiting:
             if not self._leads():
-                raise NotWrittenError(
+                raise OutputNotWrittenError(
                     f"Route {self.route.name}: this instance is no longer the leader. The new leader writes the outputs."
                 )
             rows = [(record.value, record.key, headers_of(record)) for record in waiting[:_BATCH_RECORDS]]

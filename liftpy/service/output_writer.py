@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from liftpy.client import Client
-from liftpy.core.services.outbox import DisprovenError, Outbox, Output, OutputConflictError
+from liftpy.core.services.outbox import Outbox, Output, OutputConflictError, OutputMismatchError
 from liftpy.core.services.service import DivergedError
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
@@ -31,10 +31,10 @@ Row = tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]] | Pairs]
 """(value, key, headers)"""
 
 
-class NotWrittenError(UnavailableError):
+class OutputNotWrittenError(UnavailableError):
     """An output was not acknowledged, or refused because it was not its turn: look at the stream and go on from there."""
 
-    code = "NOT_WRITTEN"
+    code = "OUTPUT_NOT_WRITTEN"
 
 
 class Destination(NamedTuple):
@@ -72,18 +72,18 @@ def fitting(to: Destination, expected_offset: int, rows: Sequence[Row], max_payl
 async def append(
     transport: Transport, to: Destination, frame: bytes, expected_offset: int, count: int, timeout_s: float
 ) -> None:
-    """Send ``frame``; raise NotWrittenError unless its ``count`` records are acknowledged at ``expected_offset``."""
+    """Send ``frame``; raise OutputNotWrittenError unless its ``count`` records are acknowledged at ``expected_offset``."""
     which = f"output at offset {expected_offset} of {to.stream}/{to.partition}"
     ack = frames.decode(await transport.request(to.subject, frame, timeout_s), client_pb2.Ack)
     named = (ack.stream, ack.partition) == (to.stream, to.partition)
     if not named or ack.streamUid not in ("", to.uid):  # somebody else answers there: it says nothing [A9]
-        raise NotWrittenError(
+        raise OutputNotWrittenError(
             f"The ack of {which} came from another stream: {ack.stream!r}/{ack.partition} (uid {ack.streamUid}). "
             "Only one stream may store this subject: check `liftpy stream list`."
         )
     if ack.ackError != client_pb2.Ack.OK:
         reason = client_pb2.Ack.Error.Name(ack.ackError) if ack.ackError in client_pb2.Ack.Error.values() else ack.ackError
-        raise NotWrittenError(f"The output stream rejected {which}: {reason} {ack.detail}".rstrip())
+        raise OutputNotWrittenError(f"The output stream rejected {which}: {reason} {ack.detail}".rstrip())
     if (ack.offset, ack.recordCount) != (expected_offset, count):
         raise OutputConflictError(
             f"{which} and {count - 1} more were stored as {ack.recordCount} records from offset {ack.offset}. "
@@ -177,14 +177,14 @@ class Emitter:
             try:
                 await self._turn()
                 self.problem = ""
-            except DisprovenError as error:
+            except OutputMismatchError as error:
                 self._must_look, self.problem = True, f"outputs: {error.code}: {error}"
                 self._disproven()
             except (DivergedError, ConfigError, StreamReplacedError) as error:
                 self._fatal(error)
                 return
             except LiftError as error:
-                again = isinstance(error, NotWrittenError)
+                again = isinstance(error, OutputNotWrittenError)
                 problem = f"outputs: {error.code}: {error}"
                 if problem != self.problem and not again:
                     logger.warning("to %s/%d: %s", self._stream, self._partition, problem)
@@ -279,7 +279,7 @@ class Emitter:
                     for record in piece.records():
                         take(record)
         except OffsetOutOfRangeError:
-            raise NotWrittenError(
+            raise OutputNotWrittenError(
                 "Retention deleted records of the output stream while the service read them. The service retries. "
                 "Increase the retention of the output stream."
             ) from None
@@ -294,10 +294,10 @@ class Emitter:
             batches = list(self._batched(outputs))
             answers = await asyncio.gather(*map(self._write, batches), return_exceptions=True)
             for batch, answer in zip(batches, answers, strict=True):
-                if isinstance(answer, NotWrittenError | asyncio.CancelledError):
+                if isinstance(answer, OutputNotWrittenError | asyncio.CancelledError):
                     raise answer
                 if isinstance(answer, BaseException):
-                    raise NotWrittenError(
+                    raise OutputNotWrittenError(
                         f"Output {batch.first.number} was not stored: {answer}. The service retries."
                     ) from answer
                 outbox.wrote(batch.last)
@@ -327,6 +327,6 @@ class Emitter:
             start += count
 
     async def _write(self, batch: _Batch) -> None:
-        """Append outputs, the first of them at its own offset; raises NotWrittenError unless they are acknowledged there."""
+        """Append outputs, the first of them at its own offset; raises OutputNotWrittenError unless they are acknowledged there."""
         count = batch.record_count
         await append(self._transport, self._address, batch.frame, batch.first.number, count, self._settings.emit_timeout_s)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from liftpy.client import Client, ReadOptions
-from liftpy.client.service_queries import QueryRefusedError
+from liftpy.client.service_queries import QueryRejectedError
 from liftpy.core.services.machine import ServiceMachine
 from liftpy.core.services.queries import (
     AT_LEAST_HEADER,
@@ -116,7 +116,7 @@ class QueryServer:
                 with contextlib.suppress(Exception):
                     await subscription.unsubscribe()
             for query in self._desk.expired(math.inf):
-                await self._refuse(query.reply, QueryRefusedError(why))
+                await self._refuse(query.reply, QueryRejectedError(why))
 
     async def _arrived(self, message: Any) -> None:
         if reply_to(message.reply, (self._inboxes,), self.counters) is None:
@@ -128,7 +128,7 @@ class QueryServer:
             return
         if not self._desk.take(Query(message.data, message.reply, time.monotonic(), at_least)):
             await self._refuse(
-                message.reply, QueryRefusedError("Too many queries wait on this node. Retry later, or query fewer at a time.")
+                message.reply, QueryRejectedError("Too many queries wait on this node. Retry later, or query fewer at a time.")
             )
             return
         self._arrival.set()
@@ -144,7 +144,7 @@ class QueryServer:
                 await self._answer_ready()
                 expired = self._desk.expired(time.monotonic())
                 for query in expired:
-                    await self._refuse(query.reply, QueryRefusedError(_BEHIND))
+                    await self._refuse(query.reply, QueryRejectedError(_BEHIND))
                 if expired:
                     return _BEHIND
                 if not self._hears():
@@ -172,7 +172,7 @@ class QueryServer:
             for query in self._desk.drop(queries):
                 await self._refuse(
                     query.reply,
-                    QueryRefusedError(
+                    QueryRejectedError(
                         f"Cannot determine the committed offset: {error.code}: {error}. Retry later, or accept an older state "
                         "(--at-least 0)."
                     ),

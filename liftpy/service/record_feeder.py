@@ -18,7 +18,7 @@ from itertools import islice
 from liftpy.client.batch_view import BatchSlice, one_by_one
 from liftpy.client.consumer import PartitionReader
 from liftpy.client.progress import ReadProgress
-from liftpy.core.services.bad_records import DecisionMissedError, Failing, Next, PoisonError, Unit, decided
+from liftpy.core.services.bad_records import BadRecordError, DecisionMissedError, Failing, Next, Unit, decided
 from liftpy.core.services.machine import ServiceMachine
 from liftpy.core.services.outbox import Outbox
 from liftpy.core.services.service import Role, Service, ServiceFailedError
@@ -310,7 +310,7 @@ class Feeder:
     async def _take_or_undo(self, slices: list[BatchSlice]) -> None:
         try:
             await self._take(slices)
-        except PoisonError as error:
+        except BadRecordError as error:
             logger.error("%s: %s", self._identity, error)
             self.problem = str(error)
             if self._failing is not None and self._failing.unit == error.unit:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from liftpy.core.services.snapshot import Identity, Snapshot, decode
 from liftpy.core.services.state_comparison import DIGEST_SIZE_BYTES
-from liftpy.errors import CorruptionError, FolderLockedError, StorageError, UnknownFormatError
+from liftpy.errors import CorruptionError, DataDirectoryLockedError, StorageError, UnknownFormatError
 
 logger = logging.getLogger("liftpy.service")
 
@@ -33,7 +33,7 @@ _INCOMING = ".incoming"
 
 
 class ServiceLock:
-    """Held by the one process of a service over a partition; raises FolderLockedError when another one holds it."""
+    """Held by the one process of a service over a partition; raises DataDirectoryLockedError when another one holds it."""
 
     def __init__(self, data: Path, service: str, stream: str, partition: int) -> None:
         path = data / service / f"{stream}-{partition}.lock"
@@ -44,7 +44,7 @@ class ServiceLock:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._lock)
-            raise FolderLockedError(
+            raise DataDirectoryLockedError(
                 f"Another process of this service uses the directory {path}. Stop it, or choose another directory (--data)."
             ) from None
 

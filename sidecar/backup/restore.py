@@ -34,8 +34,8 @@ from functools import partial
 from pathlib import Path
 
 from liftpy.client import Client
-from liftpy.client.admin import MoveWish
-from liftpy.client.placement_plans import PlacementWish
+from liftpy.client.admin import ReplicaMove
+from liftpy.client.placement_plans import PlacementOptions
 from liftpy.config import NO_QUOTA, NS_PER_MS, NS_PER_S, DefaultQuota, SessionTimes, StreamConfig
 from liftpy.core.backup.manifest import Manifest, StreamCopy
 from liftpy.core.backup.pieces import first_leader_epoch
@@ -416,9 +416,9 @@ class Restore:
         counters = (await self._client.describe_cluster(linearizable=True)).image.counters
         return first_leader_epoch(self._manifest, counters.next_leader_epoch)
 
-    def _wish_on_helper(self, numbers: range) -> PlacementWish:
+    def _wish_on_helper(self, numbers: range) -> PlacementOptions:
         assignment = tuple((number, (self._helper_id,)) for number in numbers)
-        return PlacementWish(policy=MANUAL, assignment=assignment, allow_offline=True)
+        return PlacementOptions(policy=MANUAL, assignment=assignment, allow_offline=True)
 
     async def _create(self, one: RestoredStream, first_epoch: int) -> None:
         """Create the stream on the helper, ``_CREATED_TOGETHER`` partitions per request, from LeaderEpoch ``first_epoch`` on."""
@@ -465,7 +465,7 @@ class Restore:
         """Every partition to its planned nodes, all in sync."""
         extra = (self._helper_id,) if with_helper else ()
         wishes = [
-            MoveWish(stream=one.wish.into, uid=one.uid, partition=number, replicas=(*nodes, *extra))
+            ReplicaMove(stream=one.wish.into, uid=one.uid, partition=number, replicas=(*nodes, *extra))
             for one in self._streams
             for number, nodes in enumerate(one.plan)
         ]

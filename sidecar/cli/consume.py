@@ -29,7 +29,7 @@ from typing import Any, Literal, Protocol, cast
 import click
 
 from liftpy.client import BatchSlice, Client, Consumer, GroupOptions, parse_start, parse_until
-from liftpy.client.group_part import GroupPart
+from liftpy.client.group_part import GroupBatch
 from liftpy.core.wire.batch import Record
 from liftpy.errors import ConfigError
 from liftpy.nats.cancellation import end_tasks
@@ -282,17 +282,17 @@ def write_out(lines: Iterator[bytes]) -> None:
     sys.stdout.buffer.flush()
 
 
-def json_lines(part: GroupPart) -> Iterator[bytes]:
+def json_lines(part: GroupBatch) -> Iterator[bytes]:
     """Each with its partition."""
     for record in part.slice.records():
         yield json.dumps({"partition": part.key.partition, **record_json(record)}).encode() + b"\n"
 
 
-def _each(line: Callable[[int, Record], bytes]) -> Callable[[GroupPart], Iterator[bytes]]:
+def _each(line: Callable[[int, Record], bytes]) -> Callable[[GroupBatch], Iterator[bytes]]:
     return lambda part: (line(part.key.partition, record) for record in part.slice.records())
 
 
-LINES: dict[str, Callable[[GroupPart], Iterator[bytes]]] = {
+LINES: dict[str, Callable[[GroupBatch], Iterator[bytes]]] = {
     "text": _each(lambda partition, record: b"%d\t%d\t%s\n" % (partition, record.offset, record.value or b"")),
     "value": _each(lambda _, record: b"%s\n" % (record.value or b"")),
     "json": json_lines,

@@ -60,8 +60,7 @@ def force_recover(folders: tuple[Path, ...], voters: str, out: Path | None, name
     First stop every controller. Never start a controller of the old group with its old data directory again. Read
     docs/runbooks/controllers-lost.md before you start.
     """
-    from sidecar.quorum.rescue import locked, newest, read_survivor  # late: brings PySyncObj
-    from sidecar.quorum.rescue import rescue as write_rescued
+    from sidecar.quorum.rescue import locked, newest, read_survivor, rescue  # late: brings PySyncObj
 
     with locked(list(folders)) as held:
         survivors = [read_survivor(folder) for folder in held if (folder.raft / "journal").is_file()]
@@ -89,7 +88,7 @@ def force_recover(folders: tuple[Path, ...], voters: str, out: Path | None, name
                 typed = click.prompt("Type the cluster's namespace to go on", err=True)
             if typed != name:
                 raise ConfigError(f"{typed!r} is not the namespace of this cluster. Nothing was changed.")
-            written = write_rescued(chosen, held, tuple(voters.split(",")), out, time.time_ns())
+            written = rescue(chosen, held, tuple(voters.split(",")), out, time.time_ns())
     if as_json:
         click.echo(json.dumps({"survivors": rows, "written": {node: str(path) for node, path in written.items()}}))
         return

@@ -15,7 +15,7 @@ from typing import assert_never
 import click
 
 from liftpy.client import Client
-from liftpy.client.positions import Before, Position, parse_start
+from liftpy.client.positions import FromEnd, Position, parse_start
 from liftpy.core.base.purge import waits_for
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 from sidecar.cli.help import HelpCommand
@@ -281,12 +281,12 @@ def delete_records(
         click.echo(f"{name}/{one.partition} {begins} with the batch of {one.first}: {one.words} {goes}")
 
 
-def deletion_point_of(text: str) -> int | datetime | Before | None:
+def deletion_point_of(text: str) -> int | datetime | FromEnd | None:
     """What ``--before`` means; None: the end of what is committed. Raises ConfigError for everything else."""
     where = parse_start(text, datetime.now(UTC), "--before")
     if isinstance(where, datetime):
         return where if where.tzinfo is not None else where.replace(tzinfo=UTC)
-    if isinstance(where, int | Before):
+    if isinstance(where, int | FromEnd):
         return where
     if where == "new":
         return None
@@ -297,7 +297,7 @@ def deletion_point_of(text: str) -> int | datetime | Before | None:
     )
 
 
-async def _deletion(client: Client, name: str, uid: str, number: int, where: int | datetime | Before | None) -> Deletion:
+async def _deletion(client: Client, name: str, uid: str, number: int, where: int | datetime | FromEnd | None) -> Deletion:
     """What would go of one partition. Nothing is done."""
     bounds = await client.bounds(name, number)
     if bounds.uid != uid:
@@ -307,7 +307,7 @@ async def _deletion(client: Client, name: str, uid: str, number: int, where: int
     match where:
         case None:
             wanted: int | datetime = bounds.end_offset
-        case Before(records):
+        case FromEnd(records):
             wanted = max(bounds.end_offset - records, bounds.log_start_offset)
         case int() | datetime():
             wanted = where

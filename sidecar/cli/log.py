@@ -19,7 +19,7 @@ from rich.table import Table
 from liftpy.config import StreamConfig
 from liftpy.core.log.inspect import PartitionReport, headers, inspect
 from liftpy.core.log.log import Log
-from liftpy.errors import ConfigError, FolderLockedError
+from liftpy.errors import ConfigError, DataDirectoryLockedError
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import json_option
 from sidecar.cli.output import table
@@ -119,7 +119,7 @@ def repair(folder: Path, as_json: bool) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold the data folder's lock, where there is one; FolderLockedError while a sidecar has it."""
+    """Hold the data folder's lock, where there is one; DataDirectoryLockedError while a sidecar has it."""
     path = folder.resolve().parent.parent.parent / "lock"
     if not path.exists():
         yield
@@ -129,7 +129,7 @@ def _alone(folder: Path) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
-        raise FolderLockedError(f"A sidecar uses {path.parent}. Stop it first.") from None
+        raise DataDirectoryLockedError(f"A sidecar uses {path.parent}. Stop it first.") from None
     finally:
         os.close(descriptor)
 

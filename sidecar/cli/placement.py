@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 from rich.console import Console
 
-from liftpy.client.placement_plans import PlacementPlan, PlacementWish, assignment_from_json, tally_rows
+from liftpy.client.placement_plans import PlacementOptions, PlacementPlan, assignment_from_json, tally_rows
 from liftpy.core.metadata.image import INSUFFICIENT_NODES
 from liftpy.core.metadata.placement import MANUAL, POLICIES
 from sidecar.cli.output import table
@@ -22,7 +22,8 @@ MAX_FILE_BYTES = 1 << 20
 
 
 def placement_options(function: F) -> F:
-    """Add --placement, --assignment, --allow-offline and --dry-run; the command gets ``placement: PlacementWish`` and ``dry_run``."""
+    """Add --placement, --assignment, --allow-offline and --dry-run; the command gets ``placement: PlacementOptions`` and
+    ``dry_run``."""
 
     @functools.wraps(function)
     def command(*args: Any, policy: str | None, assignment: Path | None, allow_offline: bool, **kwargs: Any) -> Any:
@@ -35,7 +36,7 @@ def placement_options(function: F) -> F:
         given = () if assignment is None else assignment_from_json(_read(assignment))
         if assignment is not None and not given:
             raise click.BadParameter("The file assigns no partitions. Add at least one.", param_hint="--assignment")
-        wish = PlacementWish(policy=MANUAL if given else policy or "", assignment=given, allow_offline=allow_offline)
+        wish = PlacementOptions(policy=MANUAL if given else policy or "", assignment=given, allow_offline=allow_offline)
         return function(*args, placement=wish, **kwargs)
 
     for option in (

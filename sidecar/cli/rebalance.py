@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from liftpy.client import Client
-from liftpy.client.admin import MoveWish
+from liftpy.client.admin import ReplicaMove
 from liftpy.core.base.partition import MoveReason, PartitionState, PartitionStatus
 from liftpy.core.metadata.controller.placements import facts_of
 from liftpy.core.metadata.image import ClusterImage
@@ -200,7 +200,9 @@ def _held_bytes(nodes: Sequence[str], held: Mapping[Key, Replicas], sizes: Mappi
 async def _do(client: Client, image: ClusterImage, plan: RebalancePlan, wait: bool, timeout_s: float, quiet: bool) -> list[str]:
     """Have it decided, all of it at once; then wait."""
     wishes = [
-        MoveWish(stream=key[0], uid=image.streams[key[0]].uid, partition=key[1], replicas=target, reason=MoveReason.REBALANCED)
+        ReplicaMove(
+            stream=key[0], uid=image.streams[key[0]].uid, partition=key[1], replicas=target, reason=MoveReason.REBALANCED
+        )
         for key, target in sorted(plan.targets.items())
     ]
     refused = await client.reassign_all(wishes)
@@ -209,7 +211,7 @@ async def _do(client: Client, image: ClusterImage, plan: RebalancePlan, wait: bo
     return refused
 
 
-async def _until_done(client: Client, wishes: Sequence[MoveWish], timeout_s: float, quiet: bool) -> None:
+async def _until_done(client: Client, wishes: Sequence[ReplicaMove], timeout_s: float, quiet: bool) -> None:
     keys = {(wish.uid, wish.partition) for wish in wishes}
 
     def is_done(image: ClusterImage) -> bool:
@@ -223,7 +225,7 @@ async def _until_done(client: Client, wishes: Sequence[MoveWish], timeout_s: flo
 async def _cancel(client: Client, image: ClusterImage, as_json: bool) -> None:
     ours = (MoveReason.REBALANCED.words, MoveReason.LEADERSHIPS.words)
     of_ours = [movement for movement in movements(image) if movement.why in ours]
-    wishes = [MoveWish(stream=m.stream, uid=m.uid, partition=m.partition) for m in of_ours]
+    wishes = [ReplicaMove(stream=m.stream, uid=m.uid, partition=m.partition) for m in of_ours]
     refused = await client.reassign_all(wishes)
     if as_json:
         click.echo(json.dumps({"cancelled": len(wishes) - len(refused), "refused": refused}))

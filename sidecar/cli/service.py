@@ -53,9 +53,9 @@ from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import (
     ConfigError,
     CorruptionError,
+    DataDirectoryLockedError,
     DataLossError,
     FencedError,
-    FolderLockedError,
     LiftError,
     NotAllowedError,
     NotFoundError,
@@ -159,7 +159,7 @@ EXIT_NOT_ALLOWED = 77
 _CODES: tuple[tuple[tuple[type[LiftError], ...], int], ...] = (
     ((ConfigError,), EXIT_CONFIG),
     ((DivergedError,), EXIT_DIVERGED),
-    ((FencedError, FolderLockedError), EXIT_PLACE_TAKEN),
+    ((FencedError, DataDirectoryLockedError), EXIT_PLACE_TAKEN),
     ((ServiceFailedError, OutputConflictError, DataLossError, CorruptionError, UnknownFormatError), EXIT_DATA),
     ((NotAllowedError,), EXIT_NOT_ALLOWED),
     ((UnavailableError,), EXIT_UNAVAILABLE),

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from liftpy.client import Client, ReadOptions
 from liftpy.client.admin import DEFAULT_REPLICAS, check_min_isr
-from liftpy.client.placement_plans import PlacementPlan, PlacementWish
+from liftpy.client.placement_plans import PlacementOptions, PlacementPlan
 from liftpy.config import NO_QUOTA, DefaultQuota, StreamConfig
 from liftpy.core.base.partition import PartitionState, Purge
 from liftpy.core.base.purge import waits_for
@@ -226,7 +226,7 @@ def create(
     as_json: bool,
     target: Target,
     config: StreamConfig,
-    placement: PlacementWish,
+    placement: PlacementOptions,
     dry_run: bool,
 ) -> None:
     """Create stream NAME for a NATS subject. If the cluster has too few nodes, the stream waits for more."""
@@ -264,7 +264,7 @@ class _Wanted:
     partitions: int
     replicas: int
     config: StreamConfig
-    placement: PlacementWish
+    placement: PlacementOptions
 
     async def plan(self, client: Client, name: str) -> PlacementPlan:
         """Where it would be placed."""
@@ -295,7 +295,7 @@ class _Wanted:
 @connection_options
 @internal_option
 def add_partitions(
-    name: str, total: int | None, as_json: bool, target: Target, placement: PlacementWish, dry_run: bool
+    name: str, total: int | None, as_json: bool, target: Target, placement: PlacementOptions, dry_run: bool
 ) -> None:
     """Add partitions to stream NAME. Existing partitions and their records do not move, so keys can change their partition."""
     if total is None and not placement.assignment:

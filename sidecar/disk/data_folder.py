@@ -33,7 +33,7 @@ from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.base.worker_assignment import WorkerShare
 from liftpy.core.log.epoch_promises import PROMISES_NAME, PromiseJournal, decode_promises
 from liftpy.core.metadata.directory_identity import DirectoryIdentity
-from liftpy.errors import CorruptionError, FolderLockedError, InvalidNameError, StorageError, UnknownFormatError
+from liftpy.errors import CorruptionError, DataDirectoryLockedError, InvalidNameError, StorageError, UnknownFormatError
 from sidecar.disk.files import FolderStorage, MadeFolders, OpenMaps, make_folder, replace_file, sync_folder
 
 logger = logging.getLogger("liftpy.node")
@@ -96,8 +96,8 @@ _POLL_S = 0.01
 
 
 class DataFolder:
-    """A locked data folder. Raises FolderLockedError when another process has it. ``lock``: the descriptor of a lock that this process
-    has inherited from the one that took it, and holds too: the folder is locked until both have ended."""
+    """A locked data folder. Raises DataDirectoryLockedError when another process has it. ``lock``: the descriptor of a lock that this
+    process has inherited from the one that took it, and holds too: the folder is locked until both have ended."""
 
     def __init__(self, path: Path, maps: OpenMaps | None = None, lock: int | None = None) -> None:
         self.path = path
@@ -151,7 +151,7 @@ class DataFolder:
                     continue
                 os.close(self.lock)
                 text = f"data folder {self.path} is in use by another process; stop it, or choose another"
-                raise FolderLockedError(text) from None
+                raise DataDirectoryLockedError(text) from None
             return
 
     def _is_orphaned(self) -> bool:

@@ -71,7 +71,7 @@ class Survivor:
 
 @contextmanager
 def locked(folders: list[Path]) -> Iterator[list[DataFolder]]:
-    """The data folders, each held against a node that would start. Raises ConfigError, FolderLockedError."""
+    """The data folders, each held against a node that would start. Raises ConfigError, DataDirectoryLockedError."""
     with ExitStack() as held:
         found = []
         for path in folders:

@@ -15,7 +15,7 @@ import threading
 
 from liftpy.errors import (
     CorruptionError,
-    FolderLockedError,
+    DataDirectoryLockedError,
     IncompatibleVersionError,
     StorageError,
     UnknownFormatError,
@@ -32,7 +32,7 @@ _LONGEST_PAUSE_S = 30.0
 _CALM_S = 60.0
 """A node that ran for so long is counted from the beginning."""
 _DISK = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOMEM}
-_FINAL = (CorruptionError, UnknownFormatError, FolderLockedError)
+_FINAL = (CorruptionError, UnknownFormatError, DataDirectoryLockedError)
 
 
 def never_again(error: BaseException | None) -> bool:

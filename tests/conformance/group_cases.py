@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from liftpy.client import GroupOptions, GroupRefusedError
+from liftpy.client import GroupOptions, GroupRejectedError
 from liftpy.client.group_admin import describe_group
 from liftpy.core.wire.batch import Record
 from liftpy.errors import ConfigError
@@ -125,7 +125,7 @@ async def a_cursor_is_held_by_whoever_opened_it_last(place: Place) -> None:
         await cursor.commit(await consumer.position())
         async with place.connect() as other, other.cursor(name, name) as later:
             assert await later.fetch() == 3
-            async with refused(GroupRefusedError, "another"):
+            async with refused(GroupRejectedError, "another"):
                 await cursor.commit(3)
             async with refused(ConfigError, "below 3"):
                 await later.commit(2)

@@ -15,7 +15,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 from liftpy.client import Client, ReadOptions
-from liftpy.client.placement_plans import PlacementWish
+from liftpy.client.placement_plans import PlacementOptions
 from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2
@@ -365,11 +365,11 @@ async def test_client_assignment_too_large_for_one_request_is_rejected_with_what
         nodes = tuple(cluster.nodes)
         assignment = tuple((number, nodes) for number in range(6000))
         with pytest.raises(ConfigError, match="add_partitions") as caught:
-            await client.create_stream("s", "data.s", placement=PlacementWish(assignment=assignment))
+            await client.create_stream("s", "data.s", placement=PlacementOptions(assignment=assignment))
         (fitting,) = map(int, re.findall(r"one request holds (\d+)", str(caught.value)))
-        plan = await client.plan_stream("s", "data.s", placement=PlacementWish(assignment=assignment[:fitting]))
+        plan = await client.plan_stream("s", "data.s", placement=PlacementOptions(assignment=assignment[:fitting]))
         assert len(plan.replicas) == fitting > 1000
-        await client.create_stream("s", "data.s", placement=PlacementWish(assignment=assignment[:1]))
+        await client.create_stream("s", "data.s", placement=PlacementOptions(assignment=assignment[:1]))
         with pytest.raises(ConfigError, match="add_partitions"):
-            await client.add_partitions("s", placement=PlacementWish(assignment=assignment[1:]))
+            await client.add_partitions("s", placement=PlacementOptions(assignment=assignment[1:]))
         assert len((await client.stream("s")).partitions) == 1

@@ -28,7 +28,7 @@ from liftpy.client import (
     Cursor,
     EventKind,
     Group,
-    GroupPart,
+    GroupBatch,
     Job,
     ManyConsumer,
     Producer,
@@ -101,7 +101,7 @@ def compiled(block: Block) -> CodeType:
 PYTHON = [block for page in NOW for block in blocks(page) if block.language == "python"]
 KINDS: dict[str, Any] = {
     "client": Client, "producer": Producer, "publisher": Publisher, "consumer": Consumer, "many": ManyConsumer, "group": Group,
-    "part": GroupPart, "queue": Queue, "job": Job, "cursor": Cursor, "liftpy": liftpy, "slice": BatchSlice, "cluster": MemoryCluster,
+    "part": GroupBatch, "queue": Queue, "job": Job, "cursor": Cursor, "liftpy": liftpy, "slice": BatchSlice, "cluster": MemoryCluster,
 }  # fmt: skip
 """What a name means in all pages."""
 GIVEN = {

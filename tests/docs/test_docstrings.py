@@ -29,7 +29,7 @@ BY_FIELD = {"ReplicationConfig"}
 """Settings that are described field by field, for the reference."""
 ENTRY_POINTS = (
     "connect", "Client", "Admin", "StreamConfig", "FlushPolicy", "Credentials", "PublishOptions", "ProducerOptions", "ReadOptions",
-    "GroupOptions", "QueueOptions", "PlacementWish", "Publisher", "Producer", "Consumer", "ManyConsumer", "Group", "Queue", "Cursor",
+    "GroupOptions", "QueueOptions", "PlacementOptions", "Publisher", "Producer", "Consumer", "ManyConsumer", "Group", "Queue", "Cursor",
     "BatchSlice", "Position", "Source", "Receipt", "ManyReceipt", "Service", "ServiceTest", "MemoryCluster", "memory_cluster",
     "Client.create_stream", "Client.alter_stream", "Client.delete_stream", "Client.publish", "Client.publisher", "Client.producer",
     "Client.consume", "Client.consume_many", "Client.read_range", "Client.bounds", "Client.group", "Client.queue", "Client.cursor",

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from liftpy.client import GroupOptions, GroupRefusedError, QueueOptions, connect
+from liftpy.client import GroupOptions, GroupRejectedError, QueueOptions, connect
 from liftpy.client.group import Group
 from liftpy.client.group_admin import describe_group, list_groups
 from liftpy.core.base.ids import PartitionKey
@@ -105,7 +105,7 @@ async def test_what_was_not_finished_comes_again_and_a_rival_fences(coordinated:
         assert (finished.key.partition, finished.slice.last_offset) not in seen, "what was finished does not"
 
         async with client.group("once", [stream_name], instance="till-1"):
-            with pytest.raises(GroupRefusedError):
+            with pytest.raises(GroupRejectedError):
                 await asyncio.wait_for(working, 10)
         await group.close()
 
@@ -220,7 +220,7 @@ async def test_what_a_rival_takes_over_goes_into_the_target_once(coordinated: Be
                 led = (await client.stream(made)).partitions[number % 2]
                 await client.elect_leader(made, number % 2, next(node for node in led.isr if node != led.leader))
                 await more(number)
-            with pytest.raises(GroupRefusedError):
+            with pytest.raises(GroupRejectedError):
                 await asyncio.wait_for(copying, 20)
             await coordinated.until(lambda: copied(100 * rounds), "all is copied")
             going_on.cancel()

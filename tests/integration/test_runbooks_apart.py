@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from liftpy.client import Client, connect
-from liftpy.client.placement_plans import PlacementWish
+from liftpy.client.placement_plans import PlacementOptions
 from liftpy.config import StreamConfig
 from liftpy.errors import LiftError
 from sidecar.metadata.clock_watch import HELD_BACK
@@ -58,7 +58,7 @@ async def values(client: Client, stream: str) -> list[bytes]:
 
 async def create_on(bench: Bench, stream: str, *nodes: str, config: StreamConfig | None = None) -> None:
     """When all of them are live: who has just come back may still say so of those that it had not heard."""
-    wish = PlacementWish(assignment=((0, nodes),))
+    wish = PlacementOptions(assignment=((0, nodes),))
     await bench.until(lambda: bench.create(stream, placement=wish, config=config), f"{stream} is made")
 
 

@@ -19,7 +19,7 @@ from liftpy.core.publish.digest import RollingDigest
 from liftpy.core.publish.jetstream_headers import FAST_BATCH_REPLY, Expected, Rejection
 from liftpy.core.publish.producer_epochs import Question
 from liftpy.core.publish.producer_state import Claim
-from liftpy.core.publish.published_batch import MAX_HEADERS, Published, UnfitBatchError, body_to_store, largest_record_bytes
+from liftpy.core.publish.published_batch import MAX_HEADERS, InvalidBatchError, Published, body_to_store, largest_record_bytes
 from liftpy.core.publish.quota import Quota
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import envelope, frames
@@ -410,7 +410,7 @@ class MessageDecoder:
                 columns.unfit[0] = Rejection(RejectReason.MALFORMED, "a question of a producer bears no batch")
             try:
                 note = _note(head)
-            except UnfitBatchError as error:
+            except InvalidBatchError as error:
                 columns.unfit[0] = Rejection(error.reason, str(error))
                 return
             asked = (head.askedProducer, head.producerInstance, head.producerSequence)
@@ -421,7 +421,7 @@ class MessageDecoder:
                 note = _note(head)
                 columns.batch = published = body_to_store(batch, subject, self.codec, note.encode() if any(note) else b"")
                 columns.claim = _claim(head, published, note)
-            except UnfitBatchError as error:
+            except InvalidBatchError as error:
                 columns.unfit[0] = Rejection(error.reason, str(error))
                 return
             except BatchTooLargeError as error:
@@ -479,17 +479,17 @@ def _nothing() -> None:
 def _note(head: client_pb2.BatchPublish) -> ProducerNote:
     name, position = head.producerName, None
     if len(name.encode()) > MAX_NAME_BYTES:
-        raise UnfitBatchError(f"the producer name has more than {MAX_NAME_BYTES} bytes")
+        raise InvalidBatchError(f"the producer name has more than {MAX_NAME_BYTES} bytes")
     if head.HasField("producerPosition"):
         said = head.producerPosition
         if not said.streamUid or len(said.streamUid.encode()) > MAX_UID_BYTES or said.offset < 0:
-            raise UnfitBatchError("the source position needs a stream uid and an offset")
+            raise InvalidBatchError("the source position needs a stream uid and an offset")
         position = SourcePosition(said.streamUid, said.partition, said.offset, said.generation)
     if not head.HasField("producerPartitioning"):
         return ProducerNote(name, position)
     partitioning = Partitioning(head.producerPartitioning.partitions, head.producerPartitioning.method)
     if position is not None or not partitioning.partitions or not 0 <= partitioning.method < 256:
-        raise UnfitBatchError("the partitioning needs a number of partitions and a method, and excludes a source position")
+        raise InvalidBatchError("the partitioning needs a number of partitions and a method, and excludes a source position")
     return ProducerNote(name, None, partitioning)
 
 
@@ -497,14 +497,14 @@ def _claim(head: client_pb2.BatchPublish, published: Published, note: ProducerNo
     header = published.header
     if not header.producer_id:
         if head.producerReset or head.producerDigest or head.producerInstance or any(note):
-            raise UnfitBatchError("the batch has no producer id")
+            raise InvalidBatchError("the batch has no producer id")
         return None
     if head.HasField("expectedOffset"):
-        raise UnfitBatchError("a batch of a producer has a sequence, so it cannot have an expected offset")
+        raise InvalidBatchError("a batch of a producer has a sequence, so it cannot have an expected offset")
     try:
         digest = RollingDigest.decode(head.producerDigest) if head.producerDigest else None
     except ProtocolError as error:
-        raise UnfitBatchError(str(error)) from None
+        raise InvalidBatchError(str(error)) from None
     return Claim(
         header.producer_id,
         header.producer_epoch,

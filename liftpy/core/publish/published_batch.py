@@ -34,10 +34,10 @@ MAX_HEADER_BYTES = 64 * 1024
 _ALLOWED = Columns.KEYS | Columns.HEADERS | Columns.VALUE_NULLS | Columns.KEY_NULLS
 
 
-class UnfitBatchError(LiftError):
+class InvalidBatchError(LiftError):
     """The batch cannot be stored as it is. ``reason`` and the text go into the answer."""
 
-    code = "UNFIT_BATCH"
+    code = "INVALID_BATCH"
 
     def __init__(self, text: str, reason: RejectReason = RejectReason.MALFORMED) -> None:
         super().__init__(text)
@@ -57,18 +57,18 @@ class Published(NamedTuple):
 def body_to_store(published: memoryview, subject: str, codec: Codec, note: bytes = b"") -> Published:
     """The body of the one batch in ``published``, with its subject, its producer's ``note``, and in the stream's ``codec``.
 
-    Raises UnfitBatchError, BatchTooLargeError where the subject makes it too large.
+    Raises InvalidBatchError, BatchTooLargeError where the subject makes it too large.
     """
     batch = _parsed(published)
     header = batch.header
     if header.codec is not Codec.NONE or header.control or header.column_bits & ~_ALLOWED.value:
-        raise UnfitBatchError(
+        raise InvalidBatchError(
             "a published batch must be uncompressed, must not be a control batch, and can have only values, keys and headers"
         )
     if not header.producer_id and (header.base_sequence or header.producer_epoch):
-        raise UnfitBatchError("the batch has a sequence or an epoch, but no producer id")
+        raise InvalidBatchError("the batch has a sequence or an epoch, but no producer id")
     if not 0 < header.record_count <= MAX_BATCH_RECORDS:
-        raise UnfitBatchError(
+        raise InvalidBatchError(
             f"a published batch must have 1 to {MAX_BATCH_RECORDS} records, not {header.record_count}", RejectReason.TOO_LARGE
         )
     present = Columns(header.column_bits)
@@ -76,7 +76,7 @@ def body_to_store(published: memoryview, subject: str, codec: Codec, note: bytes
     try:
         columns = decode_columns(body, header.record_count, present, exact=True)
     except CorruptionError as error:
-        raise UnfitBatchError(str(error)) from None
+        raise InvalidBatchError(str(error)) from None
     _check(columns)
     pieces, stored_columns = [bytes(body), *subject_column(subject)], present | Columns.SUBJECTS
     if note:
@@ -98,26 +98,26 @@ def _parsed(published: memoryview) -> RecordBatch:
     try:
         batch = parse_batch(published)
     except (CorruptionError, UnknownFormatError) as error:
-        raise UnfitBatchError(str(error)) from None
+        raise InvalidBatchError(str(error)) from None
     if batch.header.size_bytes != len(published):
-        raise UnfitBatchError(f"the message has {len(published)} bytes, but its batch has {batch.header.size_bytes}")
+        raise InvalidBatchError(f"the message has {len(published)} bytes, but its batch has {batch.header.size_bytes}")
     return batch
 
 
 def _check(columns: ColumnSet) -> None:
     for column in (columns.values, columns.keys):
         if column is not None and column.validity is not None and bool(_sizes(column)[~column.valid()].any()):
-            raise UnfitBatchError("a null value has bytes, but a tombstone must be empty")
+            raise InvalidBatchError("a null value has bytes, but a tombstone must be empty")
     if columns.headers is not None:
         _check_sizes(columns.headers)
         names = {name.decode("utf-8", "surrogateescape") for name in _distinct_names(columns.headers)}
         asked = first_refused(names)
         if asked:
             detail = f"{asked!r} within a published batch is not heeded; the offset that is expected stands beside the batch"
-            raise UnfitBatchError(detail, RejectReason.UNSUPPORTED)
+            raise InvalidBatchError(detail, RejectReason.UNSUPPORTED)
         wrong = next((name for name in sorted(names) if not may_be_enveloped(name)), None)
         if wrong is not None:
-            raise UnfitBatchError(f"invalid header name {wrong[:80]!r}: names must not be empty, and Lift-* is reserved")
+            raise InvalidBatchError(f"invalid header name {wrong[:80]!r}: names must not be empty, and Lift-* is reserved")
 
 
 def _sizes(column: BytesColumn) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -144,7 +144,7 @@ def _header_bytes(headers: HeadersColumn) -> np.ndarray[tuple[int], np.dtype[np.
 
 def _check_sizes(headers: HeadersColumn) -> None:
     if np.diff(headers.ends.astype(np.int64), prepend=0).max() > MAX_HEADERS or _header_bytes(headers).max() > MAX_HEADER_BYTES:
-        raise UnfitBatchError(
+        raise InvalidBatchError(
             f"a record has more than {MAX_HEADERS} headers, or more than {MAX_HEADER_BYTES} bytes of headers",
             RejectReason.TOO_LARGE,
         )

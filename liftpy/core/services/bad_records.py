@@ -66,7 +66,7 @@ class Unit:
         return f"offset {self.offset}" + (f", timer {self.timer!r}" if self.timer else "")
 
 
-class PoisonError(ServiceFailedError):
+class BadRecordError(ServiceFailedError):
     """The service's code raised on ``unit``, while ``record`` was applied. Blame: the service. The machine is not gone on with."""
 
     def __init__(self, unit: Unit, record: Record, text: str) -> None:
@@ -158,7 +158,7 @@ class Failing:
     """One unit that keeps failing. ``scanned``: offset of the next record to be looked at for a decision. ``again_s``: when it is tried
     again, monotonic."""
 
-    error: PoisonError
+    error: BadRecordError
     tries: int = 1
     scanned: int = 0
     again_s: float = 0.0
@@ -177,7 +177,7 @@ class Failing:
         """What fails."""
         return self.error.unit
 
-    def failed(self, error: PoisonError, now_s: float) -> None:
+    def failed(self, error: BadRecordError, now_s: float) -> None:
         """It has failed again."""
         self.error = error
         self.tries += 1

@@ -14,7 +14,7 @@ from inspect import isawaitable
 from typing import Any
 
 from liftpy.core.publish.jetstream_headers import first_refused
-from liftpy.core.services.bad_records import DecisionMissedError, OnError, PoisonError, Skips, Unit, decided, is_decision
+from liftpy.core.services.bad_records import BadRecordError, DecisionMissedError, OnError, Skips, Unit, decided, is_decision
 from liftpy.core.services.effects import MAX_NAME_BYTES, MAX_PENDING, MAX_PENDING_BYTES, Effect, Pending, effect_of, is_tick
 from liftpy.core.services.log_timers import LogTimers
 from liftpy.core.services.outbox import EXPECTED_HEADER, MAX_OUTPUT_BYTES, Outbox, Output
@@ -172,7 +172,7 @@ class ServiceMachine:
         """Apply records in order, those below ``position`` skipped, none at or past ``stop_position`` (exclusive, None: no end).
 
         Ends early while ``waits_for_outputs``.
-        Raises PoisonError when the service's code raises, DecisionMissedError when a record says that what is in the state was to be
+        Raises BadRecordError when the service's code raises, DecisionMissedError when a record says that what is in the state was to be
         passed over; then the machine must not be used any more.
         """
         done = Applied()
@@ -314,7 +314,7 @@ class ServiceMachine:
             if limit < 0:
                 self.failed = True
                 text = f"more than {MAX_FIRES_PER_RECORD} timers that were set meanwhile fire: does {name!r} set itself again?"
-                raise PoisonError(unit, record, text)
+                raise BadRecordError(unit, record, text)
             self.now_ns = max(self.now_ns, at_ns)
             if unit not in self._skips:
                 self._call(name, record, self._service.on_timer, name)
@@ -335,7 +335,7 @@ class ServiceMachine:
             unit = Unit(record.offset, timer or "")
             what = f"on_timer {unit.timer!r}" if unit.timer else "on_record"
             blame = "" if isinstance(error, ServiceFailedError) else f"{getattr(error, 'code', type(error).__name__)}: "
-            raise PoisonError(unit, record, f"{what} at offset {unit.offset}: {blame}{error}") from error
+            raise BadRecordError(unit, record, f"{what} at offset {unit.offset}: {blame}{error}") from error
         if source.emitted:
             assert self.outbox is not None
             for output in source.emitted:

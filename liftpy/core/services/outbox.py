@@ -48,7 +48,7 @@ class OutputConflictError(LiftError):
     code = "OUTPUT_CONFLICT"
 
 
-class DisprovenError(DivergedError):
+class OutputMismatchError(DivergedError):
     """The outputs do not match the snapshot that the instance started from. An earlier snapshot may match."""
 
 
@@ -238,10 +238,10 @@ class Outbox:
         return proof if not self._proven and log_start_offset <= proof < end_offset else None
 
     def prove(self, record: Record) -> None:
-        """``record`` is at ``proof_at``. Raises DisprovenError when the state began with other outputs than those written."""
+        """``record`` is at ``proof_at``. Raises OutputMismatchError when the state began with other outputs than those written."""
         theirs = self._digest_in(record, self._began_at - 1)
         if theirs and theirs != self._began_digest:
-            raise DisprovenError(
+            raise OutputMismatchError(
                 f"The outputs up to {self._began_at} differ from the stored outputs. The state that this node "
                 "restored has diverged."
             )

@@ -36,7 +36,7 @@ _KINDS: dict[str, type[LiftError]] = {
         UnavailableError,
     )
 }
-_OTHERS = {"NOBODY_LISTENS": UnavailableError}
+_OTHERS = {"NO_RESPONDERS": UnavailableError}
 _CODED = re.compile(r"SourceError: \[([A-Z_]+)\] ([^\n]*)")
 _SHOWN_LINES = 3
 _NOT_STARTED = "Python worker failed to connect back"

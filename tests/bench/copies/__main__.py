@@ -27,7 +27,7 @@ from typing import Any
 import nats
 
 from liftpy.client import Client, connect
-from liftpy.client.placement_plans import PlacementWish
+from liftpy.client.placement_plans import PlacementOptions
 from liftpy.config import StreamConfig
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.wire.subjects import data_subject
@@ -154,7 +154,7 @@ class Bench:
         )
         config = StreamConfig(min_isr=2)
         for name, subject, partitions in ((LOAD, LOAD_SUBJECT, _PARTITIONS), (BULK, BULK_SUBJECT, 1)):
-            place = PlacementWish(policy="manual", assignment=places[:partitions])
+            place = PlacementOptions(policy="manual", assignment=places[:partitions])
             await self.client.create_stream(name, subject, partitions=partitions, config=config, placement=place)
         async with await self.client.publisher(BULK) as publisher:
             for _ in range(self._copy_bytes // _BULK_BYTES):

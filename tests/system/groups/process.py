@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from liftpy.client import GroupOptions, GroupRefusedError, connect
+from liftpy.client import GroupOptions, GroupRejectedError, connect
 from liftpy.client.group import Group
 from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import LiftError
@@ -58,7 +58,7 @@ class Work:
                 continue
             try:
                 await group.commit()
-            except GroupRefusedError as error:
+            except GroupRejectedError as error:
                 say("refused", why=str(error))
             except LiftError as error:  # nobody says whether it is committed: it is said again
                 say("unsure", why=str(error))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.client import Client
-from liftpy.client.placement_plans import PlacementWish
+from liftpy.client.placement_plans import PlacementOptions
 from liftpy.errors import OutcomeUnknownError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
 from tests.examples.processes import start_service
@@ -48,7 +48,7 @@ class Banks:
 
     async def open(self, nodes: Sequence[str]) -> None:
         """The streams, a service beside each of ``nodes``, and an account."""
-        place = PlacementWish(policy="manual", assignment=((0, tuple(nodes)),))
+        place = PlacementOptions(policy="manual", assignment=((0, tuple(nodes)),))
         for stream in (COMMANDS, RECEIPTS):
             await self._client.create_stream(stream, stream, placement=place)
         self.start(nodes)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.client import Client, connect
-from liftpy.client.placement_plans import PlacementWish
+from liftpy.client.placement_plans import PlacementOptions
 from liftpy.config import StreamConfig
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire.subjects import data_subject
@@ -169,7 +169,7 @@ class Run:
             SUBJECT,
             partitions=self._size.partitions,
             config=StreamConfig(min_isr=2),
-            placement=PlacementWish(policy="manual", assignment=places),
+            placement=PlacementOptions(policy="manual", assignment=places),
         )
         self._uid = made.uid
         await asyncio.gather(*map(self._fill, range(self._size.partitions)))
@@ -188,7 +188,7 @@ class Run:
             OTHER,
             OTHER_SUBJECT,
             config=StreamConfig(min_isr=2),
-            placement=PlacementWish(policy="manual", assignment=places[:1]),
+            placement=PlacementOptions(policy="manual", assignment=places[:1]),
         )
         if self._size.bank:
             self._bank = Banks(self.client, self._cluster.nats_url)
@@ -236,7 +236,7 @@ class Run:
 
     async def _more_partitions(self) -> None:
         """All of them go to the node that is drained later: it leads them, and readers read from it."""
-        places = PlacementWish(policy="manual", assignment=tuple((number, _turned(FIRST, number)) for number in (1, 2)))
+        places = PlacementOptions(policy="manual", assignment=tuple((number, _turned(FIRST, number)) for number in (1, 2)))
         stream = await self.client.add_partitions(OTHER, placement=places, ready_s=self._size.deadline_s)
         assert self._others is not None
         for number in range(1, 3):

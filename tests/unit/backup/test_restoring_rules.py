@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from liftpy.client.admin import Admin
-from liftpy.client.group import GroupRefusedError
+from liftpy.client.group import GroupRejectedError
 from liftpy.config import StreamConfig
 from liftpy.core.backup.manifest import CursorCopy, Manifest
 from liftpy.core.base.ids import PartitionKey
@@ -321,7 +321,7 @@ async def test_positions_are_set_within_what_there_is_and_asked_for_again_for_a_
     asked.clear()
     async with asyncio.timeout(10):
         assert await set_cursors(client, kept, {"orders": NEW_UID}) == {"g": "nobody"}, "given up in the end, and said"
-    answers[:] = [GroupRefusedError("it has members")]
+    answers[:] = [GroupRejectedError("it has members")]
     assert await set_cursors(client, kept, {"orders": NEW_UID}) == {"g": "it has members"}
     uid[0] = "00000c-30"
     assert await set_cursors(client, kept, {"orders": NEW_UID}) == {}, "made again meanwhile"

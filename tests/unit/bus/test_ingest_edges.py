@@ -11,7 +11,7 @@ from liftpy.config import AckPolicy, Codec
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.publish.memory_budget import HeldByNode, MemoryBudget, PartitionRoom
 from liftpy.core.publish.message_decoder import MessageDecoder
-from liftpy.core.publish.published_batch import UnfitBatchError, body_to_store
+from liftpy.core.publish.published_batch import InvalidBatchError, body_to_store
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
@@ -101,7 +101,7 @@ def test_headers_of_each_record_of_a_published_batch_have_a_bound_of_their_own(s
         stored = parse_batch(seal(body_to_store(batch, "ev", Codec.NONE)[0], base_offset=0, leader_epoch=1))
         assert [len(record.headers) for record in stored.records()] == [int(n == at) for n in range(3)]
     else:
-        with pytest.raises(UnfitBatchError, match="bytes of headers") as raised:
+        with pytest.raises(InvalidBatchError, match="bytes of headers") as raised:
             body_to_store(batch, "ev", Codec.NONE)
         assert raised.value.reason is RejectReason.TOO_LARGE
 
@@ -115,7 +115,7 @@ def test_so_many_headers_may_be_on_each_record_of_a_published_batch(count: int, 
     if fits:
         assert body_to_store(batch, "ev", Codec.NONE)[0].record_count == 3
     else:
-        with pytest.raises(UnfitBatchError, match="more than 1024 headers"):
+        with pytest.raises(InvalidBatchError, match="more than 1024 headers"):
             body_to_store(batch, "ev", Codec.NONE)
 
 
@@ -147,7 +147,7 @@ async def test_what_is_left_is_stored_and_what_is_stopped_is_forgotten() -> None
 def test_a_reserved_header_is_found_on_whichever_record_it_is(headers: Any) -> None:
     """Also where all names of all records are the same bytes, cut elsewhere."""
     batch = memoryview(build_batch([b"v"] * len(headers), headers=headers))
-    with pytest.raises(UnfitBatchError, match="header name 'Lift-Key': names must"):
+    with pytest.raises(InvalidBatchError, match="header name 'Lift-Key': names must"):
         body_to_store(batch, "ev", Codec.NONE)
 
 

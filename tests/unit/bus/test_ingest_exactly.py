@@ -12,7 +12,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.publish.acks import Envelope, PendingAcks, Publishers
 from liftpy.core.publish.jetstream_headers import Rejection
 from liftpy.core.publish.message_decoder import MessageDecoder
-from liftpy.core.publish.published_batch import UnfitBatchError, body_to_store
+from liftpy.core.publish.published_batch import InvalidBatchError, body_to_store
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2
@@ -402,12 +402,12 @@ def test_bytes_that_only_begin_as_an_envelope_are_a_value() -> None:
 
 
 def test_a_batch_that_does_not_fit_says_why() -> None:
-    with pytest.raises(UnfitBatchError) as raised:
+    with pytest.raises(InvalidBatchError) as raised:
         body_to_store(memoryview(b"abc"), "ev", Codec.NONE)
     assert str(raised.value)
     assert raised.value.reason is RejectReason.MALFORMED
-    assert str(UnfitBatchError("too large", RejectReason.TOO_LARGE)) == "too large"
-    assert UnfitBatchError("too large", RejectReason.TOO_LARGE).reason is RejectReason.TOO_LARGE
+    assert str(InvalidBatchError("too large", RejectReason.TOO_LARGE)) == "too large"
+    assert InvalidBatchError("too large", RejectReason.TOO_LARGE).reason is RejectReason.TOO_LARGE
 
 
 def test_pending_acks_name_their_partition() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from liftpy.client import Client
-from liftpy.client.admin import MoveWish
+from liftpy.client.admin import ReplicaMove
 from liftpy.core.metadata.reassignment_progress import movements
 from liftpy.core.metadata.request_limits import MAX_REQUEST_BYTES
 from liftpy.core.wire import frames
@@ -250,9 +250,9 @@ async def test_many_wishes_go_together_and_each_is_answered() -> None:
     wire = Wire(moved)
     client = Client(wire, Subjects("liftpy"), owns_connection=False)  # type: ignore[arg-type]
     uid = moved.image.streams["orders"].uid
-    wishes = [MoveWish(stream="orders", uid=uid, partition=n, replicas=("b",)) for n in range(200)]
+    wishes = [ReplicaMove(stream="orders", uid=uid, partition=n, replicas=("b",)) for n in range(200)]
     before = moved.driver.index
-    assert await client.reassign_all([*wishes, MoveWish(stream="orders", uid="gone", partition=0, replicas=("b",))]) == [
+    assert await client.reassign_all([*wishes, ReplicaMove(stream="orders", uid="gone", partition=0, replicas=("b",))]) == [
         "orders/0: there is no partition orders/0 of stream gone"
     ]
     assert moved.driver.index - before == 3
@@ -262,7 +262,7 @@ async def test_many_wishes_go_together_and_each_is_answered() -> None:
     for node_id in nodes:
         assert moved.driver.register(node_id).error == pb.ControlResponse.OK
     before = moved.driver.index
-    wide = [MoveWish(stream="orders", uid=uid, partition=n, replicas=tuple(nodes)) for n in range(20)]
+    wide = [ReplicaMove(stream="orders", uid=uid, partition=n, replicas=tuple(nodes)) for n in range(20)]
     assert await client.reassign_all(wide) == []
     assert max(map(len, moved.driver.log[before:])) < MAX_REQUEST_BYTES
     assert all(len(p.target) == 32 for _, p in moved.partitions()[:20])

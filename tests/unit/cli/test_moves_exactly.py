@@ -362,8 +362,8 @@ async def test_when_a_rebalance_is_done(monkeypatch: pytest.MonkeyPatch, more: d
         asked.append((client, concerns, is_done, timeout_s, quiet))
 
     monkeypatch.setattr(rebalance, "follow", follow)
-    wish = rebalance.MoveWish(stream="s", uid="u1", partition=0, replicas=("b",))
-    gone = rebalance.MoveWish(stream="s", uid="gone", partition=0, replicas=("b",))
+    wish = rebalance.ReplicaMove(stream="s", uid="u1", partition=0, replicas=("b",))
+    gone = rebalance.ReplicaMove(stream="s", uid="gone", partition=0, replicas=("b",))
     await rebalance._until_done("client", [wish, gone], 3.0, True)  # type: ignore[arg-type]
     ((client, concerns, is_done, timeout_s, quiet),) = asked
     assert (client, timeout_s, quiet) == ("client", 3.0, True)

@@ -16,7 +16,7 @@ import pytest
 from liftpy.client import retrying, service_queries
 from liftpy.client.admin import Admin
 from liftpy.client.client import _READY, Client
-from liftpy.client.service_queries import QueryAnswer, QueryRefusedError
+from liftpy.client.service_queries import QueryAnswer, QueryRejectedError
 from liftpy.core.services.queries import QueryFailedError
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
@@ -54,7 +54,7 @@ class Exchange:
 
 
 GOOD = (b"42", {"Lift-Position": "9", "Lift-Node": "n2"})
-REFUSED = (b"it is behind", {"Lift-Error": "QUERY_REFUSED"})
+REFUSED = (b"it is behind", {"Lift-Error": "QUERY_REJECTED"})
 
 
 async def ask(transport: Any, at_least: int | None = None, timeout_s: float = 30.0, partition: int = 0) -> QueryAnswer:
@@ -73,7 +73,7 @@ async def test_a_query_is_asked_again_until_it_is_answered() -> None:
 @pytest.mark.parametrize(
     ("answer", "kind", "text"),
     [
-        (REFUSED, QueryRefusedError, "it is behind"),
+        (REFUSED, QueryRejectedError, "it is behind"),
         ((b"bug \xff", {"Lift-Error": "QUERY_FAILED"}), QueryFailedError, "bug"),
         ((b"x", {"Lift-Error": "ANYTHING"}), QueryFailedError, "x"),
         ((b"x", {}), ProtocolError, "The answer on"),

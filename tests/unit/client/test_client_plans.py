@@ -14,10 +14,10 @@ from liftpy.client.admin import Admin, control_error
 from liftpy.client.client import Client, _address, _address_of
 from liftpy.client.encode_publish import Address
 from liftpy.client.placement_plans import (
+    PlacementOptions,
     PlacementPlan,
-    PlacementWish,
     PlannedNode,
-    Tally,
+    ReplicaCounts,
     assignment_from_json,
     plan_from_pb,
     tally_rows,
@@ -80,13 +80,13 @@ def test_a_plan_that_is_no_map_is_refused(places: list[int], factor: int, right:
 def test_what_each_node_and_rack_would_hold() -> None:
     plan = plan_from_pb(PLAN)
     assert list(plan.by_node().items()) == [
-        ("n1", Tally(leaders=3, new_leaders=1, replicas=5, new_replicas=1)),
-        ("n2", Tally(leaders=1, new_leaders=0, replicas=4, new_replicas=1)),
-        ("n3", Tally(leaders=6, new_leaders=1, replicas=9, new_replicas=2)),
+        ("n1", ReplicaCounts(leaders=3, new_leaders=1, replicas=5, new_replicas=1)),
+        ("n2", ReplicaCounts(leaders=1, new_leaders=0, replicas=4, new_replicas=1)),
+        ("n3", ReplicaCounts(leaders=6, new_leaders=1, replicas=9, new_replicas=2)),
     ]
     assert list(plan.by_rack().items()) == [
-        ("a", Tally(leaders=7, new_leaders=1, replicas=13, new_replicas=3)),
-        ("b", Tally(leaders=3, new_leaders=1, replicas=5, new_replicas=1)),
+        ("a", ReplicaCounts(leaders=7, new_leaders=1, replicas=13, new_replicas=3)),
+        ("b", ReplicaCounts(leaders=3, new_leaders=1, replicas=5, new_replicas=1)),
     ]
     bare = pb.PlacementPlan()
     bare.CopyFrom(PLAN)
@@ -99,8 +99,8 @@ def test_what_each_node_and_rack_would_hold() -> None:
 
 def test_a_tally_as_people_see_it() -> None:
     one, two = (
-        Tally(leaders=3, new_leaders=1, replicas=5, new_replicas=2),
-        Tally(leaders=0, new_leaders=0, replicas=0, new_replicas=0),
+        ReplicaCounts(leaders=3, new_leaders=1, replicas=5, new_replicas=2),
+        ReplicaCounts(leaders=0, new_leaders=0, replicas=0, new_replicas=0),
     )
     assert list(tally_rows({"n1": one, "": two})) == [("n1", "3 (+1)", "5 (+2)"), ("(none)", "0 (+0)", "0 (+0)")]
 
@@ -108,7 +108,7 @@ def test_a_tally_as_people_see_it() -> None:
 def test_an_assignment_in_a_file() -> None:
     text = '[{"id": 7, "replicas": [1, "n2"]}, {"id": -1, "replicas": []}, {"id": 2147483647, "replicas": ["a"]}]'
     assert assignment_from_json(text) == ((7, ("1", "n2")), (-1, ()), (2147483647, ("a",)))
-    lists = PlacementWish(assignment=assignment_from_json(text)).lists()
+    lists = PlacementOptions(assignment=assignment_from_json(text)).lists()
     assert [(one.partition, list(one.replicas)) for one in lists] == [(7, ["1", "n2"]), (-1, []), (2147483647, ["a"])]
 
 
@@ -176,7 +176,7 @@ def stream_pb(**fields: Any) -> pb.Stream:
     return pb.Stream(**{"name": "s", "uid": "u1", "subject": "shop.s", "partitions": [partition]} | fields)
 
 
-WISH = PlacementWish(policy="rack", assignment=((1, ("n1", "n2")),), allow_offline=True)
+WISH = PlacementOptions(policy="rack", assignment=((1, ("n1", "n2")),), allow_offline=True)
 MANUAL = [pb.ReplicaList(partition=1, replicas=["n1", "n2"])]
 
 

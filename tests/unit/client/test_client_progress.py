@@ -196,7 +196,7 @@ def test_words_from_a_command_line() -> None:
     assert positions.parse_until("2026-01-31", now) == datetime(2026, 1, 31)
     assert positions.parse_until("+250ms", now) == datetime(2026, 1, 31, 12, 0, 0, 250_000)
     assert positions.parse_start("-1.5h", now) == datetime(2026, 1, 31, 10, 30)
-    assert positions.parse_start("-10", now) == positions.parse_start("-10") == positions.Before(10)
+    assert positions.parse_start("-10", now) == positions.parse_start("-10") == positions.FromEnd(10)
     for wrong in ("-10", "10m", "-10w", "--1s"):
         with pytest.raises(ConfigError, match="-10m"):
             positions.parse_start(f"{wrong}{'0.' * (wrong == '-10')}", now)

@@ -10,7 +10,7 @@ import pytest
 
 from liftpy.client import Client
 from liftpy.client import cursor as module
-from liftpy.client.group import GroupRefusedError
+from liftpy.client.group import GroupRejectedError
 from liftpy.client.group_admin import delete_cursor, describe_cursor, list_cursors, list_groups, set_cursor
 from liftpy.client.positions import Position
 from liftpy.core.wire._pb import group_pb2
@@ -53,7 +53,7 @@ async def test_who_opened_it_last_holds_it(client: Client) -> None:
     one = await client.cursor("nightly", "orders")
     await one.commit(5)
     other = await client.cursor("nightly", "orders")
-    with pytest.raises(GroupRefusedError, match="opened by another"):
+    with pytest.raises(GroupRejectedError, match="opened by another"):
         await one.commit(6)
     assert await other.fetch() == 5
     await other.commit(7)
@@ -68,17 +68,17 @@ async def test_operators_set_it_back_and_forget_it(client: Client) -> None:
     await cursor.commit(5)
     key = (await client.stream("orders")).key(0)
     await set_cursor(client, "nightly", {key: 2})
-    with pytest.raises(GroupRefusedError):
+    with pytest.raises(GroupRejectedError):
         await cursor.commit(9)
     assert (await list_cursors(client), await list_groups(client)) == (["nightly"], [])
     assert await describe_cursor(client, "nightly") == {key: 2}
     again = await client.cursor("nightly", "orders")
     await delete_cursor(client, "nightly")
-    with pytest.raises(GroupRefusedError):
+    with pytest.raises(GroupRejectedError):
         await again.commit(9)
     assert (await again.fetch(), await list_cursors(client)) == (None, [])
     third = await client.cursor("nightly", "orders")
-    with pytest.raises(GroupRefusedError):
+    with pytest.raises(GroupRejectedError):
         await again.commit(9)
     await third.commit(1)
     with pytest.raises(NotFoundError):
@@ -90,11 +90,11 @@ async def test_operators_set_it_back_and_forget_it(client: Client) -> None:
 async def test_a_name_is_of_a_cursor_or_a_group(client: Client) -> None:
     await client.cursor("nightly", "orders")
     async with client.queue("orders", "nightly") as queue:
-        with pytest.raises(GroupRefusedError, match="that of a cursor"):
+        with pytest.raises(GroupRejectedError, match="that of a cursor"):
             await queue.take(1, timeout_s=0.0)
     async with client.queue("orders", "workers") as queue:
         await queue.ack(await queue.take(1))
-        with pytest.raises(GroupRefusedError, match="that of a group"):
+        with pytest.raises(GroupRejectedError, match="that of a group"):
             await client.cursor("workers", "orders")
         for refused in (describe_cursor, delete_cursor):
             with pytest.raises(NotFoundError, match="no cursor"):
@@ -124,7 +124,7 @@ async def test_a_code_of_a_newer_coordinator_is_a_refusal_too(client: Client, mo
         return group_pb2.GroupAnswer(code=99, detail="new")  # type: ignore[arg-type]
 
     monkeypatch.setattr(module, "ask_coordinator", answered)
-    with pytest.raises(GroupRefusedError, match="cursor nightly: 99 new"):
+    with pytest.raises(GroupRejectedError, match="cursor nightly: 99 new"):
         await cursor.commit(1)
 
 

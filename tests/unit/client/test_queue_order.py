@@ -11,7 +11,7 @@ import pytest
 from liftpy.client import Client, Job, QueueOptions
 from liftpy.client import queue as module
 from liftpy.client import queue as next_keys
-from liftpy.client.group import GroupRefusedError
+from liftpy.client.group import GroupRejectedError
 from liftpy.testing.memory import memory_cluster
 
 ORDERED = QueueOptions(order_by_key=True, ack_wait_s=600)
@@ -98,11 +98,11 @@ async def test_all_workers_are_to_say_the_same(client: Client) -> None:
     await fill(client, "ab")
     async with client.queue("jobs", "w", options=ORDERED) as one, client.queue("jobs", "w") as other:
         jobs = await one.take(1)
-        with pytest.raises(GroupRefusedError, match="in order of keys"):
+        with pytest.raises(GroupRejectedError, match="in order of keys"):
             await other.take(1, timeout_s=0.0)
         await one.ack(jobs)
         assert numbers(await other.take(2)) == [1], "where nothing is out it may change"
-        with pytest.raises(GroupRefusedError, match="in any order"):
+        with pytest.raises(GroupRejectedError, match="in any order"):
             await one.take(1, timeout_s=0.0)
 
 

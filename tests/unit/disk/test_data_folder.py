@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from liftpy.core.base.ids import PartitionKey
-from liftpy.errors import CorruptionError, FolderLockedError, InvalidNameError, NoSpaceError, StorageError
+from liftpy.errors import CorruptionError, DataDirectoryLockedError, InvalidNameError, NoSpaceError, StorageError
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
 from sidecar.disk.files import DiskFile, FolderStorage
 
@@ -27,8 +27,8 @@ from sidecar.disk.data_folder import DataFolder
 DataFolder(Path({str(tmp_path / "data")!r}))
 """
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "FolderLockedError" in other.stderr
-    with pytest.raises(FolderLockedError, match="in use by another process"):
+    assert "DataDirectoryLockedError" in other.stderr
+    with pytest.raises(DataDirectoryLockedError, match="in use by another process"):
         DataFolder(tmp_path / "data")
     folder.close()
     DataFolder(tmp_path / "data").close()

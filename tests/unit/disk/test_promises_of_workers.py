@@ -10,7 +10,7 @@ import pytest
 
 from liftpy.core.base.worker_assignment import WorkerShare, share_of
 from liftpy.core.log.epoch_promises import PROMISES_NAME, PromiseJournal
-from liftpy.errors import FolderLockedError, NoSpaceError
+from liftpy.errors import DataDirectoryLockedError, NoSpaceError
 from sidecar.disk.data_folder import DataFolder
 from sidecar.disk.files import FolderStorage
 
@@ -84,11 +84,11 @@ def test_a_lock_is_held_until_the_last_process_that_inherited_it_has_ended(
     first = DataFolder(path)
     inherited = os.dup(first.lock)
     first.close()
-    with pytest.raises(FolderLockedError):  # whoever wrote its number there lives: this process
+    with pytest.raises(DataDirectoryLockedError):  # whoever wrote its number there lives: this process
         DataFolder(path)
     (path / "lock").write_text("999999999\n")
     monkeypatch.setattr("sidecar.disk.data_folder._ORPHANS_S", 0.05)
-    with pytest.raises(FolderLockedError):  # its workers do not end
+    with pytest.raises(DataDirectoryLockedError):  # its workers do not end
         DataFolder(path)
     os.close(inherited)
     DataFolder(path).close()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.errors import ConfigError, CorruptionError, FolderLockedError, NoSpaceError, StorageError, UnknownFormatError
+from liftpy.errors import ConfigError, CorruptionError, DataDirectoryLockedError, NoSpaceError, StorageError, UnknownFormatError
 from sidecar.cli import sidecar as command
 from sidecar.runtime import restarts as node
 from sidecar.runtime.restarts import EXIT_TO_REPAIR, count_restart, leave_the_process_in, momentary, pause_s
@@ -45,7 +45,7 @@ def test_a_disk_that_refused_once_is_tried_again(error: Exception) -> None:
         None,
         CorruptionError("damaged"),
         UnknownFormatError("newer"),
-        FolderLockedError("in use"),
+        DataDirectoryLockedError("in use"),
         ConfigError("wrong"),
         ConnectionRefusedError(errno.ECONNREFUSED, "no NATS"),
         caused(StorageError("the snapshot failed"), CorruptionError("damaged")),

@@ -25,7 +25,7 @@ from liftpy.core.metadata.replay import check_partition
 from liftpy.core.metadata.rescue import LEAP, rescued_image
 from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.errors import ConfigError, CorruptionError, FolderLockedError, InvariantError, LiftError
+from liftpy.errors import ConfigError, CorruptionError, DataDirectoryLockedError, InvariantError, LiftError
 from sidecar.cli.controllers import force_recover as command
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
 from sidecar.disk.files import sync_folder
@@ -214,7 +214,7 @@ def test_what_can_not_be_rescued_from(history: list[bytes], tmp_path: Path) -> N
         read(tmp_path / "nothing")
     ordinary = DataFolder(tmp_path / "n9")
     ordinary.store_identity(NodeIdentity("n9"))
-    with pytest.raises(FolderLockedError):
+    with pytest.raises(DataDirectoryLockedError):
         read(tmp_path / "n9")
     ordinary.close()
     with pytest.raises(ConfigError, match="no journal"):
@@ -364,6 +364,6 @@ def test_no_log_is_put_aside_before_all_new_ones_are_whole_and_on_the_disk(
 
 def test_nobody_starts_beside_a_rescue(history: list[bytes], tmp_path: Path) -> None:
     path = controller(tmp_path, "n1", history)
-    with locked([path]), pytest.raises(FolderLockedError):
+    with locked([path]), pytest.raises(DataDirectoryLockedError):
         DataFolder(path)
     DataFolder(path).close()

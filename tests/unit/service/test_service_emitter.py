@@ -21,7 +21,7 @@ from liftpy.core.wire.batch import Record, parse_batch, seal
 from liftpy.errors import ConfigError, LiftError, OffsetOutOfRangeError
 from liftpy.nats.transport import RequestTimeoutError
 from liftpy.service import DivergedError, Outbox
-from liftpy.service.output_writer import Emitter, NotWrittenError
+from liftpy.service.output_writer import Emitter, OutputNotWrittenError
 from liftpy.service.settings import ServiceSettings
 from sidecar.cli.service import exit_code
 
@@ -384,8 +384,8 @@ async def test_what_was_refused_is_sent_again_at_once_and_not_when_it_is_looked_
     ("answer", "raised", "text"),
     [
         (asyncio.CancelledError(), asyncio.CancelledError, ""),
-        (NotWrittenError("refused"), NotWrittenError, "refused"),
-        (RuntimeError("broken"), NotWrittenError, "Output 0 was not stored: broken. The service retries."),
+        (OutputNotWrittenError("refused"), OutputNotWrittenError, "refused"),
+        (RuntimeError("broken"), OutputNotWrittenError, "Output 0 was not stored: broken. The service retries."),
     ],
 )
 async def test_what_an_append_ends_with_ends_the_window(answer: Any, raised: Any, text: str) -> None:

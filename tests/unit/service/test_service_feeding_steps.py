@@ -14,7 +14,7 @@ import pytest
 
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.progress import ReadProgress
-from liftpy.core.services.bad_records import DecisionMissedError, Failing, Next, PoisonError, Unit
+from liftpy.core.services.bad_records import BadRecordError, DecisionMissedError, Failing, Next, Unit
 from liftpy.core.services.routing import Route
 from liftpy.core.wire.batch import Record, build_batch, parse_batch
 from liftpy.errors import OffsetOutOfRangeError, UnavailableError
@@ -55,7 +55,7 @@ def record(offset: int, value: bytes = b"x", epoch: int = 1) -> Record:
 
 
 def failing(offset: int, timer: str = "", **more: Any) -> Failing:
-    return Failing(PoisonError(Unit(offset, timer), record(offset), "it raised"), **more)
+    return Failing(BadRecordError(Unit(offset, timer), record(offset), "it raised"), **more)
 
 
 def applied(node: Any, count: int) -> None:
@@ -314,7 +314,7 @@ async def test_a_decision_that_was_missed_has_it_go_back_below_and_pass_over(
 
 async def test_what_fails_again_is_the_same_failing_and_another_one_a_new(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     await node.feeder.restart(0)
-    raised: list[PoisonError] = [failing(5).error, failing(5).error, failing(8).error]
+    raised: list[BadRecordError] = [failing(5).error, failing(5).error, failing(8).error]
 
     async def poisoned(_: object) -> None:
         raise raised[0]

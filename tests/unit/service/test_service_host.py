@@ -19,7 +19,7 @@ from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import service_pb2 as pb
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.envelope import MessageType
-from liftpy.errors import ConfigError, FolderLockedError, NotFoundError, UnavailableError
+from liftpy.errors import ConfigError, DataDirectoryLockedError, NotFoundError, UnavailableError
 from liftpy.service import DivergedError, Outbox, Role, host, record_feeder
 from liftpy.service.bad_record_writer import DecisionWriter
 from liftpy.service.host import ServiceHost
@@ -115,7 +115,7 @@ async def test_it_registers_joins_is_fed_and_leaves(running: Any, tmp_path: Path
     assert (first.service, first.stream, first.partition) == ("sum", "in", 0)
     assert (first.first, first.leaving, first.position, first.streamUid) == (True, False, 0, "")
     assert first.instance
-    with pytest.raises(FolderLockedError):
+    with pytest.raises(DataDirectoryLockedError):
         ServiceLock(tmp_path, "sum", "in", 0)
     log.append(12)
     await bus.tell(order(bus, 7, stopPosition=5))

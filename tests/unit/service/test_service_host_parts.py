@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from liftpy.client import ReadOptions
-from liftpy.core.services.bad_records import Failing, PoisonError, Unit
+from liftpy.core.services.bad_records import BadRecordError, Failing, Unit
 from liftpy.core.services.replies import Reply
 from liftpy.core.services.routing import Route
 from liftpy.core.services.service import Service
@@ -351,7 +351,7 @@ async def test_what_it_decides_names_the_epoch_and_keeps_the_record(running: Any
 
     monkeypatch.setattr(Part, "pass_over", pass_over, raising=False)
     bad = Record(4, 0, None, b"bad", (), "", None, 6)
-    what = Failing(PoisonError(Unit(4, "t"), bad, "it raised"))
+    what = Failing(BadRecordError(Unit(4, "t"), bad, "it raised"))
     with pytest.raises(UnavailableError):
         await server._decide(what)
     assert made.one("DecisionWriter").args == (server._client, "dead", 4.5)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from liftpy.core.services.outbox import MAX_SAMPLES, DisprovenError, Output
+from liftpy.core.services.outbox import MAX_SAMPLES, Output, OutputMismatchError
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.headers import OUTPUT_DIGEST, OUTPUT_ID, OUTPUT_NUMBER, OUTPUT_SERVICE
 from liftpy.service import DivergedError, Outbox, OutputConflictError
@@ -205,7 +205,7 @@ def test_one_read_proves_a_snapshots_outputs_or_disproves_them() -> None:
         assert [outbox.proof_at(*bounds) for bounds in ((0, 8), (4, 5), (5, 8), (0, 4))] == [4, 4, None, None]
     right.prove(stream[4])
     assert (right.proof_at(0, 8), right.compared_end) == (None, 5)
-    with pytest.raises(DisprovenError):
+    with pytest.raises(OutputMismatchError):
         wrong.prove(stream[4])
     assert wrong.proof_at(0, 8) == 4
     # Retention has dropped that record: the first one that is still there proves as much.
@@ -225,7 +225,7 @@ def test_a_snapshot_ahead_of_what_is_written_is_proven_when_it_is_written() -> N
     outbox.starts_at(0, 3)
     for record in stream[3:4]:
         outbox.learned(record)
-    with pytest.raises(DisprovenError):
+    with pytest.raises(OutputMismatchError):
         outbox.learned(stream[4])
 
 

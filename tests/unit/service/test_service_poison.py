@@ -15,11 +15,11 @@ from liftpy.client.batch_view import BatchSlice
 from liftpy.client.progress import ReadProgress
 from liftpy.core.services.bad_records import (
     MAX_SKIPS,
+    BadRecordError,
     DecisionMissedError,
     Failing,
     Next,
     OnError,
-    PoisonError,
     SkipDecision,
     Skips,
     Unit,
@@ -93,7 +93,7 @@ def outputs(machine: ServiceMachine) -> list[bytes]:
 # ---- the machine -------------------------------------------------------------------------------------------------------------
 def test_nothing_that_a_failing_record_has_emitted_counts_and_its_offset_is_said() -> None:
     machine = machine_of(Brittle())
-    with pytest.raises(PoisonError, match="on_record at offset 2: ValueError: out of range") as raised:
+    with pytest.raises(BadRecordError, match="on_record at offset 2: ValueError: out of range") as raised:
         machine.apply([record(0), record(1), record(2, b"bad")])
     assert raised.value.unit == Unit(2)
     assert outputs(machine) == [b"x/1", b"x/2"] * 2
@@ -151,7 +151,7 @@ def test_a_decision_of_the_epoch_in_which_it_was_made_counts() -> None:
 
 def test_a_timer_that_fails_is_passed_over_alone() -> None:
     log = [record(0, b"timer bad"), record(1, b"timer good", NS), record(2, b"y", 2 * NS)]
-    with pytest.raises(PoisonError, match="on_timer 'bad' at offset 1: KeyError") as raised:
+    with pytest.raises(BadRecordError, match="on_timer 'bad' at offset 1: KeyError") as raised:
         machine_of(Brittle()).apply(log)
     service = Brittle()
     machine = machine_of(service)
@@ -228,7 +228,7 @@ def test_no_command_stops_the_bank(what: str) -> None:
 def test_the_banks_bug_of_version_1_is_not_in_version_2() -> None:
     values = [json.dumps({"id": str(n), "do": do, "account": "a"}).encode() for n, do in enumerate(("open", "audit"))]
     records = [record(offset, value, offset * NS) for offset, value in enumerate(values)]
-    with pytest.raises(PoisonError, match="ZeroDivisionError"):
+    with pytest.raises(BadRecordError, match="ZeroDivisionError"):
         machine_of(Bank()).apply(records)
     machine = machine_of(Bank())
     machine.active_version = 2
@@ -238,7 +238,7 @@ def test_the_banks_bug_of_version_1_is_not_in_version_2() -> None:
 
 # ---- what is done about it ---------------------------------------------------------------------------------------------------
 def test_who_leads_tries_twice_and_decides_and_the_others_wait_ever_longer() -> None:
-    error = PoisonError(Unit(3), record(3), "x")
+    error = BadRecordError(Unit(3), record(3), "x")
     failing = Failing(error)
     assert failing.next(OnError.STOP, leads=True, now_s=0) is Next.STOP
     assert failing.next(OnError.SKIP, leads=True, now_s=0) is Next.TRY
@@ -506,7 +506,7 @@ def test_a_decision_of_nonsense_is_none() -> None:
 
 
 def test_a_new_failing_has_no_decision_and_is_tried_at_once() -> None:
-    failing = Failing(PoisonError(Unit(1), record(1), "it raised"))
+    failing = Failing(BadRecordError(Unit(1), record(1), "it raised"))
     assert failing.next(OnError.SKIP, leads=False, now_s=0.0) is Next.TRY
     failing.failed(failing.error, 100.0)
     waits = []

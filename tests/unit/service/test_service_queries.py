@@ -239,7 +239,7 @@ async def test_who_names_a_position_is_answered_without_a_leader() -> None:
 
 @pytest.mark.parametrize(
     ("body", "at_least", "code"),
-    [(b"fail", "0", "QUERY_FAILED"), (b"?", "x", "QUERY_FAILED"), (b"?", None, "QUERY_REFUSED")],
+    [(b"fail", "0", "QUERY_FAILED"), (b"?", "x", "QUERY_FAILED"), (b"?", None, "QUERY_REJECTED")],
 )
 async def test_what_cannot_be_answered_says_why(body: bytes, at_least: str | None, code: str) -> None:
     bus, machine = Bus(), machine_of(Sum())
@@ -271,7 +271,7 @@ async def test_one_that_falls_behind_leaves_the_others_to_answer_until_it_is_the
     task = await served(bus, machine, lambda: not behind[0])
     behind[0] = True
     await bus.ask(b"?", at_least="9")
-    assert (await bus.answer())[2][ERROR_HEADER] == "QUERY_REFUSED"
+    assert (await bus.answer())[2][ERROR_HEADER] == "QUERY_REJECTED"
     async with asyncio.timeout(30):
         while bus.listening is not None:
             await asyncio.sleep(0.001)
@@ -290,7 +290,7 @@ async def test_one_whose_node_is_gone_leaves_at_once_and_refuses_what_waits() ->
     await asyncio.sleep(0.02)
     node[0] = False
     _, why, headers = await bus.answer()
-    assert headers[ERROR_HEADER] == "QUERY_REFUSED"
+    assert headers[ERROR_HEADER] == "QUERY_REJECTED"
     assert b"nothing is heard from node n1" in why
     async with asyncio.timeout(30):
         while bus.listening is not None:

@@ -24,7 +24,7 @@ from liftpy.errors import ConfigError, LiftError
 from liftpy.nats.transport import RequestTimeoutError
 from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine
 from liftpy.service.output_router import Router
-from liftpy.service.output_writer import NotWrittenError
+from liftpy.service.output_writer import OutputNotWrittenError
 from liftpy.service.settings import ServiceSettings
 
 ALERTS = Route("alerts", "warnings")
@@ -301,7 +301,7 @@ async def test_one_that_leads_no_more_writes_no_further_batch_and_forgets_what_i
     place = copier.router._places[0]
     place.waiting = [output(5)]
     copier.leads = False
-    with pytest.raises(NotWrittenError, match="Route alerts: this instance"):
+    with pytest.raises(OutputNotWrittenError, match="Route alerts: this instance"):
         await copier.router._write(0, place)
     assert (numbers(world, 0), place.end_offset) == ([0, 1, 2, 3, 4], 5)
     looks = [0]
@@ -347,7 +347,7 @@ async def test_a_failure_of_a_route_is_said_until_it_is_over_and_all_is_learned_
     world = World()
     copier: Any = Copier(world)
     world.logs["out", 0] = [output(0)]
-    errors: list[Exception] = [NotWrittenError("refused"), ConfigError("enough")]
+    errors: list[Exception] = [OutputNotWrittenError("refused"), ConfigError("enough")]
     seen: list[tuple[str, dict[int, Any]]] = []
 
     async def turn() -> None:

@@ -21,7 +21,7 @@ from liftpy.core.wire.batch import parse_batch
 from liftpy.errors import ConfigError, DataLossError, LiftError, LogTruncatedError, NotFoundError
 from liftpy.service import OutputConflictError, Role
 from liftpy.service.host import ServiceHost
-from liftpy.service.output_writer import Destination, Emitter, NotWrittenError, StreamReplacedError
+from liftpy.service.output_writer import Destination, Emitter, OutputNotWrittenError, StreamReplacedError
 from liftpy.service.record_feeder import Feeder
 from liftpy.service.settings import ServiceSettings
 
@@ -140,10 +140,10 @@ RIGHT = {"stream": "out", "partition": 0, "streamUid": "o1", "offset": 3, "recor
 
 @pytest.mark.parametrize(
     ("wrong", "error"),
-    [({}, None), ({"streamUid": ""}, None), ({"streamUid": "o2"}, NotWrittenError), ({"stream": "x"}, NotWrittenError),
-     ({"partition": 1}, NotWrittenError), ({"offset": 4}, OutputConflictError), ({"offset": 2}, OutputConflictError),
+    [({}, None), ({"streamUid": ""}, None), ({"streamUid": "o2"}, OutputNotWrittenError), ({"stream": "x"}, OutputNotWrittenError),
+     ({"partition": 1}, OutputNotWrittenError), ({"offset": 4}, OutputConflictError), ({"offset": 2}, OutputConflictError),
      ({"recordCount": 1}, OutputConflictError), ({"recordCount": 0}, OutputConflictError),
-     ({"ackError": client_pb2.Ack.INCORRECT_OFFSET}, NotWrittenError)],
+     ({"ackError": client_pb2.Ack.INCORRECT_OFFSET}, OutputNotWrittenError)],
 )  # fmt: skip
 async def test_an_output_is_written_where_its_own_stream_says_so(wrong: dict[str, Any], error: type[LiftError] | None) -> None:
     made, asked = emitter(client_pb2.Ack(**(RIGHT | wrong)))

@@ -375,7 +375,7 @@ async def test_a_query_nobody_waits_for_is_not_kept_and_one_of_nonsense_is_refus
         (
             "_INBOX.third",
             b"Too many queries wait on this node. Retry later, or query fewer at a time.",
-            {"Lift-Error": "QUERY_REFUSED", "Lift-Node": "n1"},
+            {"Lift-Error": "QUERY_REJECTED", "Lift-Node": "n1"},
         )
     ]
 
@@ -423,7 +423,7 @@ async def test_only_queries_that_still_wait_are_refused_when_nobody_says_how_far
     await server._place([first, second])
     assert asked == [(("orders", 3), 1.0, 0.5)]
     why = b"Cannot determine the committed offset: UNAVAILABLE: nobody leads. Retry later, or accept an older state (--at-least 0)."
-    assert bus.said == [("_INBOX.r1", why, {"Lift-Error": "QUERY_REFUSED", "Lift-Node": "n1"})]
+    assert bus.said == [("_INBOX.r1", why, {"Lift-Error": "QUERY_REJECTED", "Lift-Node": "n1"})]
     server._desk.take(third := Query(b"x", "_INBOX.r3", 0.0, position=1))
     await server._answer_ready()
     assert (server.waiting_count, bus.said[-1][:2]) == (0, ("_INBOX.r3", b"xx"))

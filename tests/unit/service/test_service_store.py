@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from liftpy.core.services.snapshot import Identity, Section, Snapshot
-from liftpy.errors import FolderLockedError, StorageError, UnknownFormatError
+from liftpy.errors import DataDirectoryLockedError, StorageError, UnknownFormatError
 from liftpy.service.snapshot_store import ServiceLock, SnapshotStore, _digest
 
 WHO = Identity("bank", "orders", "u7", 0)
@@ -38,7 +38,7 @@ def test_the_newest_is_found_again_by_the_next_process(tmp_path: Path) -> None:
 
 def test_a_service_over_a_partition_is_one_process(tmp_path: Path) -> None:
     first = ServiceLock(tmp_path, "bank", "orders", 0)
-    with pytest.raises(FolderLockedError):
+    with pytest.raises(DataDirectoryLockedError):
         ServiceLock(tmp_path, "bank", "orders", 0)
     ServiceLock(tmp_path, "bank", "orders", 1).close()
     first.close()

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from liftpy.core.services.bad_records import PoisonError, Unit
+from liftpy.core.services.bad_records import BadRecordError, Unit
 from liftpy.core.services.snapshot import decode
 from liftpy.core.services.versions import CodeVersions, VersionDecision, VersionError, decided_version, from_section
 from liftpy.core.wire._pb import service_pb2 as pb
@@ -149,7 +149,7 @@ def test_a_change_that_fails_is_poison_and_may_be_passed_over(monkeypatch: pytes
     monkeypatch.setattr(One, "on_version", fails)
     log = [record(0), says(1, 2), record(2)]
     machine = started(Two())
-    with pytest.raises(PoisonError, match="offset 1"):
+    with pytest.raises(BadRecordError, match="offset 1"):
         machine.apply(log)
     assert machine.failed
     again = started(Two())

@@ -353,7 +353,7 @@ def test_statistics_are_never_narrower_than_the_records() -> None:
 def test_what_spark_says_is_the_error_that_it_was() -> None:
     text = "Job aborted\nliftpy.spark.failures.SourceError: [DATA_LOSS] orders/0 is gone\n  at x.y(z)"
     assert (type(error_of(text)), str(error_of(text))) == (DataLossError, "orders/0 is gone")
-    assert isinstance(error_of("SourceError: [NOBODY_LISTENS] x"), UnavailableError)
+    assert isinstance(error_of("SourceError: [NO_RESPONDERS] x"), UnavailableError)
     other = error_of("SourceError: [DIVERGED_PRODUCER] x")
     assert (type(other), str(other), other.code) == (SourceError, "[DIVERGED_PRODUCER] x", "DIVERGED_PRODUCER")
     late = error_of("o66.load.\n: org.apache.spark.SparkException: Python worker failed to connect back.\n  at x")

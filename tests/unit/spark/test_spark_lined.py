@@ -10,7 +10,7 @@ import pytest
 from liftpy.core.wire.batch import build_batch
 from liftpy.errors import ConfigError, UnavailableError
 from liftpy.nats import blocking_connection as line_module
-from liftpy.nats.blocking_connection import LineClosedError
+from liftpy.nats.blocking_connection import ConnectionClosedError
 from liftpy.spark import fast_fetch, retrying_fetch
 from liftpy.spark.fast_fetch import read_range
 from liftpy.spark.process_connection import Link
@@ -147,9 +147,9 @@ async def test_a_line_answers_by_number_and_says_why_it_ended(access: Any, node:
     node.silent = {"n1"}  # it hears the request and never answers
     late = line.ask(f"{access.namespace}.orders.0.read.n1", b"")
     line.close()
-    with pytest.raises(LineClosedError):
+    with pytest.raises(ConnectionClosedError):
         late.result(10)
-    with pytest.raises(LineClosedError):
+    with pytest.raises(ConnectionClosedError):
         line.ask("liftpy.orders.0.read", b"").result(10)
     with pytest.raises((ConfigError, UnavailableError)):
         await line_module.open_line("nats://127.0.0.1:1", timeout_s=0.5)
