@@ -23,6 +23,7 @@ from liftpy.config import NS_PER_S
 from liftpy.core.metadata.controller import quorum_member
 from liftpy.core.metadata.controller.nodes import set_node
 from liftpy.core.metadata.controller.requests import REQUESTS
+from liftpy.core.metadata.feature_range import NO_LEVEL
 from liftpy.core.metadata.features import FEATURES, Feature, range_of
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.record_builder import Decision, RecordBuilder
@@ -163,6 +164,13 @@ class DivergedRun(Run):
         super()._work(member, chaos)
         draw = self.draws["turning images"]
         image = member.log.image
+        if image.feature_level == NO_LEVEL:  # somebody asks for a level before the group has one
+            if member.log.leads and draw.random() < 0.2:
+                request = pb.ControlRequest(
+                    setFeatureLevel=pb.SetFeatureLevel(level=NEXT.level), operationId=draw.randbytes(16)
+                )
+                Asking(self, "client", lambda call: call(), request, _TIMEOUT_NS, lambda _: None)
+            return
         everybody_is_well = not self.faults.emptied and set(self.up) == set(self.members) and self._all_agree()
         if chaos and self.now > self._turns_from and self._left and everybody_is_well and draw.random() < 0.02:
             self._left -= 1
