@@ -23,14 +23,15 @@ from liftpy.config import NS_PER_S
 from liftpy.core.metadata.controller import quorum_member
 from liftpy.core.metadata.controller.nodes import set_node
 from liftpy.core.metadata.controller.requests import REQUESTS
-from liftpy.core.metadata.features import FEATURES, Feature
+from liftpy.core.metadata.feature_range import NO_LEVEL
+from liftpy.core.metadata.features import FEATURES, Feature, range_of
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.record_builder import Decision, RecordBuilder
 from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import IncompatibleVersionError, StorageError
 from sidecar.quorum.diverged_folder import MARK, mark_diverged
-from tests.born import BOTH, NEXT, born_image
+from tests.born import BOTH, NEXT
 from tests.simulation.raft.asking import Asking
 from tests.simulation.raft.ghost import CheckedFsm, Ghost, Violation
 from tests.simulation.raft.group_simulation import CHAOS_S, Run
@@ -77,6 +78,7 @@ class MixedRun(Run):
     def __init__(self, seed: int, folder: Path) -> None:
         super().__init__(seed, folder)
         self.first_image = None
+        self.spoken_by_nodes = range_of(BOTH)
         self._ended: set[str] = set()
         """Whose old version has met the level: a person has installed the new one."""
         self._old_share = self.draws["made with versions"].choice((0.1, 0.3, 0.6))
@@ -143,7 +145,7 @@ class DivergedRun(Run):
 
     def __init__(self, seed: int, folder: Path) -> None:
         super().__init__(seed, folder)
-        self.first_image = born_image(times=self.config.session_times)
+        self.first_image = None
         self.ghost = LooseGhost()
         self.ghost.watch = self._decided
         self._left = 2
@@ -162,6 +164,13 @@ class DivergedRun(Run):
         super()._work(member, chaos)
         draw = self.draws["turning images"]
         image = member.log.image
+        if image.feature_level == NO_LEVEL:  # somebody asks for a level before the group has one
+            if member.log.leads and draw.random() < 0.2:
+                request = pb.ControlRequest(
+                    setFeatureLevel=pb.SetFeatureLevel(level=NEXT.level), operationId=draw.randbytes(16)
+                )
+                Asking(self, "client", lambda call: call(), request, _TIMEOUT_NS, lambda _: None)
+            return
         everybody_is_well = not self.faults.emptied and set(self.up) == set(self.members) and self._all_agree()
         if chaos and self.now > self._turns_from and self._left and everybody_is_well and draw.random() < 0.02:
             self._left -= 1

@@ -16,7 +16,6 @@ from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata import data_deletion, directory_identity
 from liftpy.core.metadata.data_deletion import Departures, question
-from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.feed import FeedSubscription
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.metadata.node_session import AnsweredHeartbeats, Granted, Registered, registered
@@ -91,7 +90,7 @@ class NodeProcess:
         self._failed = False
         self.lease = Lease(round(self._sim.config.lease_s * NS_PER_S))
         self._heartbeats = AnsweredHeartbeats()
-        self.subscription = FeedSubscription(node.node_id)
+        self.subscription = FeedSubscription(node.node_id, self._sim.spoken_by_nodes)
         self._departures = Departures(node.node_id)
         self._believed: int | None = None
         """A forged entry is in the image, which had been fetched anew so many times."""
@@ -110,7 +109,7 @@ class NodeProcess:
             nodeId=node.node_id, previousIncarnation=self._previous.incarnation, cleanStop=self._previous.clean_stop,
             flushedAlways=self._previous.flushed_always,
         )  # fmt: skip
-        SPOKEN.tell(register)
+        self._sim.spoken_by_nodes.tell(register)
         counted.tell(register)
         self._request = pb.ControlRequest(registerNode=register)
         self._follow()
@@ -179,7 +178,7 @@ class NodeProcess:
             return
         sent_ns = self._sim.now_ns()
         beat = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId=self.node.node_id, incarnation=self.incarnation))
-        SPOKEN.tell(beat.heartbeat)
+        self._sim.spoken_by_nodes.tell(beat.heartbeat)
         self._ask(beat, round(self._sim.config.session_s / 2 * NS_PER_S), partial(self._heard, sent_ns))
 
     def _heard(self, sent_ns: int, response: pb.ControlResponse) -> None:

@@ -6,7 +6,6 @@ import io
 import os
 import subprocess
 import sys
-import sysconfig
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +59,8 @@ def install(commit: str, folder: Path) -> Installed:
     python = environment / "bin" / "python"
     _run(*pip, "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)
     (site,) = environment.glob("lib/python*/site-packages")
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    dependencies = [path for path in sys.path if Path(path).name == "site-packages"]
+    (site / "dependencies.pth").write_text("".join(f"{path}\n" for path in dependencies))
     *imported, least, most = _run(python, "-P", "-c", _WHAT_IT_IS, cwd=folder).split()
     for where in map(Path, imported):
         if environment not in where.parents:
