@@ -111,8 +111,14 @@ class Figures:
             self.put(name, figure, self._bounded.of(name, value.lower().replace(" ", "_")))
 
 
-_HELD = ("journal_entries", "journal_bytes", "window_operations", "window_bytes", "compactions")
-"""Of what a controller keeps of the group's log; the file has a metric of its own."""
+_HELD = {
+    "journal_entries": "metadata_journal_entries",
+    "journal_bytes": "metadata_journal_memory_bytes",
+    "window_operations": "metadata_window_operations",
+    "window_bytes": "metadata_window_bytes",
+    "compactions": "metadata_compactions",
+}
+"""What a controller keeps of the metadata log -> its metric. The journal file has a metric of its own."""
 
 
 class NodeFigures:
@@ -201,7 +207,9 @@ class NodeFigures:
         found.put("audit_dropped_total", self._audit_dropped.of(group.counters.get(LOST, 0)))
         held = group.held
         found.put("metadata_journal_bytes", held.get("journal_file_bytes", 0))
-        found.each("metadata_held", ((name, held[name]) for name in _HELD if name in held))
+        for name, metric in _HELD.items():
+            if name in held:
+                found.put(metric, held[name])
         if group.is_controller:
             _cluster(found, reporter)
         else:

@@ -23,7 +23,9 @@ from sidecar.workers.workers import Workers
 
 OWN = frozenset({
     "build_info", "node_info", "feature_level", "feature_level_supported", "disk_free_bytes", "disk_size_bytes", "metadata_has_leader",
-    "metadata_is_leader", "metadata_commit_index", "metadata_applied_index", "metadata_journal_bytes", "metadata_held", "cluster_nodes",
+    "metadata_is_leader", "metadata_commit_index", "metadata_applied_index", "metadata_journal_bytes",
+    "metadata_journal_entries", "metadata_journal_memory_bytes", "metadata_window_operations", "metadata_window_bytes",
+    "metadata_compactions", "cluster_nodes",
     "cluster_streams", "cluster_partitions_offline", "cluster_partitions_electing", "cluster_elections_total",
     "cluster_folders_lost_total", "partition_budget", "metadata_divergence_total", "metadata_leader_changes_total",
     "metadata_late_ticks_total", "metadata_proposals_failed_total", "metadata_proposal_duration_seconds",
