@@ -26,7 +26,10 @@ from liftpy import __version__  # noqa: E402
 project = "liftpy"
 author = project_copyright = "The liftpy authors"
 release = version = __version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_click"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"]
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # or a field with a text of its own would be described twice
+autodoc_mock_imports = ["pyspark", "pandas", "matplotlib", "deltalake", "pyiceberg"]
 smartquotes = False  # it would make a dash of an option
 html_theme = "furo"
 html_static_path, html_css_files = ["_static"], ["site.css"]
@@ -92,23 +95,30 @@ def _name_what_is_missing(app: Sphinx, *_: Any) -> None:
 
 
 def _literal_examples(app: Sphinx, what: str, name: str, given: object, options: object, lines: list[str]) -> None:
-    """What is indented in a docstring, behind an empty line, is code."""
+    """Make code of a section ``Example:``, and of lines that are indented behind an empty line. It runs before napoleon."""
     made: list[str] = []
-    inside = False
+    inside = section = False
     for line in lines:
-        if line.startswith("    ") and not inside and not (made and made[-1]):
-            made += ["::", ""] if not any(made[-2:]) or not made[-2].endswith("::") else []
-            inside = True
-        elif line and not line.startswith(" "):
-            inside = False
-        made.append(line)
+        if line and not line.startswith(" "):
+            inside, section = False, line in SECTIONS
+        elif line.startswith("    ") and not inside:
+            if section and made and made[-1] == "Example:":
+                made += ["    .. code-block:: python", ""]
+                inside = True
+            elif not section and not (made and made[-1]):
+                made += ["::", ""]
+                inside = True
+        made.append(f"    {line}" if inside and section and line else line)
     lines[:] = made
+
+
+SECTIONS = ("Args:", "Attributes:", "Returns:", "Yields:", "Raises:", "Example:")
 
 
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.add_directive("from-code", FromCode)
     app.connect("builder-inited", _write_command_pages)
-    app.connect("autodoc-process-docstring", _literal_examples)
+    app.connect("autodoc-process-docstring", _literal_examples, priority=300)
     app.connect("source-read", _as_on_the_site)
     app.connect("env-updated", _name_what_is_missing)

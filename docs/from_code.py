@@ -1,7 +1,7 @@
-"""What the reference says, read from the code at each build: a table for each kind of thing that has a name.
+"""Tables of the reference, made from the code at each build: settings, errors, events, commands, formats.
 
-``{from-code} settings`` in a page stands for the table that ``TABLES["settings"]`` makes. A setting, an error or an event without a
-text is named in ``MISSING``, which fails the build and ``tests/docs``: its text belongs into the code, behind what it is about.
+``{from-code} settings`` in a page is replaced by the table that ``TABLES["settings"]`` makes. ``missing`` lists settings, errors and
+exit codes without a text. They fail the build and ``tests/docs``. Write the text in the code, below the name.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ import click
 
 import liftpy
 import sidecar
-from liftpy.config import ALTERABLE, ReplicationConfig, StreamConfig
-from liftpy.core.base.renamed import MODULES
-from liftpy.core.metadata.controller.cluster_events import KINDS, ClusterEvent
+from liftpy.config import ALTERABLE, REPLICATION_BOUNDS, STREAM_BOUNDS, ReplicationConfig, StreamConfig
+from liftpy.core.base import renamed
+from liftpy.core.metadata.controller.cluster_events import TEXTS, ClusterEvent
 from liftpy.core.metadata.features import FEATURES
 from liftpy.core.publish.acks import JETSTREAM_ERRORS
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire.envelope import MessageType
 from liftpy.errors import LiftError
 from liftpy.nats.credentials import Credentials
+from liftpy.spark.options import OPTIONS
+from liftpy.spark.sink_options import SINK_OPTIONS
 from sidecar.cli.main import COMMANDS
 from sidecar.cli.main import liftpy as command_line
 from sidecar.cli.stream_settings import SETTINGS as STREAM_SETTINGS
 from sidecar.cli.upgrade import DISK_FORMATS
 from sidecar.node.reload import LIVE
 from sidecar.runtime.logs import EVENTS
-from sidecar.runtime.settings import defaults
+from sidecar.runtime.settings import NodeSettings, defaults
 
 ROOT = Path(__file__).resolve().parent.parent
 FLAT = "credentials."
@@ -68,16 +70,6 @@ def _behind(module: Any, name: str) -> dict[str, str]:
     return found
 
 
-def _of_the_file() -> dict[str, str]:
-    """Setting of a node -> what the example of a file in ``sidecar/runtime/settings.py`` says of it."""
-    text = importlib.import_module("sidecar.runtime.settings").__doc__ or ""
-    said = {}
-    for name, comment in re.findall(r"^    (\w+) = .*?# (.*)$", text, re.MULTILINE):
-        words = re.sub(r"^(?:(?:LIFTPY_[A-Z_]+|--[a-z-]+)(?: \([^)]*\))?(?:, )?)+[:;]? ?", "", comment)
-        said[name] = words
-    return said
-
-
 def environment_name(setting: str) -> str:
     """The variable that sets it."""
     return "LIFTPY_" + setting.removeprefix(FLAT).replace(".", "_").upper()
@@ -85,32 +77,46 @@ def environment_name(setting: str) -> str:
 
 def setting_texts() -> dict[str, str]:
     """Dotted name of each setting of a node -> what it means; '' where the code does not say."""
-    texts = _of_the_file()
-    for section, cls in (("credentials", Credentials), ("replication", ReplicationConfig)):
+    texts = {}
+    for section, cls in (("", NodeSettings), ("credentials.", Credentials), ("replication.", ReplicationConfig)):
         said = _behind(inspect.getmodule(cls), cls.__name__)
-        texts |= {f"{section}.{name}": text for name, text in said.items()}
+        texts |= {f"{section}{name}": text for name, text in said.items()}
     return {name: _said(texts.get(name, "")) for name in defaults()}
 
 
+def _range(bounds: tuple[float, float] | None) -> str:
+    """Lowest and highest value as a reader writes them; '' for a setting that is no number."""
+    return "" if bounds is None else " to ".join(_number(value) for value in bounds)
+
+
+def _number(value: float) -> str:
+    exponent = int(value).bit_length() - 1
+    if exponent > 20 and value == 1 << exponent:
+        return f"2^{exponent}"
+    return f"{value:,.10g}" if value == int(value) else f"{value:g}"
+
+
 def settings() -> str:
-    """Of a node: file and environment in one cell, default, live or not, meaning."""
+    """Settings of a node: name and environment variable, default, range, whether it is live, meaning."""
     texts, given = setting_texts(), defaults()
     rows = []
     for name, value in given.items():
         shown = "" if value in ("", ()) else f"`{', '.join(value) if isinstance(value, tuple) else value}`"
-        rows.append((f"`{name}` `{environment_name(name)}`", shown, "live" if name in LIVE else "", texts[name]))
-    return _table(("setting, environment", "default", "live", "what it says"), rows)
+        bounds = _range(REPLICATION_BOUNDS.get(name.removeprefix("replication.")) if name.startswith("replication.") else None)
+        rows.append((f"`{name}` `{environment_name(name)}`", shown, bounds, "live" if name in LIVE else "", texts[name]))
+    return _table(("setting, environment", "default", "range", "live", "meaning"), rows)
 
 
 def stream_settings() -> str:
-    """Of a stream: option, key, default, alterable, meaning."""
+    """Settings of a stream: option, key in JSON, default, range, whether it can be changed, meaning."""
     default = StreamConfig()
     rows = []
     for one in STREAM_SETTINGS:
         value = getattr(default, one.field)
         shown = getattr(value, "value", value) if one.field != "codec" else value.name.lower()
-        rows.append((f"`{one.flag}`", f"`{one.key}`", f"`{shown}`", "yes" if one.field in ALTERABLE else "", one.help))
-    return _table(("option", "key in JSON", "default", "may be altered", "what it says"), rows)
+        bounds = _range(STREAM_BOUNDS.get(one.field))
+        rows.append((f"`{one.flag}`", f"`{one.key}`", f"`{shown}`", bounds, "yes" if one.field in ALTERABLE else "", one.help))
+    return _table(("option", "key in JSON", "default", "range", "can be changed", "meaning"), rows)
 
 
 def _modules() -> Iterator[Any]:
@@ -141,7 +147,7 @@ def errors() -> str:
         base = one.__mro__[1].__name__
         rows.append((f"`{one.code}`", f"`{one.__name__}`", f"`{base}`" if base != "Exception" else "",
                      "yes" if one.retryable else "", _said((one.__doc__ or "").partition("\n\n")[0])))  # fmt: skip
-    return _table(("code", "class", "is a", "retry", "what it says"), rows)
+    return _table(("code", "class", "base class", "retry", "meaning"), rows)
 
 
 def refusals() -> str:
@@ -164,8 +170,8 @@ def log_events() -> str:
 def cluster_events() -> str:
     """Their kinds, then their fields."""
     said = _behind(inspect.getmodule(ClusterEvent), "ClusterEvent")
-    kinds = ", ".join(f"`{kind}`" for kind in (*KINDS, "gap"))
-    return f"Kinds: {kinds}.\n\n" + _table(("field", "what it says"), [(f"`{n}`", _said(t)) for n, t in said.items()])
+    kinds = _table(("kind", "what happened"), ((f"`{kind}`", text) for kind, text in TEXTS.items()))
+    return f"{kinds}\n" + _table(("field", "meaning"), [(f"`{n}`", _said(t)) for n, t in said.items()])
 
 
 def _exit_codes() -> Iterator[tuple[int, str, str, str]]:
@@ -182,7 +188,7 @@ def _exit_codes() -> Iterator[tuple[int, str, str, str]]:
 def exit_codes() -> str:
     """Code, where, meaning."""
     rows = [(code, f"`{constant}`", f"`{name}`", text) for code, constant, name, text in _exit_codes()]
-    return _table(("code", "constant", "of", "what it says"), sorted(rows, key=lambda row: (row[0], row[2])))
+    return _table(("code", "constant", "module", "meaning"), sorted(rows, key=lambda row: (row[0], row[2])))
 
 
 def formats() -> str:
@@ -206,13 +212,45 @@ def message_types() -> str:
 
 def renamed_modules() -> str:
     """Modules by their old and new names."""
-    return _table(("until now", "from now on"), ((f"`{old}`", f"`{new}`") for old, new in sorted(MODULES.items())))
+    return _table(("until now", "from now on"), ((f"`{old}`", f"`{new}`") for old, new in sorted(renamed.MODULES.items())))
+
+
+def spark_options() -> str:
+    """Options of the format ``liftpy`` for reading."""
+    return _table(("option", "meaning"), ((f"`{name}`", text) for name, text in OPTIONS.items()))
+
+
+def spark_sink_options() -> str:
+    """Options of the format ``liftpy`` for writing."""
+    return _table(("option", "meaning"), ((f"`{name}`", text) for name, text in SINK_OPTIONS.items()))
+
+
+def renamed_settings() -> str:
+    """Settings by their old and new names."""
+    return _table(("until now", "from now on"), ((f"`{old}`", f"`{new}`") for old, new in sorted(renamed.SETTINGS.items())))
+
+
+def renamed_commands() -> str:
+    """Commands by their old and new names."""
+    return _table(
+        ("until now", "from now on"), ((f"`liftpy {old}`", f"`liftpy {new}`") for old, new in sorted(renamed.COMMANDS.items()))
+    )
+
+
+def renamed_options() -> str:
+    """Options by their old and new names."""
+    rows = (
+        (f"`liftpy {old.rpartition(' ')[0]}`", f"`{old.rpartition(' ')[2]}`", f"`{new}`")
+        for old, new in sorted(renamed.OPTIONS.items())
+    )
+    return _table(("command", "until now", "from now on"), rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
     "settings": settings, "stream-settings": stream_settings, "errors": errors, "refusals": refusals, "log-events": log_events,
     "cluster-events": cluster_events, "exit-codes": exit_codes, "formats": formats, "levels": levels, "message-types": message_types,
-    "renamed-modules": renamed_modules,
+    "renamed-modules": renamed_modules, "renamed-settings": renamed_settings, "renamed-commands": renamed_commands,
+    "renamed-options": renamed_options, "spark-options": spark_options, "spark-sink-options": spark_sink_options,
 }  # fmt: skip
 
 

@@ -1,6 +1,4 @@
-"""liftpy: durable, replicated, replayable streams on top of plain NATS.
-
-``liftpy`` decides (pure logic and the client library), ``sidecar`` does (the daemon). All that an application needs is here:
+"""liftpy: durable, replicated streams for plain NATS.
 
     import liftpy
 
@@ -8,8 +6,9 @@
         await client.create_stream("orders", "shop.orders", exist_ok=True)
         ack = await client.publish("orders", b"one", key=b"k")
 
-Scripts without asyncio: ``liftpy.client.sync``. Spark jobs use the format ``liftpy`` (``liftpy.spark``); nothing here imports pyspark
-on its own. Names are looked up when they are used: ``import liftpy`` alone loads nothing.
+Package ``liftpy`` is the client library and the pure logic. Package ``sidecar`` is the node. Scripts without asyncio
+use ``liftpy.client.sync``. Spark jobs use the format ``liftpy`` (``liftpy.spark``). ``import liftpy`` alone imports no
+submodule: names are loaded when they are used.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Configuration of streams and of replication: frozen, units in the names, validated as a whole, everything bounded.
+"""Settings of streams and of replication. All values have limits, and units are in the names.
 
-No environment and no files here: ``sidecar/runtime/settings.py`` is the one place that reads them.
+Only ``sidecar/runtime/settings.py`` reads environment variables and files.
 """
 
 from __future__ import annotations
@@ -13,34 +13,42 @@ from liftpy.errors import ConfigError
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
 MAX_QUOTA_TOKEN = 256
-"""Of a subject: by a token that stands farther back no quota is told apart."""
+"""Highest number of a subject token that can have its own quota."""
 
 
 class AckPolicy(Enum):
-    """When a publisher with a reply inbox is answered."""
+    """When a publish with a reply subject is acked."""
 
     NONE = "none"
+    """No ack."""
     LEADER = "leader"
+    """When the leader has flushed the record."""
     ALL = "all"
+    """When the record is committed."""
 
 
 class CommitPolicy(Enum):
-    """What commits a record: every in-sync replica, or a majority of the replica set."""
+    """Which replicas must have flushed a record before it is committed."""
 
     ISR = "isr"
+    """All in-sync replicas."""
     QUORUM = "quorum"
+    """A majority of the replicas."""
 
 
 class FlushMode(Enum):
-    """When appended bytes are made durable."""
+    """When appended records are flushed to disk."""
 
     ALWAYS = "always"
+    """Before they are committed. One flush serves many records."""
     INTERVAL = "interval"
+    """At a fixed interval."""
     NONE = "none"
+    """When the operating system writes them."""
 
 
 class Codec(Enum):
-    """Compression of a batch's body; the values are those of the attribute bits 0-2."""
+    """Compression of record batches. The values are bits 0-2 of the batch attributes."""
 
     NONE = 0
     LZ4 = 1
@@ -49,14 +57,29 @@ class Codec(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FlushPolicy:
-    """``always`` (group commit), ``interval:<ms>`` or ``none``."""
+    """When records are flushed to disk: ``always``, ``interval:<ms>`` or ``none``.
+
+    Args:
+        mode: Always, at an interval, or never. Default: always.
+        interval_s: Interval in seconds (0.001 to 60), for the mode ``interval``. Default 0.
+
+    Example:
+        policy = liftpy.FlushPolicy.parse("interval:100")
+    """
 
     mode: FlushMode = FlushMode.ALWAYS
     interval_s: float = 0.0
 
     @classmethod
     def parse(cls, text: str) -> FlushPolicy:
-        """From ``always``, ``none`` or ``interval:<ms>`` (1 to 60,000 ms); raise ConfigError otherwise."""
+        """Read a flush policy from its text.
+
+        Args:
+            text: ``always``, ``none`` or ``interval:<ms>`` with 1 to 60,000 ms.
+
+        Raises:
+            ConfigError: The text is none of these.
+        """
         if text in ("always", "none"):
             return cls(FlushMode(text))
         kind, _, milliseconds = text.partition(":")
@@ -90,7 +113,14 @@ _QUOTA_BOUNDS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefaultQuota:
-    """A cluster's, for its streams that have no quota of their own (``StreamConfig.with_default``); as the three of StreamConfig."""
+    """Quota of streams without a quota of their own.
+
+    Args:
+        records_per_s: Records per second and stream. Default 0: no limit.
+        bytes_per_s: Bytes per second and stream. Default 0: no limit.
+        by_token: Number of the subject token (from 1) whose values have separate quotas. Default 0: one quota per
+            stream.
+    """
 
     records_per_s: int = 0
     bytes_per_s: int = 0
@@ -101,12 +131,12 @@ class DefaultQuota:
 
     @property
     def has_rates(self) -> bool:
-        """Whether it bounds anything."""
+        """Whether it limits anything."""
         return self.records_per_s > 0 or self.bytes_per_s > 0
 
     @property
     def words(self) -> str:
-        """For people."""
+        """The quota as text."""
         said = [f"{self.records_per_s} records/s"] if self.records_per_s else []
         said += [f"{self.bytes_per_s} bytes/s"] if self.bytes_per_s else []
         if not said:
@@ -121,8 +151,14 @@ MIN_LEASE_MS = 50
 
 
 def check_session_times(session_ms: int, lease_ms: int) -> None:
-    """Raise ConfigError unless a metadata leader may end sessions and grant leases by them: a lease ends before the session does, so
-    that no node speaks for what was given to another one. The same for settings, at the door and when it is applied."""
+    """Raise ConfigError unless a cluster may use these session and lease times.
+
+    A lease must end before the session. Otherwise two nodes could serve the same partition.
+
+    Args:
+        session_ms: Session time in milliseconds.
+        lease_ms: Lease time in milliseconds.
+    """
     for name, value, least in (("session", session_ms, MIN_SESSION_MS), ("lease", lease_ms, MIN_LEASE_MS)):
         if not least <= value <= MAX_SESSION_MS:
             raise ConfigError(
@@ -137,16 +173,25 @@ def check_session_times(session_ms: int, lease_ms: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SessionTimes:
-    """By which nodes are fenced and may speak, in the whole cluster. Those before a change count until it is settled: until nothing
-    that was granted by them can still count."""
+    """Session and lease times of the whole cluster.
+
+    After a change, the previous times also count until no session and no lease of the previous times can exist.
+
+    Attributes:
+        session_ms: Session time in milliseconds.
+        lease_ms: Lease time in milliseconds.
+        session_before_ms: Previous session time. 0: the change is settled.
+        lease_before_ms: Previous lease time. 0: the change is settled.
+        change: Number of changes so far.
+    """
 
     session_ms: int
     lease_ms: int
     session_before_ms: int = 0
-    """0: settled."""
+    """Previous session time in milliseconds. 0: the change is settled."""
     lease_before_ms: int = 0
     change: int = 0
-    """Grows with each change."""
+    """Number of changes so far."""
 
     def __post_init__(self) -> None:
         check_session_times(self.session_ms, self.lease_ms)
@@ -155,30 +200,38 @@ class SessionTimes:
 
     @property
     def is_settled(self) -> bool:
-        """Whether those before count no more."""
+        """Whether the previous times no longer count."""
         return not (self.session_before_ms or self.lease_before_ms)
 
     @property
     def longest_session_ns(self) -> int:
-        """Of a session that may have begun by them, or by those before."""
+        """The longer one of the current and the previous session time, in nanoseconds."""
         return max(self.session_ms, self.session_before_ms) * NS_PER_MS
 
     @property
     def longest_lease_ns(self) -> int:
-        """That anybody may hold."""
+        """The longer one of the current and the previous lease time, in nanoseconds."""
         return max(self.lease_ms, self.lease_before_ms) * NS_PER_MS
 
     def changed(self, session_ms: int, lease_ms: int) -> SessionTimes:
-        """After a change; raise ConfigError where they can't be."""
+        """Return the times after a change.
+
+        Args:
+            session_ms: New session time in milliseconds.
+            lease_ms: New lease time in milliseconds.
+
+        Raises:
+            ConfigError: The times are not allowed.
+        """
         return SessionTimes(session_ms, lease_ms, self.session_ms, self.lease_ms, self.change + 1)
 
     def settled(self) -> SessionTimes:
-        """Once those before count no more."""
+        """Return the times without the previous ones."""
         return replace(self, session_before_ms=0, lease_before_ms=0)
 
     @property
     def words(self) -> str:
-        """For people."""
+        """The times as text."""
         said = f"session {self.session_ms / 1000:g} s, lease {self.lease_ms / 1000:g} s"
         if self.is_settled:
             return said
@@ -187,91 +240,144 @@ class SessionTimes:
         )
 
 
+_YEAR_S = 366 * 86_400.0
+STREAM_BOUNDS: dict[str, tuple[float, float]] = {
+    "min_isr": (0, 32),
+    "segment_bytes": (4096, 1 << 31),
+    "segment_age_s": (0, _YEAR_S),
+    "retention_age_s": (0, 100 * _YEAR_S),
+    "retention_bytes": (0, 1 << 62),
+    "retention_records": (0, 1 << 62),
+    "delete_retention_s": (0, 100 * _YEAR_S),
+    "dedup_window_s": (0, 86_400.0),
+    "max_message_bytes": (0, 1 << 31),
+    "min_isr_hold_timeout_s": (0, _YEAR_S),
+    "max_per_subject": (0, 1 << 31),
+    **{f"quota_{name}": bounds for name, bounds in _QUOTA_BOUNDS.items()},
+}
+"""Field of StreamConfig -> (lowest, highest) value."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConfig:
-    """Settings of one stream; those of ``ALTERABLE`` may change later. 0 means unlimited for every ``retention_*``.
+    """Settings of one stream. Those in ``ALTERABLE`` can be changed later with ``Client.alter_stream``.
 
-    ``min_isr`` 0 means the default: 2, or 1 when there is only one replica.
+    Args:
+        ack_policy: When a publish with a reply subject is acked. Default ALL: when the record is committed.
+        min_isr: In-sync replicas needed to commit a record (0 to 32). Default 0: 2, or 1 with one replica.
+        flush: When records are flushed to disk. Default: always, before the commit.
+        commit_policy: Which replicas must have flushed a record. Default ISR: all in-sync replicas.
+        segment_bytes: Size of a segment file (4096 to 2 GiB). Default 256 MiB.
+        segment_age_s: Age at which a new segment file begins, in seconds. Default 0: no limit.
+        retention_age_s: Delete records older than this, in seconds. Default 0: keep all.
+        retention_bytes: Delete the oldest records of a partition beyond this size, in bytes. Default 0: keep all.
+        retention_records: Delete the oldest records of a partition beyond this number. Default 0: keep all.
+        compaction: If True, keep only the newest record of each key. Default False.
+        delete_retention_s: Time until compaction deletes a tombstone, in seconds. Default 86,400 (one day).
+        codec: Compression of stored and replicated batches. Default NONE.
+        failover_standby: If True, followers also buffer published messages. A failover then loses none that were
+            published without an ack. Default False.
+        dedup_window_s: Time in which a message id is stored once, in seconds (0 to 86,400). Default 120. 0: message ids
+            are ignored.
+        read_only: If True, reject all publishes. Default False.
+        max_message_bytes: Maximum size of payload and headers of a record. Default 0: no limit of the stream.
+        optimistic_concurrency: If True, reject publishes without an expected offset. Default False.
+        min_isr_hold_timeout_s: Time to hold messages without ack while too few replicas are in sync, in seconds. Then they are
+            dropped and counted. Default 0: as long as there is room.
+        max_per_subject: Number of newest records to keep per subject. Default 0: keep all.
+        quota_records_per_s: Records per second over all partitions. Default 0: no limit.
+        quota_bytes_per_s: Bytes per second over all partitions. Default 0: no limit.
+        quota_by_token: Number of the subject token (from 1) whose values have separate quotas. Default 0: one quota.
+        quota_exempt: If True, the cluster's default quota does not apply. Default False.
+
+    Raises:
+        ConfigError: A value is out of range, or two settings exclude each other.
+
+    Example:
+        config = liftpy.StreamConfig(retention_age_s=7 * 86_400, codec=liftpy.Codec.ZSTD)
+        await client.create_stream("orders", "shop.orders", config=config)
     """
 
     ack_policy: AckPolicy = AckPolicy.ALL
+    """When a publish with a reply subject is acked."""
     min_isr: int = 0
+    """In-sync replicas needed to commit a record. 0: 2, or 1 with one replica."""
     flush: FlushPolicy = FlushPolicy()
+    """When records are flushed to disk."""
     commit_policy: CommitPolicy = CommitPolicy.ISR
+    """Which replicas must have flushed a record before it is committed."""
     segment_bytes: int = 256 * 1024 * 1024
+    """Size at which a new segment file begins, in bytes."""
     segment_age_s: float = 0.0
+    """Age at which a new segment file begins, in seconds. 0: no limit."""
     retention_age_s: float = 0.0
+    """Age at which records are deleted, in seconds. 0: never."""
     retention_bytes: int = 0
+    """Size of a partition beyond which the oldest records are deleted, in bytes. 0: no limit."""
     retention_records: int = 0
+    """Number of records in a partition beyond which the oldest are deleted. 0: no limit."""
     compaction: bool = False
+    """Whether only the newest record of each key is kept."""
     delete_retention_s: float = 86_400.0
+    """Time until compaction deletes a tombstone, in seconds."""
     codec: Codec = Codec.NONE
+    """Compression of stored and replicated batches."""
     failover_standby: bool = False
-    """Followers listen to the data subject too: nothing published is lost in a fail-over, and nobody is told that nobody is there
-    (``liftpy/core/publish/standby.py``). Of small records at full speed it costs about a fifth of the throughput and 40 % more
-    CPU: off by
-    default."""
+    """Whether followers also buffer published messages, so that a failover loses none. With small records at full speed it
+    costs about a fifth of the throughput and 40 % more CPU.
+    """
     dedup_window_s: float = 120.0
+    """Time in which a message id is stored once, in seconds of log time. 0: message ids are ignored."""
     read_only: bool = False
-    """What is published is refused; what is held or under way when that is said may still be stored."""
+    """Whether all publishes are rejected. Publishes in progress may still be stored."""
     max_message_bytes: int = 0
-    """Of payload and headers as they were sent, of each record where a batch was; 0: what a log takes."""
+    """Maximum size of payload and headers of one record, in bytes. 0: no limit of the stream."""
     optimistic_concurrency: bool = False
-    """Each publish names the offset that it expects; one that names none is refused."""
-    max_held_s: float = 0.0
-    """What nobody waits for is held so long at most while the ISR is too short to commit, then dropped and counted; 0: as long as there
-    is room."""
+    """Whether publishes without an expected offset are rejected."""
+    min_isr_hold_timeout_s: float = 0.0
+    """Time to hold messages without ack while too few replicas are in sync, in seconds. Then they are dropped and counted.
+    0: as long as there is room.
+    """
     max_per_subject: int = 0
-    """Of each subject the newest so many stay for sure; older ones go as compaction comes by. 0: all stay."""
+    """Number of newest records to keep per subject. Compaction deletes older ones later. 0: keep all."""
     quota_records_per_s: int = 0
-    """Of publishes, of the whole stream: each partition takes its share (``liftpy/core/publish/quota.py``). 0: as many as come."""
+    """Records per second over all partitions. Each partition gets an equal share. 0: no limit."""
     quota_bytes_per_s: int = 0
-    """The same in bytes, of payload and headers as they were sent."""
+    """Bytes per second over all partitions, payload and headers as sent. 0: no limit."""
     quota_by_token: int = 0
-    """The two hold for each value of this token of the subject, counted from 1; 0: for all that is published together."""
+    """Number of the subject token (from 1) whose values have separate quotas. 0: one quota for the stream."""
     quota_exempt: bool = False
-    """Where it has no quota of its own it has none: the cluster's default does not hold for it."""
+    """Whether the cluster's default quota does not apply to this stream."""
 
     def __post_init__(self) -> None:
-        year_s = 366 * 86_400.0
-        _bounded(
-            self,
-            {
-                "min_isr": (0, 32),
-                "segment_bytes": (4096, 1 << 31),
-                "segment_age_s": (0, year_s),
-                "retention_age_s": (0, 100 * year_s),
-                "retention_bytes": (0, 1 << 62),
-                "retention_records": (0, 1 << 62),
-                "delete_retention_s": (0, 100 * year_s),
-                "dedup_window_s": (0, 86_400.0),
-                "max_message_bytes": (0, 1 << 31),
-                "max_held_s": (0, year_s),
-                "max_per_subject": (0, 1 << 31),
-                **{f"quota_{name}": bounds for name, bounds in _QUOTA_BOUNDS.items()},
-            },
-        )
+        _bounded(self, STREAM_BOUNDS)
         if self.optimistic_concurrency and self.ack_policy is AckPolicy.NONE:
-            raise ConfigError("optimistic_concurrency needs acks. Set the ack policy leader or all (--ack).")
+            raise ConfigError("optimistic_concurrency needs acks. Set the ack policy leader or all (--ack-policy).")
 
     @property
     def is_cleaned(self) -> bool:
-        """Whether records of it go because of later ones: by key, or by subject."""
+        """Whether later records replace earlier ones, by key or by subject."""
         return self.compaction or self.max_per_subject > 0
 
     @property
     def has_quota(self) -> bool:
-        """Whether publishes beyond a rate are refused."""
+        """Whether the stream has a quota of its own."""
         return self.quota_records_per_s > 0 or self.quota_bytes_per_s > 0
 
     @property
     def takes_default_quota(self) -> bool:
-        """Whether a cluster's default quota holds for it, if there is one."""
+        """Whether the cluster's default quota applies, if there is one."""
         return not (self.has_quota or self.quota_exempt)
 
     def with_default(self, quota: DefaultQuota) -> StreamConfig:
-        """With the quota that holds where a cluster has that default. A stream's own rates stand alone; one that has none, and is not
-        exempt, takes all of the default, but for the token by which it tells publishers apart itself."""
+        """Return the settings with the quota that applies under a cluster default.
+
+        A stream with rates of its own keeps them. A stream that is exempt has no quota. Otherwise the default applies,
+        but the stream's own ``quota_by_token`` wins.
+
+        Args:
+            quota: Default quota of the cluster.
+        """
         if not (self.takes_default_quota and quota.has_rates):
             return self
         by_token = self.quota_by_token or quota.by_token
@@ -280,207 +386,203 @@ class StreamConfig:
 
     @property
     def needs_quotas(self) -> bool:
-        """Whether it holds what clusters without quotas don't know."""
+        """Whether a setting needs a cluster that supports quotas."""
         return any(getattr(self, name) for name in QUOTA_SETTINGS)
 
     @property
     def has_retention(self) -> bool:
-        """Whether its oldest records go, by age, bytes or count."""
+        """Whether retention deletes the oldest records, by age, size or number."""
         return bool(self.retention_age_s or self.retention_bytes or self.retention_records)
 
     def effective_min_isr(self, replica_count: int) -> int:
-        """``min_isr`` for a partition of ``replica_count`` replicas: 2 by default, never more than there are replicas."""
+        """Return the in-sync replicas needed for a partition: 2 by default, at most its number of replicas.
+
+        Args:
+            replica_count: Number of replicas of the partition.
+        """
         return min(self.min_isr or 2, replica_count)
 
 
-ALTERABLE_AT_FIRST = (
+QUOTA_SETTINGS = ("quota_records_per_s", "quota_bytes_per_s", "quota_by_token")
+ALTERABLE = (
     "read_only",
     "max_message_bytes",
     "optimistic_concurrency",
-    "max_held_s",
+    "min_isr_hold_timeout_s",
     "retention_age_s",
     "retention_bytes",
     "retention_records",
     "max_per_subject",
     "segment_bytes",
     "segment_age_s",
+    *QUOTA_SETTINGS,
+    "quota_exempt",
 )
-QUOTA_SETTINGS = ("quota_records_per_s", "quota_bytes_per_s", "quota_by_token")
-ALTERABLE = (*ALTERABLE_AT_FIRST, *QUOTA_SETTINGS, "quota_exempt")
-"""Settings that a stream may be given anew, while it is used; the first of them at any feature level (``features.alterable_at``)."""
+"""Settings that can be changed while the stream is in use."""
 REFUSED_BY = ("read_only", "max_message_bytes", "optimistic_concurrency")
-"""Those by which a leader refuses publishes."""
+"""Settings by which a leader rejects publishes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicationConfig:
-    """Time-outs and bounds of replication on one node; the defaults are the protocol's."""
+    """Timeouts and limits of replication on one node."""
 
-    heartbeat_s: float = 0.25
-    """How often a node tells the metadata leader that it is there."""
+    heartbeat_interval_s: float = 0.25
+    """Interval of a node's heartbeats to the metadata leader, in seconds."""
     session_s: float = 2.0
-    """A node that is not heard for so long is fenced: what it leads gets other leaders."""
+    """Time without a heartbeat after which a node is fenced and its partitions get new leaders, in seconds. Initial value
+    of a new cluster: `liftpy settings node-session` changes it later.
+    """
     lease_s: float = 0.9
-    """A leader that was killed is replaced when its lease is over. One that hears no answer to a heartbeat for so long holds its
-    acknowledgements back until it does, and is not replaced for it before ``session_s``."""
+    """Time that a leader may send acks without a heartbeat answer, in seconds. After a kill, the new leader waits for the
+    end of this lease. Initial value of a new cluster.
+    """
     max_leader_timeout_s: float = 2.0
-    """A follower that its leader does not answer for so long reports it; enough of them depose it."""
+    """Time without an answer of the leader after which a follower reports the leader, in seconds. Enough reports lead to
+    an election.
+    """
     max_lag_time_s: float = 5.0
-    """A follower that has not been at the leader's log end for so long leaves the ISR."""
+    """Time since a follower was last at the leader's log end, in seconds. After it, the follower leaves the ISR."""
     max_lag_records: int = 0
-    """The same by records that it is behind; 0: by time alone."""
-    probe_after: float = 0.3
-    """Seconds that followers may hold HW back in silence before the leader asks the bus whether they are there; 0: never."""
+    """Number of records that a follower may be behind before it leaves the ISR. 0: no limit, only time counts."""
+    follower_ping_delay_s: float = 0.3
+    """Time that silent followers may hold back commits before the leader asks NATS whether they are connected, in seconds.
+    0: never.
+    """
     max_idle_wait_s: float = 1.0
-    """A follower with nothing to fetch asks again after so long, if nobody wakes it before."""
-    quiet_rounds: int = 2
-    """Fetches in a row that bring no news, an idle wait apart, after which a follower's partition is quiet: it is asked for together
-    with others, or more seldom. With 1 a busy one would come and go with every record."""
+    """Interval of a follower's fetches while there are no new records, in seconds. A new record wakes the follower
+    earlier.
+    """
+    idle_polls_before_quiet: int = 2
+    """Number of fetches without new records after which a follower fetches the partition together with other idle ones."""
     fetch_timeout_s: float = 1.0
-    """After so long without an answer a fetch is asked again."""
+    """Time without an answer after which a follower sends a fetch again, in seconds."""
     fetch_backoff_min_s: float = 0.05
-    """Pause before a fetch that has failed is asked again; twice as long each time."""
+    """First pause after a failed fetch, in seconds. Each further failure doubles it."""
     fetch_backoff_max_s: float = 1.0
-    """The longest of these pauses."""
+    """Longest pause after failed fetches, in seconds."""
     candidate_timeout_s: float = 2.0
-    """A candidate that shows no progress for so long is passed over."""
+    """Time without progress after which an election skips a candidate, in seconds."""
     replication_max_bytes: int = 1024 * 1024 - 4096
-    """Of batches in one answer to a follower; never more than NATS's ``max_payload`` lets through."""
-    hw_checkpoint_s: float = 1.0
-    """How often the high watermark is written to the disk."""
+    """Maximum size of the batches in one answer to a follower, in bytes. The `max_payload` of NATS may lower it."""
+    hw_checkpoint_interval_s: float = 1.0
+    """Interval at which a replica writes its high watermark to disk, in seconds."""
     notice_interval_s: float = 1.0
-    """How often a leader tells followers that do not ask who leads."""
+    """Interval at which a leader announces itself to followers that do not fetch, in seconds."""
     ingest_buffer_bytes: int = 256 * 1024 * 1024
-    """Of publishes that a node has read and not stored: two million of 100 bytes, some seconds of what it stores. A server itself
-    holds 64 MiB for a connection, and cuts it then. Half of it may be held back for partitions that can't take what came."""
-    ingest_late_s: float = 1.0
-    """When something has waited unread for longer, publishes that somebody waits for are refused, before clients take silence for a
-    loss and send again; while that lasts already beyond an eighth of it. So they are while answers go out, and all of them later
-    than that (``liftpy/core/publish/queue_delay.py``)."""
+    """Maximum size of unstored publishes on a node, in bytes. Half of it may be held for partitions that cannot accept
+    records. NATS buffers 64 MiB per connection on its side, and closes the connection beyond that.
+    """
+    max_queue_delay_s: float = 1.0
+    """Queue delay beyond which the node rejects publishes that wait for an ack, in seconds. During an overload, the node
+    rejects from 1/8 of it until the delay is below 1/16.
+    """
     ingest_queue_bytes: int = 64 * 1024 * 1024
-    """The same for one partition."""
+    """Maximum size of unstored publishes per partition, in bytes."""
     ingest_queue_records: int = 262_144
-    """The same for one partition, in records."""
+    """Maximum number of unstored publishes per partition."""
     unreplicated_bytes: int = 128 * 1024 * 1024
-    """What a leader may have appended and not committed, of one partition; more is held back. It lies in the log, not in memory."""
+    """Maximum size of appended but uncommitted records per led partition, in bytes. Beyond it, the leader holds publishes
+    back.
+    """
     node_unreplicated_bytes: int = 512 * 1024 * 1024
-    """The same for all partitions that a node leads."""
-    dedup_bytes: int = 64 * 1024 * 1024
-    """Of memory for the message ids within a partition's window: some 350,000 of 36 bytes, 120,000 where each is a batch of its own.
-    A leader takes new ones up to seven eighths of it, and refuses more."""
-    producer_bytes: int = 32 * 1024 * 1024
-    """Of memory for the producers of a partition: some 20,000. Beyond it no new one is taken."""
+    """Maximum size of appended but uncommitted records over all partitions that a node leads, in bytes."""
+    partition_message_id_bytes: int = 64 * 1024 * 1024
+    """Memory for message ids per partition, in bytes. 64 MiB hold about 350,000 ids of 36 bytes. From 7/8 on, the leader
+    rejects publishes with new ids.
+    """
+    partition_producer_bytes: int = 32 * 1024 * 1024
+    """Memory for producers per partition, in bytes. 32 MiB hold about 20,000. Beyond it, the leader rejects new producers."""
     producer_expiry_s: float = 86_400.0
-    """A producer that has sent nothing for so long, of the log's time, is forgotten."""
-    subjects_bytes: int = 64 * 1024 * 1024
-    """Of memory for the last offset of each subject of a partition, where publishers expect last sequences of subjects: some 360,000
-    subjects of 40 bytes. With more, such publishes are refused."""
-    node_derived_bytes: int = 512 * 1024 * 1024
-    """Of memory for the message ids, producers and subjects of all partitions of a node. A leader takes new ones up to seven eighths
-    of it, and refuses more (``liftpy/core/publish/log_state_budget.py``)."""
-    state_checkpoint_s: float = 60.0
-    """How often what is derived from a log (message ids, producers, subjects) is written beside it, where the log has grown enough."""
+    """Time without a batch after which a producer is forgotten, in seconds of log time."""
+    partition_subject_index_bytes: int = 64 * 1024 * 1024
+    """Memory for the last offset of each subject per partition, in bytes. 64 MiB hold about 360,000 subjects of 40 bytes.
+    Beyond it, the leader rejects publishes that expect a last subject sequence.
+    """
+    node_dedup_state_bytes: int = 512 * 1024 * 1024
+    """Memory for message ids, producers and subjects over all partitions of a node, in bytes. From 7/8 on, leaders reject
+    new ones.
+    """
+    state_checkpoint_interval_s: float = 60.0
+    """Interval at which message ids, producers and subjects are saved to disk, in seconds. Shorter intervals make a
+    restart faster.
+    """
     state_checkpoint_bytes: int = 64 * 1024 * 1024
-    """When a log has grown by so much it is written before that; more where it is large."""
+    """Growth of a log after which this state is saved earlier, in bytes."""
     standby_bytes: int = 32 * 1024 * 1024
-    """Of memory for what a follower has heard of one partition with ``failover_standby``: some 90,000 messages of 100 bytes."""
+    """Memory for the standby buffer per partition with `failover_standby`, in bytes. 32 MiB hold about 90,000 messages of
+    100 bytes.
+    """
     node_standby_bytes: int = 128 * 1024 * 1024
-    """The same for all partitions of a node."""
+    """Memory for the standby buffers of all partitions of a node, in bytes."""
     standby_age_s: float = 10.0
-    """For so long it is kept at most; an election that takes longer loses what no leader has taken."""
+    """Time that a standby buffer keeps a message, in seconds. If an election takes longer, messages are lost."""
     batch_max_bytes: int = 512 * 1024
-    """Of one record batch that a leader makes of single messages; a larger message is a batch of its own."""
+    """Maximum size of a batch that a leader makes of single messages, in bytes. A larger message is a batch of its own."""
     batch_max_records: int = 4096
-    """The same in records."""
+    """Maximum number of records in a batch that a leader makes of single messages."""
     slow_flush_s: float = 0.2
-    """A flush of a log that takes less is never slow, however fast the other replicas are."""
+    """Duration below which a flush never counts as slow, in seconds."""
     slow_flush_factor: float = 8.0
-    """Times what the fastest other replica of the partition usually needs: from there on a flush is slow. 0: none ever is; then nobody
-    leaves an ISR, or makes way as leader, for a slow disk (``liftpy/core/replication/slow_disk.py``)."""
+    """Factor by which a flush must be slower than usual on the fastest other replica to count as slow. 0 turns the check
+    off.
+    """
     slow_flush_time_s: float = 5.0
-    """Spent in slow flushes, by two of them at least: then a follower leaves the ISR, if ``min.isr`` members and two stay, and a leader
-    hands over to a member that is fast."""
-    slow_flush_out_s: float = 20.0
-    """After its last slow flush such a follower may come back; twice as long each time, up to 16 times, if it is slow again soon."""
+    """Time in slow flushes, at least two, after which a follower leaves the ISR or a leader transfers its leadership, in
+    seconds.
+    """
+    slow_flush_isr_backoff_s: float = 20.0
+    """Time that a slow follower stays out of the ISR after its last slow flush, in seconds. It doubles up to 16 times if
+    the follower is soon slow again.
+    """
     hung_flush_s: float = 30.0
-    """A flush, or a stored HW, that takes so long does not end any more: the node says that it is not live."""
-    leader_rest_s: float = 120.0
-    """A leadership, but for a stream's first one, lasts at least so long before a leader makes way for its slow disk."""
+    """Duration of a flush after which the node reports itself as not live, in seconds."""
+    min_leadership_s: float = 120.0
+    """Time that a leader keeps its leadership before a slow disk may transfer it, in seconds. The first leader of a stream
+    is excepted.
+    """
     service_grace_s: float = 5.0
-    """A replicated service may be ill beside the leader for so long before the leadership goes to where it is well."""
-    service_ended_s: float = 86_400.0
-    """How long a node shows that a replicated service has ended which nobody has stopped, in status, health and metrics. A service that
-    comes back is shown no longer."""
-    service_hold_bytes: int = 1024 * 1024 * 1024
-    """What retention leaves in a log, beyond what it would, for services whose newest snapshot is older; 0: nothing."""
-    copy_bytes_per_second: int = 32 * 1024 * 1024
-    """How fast the learners of a node copy at most, all together; what partitions grow meanwhile does not count (``copying.py``). 0: as
-    fast as they can."""
-    copy_share: float = 0.2
-    """Of the time, that goes by with what they copy on its way, or in its flush; the rest is for others. The busier the machines, the
-    slower a copy; 1: it never yields."""
-    copy_least_bytes_per_second: int = 4 * 1024 * 1024
-    """So fast a copy stays, whatever its share; 0: as slow as it gets."""
-    copy_piece_bytes: int = 128 * 1024
-    """What a learner asks for at a time, beside what its partition grows by; a larger batch comes as a whole."""
-    preferred_leaders_every: float = 0.0
-    """Seconds between looks for partitions that could go back to their preferred leader; 0: only by command."""
+    """Time that a replicated service may be unhealthy on the leader's node before the leadership moves to a healthy one,
+    in seconds.
+    """
+    service_ended_retention_s: float = 86_400.0
+    """Time that status, health and metrics show a service that ended unexpectedly, in seconds."""
+    service_log_retention_bytes: int = 1024 * 1024 * 1024
+    """Size of old records that retention keeps for a service whose snapshot is older, in bytes. 0: none."""
+    copy_bytes_per_s: int = 32 * 1024 * 1024
+    """Maximum copy rate of all learners of a node, in bytes per second. New records do not count. 0: no limit."""
+    copy_duty_cycle: float = 0.2
+    """Fraction of time in which a learner may have a copy request in flight or in a flush. 1 turns this throttle off."""
+    copy_min_bytes_per_s: int = 4 * 1024 * 1024
+    """Minimum copy rate that `copy_duty_cycle` leaves, in bytes per second. 0: no minimum."""
+    copy_fetch_bytes: int = 128 * 1024
+    """Size of one copy request of a learner, in bytes. A larger batch is copied whole."""
+    preferred_leader_interval_s: float = 0.0
+    """Interval at which leaderships return to the preferred leaders, in seconds. 0: only by command."""
     replacement_grace_s: float = 300.0
-    """A node that has been down for so long has its replicas made anew on others; 0: never, unless it is drained. Counted by the
-    metadata leader, from when it saw it down: a new one begins anew."""
+    """Time that a node may be down before its replicas are created on other nodes, in seconds. 0: never, unless the node
+    is drained. A new metadata leader starts to count again.
+    """
     groups_partitions: int = 3
-    """Of the stream of consumer groups, when it is made; each has a coordinator, and a group is with one of them for good."""
+    """Number of partitions of the groups stream when it is created. Each has a coordinator. A group belongs to one of them
+    permanently.
+    """
     groups_replicas: int = 0
-    """Of each of them; 0: 3, or as many as there are nodes."""
+    """Replicas of each partition of the groups stream. 0: 3, or the number of nodes if there are fewer."""
     events_stream: bool = False
-    """The metadata leader keeps what happened in the cluster in the stream ``_liftpy-events``, not in memory alone; the same on all
-    controllers."""
-    copies_at_once: int = 64
-    """Replicas that are copied to other nodes at a time, in the whole cluster."""
-    copies_per_node: int = 8
-    """Of them into one node, and the same number from one node."""
+    """Whether the metadata leader also stores cluster events in the stream `_liftpy-events`. Use the same value on all
+    controllers.
+    """
+    max_copies: int = 64
+    """Maximum number of replicas that are copied at the same time in the cluster."""
+    max_copies_per_node: int = 8
+    """Maximum number of replicas that are copied to one node, and from one node, at the same time."""
 
     def __post_init__(self) -> None:
-        times = {f.name: (0.001, 3600.0) for f in fields(self) if f.name.endswith("_s")}
-        days = {"replacement_grace_s": (0, 30), "service_ended_s": (0, 30), "producer_expiry_s": (1 / 86_400, 365)}
-        _bounded(self, times | {name: (low * 86_400.0, high * 86_400.0) for name, (low, high) in days.items()})
-        _bounded(
-            self,
-            {
-                "groups_partitions": (1, 1000),
-                "groups_replicas": (0, 32),
-                "copies_at_once": (1, 10_000),
-                "copies_per_node": (1, 1000),
-                "max_lag_records": (0, 1 << 62),
-                "slow_flush_factor": (0, 1e6),
-                "probe_after": (0, 3600.0),
-                "quiet_rounds": (1, 1 << 20),
-                "replication_max_bytes": (4096, 64 << 20),
-                "ingest_buffer_bytes": (8192, 16 << 30),
-                "ingest_queue_bytes": (512, 4 << 30),
-                "unreplicated_bytes": (512, 4 << 30),
-                "node_unreplicated_bytes": (512, 16 << 30),
-                "ingest_queue_records": (16, 1 << 26),
-                "copy_bytes_per_second": (0, 64 << 30),
-                "copy_share": (0.001, 1.0),
-                "copy_least_bytes_per_second": (0, 64 << 30),
-                "copy_piece_bytes": (4096, 64 << 20),
-                "dedup_bytes": (4096, 16 << 30),
-                "producer_bytes": (4096, 16 << 30),
-                "subjects_bytes": (4096, 16 << 30),
-                "node_derived_bytes": (512, 64 << 30),
-                "state_checkpoint_s": (0.01, 86_400.0),
-                "state_checkpoint_bytes": (4096, 1 << 40),
-                "standby_bytes": (512, 4 << 30),
-                "node_standby_bytes": (512, 16 << 30),
-                "batch_max_bytes": (4096, 64 << 20),
-                "batch_max_records": (1, 65_536),
-                "preferred_leaders_every": (0, 86_400.0),
-            },
-        )
-        if not self.heartbeat_s < self.lease_s < self.session_s:
+        _bounded(self, REPLICATION_BOUNDS)
+        if not self.heartbeat_interval_s < self.lease_s < self.session_s:
             raise ConfigError(
-                "heartbeat_s < lease_s < session_s must hold, so that a leader stops before it is replaced. Change "
+                "heartbeat_interval_s < lease_s < session_s must hold, so that a leader stops before it is replaced. Change "
                 "these settings."
             )
         check_session_times(*self._session_ms)
@@ -501,5 +603,44 @@ class ReplicationConfig:
 
     @property
     def session_times(self) -> SessionTimes:
-        """What a cluster begins with whose metadata leader has these settings."""
+        """Session and lease times of a new cluster whose metadata leader has these settings."""
         return SessionTimes(*self._session_ms)
+
+
+_DAY_S = 86_400.0
+REPLICATION_BOUNDS: dict[str, tuple[float, float]] = {
+    **{f.name: (0.001, 3600.0) for f in fields(ReplicationConfig) if f.name.endswith("_s")},
+    "replacement_grace_s": (0, 30 * _DAY_S),
+    "service_ended_retention_s": (0, 30 * _DAY_S),
+    "producer_expiry_s": (1, 365 * _DAY_S),
+    "groups_partitions": (1, 1000),
+    "groups_replicas": (0, 32),
+    "max_copies": (1, 10_000),
+    "max_copies_per_node": (1, 1000),
+    "max_lag_records": (0, 1 << 62),
+    "slow_flush_factor": (0, 1e6),
+    "follower_ping_delay_s": (0, 3600.0),
+    "idle_polls_before_quiet": (1, 1 << 20),
+    "replication_max_bytes": (4096, 64 << 20),
+    "ingest_buffer_bytes": (8192, 16 << 30),
+    "ingest_queue_bytes": (512, 4 << 30),
+    "unreplicated_bytes": (512, 4 << 30),
+    "node_unreplicated_bytes": (512, 16 << 30),
+    "ingest_queue_records": (16, 1 << 26),
+    "copy_bytes_per_s": (0, 64 << 30),
+    "copy_duty_cycle": (0.001, 1.0),
+    "copy_min_bytes_per_s": (0, 64 << 30),
+    "copy_fetch_bytes": (4096, 64 << 20),
+    "partition_message_id_bytes": (4096, 16 << 30),
+    "partition_producer_bytes": (4096, 16 << 30),
+    "partition_subject_index_bytes": (4096, 16 << 30),
+    "node_dedup_state_bytes": (512, 64 << 30),
+    "state_checkpoint_interval_s": (0.01, 86_400.0),
+    "state_checkpoint_bytes": (4096, 1 << 40),
+    "standby_bytes": (512, 4 << 30),
+    "node_standby_bytes": (512, 16 << 30),
+    "batch_max_bytes": (4096, 64 << 20),
+    "batch_max_records": (1, 65_536),
+    "preferred_leader_interval_s": (0, 86_400.0),
+}
+"""Field of ReplicationConfig -> (lowest, highest) value."""

@@ -1,67 +1,82 @@
-"""The one tree of errors. Each says who is to blame, what to do, and whether to retry.
+"""All errors of liftpy. Each docstring says what happened and what to do.
 
-Foreign exceptions (OSError, nats.errors.*, protobuf's DecodeError) stop at the edge and become one of these.
-Expected conditions of the protocol are events, not exceptions.
+Errors of other libraries (OSError, nats.errors, protobuf) are converted into these classes. Expected conditions of the
+protocol are events, not exceptions.
 """
 
 from __future__ import annotations
 
 
 class LiftError(Exception):
-    """Base of every error of this project. ``retryable``: the same call may succeed later; ``code``: stable, for machines."""
+    """Base class of all liftpy errors.
+
+    Attributes:
+        retryable: True if the same call may succeed later.
+        code: Stable name of the error, for programs.
+    """
 
     retryable = False
     code = "LIFT_ERROR"
 
 
 class ConfigError(LiftError):
-    """A setting is wrong; the text names it and what is allowed. Blame: the operator."""
+    """A setting or an argument is wrong. The text names it and the allowed values."""
 
     code = "CONFIG"
 
 
 class InvalidNameError(ConfigError):
-    """A stream, node or subject name is not allowed. Blame: the caller."""
+    """The name of a stream, node or subject is not allowed. The text names the rule."""
 
     code = "INVALID_NAME"
 
 
 class WrongDataDirectoryError(ConfigError):
-    """A data folder is that of another node. Blame: the operator. Do: give each node its own."""
+    """The data directory belongs to another node. Give each node its own data directory."""
 
     code = "FOREIGN_FOLDER"
 
 
 class IncompatibleVersionError(LiftError):
-    """The cluster, or its data, is of a version that this one does not speak; it stops rather than guess. Blame: who started it. Do:
-    start the version that the text asks for."""
+    """The cluster or its data needs another version of liftpy. Start the version that the text names."""
 
     code = "UNSPOKEN"
 
 
 class ProtocolError(LiftError):
-    """Bytes from the network do not parse. Blame: the sender; counted and dropped, never raised past a handler."""
+    """Bytes from the network cannot be parsed. The receiver counts and drops them.
+
+    Attributes:
+        reason: Short reason for counters.
+    """
 
     code = "PROTOCOL"
     reason = "contents"
-    """In a word or two, for counters: one of few, whatever the bytes are."""
+    """Short reason for counters. One of a few fixed texts."""
 
 
 class StorageError(LiftError):
-    """The disk or the log refused. Blame: the machine."""
+    """The disk or the log failed. Check the disk of the machine."""
 
     code = "STORAGE"
 
 
 class CorruptionError(StorageError):
-    """Stored bytes are not what was written; the text names file and position."""
+    """Stored bytes differ from the bytes that were written. The text names the file and the position."""
 
     code = "CORRUPTION"
 
 
 class DamagedBatchError(CorruptionError):
-    """Batches that somebody sent are not what was written. Blame: the sender's disk or memory, or the way here. Do: ask again, or
-    another replica, and tell the sender. ``offset``: of the first that is wrong, -1: the first of all."""
+    """A received batch is damaged. Ask again, or ask another replica.
+
+    Attributes:
+        offset: Offset of the first damaged batch. -1: the first batch.
+
+    Args:
+        text: The error text.
+        offset: Offset of the first damaged batch. -1: the first batch.
+    """
 
     def __init__(self, text: str, offset: int) -> None:
         super().__init__(text)
@@ -69,53 +84,61 @@ class DamagedBatchError(CorruptionError):
 
 
 class MetadataDivergedError(StorageError):
-    """This controller's image is not that of the majority. It puts its folder aside and fetches a snapshot. Blame: a bug, or memory."""
+    """The metadata of this controller differs from the majority. The controller quarantines its data and fetches a
+    snapshot.
+    """
 
     code = "OTHER_IMAGE"
 
 
 class UnknownFormatError(StorageError):
-    """Data of another format version: refused, never rewritten [S11]. Do: start the version that wrote it."""
+    """Data on disk has a format that this version does not know. Start the version that wrote it."""
 
     code = "UNKNOWN_FORMAT"
 
 
 class NoSpaceError(StorageError):
-    """The disk is full. Publishers get a negative ack; the node steps down for the partition [S8]."""
+    """The disk is full. Publishers get a negative ack, and the node gives up the leadership of the partition."""
 
     code = "NO_SPACE"
     retryable = True
 
 
 class LogClosedError(StorageError):
-    """The log was closed, by request or by a final flush error [S4]."""
+    """The log is closed, on request or after a failed flush."""
 
     code = "LOG_CLOSED"
 
 
 class FolderLockedError(StorageError):
-    """Another process holds the data folder [S10]. Do: stop it, or choose another folder."""
+    """Another process uses the data directory. Stop it, or choose another directory."""
 
     code = "FOLDER_LOCKED"
 
 
 class OffsetOutOfRangeError(LiftError):
-    """The offset is below the log start (retention) or above the end. Do: choose one inside the bounds that the text gives."""
+    """The offset is below the log start or past the end. Choose an offset in the range that the text names."""
 
     code = "OFFSET_OUT_OF_RANGE"
 
 
 class DataLossError(LiftError):
-    """Records that were promised are gone; never raised for a short read, never hidden by one [R5]."""
+    """Records that must exist are gone. The text names them."""
 
     code = "DATA_LOSS"
 
 
 class LogTruncatedError(DataLossError):
-    """Records that were read as committed are not on the log any more: an unclean election lost them [R6].
+    """Records that you read as committed are gone, because an unclean election lost them.
 
-    ``end_offset`` (exclusive): at most up to here the log still is the one that was read. Do: undo what came from the records past
-    it if you can, and read on from there.
+    Undo their effects if you can, and continue to read at ``end_offset``.
+
+    Attributes:
+        end_offset: Exclusive. Below it, the log may still be the one that you read.
+
+    Args:
+        text: The error text.
+        end_offset: Exclusive. Below it, the log may still be the one that you read.
     """
 
     code = "LOG_TRUNCATED"
@@ -125,44 +148,61 @@ class LogTruncatedError(DataLossError):
         self.end_offset = end_offset
 
 
+class TombstonesMissedError(LiftError):
+    """Compaction dropped tombstones that this read had not reached, after it had read older records [R12].
+
+    Keys that were deleted would look alive. Do: read again from the start. If it happens again, read faster, or raise
+    ``delete_retention_s`` of the stream.
+    """
+
+    code = "TOMBSTONES_MISSED"
+
+
 class FencedError(LiftError):
-    """An older incarnation or epoch spoke. Blame: the speaker; it must learn the new state first."""
+    """The request came from an older incarnation or epoch of a node. The node must learn the new state first."""
 
     code = "FENCED"
 
 
 class UnavailableError(LiftError):
-    """Nobody could answer in time; nothing was done. Retry."""
+    """Nobody could answer in time. Nothing was done. Retry."""
 
     code = "UNAVAILABLE"
     retryable = True
 
 
 class TooFewNodesError(ConfigError):
-    """A change needs more live nodes than there are, or none has room. Do: start nodes, or ask for fewer replicas."""
+    """The change needs more live nodes, or no node has room. Start nodes, or ask for fewer replicas."""
 
     code = "TOO_FEW_NODES"
 
 
 class NoClusterError(UnavailableError):
-    """No node of the namespace answers at this NATS, and none ever has. Do: check namespace and NATS URL, or start the nodes."""
+    """No node of the namespace answers. Check the namespace and the NATS URL, or start the nodes."""
 
     code = "NO_CLUSTER"
     retryable = False
 
 
 class NoMajorityError(UnavailableError):
-    """So many controllers do not answer that nobody can lead the metadata group. Do: start them; the text names them."""
+    """Too few controllers answer, so the metadata group has no leader. Start the controllers that the text names."""
 
     code = "NO_MAJORITY"
     retryable = False
 
 
 class OutcomeUnknownError(LiftError):
-    """It may or may not have been done (a record may be stored and only its ack lost): look before you ask again.
+    """The request may or may not have been carried out. Check before you send it again.
 
-    Only who asks again under the same operation id may do so blindly, as this client does on its own until its time is up.
-    ``message_id``: of a publish that had one, '' else; sent again under it within the stream's window it is stored once.
+    A publish with a message id is safe to send again: within the stream's deduplication window it is stored once. The
+    client already retried the request until its timeout.
+
+    Attributes:
+        message_id: Message id of the publish. '': it had none.
+
+    Args:
+        text: The error text.
+        message_id: Message id of the publish. Default '': it had none.
     """
 
     code = "OUTCOME_UNKNOWN"
@@ -173,37 +213,48 @@ class OutcomeUnknownError(LiftError):
 
 
 class ClientClosedError(LiftError):
-    """The client, publisher or connection was closed by this application: a call after its end, or one that its end cut short."""
+    """The application closed the client, publisher or connection before or during this call."""
 
     code = "CLIENT_CLOSED"
 
 
 class NotAllowedError(LiftError):
-    """NATS does not let this user publish or subscribe there: nothing was done. Do: ask for the right, or use other credentials."""
+    """NATS denies this user to publish or subscribe. Grant the permission, or use other credentials.
+
+    Nothing was done.
+    """
 
     code = "NOT_ALLOWED"
 
 
 class StaleRequestError(LiftError):
-    """A compare-and-set failed: the state moved on. Look at it and decide anew."""
+    """The state has changed since the request was prepared. Read it again and decide again."""
 
     code = "STALE"
 
 
 class NotFoundError(LiftError):
-    """No such stream, partition or node."""
+    """The stream, partition, node, group or cursor does not exist."""
 
     code = "NOT_FOUND"
 
 
 class AlreadyExistsError(LiftError):
-    """The name is taken."""
+    """The name is already in use."""
 
     code = "EXISTS"
 
 
 class PublishRejectedError(LiftError):
-    """A negative ack: the message is not, and will never be, visible [A2]. ``reason`` is the name of the ack's error."""
+    """The leader rejected the message. It is not stored, and readers will never see it.
+
+    Attributes:
+        reason: Name of the ack's error, such as ``TOO_LARGE``.
+
+    Args:
+        text: The error text.
+        reason: Name of the ack's error.
+    """
 
     code = "PUBLISH_REJECTED"
 
@@ -213,6 +264,6 @@ class PublishRejectedError(LiftError):
 
 
 class InvariantError(LiftError):
-    """A named invariant does not hold: a bug in this project. The process stops rather than go on."""
+    """An invariant of the protocol is violated. This is a bug in liftpy. The process stops."""
 
     code = "INVARIANT"

@@ -216,6 +216,8 @@ def test_functions_are_short(path: Path) -> None:
     for node in ast.walk(TREES[path]):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             size = (node.end_lineno or node.lineno) - node.lineno + 1
+            if ast.get_docstring(node):  # a long one is no reason to split the code
+                size -= (node.body[0].end_lineno or 0) - node.body[0].lineno + 1
             if f"{_module(path)}.{node.name}" not in FUNCTION_SIZE_EXCEPTIONS:
                 assert size <= MAX_FUNCTION_LINES, f"{path}:{node.lineno} {node.name} has {size} lines"
 

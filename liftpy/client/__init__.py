@@ -1,4 +1,4 @@
-"""What applications import: connect, publish, consume, administer.
+"""The client library: connect, publish, consume, administer.
 
     async with liftpy.connect("nats://127.0.0.1:4222") as client:
         await client.create_stream("orders", "shop.orders")
@@ -6,8 +6,9 @@
         async for record in client.consume("orders", start="earliest", until="end"):
             print(record.offset, record.value)
 
-asyncio on nats-py; without asyncio: ``liftpy.client.sync``. Every error is a ``liftpy.errors.LiftError``; offsets are inclusive unless
-a name says ``end_offset`` or ``next_offset``; times are seconds (``_s``) or nanoseconds since 1970 (``_ns``).
+The library uses asyncio and nats-py. Scripts without asyncio use ``liftpy.client.sync``. Every error is a
+``liftpy.errors.LiftError``. Offsets are inclusive unless a name says ``end_offset`` or ``next_offset``. Times are
+seconds (``_s``) or nanoseconds since 1970 (``_ns``).
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ _NAMES = {
     "liftpy.client.queue": ("Job", "LeaseLostError", "Queue", "QueueOptions"),
     "liftpy.client.batch_view": ("BatchSlice",),
 }
-"""Module -> names that are looked up there, when they are used: a command that asks one question does not load what reads records."""
+"""Module -> names that it defines. A name is imported when it is used, so that short commands start fast."""
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
 

@@ -1,9 +1,7 @@
-"""Administration: streams through ``<ns>.control.admin``, the cluster's state through ``<ns>.info``.
+"""Administration requests: streams, placement, elections, controllers, quotas, session times.
 
-A change carries an operation id: it is repeated with the same id until it is answered or the deadline passes, and the
-metadata group applies an id once. So neither a lost answer nor a change of the metadata leader makes two streams of one.
-
-What a Client has to do with what holds for the whole cluster: its feature level, its default quota, its session times.
+Each change carries an operation id. ``Admin`` repeats a request with the same id until it is answered or the deadline
+passes. The metadata group applies each id once, so a lost answer never creates two streams.
 """
 
 from __future__ import annotations
@@ -20,9 +18,10 @@ from liftpy.client.retrying import retrying
 from liftpy.config import ALTERABLE, DefaultQuota, ReplicationConfig, SessionTimes, StreamConfig
 from liftpy.core.base.ids import check_data_subject, check_name, check_new_stream, check_uid
 from liftpy.core.base.partition import MoveReason, PartitionState, Pause
+from liftpy.core.base.renamed import SETTINGS
 from liftpy.core.metadata import codec
 from liftpy.core.metadata.batch_limits import MAX_BATCH_BYTES, SENT_TOGETHER
-from liftpy.core.metadata.codec import camel_case, config_to_pb, quota_from_pb, times_from_pb
+from liftpy.core.metadata.codec import config_to_pb, quota_from_pb, times_from_pb, wire_name
 from liftpy.core.metadata.describe import ClusterPages, StreamPages
 from liftpy.core.metadata.feature_range import FeatureLevels, said
 from liftpy.core.metadata.image import ClusterImage, NodeImage, StreamImage
@@ -87,8 +86,20 @@ _ERRORS: dict[int, type[LiftError]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Controller:
-    """One member of the metadata group. ``lag``: entries behind the leader's log end; ``learner``: it counts for nothing before it has
-    caught up; ``leaving``: it is to go; ``waits_for``: why the change that is under way does not go on, for people."""
+    """One controller: a member of the metadata group.
+
+    Attributes:
+        node_id: Id of its node.
+        leader: True if it is the metadata leader.
+        term: Its Raft term.
+        commit_index: Index of the last committed log entry that it knows.
+        applied_index: Index of the last log entry that it applied.
+        lag: Number of log entries that it is behind the leader.
+        connected: True if the answering controller is connected to it.
+        learner: True if it has no vote yet, because it still receives the log.
+        leaving: True if it is being removed.
+        waits_for: Why the current change of controllers does not proceed, as text. '': it does, or there is none.
+    """
 
     node_id: str
     leader: bool
@@ -104,18 +115,31 @@ class Controller:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """The metadata as its leader answered it. ``metadata_leader``: node id, empty when there is none."""
+    """The cluster metadata, as the metadata leader answered.
+
+    Attributes:
+        image: Nodes, streams and partitions.
+        metadata_leader: Id of the metadata leader, '' if there is none.
+        controllers: The members of the metadata group.
+    """
 
     image: ClusterImage
     metadata_leader: str
     controllers: tuple[Controller, ...]
 
     def streams(self) -> list[StreamImage]:
-        """All streams, by name."""
+        """Return all streams, sorted by name."""
         return [self.image.streams[name] for name in sorted(self.image.streams)]
 
     def stream(self, name: str) -> StreamImage:
-        """The stream of that name; raise NotFoundError."""
+        """Return the stream with this name.
+
+        Args:
+            name: Name of the stream.
+
+        Raises:
+            NotFoundError: No such stream.
+        """
         found = self.image.streams.get(name)
         if found is None:
             known = ", ".join(sorted(self.image.streams)[:10]) or "none"
@@ -125,13 +149,22 @@ class ClusterState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveWish:
-    """Where the replicas of one partition are to be."""
+    """A request to move the replicas of one partition.
+
+    Args:
+        stream: Name of the stream.
+        uid: Uid of the stream.
+        partition: Number of the partition.
+        replicas: Target nodes, preferred leader first. Default (): cancel a reassignment. A replica that already
+            finished its copy stays.
+        reason: Why it moves, for events and status. Default: an operator asked for it.
+    """
 
     stream: str
     uid: str
     partition: int
     replicas: tuple[str, ...] = ()
-    """Preferred leader first; (): they stay where they are, a swap that is beyond its copy is finished."""
+    """Target nodes, preferred leader first. (): cancel a reassignment. A replica that already finished its copy stays."""
     reason: MoveReason = MoveReason.BY_HAND
 
 
@@ -160,27 +193,29 @@ def _count(count: int, what: str) -> int:
 
 
 def check_min_isr(config: StreamConfig, replicas: int) -> None:
-    """Raise ConfigError where ``config`` wants more replicas in sync than the ``replicas`` of a partition."""
+    """Raise ConfigError if ``min_isr`` is greater than the number of replicas of a partition."""
     if config.min_isr > replicas:
         raise ConfigError(
             f"min_isr = {config.min_isr} (--min-isr) is more than the {replicas} replicas of a partition. "
-            "Increase the replicas (--replicas, --replication-factor) or decrease min_isr."
+            "Increase the replicas (--replicas) or decrease min_isr."
         )
 
 
 class _Majority:
-    """Notices, over several answers, that too few controllers are there."""
+    """Detects, over several answers, that the metadata group has no majority."""
 
     def __init__(self) -> None:
         self._missing_since_s: float | None = None
 
     @property
     def is_missed(self) -> bool:
-        """Whether too few were there when somebody answered last."""
+        """Whether the last answer showed too few controllers for a majority."""
         return self._missing_since_s is not None
 
     def said(self, cluster: cluster_pb2.ClusterDescription | None, now_s: float) -> None:
-        """A controller said ``cluster``; None: nobody did. Raises NoMajorityError once it is sure."""
+        """Take an answer of a controller, or None for no answer. Raise NoMajorityError after ``MAJORITY_S`` without a
+        majority.
+        """
         voters = [one for one in cluster.controllers if not one.learner] if cluster is not None else []
         missing = sorted(one.nodeId for one in voters if not one.connected)
         if len(voters) - len(missing) > len(voters) // 2 or not voters:
@@ -197,7 +232,19 @@ class _Majority:
 
 
 class Admin:
-    """Requests to the metadata group. ``deadline_s`` bounds every call, all its repetitions included."""
+    """Requests to the metadata group. ``Client`` has the same methods for applications.
+
+    Args:
+        transport: The NATS connection.
+        subjects: The subjects of the namespace.
+        deadline_s: Time limit of each call, retries included, in seconds. Default 15.
+
+    Example:
+        from liftpy.client.admin import Admin
+
+        admin = Admin(transport, subjects, deadline_s=5)
+        state = await admin.describe()
+    """
 
     def __init__(self, transport: Transport, subjects: Subjects, deadline_s: float = DEADLINE_S) -> None:
         self._transport = transport
@@ -208,7 +255,7 @@ class Admin:
         self._has_answered = False
         """Whether the namespace has controllers here: then no responders mean an outage, which is waited out."""
         self.internal = False
-        """Whether internal streams may be made, changed, cut and deleted: the cluster's own, whose names begin with ``_``."""
+        """Whether requests may create, change and delete internal streams (names that begin with ``_``)."""
 
     async def create_stream(
         self,
@@ -221,11 +268,31 @@ class Admin:
         placement: PlacementWish | None = None,
         first_leader_epoch: int = 0,
     ) -> StreamImage:
-        """Attach a new stream to ``subject``; ``replicas`` 0 means 3, or the number of live nodes if fewer.
+        """Create a stream for a NATS subject. Do not wait for its leaders.
 
-        Where there are too few nodes it is made and waits for them (``waiting``). Raises InvalidNameError, AlreadyExistsError,
-        ConfigError (also: no node has room), UnavailableError. ``first_leader_epoch``: the metadata group gives no LeaderEpoch
-        below this one from now on.
+        With too few nodes, the stream is created and waits for more nodes (``waiting`` is True).
+
+        Args:
+            name: Name of the stream.
+            subject: NATS subject whose messages the stream stores. Wildcards are allowed.
+            partitions: Number of partitions. Default 1.
+            replicas: Replicas per partition. Default 0: 3, or the number of live nodes if there are fewer.
+            config: Settings of the stream. Default None: ``StreamConfig()``.
+            placement: Placement policy, or an assignment by hand. Default None: the default policy.
+            first_leader_epoch: Lowest LeaderEpoch that the cluster uses from now on. Only a restore needs it. Default
+                0.
+
+        Returns:
+            The stream with its partitions.
+
+        Raises:
+            InvalidNameError: The name or the subject is not allowed.
+            AlreadyExistsError: The name is taken.
+            ConfigError: A setting is not allowed, or no node has room.
+            UnavailableError: The metadata group did not answer in time.
+
+        Example:
+            stream = await admin.create_stream("orders", "shop.orders", partitions=3)
         """
         create = self._create(name, subject, partitions, replicas, config, placement or PlacementWish())
         create.firstLeaderEpoch = first_leader_epoch
@@ -241,7 +308,24 @@ class Admin:
         config: StreamConfig | None = None,
         placement: PlacementWish | None = None,
     ) -> PlacementPlan:
-        """Where ``create_stream`` would place it; nothing is done. Raises the same."""
+        """Show where ``create_stream`` would place the replicas. Create nothing.
+
+        Args:
+            name: Name of the stream.
+            subject: NATS subject of the stream.
+            partitions: Number of partitions. Default 1.
+            replicas: Replicas per partition. Default 0: 3, or the number of live nodes if there are fewer.
+            config: Settings of the stream. Default None: ``StreamConfig()``.
+            placement: Placement policy, or an assignment by hand. Default None: the default policy.
+
+        Returns:
+            The planned replicas, and the load of each node.
+
+        Raises:
+            AlreadyExistsError: The name is taken.
+            ConfigError: A setting is not allowed, or no node has room.
+            UnavailableError: The metadata group did not answer in time.
+        """
         create = self._create(name, subject, partitions, replicas, config, placement or PlacementWish())
         create.dryRun = True
         return await self._plan(cluster_pb2.ControlRequest(createStream=create))
@@ -270,17 +354,46 @@ class Admin:
     async def add_partitions(
         self, name: str, partitions: int = 0, *, uid: str = "", placement: PlacementWish | None = None
     ) -> StreamImage:
-        """Give a stream so many partitions; those that it has stay where they are. 0: as many as an assignment makes.
+        """Add partitions to a stream. Do not wait for their leaders.
 
-        Raises NotFoundError, ConfigError (also: fewer than it has, not enough nodes), UnavailableError.
+        Existing partitions stay where they are.
+
+        Args:
+            name: Name of the stream.
+            partitions: New total number of partitions. Default 0: as many as the assignment in ``placement`` makes.
+            uid: Only if the stream has this uid. Default '': whatever stream has the name.
+            placement: Placement policy, or an assignment by hand. Default None: the policy of the stream.
+
+        Returns:
+            The stream with its new partitions.
+
+        Raises:
+            NotFoundError: No such stream.
+            ConfigError: Fewer partitions than before, or not enough nodes.
+            UnavailableError: The metadata group did not answer in time.
         """
         more = self._more(name, partitions, uid, placement or PlacementWish())
-        return await self._whole(await self._command(cluster_pb2.ControlRequest(addPartitions=more)))
+        return await self._whole(await self._with_live_nodes(cluster_pb2.ControlRequest(addPartitions=more)))
 
     async def plan_partitions(
         self, name: str, partitions: int = 0, *, uid: str = "", placement: PlacementWish | None = None
     ) -> PlacementPlan:
-        """Where ``add_partitions`` would place them; nothing is done. Raises the same."""
+        """Show where ``add_partitions`` would place new partitions. Add nothing.
+
+        Args:
+            name: Name of the stream.
+            partitions: New total number of partitions. Default 0: as many as the assignment in ``placement`` makes.
+            uid: Only if the stream has this uid. Default '': whatever stream has the name.
+            placement: Placement policy, or an assignment by hand. Default None: the policy of the stream.
+
+        Returns:
+            The planned replicas, and the load of each node.
+
+        Raises:
+            NotFoundError: No such stream.
+            ConfigError: Fewer partitions than before, or not enough nodes.
+            UnavailableError: The metadata group did not answer in time.
+        """
         more = self._more(name, partitions, uid, placement or PlacementWish())
         more.dryRun = True
         return await self._plan(cluster_pb2.ControlRequest(addPartitions=more))
@@ -319,8 +432,25 @@ class Admin:
     async def set_node(
         self, node_id: str, *, weight: float | None = None, rack: str | None = None, leaving: bool | None = None
     ) -> NodeImage:
-        """Say a node's weight or rack, whatever its settings say, for what is placed from now on; or that it is ``leaving``: it is
-        given nothing, and what it holds moves away. Raises NotFoundError, ConfigError."""
+        """Set the weight or rack of a node, or start to drain it.
+
+        The values replace the node's own settings for future placement. A node that is leaving receives no new
+        replicas, and its replicas move to other nodes.
+
+        Args:
+            node_id: Id of the node.
+            weight: Share of replicas compared with other nodes. Default None: no change.
+            rack: Name of the rack, '' for none. Default None: no change.
+            leaving: True drains the node, False stops draining. Default None: no change.
+
+        Returns:
+            The node after the change.
+
+        Raises:
+            NotFoundError: No such node.
+            ConfigError: A value is not allowed.
+            UnavailableError: The metadata group did not answer in time.
+        """
         check_name(node_id, "node")
         request = cluster_pb2.SetNode(nodeId=node_id)
         if weight is not None:
@@ -332,33 +462,77 @@ class Admin:
         return codec.node_from_pb((await self._command(cluster_pb2.ControlRequest(setNode=request))).node)
 
     async def reset_node(self, node_id: str, *, weight: bool = False, rack: bool = False) -> NodeImage:
-        """Take back what ``set_node`` said: the node's settings hold from its next start on. Raises NotFoundError."""
+        """Reset the weight or rack of a node to the value in its own settings.
+
+        The node's settings apply from its next start.
+
+        Args:
+            node_id: Id of the node.
+            weight: If True, reset the weight. Default False.
+            rack: If True, reset the rack. Default False.
+
+        Returns:
+            The node after the change.
+
+        Raises:
+            NotFoundError: No such node.
+            UnavailableError: The metadata group did not answer in time.
+        """
         check_name(node_id, "node")
         request = cluster_pb2.SetNode(nodeId=node_id, weightAsItSays=weight, rackAsItSays=rack)
         return codec.node_from_pb((await self._command(cluster_pb2.ControlRequest(setNode=request))).node)
 
     async def delete_stream(self, name: str, uid: str = "") -> None:
-        """Delete a stream and its records for good; with ``uid`` only that incarnation of it. Raises NotFoundError."""
+        """Delete a stream and all its records permanently.
+
+        Args:
+            name: Name of the stream.
+            uid: Only if the stream has this uid. Default '': whatever stream has the name.
+
+        Raises:
+            NotFoundError: No such stream, or another uid.
+            UnavailableError: The metadata group did not answer in time.
+        """
         check_name(name, "stream")
         request = cluster_pb2.ControlRequest()
         request.deleteStream.CopyFrom(cluster_pb2.DeleteStream(name=name, uid=check_uid(uid)))
         await self._command(request)
 
     async def remove_node(self, node_id: str) -> None:
-        """Forget a node that has stopped and holds no replica. Raises NotFoundError, ConfigError (the text says what is in the way).
+        """Remove a stopped node that holds no replicas from the cluster.
 
-        One that is started again registers again. A controller stays a member of the metadata group: ``change_controllers``.
+        If the node starts again, it registers again. A controller stays in the metadata group until you call
+        ``change_controllers``.
+
+        Args:
+            node_id: Id of the node.
+
+        Raises:
+            NotFoundError: No such node.
+            ConfigError: The node still runs or holds replicas.
+            UnavailableError: The metadata group did not answer in time.
         """
         check_name(node_id, "node")
         await self._command(cluster_pb2.ControlRequest(removeNode=cluster_pb2.RemoveNode(nodeId=node_id)))
 
     async def change_controllers(self, *, add: str = "", remove: str = "") -> str:
-        """Who forms the metadata group: one node more (``add``), one less (``remove``), or one in place of another (both).
+        """Add, remove or replace a controller of the metadata group.
 
-        Returns what is decided, for people. What is added is sent the log first, and counts once it has caught up; the change goes
-        on by itself, ``describe`` shows how far it is. Raises NotFoundError (no such node or controller), AlreadyExistsError (it is one
-        already, or another change is under way), ConfigError (no majority would live, the last one, too many; the text has the
-        numbers), UnavailableError.
+        A new controller first receives the log. It votes after it has caught up. The change continues in the
+        background. ``describe`` shows its progress.
+
+        Args:
+            add: Id of the node that becomes a controller. Default '': none.
+            remove: Id of the controller to remove. Default '': none. With ``add``, the new node replaces it.
+
+        Returns:
+            A sentence that says what was decided.
+
+        Raises:
+            NotFoundError: No such node or controller.
+            AlreadyExistsError: The node is a controller already, or another change is in progress.
+            ConfigError: The change would leave no live majority, or too many or no controllers.
+            UnavailableError: The metadata group did not answer in time.
         """
         for node_id in filter(None, (add, remove)):
             check_name(node_id, "node")
@@ -369,30 +543,69 @@ class Admin:
         return (await self._command(cluster_pb2.ControlRequest(changeControllers=change))).detail
 
     async def feature_levels(self, level: int = 0) -> FeatureLevels:
-        """The cluster's feature level, what each node speaks, and why ``level`` can't be set now (0: nothing is asked of it). Changes
-        nothing. Raises UnavailableError."""
+        """Return the feature level of the cluster and the levels that each node supports.
+
+        Args:
+            level: Also check whether this level can be finalized. Default 0: no check.
+
+        Returns:
+            The levels. ``reasons`` says why ``level`` cannot be finalized now.
+
+        Raises:
+            UnavailableError: The metadata group did not answer in time.
+        """
         request = cluster_pb2.SetFeatureLevel(level=level, dryRun=True)
         found = (await self._command(cluster_pb2.ControlRequest(setFeatureLevel=request))).levels
         spoken = {n.nodeId: said(n) if n.maxLevel else None for n in found.nodes}
         return FeatureLevels(found.level, spoken, {n.nodeId: n.version for n in found.nodes}, tuple(found.reasons))
 
     async def set_feature_level(self, level: int) -> str:
-        """Have decisions made by ``level``: finalize one that everybody speaks, or go back to the one before. Returns what was decided,
-        for people. Raises ConfigError (the text names who does not speak it), StaleRequestError (a node has registered meanwhile: ask
-        again), UnavailableError."""
+        """Finalize a feature level, or return to the previous one.
+
+        Args:
+            level: The level. All nodes must support it.
+
+        Returns:
+            A sentence that says what was decided.
+
+        Raises:
+            ConfigError: A node does not support the level. The text names it.
+            StaleRequestError: A node registered at the same time. Retry.
+            UnavailableError: The metadata group did not answer in time.
+        """
         request = cluster_pb2.SetFeatureLevel(level=level)
         return (await self._command(cluster_pb2.ControlRequest(setFeatureLevel=request))).detail
 
     async def default_quota(self) -> DefaultQuota:
-        """What the cluster's streams have that have no quota of their own. Raises UnavailableError."""
+        """Return the quota of streams that have no quota of their own.
+
+        Returns:
+            The default quota of the cluster. All rates are 0 if there is none.
+
+        Raises:
+            UnavailableError: The metadata group did not answer in time.
+        """
         asked = cluster_pb2.ControlRequest(describeCluster=cluster_pb2.DescribeCluster(maxBytes=1))
         return quota_from_pb((await self._read(asked)).cluster.image.defaultQuota)
 
     async def set_default_quota(
         self, *, records_per_s: int | None = None, bytes_per_s: int | None = None, by_token: int | None = None
     ) -> DefaultQuota:
-        """Set it; None: as it is, both rates 0: there is none. Returns what holds then. Raises ConfigError (out of its bounds, or the
-        cluster's feature level is below 4), UnavailableError."""
+        """Set the quota of streams that have no quota of their own.
+
+        Args:
+            records_per_s: Records per second and stream. Default None: no change. 0: no limit.
+            bytes_per_s: Bytes per second and stream. Default None: no change. 0: no limit.
+            by_token: Number of the subject token (from 1) whose values have separate quotas. Default None: no change.
+                0: one quota per stream.
+
+        Returns:
+            The default quota after the change.
+
+        Raises:
+            ConfigError: A value is out of range, or the feature level of the cluster is below 4.
+            UnavailableError: The metadata group did not answer in time.
+        """
         DefaultQuota(
             records_per_s=records_per_s or 0, bytes_per_s=bytes_per_s or 0, by_token=by_token or 0
         )  # within its bounds
@@ -403,15 +616,35 @@ class Admin:
         return quota_from_pb((await self._command(cluster_pb2.ControlRequest(setDefaultQuota=request))).defaultQuota)
 
     async def session_times(self) -> SessionTimes | None:
-        """By which nodes are fenced and may speak; None: as their own settings say, below level 5. Raises UnavailableError."""
+        """Return the session and lease times of the cluster.
+
+        Returns:
+                    The times. None in a new cluster, whose nodes use their own settings.
+
+        Raises:
+            UnavailableError: The metadata group did not answer in time.
+        """
         asked = cluster_pb2.ControlRequest(describeCluster=cluster_pb2.DescribeCluster(maxBytes=1))
         image = (await self._read(asked)).cluster.image
         return times_from_pb(image.sessionTimes) if image.HasField("sessionTimes") else None
 
     async def set_session_times(self, *, session_s: float | None = None, lease_s: float | None = None) -> SessionTimes:
-        """Change them, while nodes run; None: as it is. Returns what holds then: a further change waits until it is settled. Raises
-        ConfigError (they can't be, or the cluster's feature level is below 5), StaleEpochError (another change is not settled, or came
-        first), UnavailableError."""
+        """Change the session and lease times of the cluster while nodes run.
+
+        Args:
+            session_s: Time without a heartbeat after which a node is fenced, in seconds (0.1 to 3600). Default None: no
+                change.
+            lease_s: Time that a leader may serve without a heartbeat answer, in seconds (0.05 to 3600, below
+                ``session_s``). Default None: no change.
+
+        Returns:
+            The times after the change. A further change must wait until this one is settled.
+
+        Raises:
+            ConfigError: The times are not allowed.
+            StaleRequestError: Another change is not settled, or came first.
+            UnavailableError: The metadata group did not answer in time.
+        """
         held = await self.session_times() or ReplicationConfig().session_times
         request = cluster_pb2.SetSessionTimes(
             sessionMs=held.session_ms if session_s is None else _milliseconds(session_s),
@@ -423,12 +656,25 @@ class Admin:
     async def elect_leader(
         self, stream: StreamImage, partition: int, node_id: str = "", *, unclean: bool = False
     ) -> PartitionState:
-        """Move an Online partition to ``node_id`` ('': its preferred leader), or elect a leader of an Offline one.
+        """Move the leadership of a partition, or elect a leader of an Offline one.
 
-        ``unclean``: allows a replica that may lack committed records. Warning: these records are LOST permanently, also if they were
-        acknowledged. Only for an offline partition. Returns the
-        partition as it was decided: the candidate is not the leader yet. Raises NotFoundError, ConfigError (not possible as
-        things are; the text says why), StaleRequestError, UnavailableError.
+        WARNING: ``unclean=True`` may lose committed records. Use it only if no in-sync replica can come back.
+
+        Args:
+            stream: The stream, as ``stream`` returned it.
+            partition: Number of the partition.
+            node_id: Id of the new leader. Default '': the preferred leader.
+            unclean: If True, an Offline partition may get a leader that lacks committed records. These records are
+                lost. Default False.
+
+        Returns:
+            The partition after the decision. The new leader may not be active yet.
+
+        Raises:
+            NotFoundError: No such stream, partition or node.
+            ConfigError: The election is not possible now. The text says why.
+            StaleRequestError: The partition changed at the same time.
+            UnavailableError: The metadata group did not answer in time.
         """
         if node_id:
             check_name(node_id, "node")
@@ -439,9 +685,24 @@ class Admin:
         return codec.partition_from_pb((await self._command(request)).partition)
 
     async def reassign(self, stream: StreamImage, partition: int, replicas: Sequence[str] = ()) -> PartitionState:
-        """Say where the replicas of a partition are to be, preferred leader first; without ``replicas``: that they stay where they are,
-        a swap that is beyond its copy being finished. They get there one swap at a time. Returns the partition as it was decided.
-        Raises NotFoundError, ConfigError (an impossible wish), UnavailableError."""
+        """Move the replicas of one partition to other nodes.
+
+        Replicas move one at a time in the background. Each new replica copies the log before an old one is removed.
+
+        Args:
+            stream: The stream, as ``stream`` returned it.
+            partition: Number of the partition.
+            replicas: Target nodes, preferred leader first. Default (): cancel a reassignment. A replica that already
+                finished its copy stays.
+
+        Returns:
+            The partition with its targets. The move is not finished yet.
+
+        Raises:
+            NotFoundError: No such stream, partition or node.
+            ConfigError: The targets are not possible.
+            UnavailableError: The metadata group did not answer in time.
+        """
         for node_id in replicas:
             check_name(node_id, "node")
         wish = cluster_pb2.Reassign(
@@ -450,12 +711,44 @@ class Admin:
         return codec.partition_from_pb((await self._command(cluster_pb2.ControlRequest(reassign=wish))).partition)
 
     async def truncate_before(self, stream: StreamImage, partition: int, offset: int) -> PartitionState:
-        """Give up what lies below ``offset`` on every replica; see ``Client.truncate_before``, which knows how far that may be."""
+        """Delete the records below an offset on every replica.
+
+        This method does not check the offset. ``Client.truncate_before`` asks the leader first.
+
+        Args:
+            stream: The stream, as ``stream`` returned it.
+            partition: Number of the partition.
+            offset: First offset to keep. It must not be above the high watermark + 1.
+
+        Returns:
+            The partition after the change.
+
+        Raises:
+            NotFoundError: No such stream or partition.
+            UnavailableError: The metadata group did not answer in time.
+        """
         wish = cluster_pb2.TruncateBefore(stream=stream.name, uid=stream.uid, partition=partition, offset=offset)
         return codec.partition_from_pb((await self._command(cluster_pb2.ControlRequest(truncateBefore=wish))).partition)
 
     async def purge(self, stream: StreamImage, partition: int, wanted: Filter, end_offset: int) -> PartitionState:
-        """Give up what is ``wanted`` below ``end_offset`` on every replica; see ``Client.purge``, which knows how far that may be."""
+        """Delete the records that match a filter below an offset, on every replica.
+
+        This method does not check the offset. ``Client.purge`` asks the leader first.
+
+        Args:
+            stream: The stream, as ``stream`` returned it.
+            partition: Number of the partition.
+            wanted: Subjects and keys of the records to delete.
+            end_offset: Delete below this offset. It must not be above the high watermark + 1.
+
+        Returns:
+            The partition after the change.
+
+        Raises:
+            NotFoundError: No such stream or partition.
+            ConfigError: Too many purges in progress.
+            UnavailableError: The metadata group did not answer in time.
+        """
         wish = cluster_pb2.PurgeRecords(
             stream=stream.name,
             uid=stream.uid,
@@ -469,8 +762,24 @@ class Admin:
     async def pause(
         self, name: str, partitions: Iterable[int] | None, pause: Pause, *, uid: str = "", config_version: int | None = None
     ) -> StreamImage:
-        """Pause partitions, or resume them with NOT_PAUSED; see ``Client.pause``. ``config_version``: only if the stream's is that one,
-        else StaleRequestError."""
+        """Pause partitions, or resume them with ``Pause.NOT_PAUSED``.
+
+        Args:
+            name: Name of the stream.
+            partitions: Partition numbers. None: all partitions.
+            pause: When the partitions accept publishes again.
+            uid: Only if the stream has this uid. Default '': whatever stream has the name.
+            config_version: Only if the stream has this config version. Default None: any.
+
+        Returns:
+            The stream after the change.
+
+        Raises:
+            NotFoundError: No such stream or partition.
+            ConfigError: ``partitions`` is empty or not valid.
+            StaleRequestError: The stream has another config version.
+            UnavailableError: The metadata group did not answer in time.
+        """
         check_name(name, "stream")
         wish = cluster_pb2.PausePartitions(stream=name, uid=check_uid(uid), pause=codec.pause_to_pb(pause))
         if partitions is not None:
@@ -482,9 +791,19 @@ class Admin:
         return await self._whole(await self._command(cluster_pb2.ControlRequest(pausePartitions=wish)))
 
     async def reassign_all(self, wishes: Iterable[MoveWish]) -> list[str]:
-        """Say the same of many partitions, some of them at a time, so that the metadata group is never kept busy for long; where it
-        breaks off, what was said until then holds, and goes on by itself. Returns why single ones were refused.
-        Raises UnavailableError."""
+        """Move the replicas of many partitions to other nodes.
+
+        The requests are sent in batches. If the call fails, the requests that were accepted so far stay in effect.
+
+        Args:
+            wishes: One ``MoveWish`` per partition.
+
+        Returns:
+            One text for each rejected request: partition and reason.
+
+        Raises:
+            UnavailableError: The metadata group did not answer in time.
+        """
         refused: list[str] = []
         for asked in _batches(wishes):
             response = await self._command(_as_one([request for _, request in asked]))
@@ -511,14 +830,33 @@ class Admin:
         config_version: int | None = None,
         **settings: Any,
     ) -> StreamImage:
-        """Give every partition of a stream so many replicas (0: leave that), and the stream other ``settings``, by the names of
-        StreamConfig's fields (those of ``ALTERABLE``). Returns the stream as it is decided: with the targets of its partitions, which
-        get there one swap at a time; settings hold within the time in which nodes hear of it. ``dry_run``: nothing is done.
-        ``config_version``: only if the stream's is that one. Raises NotFoundError, ConfigError (not enough nodes, or a setting that
-        is wrong or fixed), StaleRequestError (another config_version), UnavailableError."""
+        """Change the settings or the number of replicas of a stream.
+
+        Settings take effect as soon as the nodes learn of them. New replicas are added, and surplus ones removed, one
+        at a time.
+
+        Args:
+            name: Name of the stream.
+            replication_factor: New number of replicas per partition. Default 0: no change.
+            uid: Only if the stream has this uid. Default '': whatever stream has the name.
+            dry_run: If True, only return the result and change nothing. Default False.
+            config_version: Only if the stream has this config version. Default None: any.
+            **settings: New values of StreamConfig fields. Allowed are the fields in ``liftpy.config.ALTERABLE``.
+
+        Returns:
+            The stream after the change.
+
+        Raises:
+            NotFoundError: No such stream.
+            ConfigError: Not enough nodes, or a setting is wrong or cannot be changed.
+            StaleRequestError: The stream has another config version.
+            UnavailableError: The metadata group did not answer in time.
+        """
         check_name(name, "stream")
         fixed = sorted(set(settings) - set(ALTERABLE))
         if fixed:
+            if fixed[0] in SETTINGS:
+                raise ConfigError(f"the setting {fixed[0]} is now called {SETTINGS[fixed[0]]}")
             raise ConfigError(
                 f"Cannot change {', '.join(fixed)} of an existing stream. You can change: {', '.join(ALTERABLE)}. For "
                 "the others, create a new stream."
@@ -528,23 +866,38 @@ class Admin:
         )
         if settings:
             wish.config.CopyFrom(config_to_pb(StreamConfig(**settings)))
-            wish.changed.extend(map(camel_case, sorted(settings)))
+            wish.changed.extend(map(wire_name, sorted(settings)))
         if config_version is not None:
             wish.configVersion = config_version
+        return await self._whole(await self._with_live_nodes(cluster_pb2.ControlRequest(alterStream=wish)))
+
+    async def _with_live_nodes(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
+        """As ``_command``, for a change that needs live nodes: it is asked for again while some are fenced. After an outage, nodes
+        come back within a session."""
         until_s = asyncio.get_running_loop().time() + min(_LIVE_S, self._deadline_s)
+        are_live = False
         while True:
             try:
-                return await self._whole(await self._command(cluster_pb2.ControlRequest(alterStream=wish)))
+                return await self._command(request)
             except TooFewNodesError:
-                if asyncio.get_running_loop().time() >= until_s:
+                if are_live or asyncio.get_running_loop().time() >= until_s:
                     raise
-                fenced = sorted(node.nodeId for node in await self._nodes() if node.fenced)
-                if not fenced:
-                    raise
-            await asyncio.sleep(_LIVE_AGAIN_S)  # after an outage nodes come back within a session
+                are_live = not any(node.fenced for node in await self._nodes())  # they may have come back since: a last time
+            await asyncio.sleep(0 if are_live else _LIVE_AGAIN_S)
 
     async def describe(self, *, linearizable: bool = False) -> ClusterState:
-        """Nodes, streams, metadata leader. ``linearizable``: as of now, behind a barrier; else as the leader last applied."""
+        """Return the nodes, the streams and the controllers of the cluster.
+
+        Args:
+            linearizable: If True, the answer contains every change that was committed before this call. Default False:
+                the state that the metadata leader last applied.
+
+        Returns:
+            The state of the cluster.
+
+        Raises:
+            UnavailableError: The metadata group did not answer in time.
+        """
         request = cluster_pb2.ControlRequest(linearizable=linearizable)
         pages = ClusterPages()
         while pages.request is not None:
@@ -569,21 +922,46 @@ class Admin:
         return ClusterState(codec.image_from_pb(cluster.image), cluster.metadataLeader, controllers)
 
     async def open_groups(self) -> StreamImage:
-        """The internal stream of consumer groups, made where it is not there; see ``Grouping.groups_stream``."""
+        """Return the internal stream of groups and queues. Create it if needed.
+
+        Returns:
+            The stream ``_groups``.
+
+        Raises:
+            UnavailableError: The metadata group did not answer in time.
+        """
         return await self._whole(await self._read(cluster_pb2.ControlRequest(openGroups=cluster_pb2.OpenGroups())))
 
     async def nodes_near(self, rack: str) -> tuple[set[str], set[str]]:
-        """The nodes of this host, and those of a rack ('': of none), without the rest of the cluster, about."""
+        """Return the nodes on this host, and the nodes of a rack.
+
+        Args:
+            rack: Name of the rack. '': no rack.
+
+        Returns:
+            The ids of the nodes on this host, and the ids of the nodes in the rack.
+
+        Raises:
+            UnavailableError: The metadata group did not answer in time.
+        """
         nodes, host = await self._nodes(), this_host()
         here = {node.nodeId for node in nodes if host and node.host == host}
         return here, {node.nodeId for node in nodes if rack and node.rack == rack}
 
     async def node_ids(self) -> list[str]:
-        """All registered nodes, by name."""
+        """Return the ids of all registered nodes, sorted.
+
+        Raises:
+            UnavailableError: The metadata group did not answer in time.
+        """
         return sorted(node.nodeId for node in await self._nodes())
 
     async def controller_ids(self) -> list[str]:
-        """Who forms the metadata group, its leader first."""
+        """Return the ids of all controllers, the metadata leader first.
+
+        Raises:
+            UnavailableError: No controller answered in time.
+        """
         asked = cluster_pb2.ControlRequest(describeCluster=cluster_pb2.DescribeCluster(maxBytes=1))
         cluster = (await self._read(asked)).cluster
         return sorted((one.nodeId for one in cluster.controllers), key=lambda node: (node != cluster.metadataLeader, node))
@@ -597,7 +975,19 @@ class Admin:
         return list(pages.cluster.image.nodes)
 
     async def stream(self, name: str, *, linearizable: bool = False) -> StreamImage:
-        """One stream, without the rest of the cluster; raises NotFoundError. ``linearizable``: as of ``describe``."""
+        """Return one stream with its partitions, replicas, ISR and leaders.
+
+        Args:
+            name: Name of the stream.
+            linearizable: If True, the answer contains every change that was committed before this call. Default False.
+
+        Returns:
+            The stream.
+
+        Raises:
+            NotFoundError: No such stream.
+            UnavailableError: The metadata group did not answer in time.
+        """
         request = cluster_pb2.ControlRequest(linearizable=linearizable, describeStream=cluster_pb2.DescribeStream(name=name))
         return await self._whole(await self._read(request))
 
@@ -667,15 +1057,21 @@ class Admin:
                 return response
         raise AssertionError("unreachable: the attempts end with a result or an error")
 
-    async def watch_majority(self) -> None:
-        """Return once a controller says that the metadata group has a leader and a majority, to be run beside a command.
+    async def watch_majority(self, *, is_patient: bool = True) -> None:
+        """Return when the metadata group has a leader and a majority. Run it beside a command.
 
-        Raises NoMajorityError where too few controllers are there: within two seconds, whatever the command waits for.
+        Args:
+            is_patient: If False, return at once if no controller answers. Default True: ask until one answers.
+
+        Raises:
+            NoMajorityError: Too few controllers answer. Raised within two seconds, whatever the command waits for.
         """
         majority, time = _Majority(), asyncio.get_running_loop().time
         while True:
             cluster = await self._controllers(_WHO_S)
             majority.said(cluster, time())
+            if cluster is None and not is_patient:
+                return
             if cluster is not None and cluster.metadataLeader and not majority.is_missed:
                 return
             await asyncio.sleep(MAJORITY_S / 5)
@@ -739,7 +1135,7 @@ _Asked = tuple[MoveWish, cluster_pb2.ControlRequest]
 
 
 def _batches(wishes: Iterable[MoveWish]) -> Iterator[list[_Asked]]:
-    """As they are sent together: few enough, and not too large."""
+    """Split requests into batches that are small enough for one metadata entry."""
     batch: list[_Asked] = []
     size_bytes = 0
     for wish in wishes:
@@ -769,7 +1165,7 @@ def _as_one(requests: list[cluster_pb2.ControlRequest]) -> cluster_pb2.ControlRe
 
 
 def control_error(response: cluster_pb2.ControlResponse) -> LiftError:
-    """The error that a negative answer of the metadata group stands for."""
+    """Return the error for a negative answer of the metadata group."""
     name = _Error.Name(response.error) if response.error in _Error.values() else str(response.error)
     kind = _ERRORS.get(response.error, LiftError)
     return kind(response.detail or f"the metadata group answered {name}")
@@ -780,32 +1176,103 @@ def _milliseconds(seconds: float) -> int:
 
 
 class FeatureLevelsMixin:
-    """Mixed into Client."""
+    """Methods of Client for cluster-wide settings: feature level, default quota, session times."""
 
     _admin: Admin
 
     async def feature_levels(self, level: int = 0) -> FeatureLevels:
-        """The cluster's feature level, and who speaks what; see ``Admin.feature_levels``."""
+        """Return the feature level of the cluster and the levels that each node supports.
+
+        Args:
+            level: Also check whether this level can be finalized. Default 0: no check.
+
+        Returns:
+            The levels. ``reasons`` says why ``level`` cannot be finalized now.
+
+        Raises:
+            UnavailableError: The metadata group did not answer in time.
+        """
         return await self._admin.feature_levels(level)
 
     async def set_feature_level(self, level: int) -> str:
-        """Finalize a feature level, or go back to the one before; see ``Admin.set_feature_level``."""
+        """Finalize a feature level, or return to the previous one.
+
+        Args:
+            level: The level. All nodes must support it.
+
+        Returns:
+            A sentence that says what was decided.
+
+        Raises:
+            ConfigError: A node does not support the level. The text names it.
+            StaleRequestError: A node registered at the same time. Retry.
+            UnavailableError: The metadata group did not answer in time.
+        """
         return await self._admin.set_feature_level(level)
 
     async def default_quota(self) -> DefaultQuota:
-        """Of streams without a quota of their own; see ``Admin.default_quota``."""
+        """Return the quota of streams that have no quota of their own.
+
+        Returns:
+            The default quota of the cluster. All rates are 0 if there is none.
+
+        Raises:
+            UnavailableError: The metadata group did not answer in time.
+        """
         return await self._admin.default_quota()
 
     async def set_default_quota(
         self, *, records_per_s: int | None = None, bytes_per_s: int | None = None, by_token: int | None = None
     ) -> DefaultQuota:
-        """Change it, while leaders run; see ``Admin.set_default_quota``."""
+        """Set the quota of streams that have no quota of their own.
+
+        Args:
+            records_per_s: Records per second and stream. Default None: no change. 0: no limit.
+            bytes_per_s: Bytes per second and stream. Default None: no change. 0: no limit.
+            by_token: Number of the subject token (from 1) whose values have separate quotas. Default None: no change.
+                0: one quota per stream.
+
+        Returns:
+            The default quota after the change.
+
+        Raises:
+            ConfigError: A value is out of range, or the feature level of the cluster is below 4.
+            UnavailableError: The metadata group did not answer in time.
+
+        Example:
+            await client.set_default_quota(records_per_s=10_000)
+        """
         return await self._admin.set_default_quota(records_per_s=records_per_s, bytes_per_s=bytes_per_s, by_token=by_token)
 
     async def session_times(self) -> SessionTimes | None:
-        """Of the whole cluster; see ``Admin.session_times``."""
+        """Return the session and lease times of the cluster.
+
+        Returns:
+            The times. None below feature level 5: then each node uses its own settings.
+
+        Raises:
+            UnavailableError: The metadata group did not answer in time.
+        """
         return await self._admin.session_times()
 
     async def set_session_times(self, *, session_s: float | None = None, lease_s: float | None = None) -> SessionTimes:
-        """Change them, while nodes run; see ``Admin.set_session_times``."""
+        """Change the session and lease times of the cluster while nodes run.
+
+        Args:
+            session_s: Time without a heartbeat after which a node is fenced, in seconds (0.1 to 3600). Default None: no
+                change.
+            lease_s: Time that a leader may serve without a heartbeat answer, in seconds (0.05 to 3600, below
+                ``session_s``). Default None: no change.
+
+        Returns:
+            The times after the change. A further change must wait until this one is settled.
+
+        Raises:
+            ConfigError: The times are not allowed, or the feature level of the cluster is below 5.
+            StaleRequestError: Another change is not settled, or came first.
+            UnavailableError: The metadata group did not answer in time.
+
+        Example:
+            await client.set_session_times(session_s=5.0, lease_s=2.0)
+        """
         return await self._admin.set_session_times(session_s=session_s, lease_s=lease_s)

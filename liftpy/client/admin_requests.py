@@ -1,9 +1,6 @@
-"""Asking: what is asked of the metadata group and of nodes, without what publishes and reads. For commands that ask once and end: a
-Client loads numpy and all that records need, which takes longer than the answer.
+"""Requests to nodes and controllers for commands that ask once and end.
 
-What nodes say of themselves, and controllers of the cluster, as a Client asks them.
-
-What nodes are asked, and answer of themselves: one JSON object.
+This module does not import NumPy and the record code, because importing them takes longer than the request.
 """
 
 from __future__ import annotations
@@ -28,13 +25,13 @@ if TYPE_CHECKING:
     from liftpy.client.admin import Admin
 
 RELOAD = b'{"reload": true}'
-"""Have a node read its settings again."""
+"""Request body: read the settings again."""
 SETTINGS = b'{"settings": true}'
-"""Have it say them."""
+"""Request body: return the settings."""
 
 
 def object_of(node_id: str, answer: bytes) -> dict[str, Any]:
-    """The object in ``answer``, which came from ``node_id``. Raises ProtocolError."""
+    """Return the JSON object in ``answer`` of node ``node_id``. Raises ProtocolError."""
     try:
         said = load_json(answer)
     except ValueError as error:
@@ -49,7 +46,7 @@ def object_of(node_id: str, answer: bytes) -> dict[str, Any]:
 
 
 async def whole_status(ask: Callable[[bytes], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-    """A node's report with all its partitions, which it gives page by page: ``ask`` has it answer a question and may raise."""
+    """Return the status of a node with all its partitions. ``ask`` requests one page."""
     status = page = await ask(envelope.encode(MessageType.STATUS_REQUEST, b""))
     while page.get("more") and page["partitions"]:
         last = page["partitions"][-1]
@@ -60,45 +57,128 @@ async def whole_status(ask: Callable[[bytes], Awaitable[dict[str, Any]]]) -> dic
 
 
 class NodeViews:
-    """What a Client has of it."""
+    """Methods of Client that ask single nodes and controllers."""
 
     _admin: Admin
     _subjects: Subjects
     _transport: Transport
 
     async def node_status(self, node_id: str, timeout_s: float = 2.0) -> dict[str, Any]:
-        """A node's own view of its partitions, as the node tells it. Raises UnavailableError when it does not answer."""
+        """Return the status of a node and all its partitions, as the node reports it.
+
+        Args:
+            node_id: Id of the node.
+            timeout_s: Time limit per page, in seconds. Default 2.
+
+        Raises:
+            UnavailableError: The node did not answer in time.
+
+        Example:
+            status = await client.node_status("n1")
+            print(len(status["partitions"]))
+        """
         return await whole_status(lambda question: self._status_page(node_id, question, timeout_s))
 
     async def node_health(self, node_id: str, timeout_s: float = 2.0) -> dict[str, Any]:
-        """What a node says of its ``health``, and why not under ``checks``; neither is there when its version is older."""
+        """Return the health of a node: ``health``, and the failed checks in ``checks``.
+
+        Args:
+            node_id: Id of the node.
+            timeout_s: Time limit, in seconds. Default 2.
+
+        Raises:
+            UnavailableError: The node did not answer in time.
+        """
         return await self._status_page(node_id, b'{"health": true}', timeout_s)
 
     async def node_glance(self, node_id: str, timeout_s: float = 2.0) -> NodeSummary | None:
-        """What a node says at a glance, in about 1 KiB; None where its version is older. Raises UnavailableError, ProtocolError."""
+        """Return a summary of a node, about 1 KiB. None if the node's version is too old.
+
+        Args:
+            node_id: Id of the node.
+            timeout_s: Time limit, in seconds. Default 2.
+
+        Raises:
+            UnavailableError: The node did not answer in time.
+            ProtocolError: The answer cannot be read.
+        """
         return glance_of((await self._status_page(node_id, ASKED, timeout_s)).get("glance"))
 
     async def ask_node(self, node_id: str, question: bytes, timeout_s: float = 2.0) -> dict[str, Any]:
-        """What a node answers to ``question`` (docs/operating.md, "The page"). Raises UnavailableError, ProtocolError."""
+        """Send a status request to a node and return its answer.
+
+        Args:
+            node_id: Id of the node.
+            question: The request, as JSON. The page on operating nodes lists the requests.
+            timeout_s: Time limit, in seconds. Default 2.
+
+        Raises:
+            UnavailableError: The node did not answer in time.
+            ProtocolError: The answer cannot be read.
+        """
         return await self._status_page(node_id, question, timeout_s)
 
     async def node_ids(self) -> list[str]:
-        """All registered nodes, by name, without the streams: cheap in a large cluster."""
+        """Return the ids of all registered nodes, sorted. Cheap in a large cluster.
+
+        Raises:
+            UnavailableError: The metadata group did not answer in time.
+        """
         return await self._admin.node_ids()
 
     async def watch_majority(self) -> None:
-        """Return once the metadata group is known to have a majority; raises NoMajorityError where it has none."""
+        """Return when the metadata group has a majority.
+
+        Raises:
+            NoMajorityError: Too few controllers answer.
+        """
         await self._admin.watch_majority()
 
+    async def check_majority(self) -> None:
+        """Return when the metadata group has a majority, or at once if no controller answers.
+
+        Raises:
+            NoMajorityError: Too few controllers answer.
+        """
+        await self._admin.watch_majority(is_patient=False)
+
     async def node_log_level(self, node_id: str, level: str, for_s: float, timeout_s: float = 2.0) -> dict[str, Any]:
-        """Have a node log from ``level`` on for ``for_s``; needs an operator's rights. The answer may have an ``error``."""
+        """Set the log level of a node for a limited time. Needs operator permissions.
+
+        Args:
+            node_id: Id of the node.
+            level: Log level, such as ``debug``.
+            for_s: Duration, in seconds.
+            timeout_s: Time limit of the request, in seconds. Default 2.
+
+        Returns:
+            The answer of the node. It has ``error`` if the node rejected the request.
+
+        Raises:
+            UnavailableError: The node did not answer in time.
+            NotAllowedError: This user has no operator permissions.
+
+        Example:
+            await client.node_log_level("n1", "debug", for_s=60)
+        """
         question = json.dumps({"level": level, "for_s": for_s}).encode()
         return object_of(node_id, await self._transport.request(self._subjects.control_level(node_id), question, timeout_s))
 
     async def node_settings(self, node_id: str, timeout_s: float = 2.0) -> list[dict[str, Any]]:
-        """A row for each setting of a node: ``name``, ``value``, ``read`` where the file says another one that waits for a restart,
-        ``source`` (default, file, env, flag; cluster: the metadata image), ``default``, ``applies`` (live, restart; cluster: by a
-        command to the cluster); no secrets. Raises UnavailableError, ProtocolError."""
+        """Return all settings of a node, without secrets.
+
+        Each row has ``name``, ``value``, ``default``, ``source`` and ``applies``. ``source`` is default, file, env,
+        flag or cluster. ``applies`` is live, restart or cluster (changed by a command). ``read`` is a new value in the
+        file that needs a restart.
+
+        Args:
+            node_id: Id of the node.
+            timeout_s: Time limit, in seconds. Default 2.
+
+        Raises:
+            UnavailableError: The node did not answer in time.
+            ProtocolError: The node's version is too old, or the node is still starting.
+        """
         said = (await self._status_page(node_id, SETTINGS, timeout_s)).get("settings")
         if not isinstance(said, list):
             raise ProtocolError(
@@ -108,21 +188,66 @@ class NodeViews:
         return said
 
     async def reload_settings(self, node_id: str, timeout_s: float = 5.0) -> dict[str, Any]:
-        """Have a node read its settings again; needs an operator's rights. ``applied`` and ``wait``: names of what is live now, and of
-        what waits for a restart; or ``error``, and nothing has changed. Raises UnavailableError, ProtocolError."""
+        """Make a node read its settings again. Needs operator permissions.
+
+        Args:
+            node_id: Id of the node.
+            timeout_s: Time limit, in seconds. Default 5.
+
+        Returns:
+            ``applied``: names of settings that changed. ``wait``: names that need a restart. Or ``error``: nothing
+            changed.
+
+        Raises:
+            UnavailableError: The node did not answer in time.
+            ProtocolError: The answer cannot be read.
+        """
         subject = self._subjects.control_settings(check_name(node_id, "node"))
         return object_of(node_id, await self._transport.request(subject, RELOAD, timeout_s))
 
+    async def remove_data(self, node_id: str, directories: list[str], timeout_s: float = 30.0) -> dict[str, Any]:
+        """Have a node remove directories of streams that the cluster does not know; needs an operator's rights.
+
+        Args:
+            directories: ``<stream>-<uid>``, as ``node_health`` names them under ``unknown_streams``.
+
+        Returns:
+            ``removed`` and ``bytes``, or ``error``: then nothing was removed.
+
+        Raises:
+            UnavailableError, ProtocolError.
+        """
+        subject = self._subjects.control_settings(check_name(node_id, "node"))
+        question = json.dumps({"remove_data": directories}).encode()
+        return object_of(node_id, await self._transport.request(subject, question, timeout_s))
+
     async def controller_ids(self) -> list[str]:
-        """Who forms the metadata group, its leader first where it has one; any controller says it. Raises UnavailableError."""
+        """Return the ids of all controllers, the metadata leader first. Any controller answers.
+
+        Raises:
+            UnavailableError: No controller answered in time.
+        """
         return await self._admin.controller_ids()
 
     async def cluster_events(
         self, controller: str, after: tuple[int, int], since_ns: int = 0, timeout_s: float = 2.0
     ) -> dict[str, Any]:
-        """What happened in the cluster, as that controller knows: ``events`` behind the place ``after`` (index, number), not
-        before ``since_ns`` (wall clock), the oldest first; ``more`` where there are others; ``begins`` and ``begins_ns``: up to that
-        index, and time, it does not know all. Needs an operator's rights. Raises UnavailableError, ProtocolError."""
+        """Return cluster events that a controller knows, oldest first. Needs operator permissions.
+
+        Args:
+            controller: Id of the controller.
+            after: Only events after this place (index, number).
+            since_ns: Only events since this wall-clock time, in nanoseconds. Default 0: all.
+            timeout_s: Time limit, in seconds. Default 2.
+
+        Returns:
+            ``events``, and ``more`` if there are others. The controller does not know all events before ``begins``
+            (index) and ``begins_ns`` (time).
+
+        Raises:
+            UnavailableError: The controller did not answer in time.
+            ProtocolError: The answer cannot be read.
+        """
         subject = self._subjects.control_events(check_name(controller, "node"))
         question = json.dumps({"after": list(after), "since_ns": since_ns}).encode()
         return object_of(controller, await self._transport.request(subject, question, timeout_s))
@@ -133,7 +258,7 @@ class NodeViews:
 
 
 class Inquirer(NodeViews):
-    """What is asked of the metadata group is loaded when it is asked: a node tells of itself without any of it."""
+    """Asks nodes and, on demand, the metadata group. It imports ``Admin`` only when it needs it."""
 
     def __init__(self, transport: Transport, subjects: Subjects) -> None:
         self._transport, self._subjects = transport, subjects
@@ -146,7 +271,7 @@ class Inquirer(NodeViews):
 
     @property
     def admin(self) -> Admin:
-        """What is asked of the metadata group."""
+        """Requests to the metadata group."""
         return self._admin
 
 
@@ -154,7 +279,10 @@ class Inquirer(NodeViews):
 async def asking(
     servers: str | Sequence[str], namespace: str, *, credentials: Credentials, name: str, timeout_s: float
 ) -> AsyncIterator[Inquirer]:
-    """Connect as ``connect`` does, and close at the end. Raises UnavailableError, NotAllowedError, ConfigError."""
+    """Connect, yield an Inquirer, and close the connection at the end.
+
+    Raises UnavailableError, NotAllowedError or ConfigError.
+    """
     connection = await open_connection(servers, credentials=credentials, name=name, timeout_s=timeout_s)
     transport = Transport(connection)
     try:

@@ -1,4 +1,4 @@
-"""What opens something that is to be closed: ``await`` gives it, ``async with`` gives it and closes it."""
+"""``Opening``: a call that you can ``await``, or use with ``async with`` to also close the result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _T = TypeVar("_T", bound=AbstractAsyncContextManager[Any])
 
 
 class Opening(Coroutine[Any, Any, _T], Generic[_T]):
-    """A coroutine that is an asynchronous context manager as well; one or the other, once."""
+    """A coroutine that is also an asynchronous context manager. Use it once."""
 
     def __init__(self, opening: Coroutine[Any, Any, _T]) -> None:
         self._opening = opening
@@ -21,15 +21,15 @@ class Opening(Coroutine[Any, Any, _T], Generic[_T]):
         return self._opening.__await__()
 
     def send(self, value: Any) -> Any:
-        """As of a coroutine."""
+        """Send a value into the coroutine."""
         return self._opening.send(value)
 
     def throw(self, *what: Any) -> Any:
-        """As of a coroutine."""
+        """Throw an exception into the coroutine."""
         return self._opening.throw(*what)
 
     def close(self) -> None:
-        """As of a coroutine: it is not opened any more."""
+        """Close the coroutine without opening anything."""
         self._opening.close()
 
     async def __aenter__(self) -> _T:

@@ -1,6 +1,7 @@
-"""What a reader hands on: a batch, cut to the records that were asked for. Pure; nothing is copied by cutting.
+"""``BatchSlice``: a part of a record batch, without copying.
 
-Batches travel whole, so the first one of an answer may begin before the wanted offset and the last one end after it.
+Batches travel whole. So the first batch of an answer may begin before the wanted offset, and the last one may end after
+it.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ from liftpy.core.wire.batch import Record, RecordBatch
 
 
 def one_by_one(pieces: list[BatchSlice]) -> Iterator[BatchSlice]:
-    """``pieces`` in order, each let go when the next is wanted; the list is empty afterwards. Once looked into, a slice holds what its
-    batch decompresses to, and a list of them all of that."""
+    """Iterate over ``pieces`` and empty the list, so that decompressed slices are freed one by one."""
     pieces.reverse()
     while pieces:
         yield pieces.pop()
@@ -26,7 +26,19 @@ def one_by_one(pieces: list[BatchSlice]) -> Iterator[BatchSlice]:
 
 @dataclass(frozen=True, slots=True)
 class BatchSlice:
-    """Records ``first_index`` (inclusive) to ``end_index`` (exclusive) of ``batch``; at least one."""
+    """At least one record of one batch, in offset order.
+
+    Columns (``values``, ``keys``, ``offsets``, ``to_arrow``) are much faster than ``records``.
+
+    Args:
+        batch: The whole batch.
+        first_index: Index of the first record, inclusive.
+        end_index: Index after the last record, exclusive.
+
+    Example:
+        async for piece in client.consume("orders", until="end").batches():
+            print(piece.offsets(), piece.values())
+    """
 
     batch: RecordBatch
     first_index: int
@@ -34,9 +46,15 @@ class BatchSlice:
 
     @classmethod
     def between(cls, batch: RecordBatch, start_offset: int, end_offset: int | None) -> BatchSlice | None:
-        """The records of ``batch`` from ``start_offset`` on, before ``end_offset`` (None: to its end); None if there are none.
+        """Return the records of a batch in an offset range.
 
-        A control batch holds records of the protocol, none of an application: it always gives None.
+        Args:
+            batch: The batch.
+            start_offset: First offset, inclusive.
+            end_offset: End offset, exclusive. None: to the end of the batch.
+
+        Returns:
+            The slice. None if it has no records, or if the batch is a control batch.
         """
         if batch.header.control:
             return None
@@ -50,7 +68,15 @@ class BatchSlice:
         return cls(batch, first, end) if first < end else None
 
     def before(self, timestamp_ns: int) -> tuple[BatchSlice | None, int | None]:
-        """(records before the first one stamped at or after ``timestamp_ns``, that one's offset); without one (all of it, None)."""
+        """Split at a time.
+
+        Args:
+            timestamp_ns: Time in nanoseconds since 1970.
+
+        Returns:
+            The records before the first record at or after the time, and the offset of that record. (The slice, None)
+            if all records are older.
+        """
         late = np.flatnonzero(self.timestamps_ns() >= timestamp_ns)
         if not late.size:
             return self, None
@@ -60,12 +86,12 @@ class BatchSlice:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing was cut away."""
+        """Whether the slice is the whole batch."""
         return self.first_index == 0 and self.end_index == self.batch.record_count
 
     @property
     def record_count(self) -> int:
-        """How many records it holds."""
+        """Number of records."""
         return self.end_index - self.first_index
 
     @property
@@ -84,25 +110,25 @@ class BatchSlice:
         return int(self.offsets()[-1])
 
     def offsets(self) -> NDArray[np.int64]:
-        """int64[record_count]: the offset of every record."""
+        """Return the offset of each record, as an int64 array."""
         return self.batch.offsets()[self.first_index : self.end_index]
 
     def timestamps_ns(self) -> NDArray[np.int64]:
-        """int64[record_count]: when the leader stamped every record, ns since 1970."""
+        """Return the leader timestamp of each record, in nanoseconds since 1970, as an int64 array."""
         return self.batch.timestamps_ns()[self.first_index : self.end_index]
 
     def values(self) -> list[bytes | None]:
-        """The values; None is a tombstone."""
+        """Return the values. None is a tombstone."""
         values = self.batch.values()
         return values if self.whole else values[self.first_index : self.end_index]
 
     def keys(self) -> list[bytes | None]:
-        """The keys, None where there is none."""
+        """Return the keys. None is a record without a key."""
         keys = self.batch.keys()
         return keys if self.whole else keys[self.first_index : self.end_index]
 
     def subjects(self) -> list[str]:
-        """The subjects, '' where a record has none."""
+        """Return the subjects. '' is a record without a subject."""
         column = self.batch.columns.subjects
         if column is None:
             return [""] * self.record_count
@@ -110,7 +136,7 @@ class BatchSlice:
         return subjects if self.whole else subjects[self.first_index : self.end_index]
 
     def headers(self) -> list[tuple[tuple[str, bytes], ...]]:
-        """The headers, (name, value) in their order, () where a record has none."""
+        """Return the headers of each record as (name, value) pairs, in order."""
         column = self.batch.columns.headers
         if column is None:
             return [()] * self.record_count
@@ -118,17 +144,20 @@ class BatchSlice:
         return headers if self.whole else headers[self.first_index : self.end_index]
 
     def to_arrow(self) -> Any:
-        """A ``pyarrow.RecordBatch`` of the records: offset, timestamp, key, value, headers, subject, leader_epoch. Values of a batch
-        that is not compressed are not copied. Bytes of subjects and header names that are not UTF-8 become ``\\xe9``."""
+        r"""Return a ``pyarrow.RecordBatch`` of the records.
+
+        The columns are offset, timestamp, key, value, headers, subject and leader_epoch. Values of an uncompressed
+        batch are not copied. Bytes of subjects and header names that are not UTF-8 become escapes such as ``\xe9``.
+        """
         from liftpy.core.log.arrow import Rows, rows_to_arrow
 
         return rows_to_arrow([Rows(self.batch, self.first_index, self.end_index)])
 
     def to_pandas(self) -> Any:
-        """A ``pandas.DataFrame`` of them (needs pandas)."""
+        """Return a ``pandas.DataFrame`` of the records. Needs pandas."""
         return self.to_arrow().to_pandas()
 
     def records(self) -> Iterator[Record]:
-        """The records one by one, for code that works by record; columns are much faster."""
+        """Iterate record by record. Columns are much faster."""
         records = self.batch.records()
         return records if self.whole else islice(records, self.first_index, self.end_index)

@@ -1,16 +1,7 @@
-"""``connect`` and ``Client``: the one object that an application holds; everything else is reached from it.
+"""``connect`` and ``Client``: the connection of an application to a liftpy cluster.
 
-Giving up records of a partition: the oldest ones, or those of some subjects or keys; a part of ``liftpy.client.Client``.
-
-How far that may go is asked of a replica; the wish is the metadata group's, which tells every replica.
-
-What a Client knows of consumer groups; a part of ``liftpy.client.Client``.
-
-What a Client has to do with internal streams: the cluster's own, whose names begin with ``_``.
-
-Pausing: partitions that take no publishes for a while; their records stay, and are read.
-
-The part of a Client that speaks to replicated services: queries and commands.
+Mixins group the methods of ``Client``: deleting records, groups and queues, internal streams, pausing, replicated
+services.
 """
 
 from __future__ import annotations
@@ -83,34 +74,51 @@ if TYPE_CHECKING:
 
 
 class _Home(Protocol):
-    """What it needs of the Client."""
+    """The methods of Client that deleting records needs."""
 
     _admin: Admin
 
     async def stream(self, name: str) -> StreamImage:
-        """As it is now."""
+        """Return the stream as the metadata group knows it now."""
 
     def _reader(self, stream: str, partition: int, options: ReadOptions | None) -> PartitionReader:
-        """Of a partition."""
+        """Return a reader of one partition."""
 
     def read_range(self, stream: str, partition: int, start_offset: int, end_offset: int, *, uid: str) -> Iteration[BatchSlice]:
-        """The records of a range."""
+        """Return the records of an offset range."""
 
 
 class RecordDeletionMixin:
-    """Mixed into Client."""
+    """Methods of Client that delete records."""
 
     async def truncate_before(
         self, stream: str, partition: int, before: SupportsIndex | datetime, *, dry_run: bool = False, uid: str = ""
     ) -> int:
-        """Give up what is committed below an offset, or was stamped by the leader before a datetime: at once for readers, and on the
-        disks as far as whole segments go. It holds on every replica, on those that are away now when they come back, and can't be
-        taken back. The batch that ``before`` lies in stays whole. Returns the offset from which on records stay, the first of that
-        batch; ``dry_run``: nothing is done. ``uid``: of the stream that is meant, not of one that was made under its name since.
-        Who asks has to be allowed to read the stream too.
+        """Delete the committed records below an offset or before a time.
 
-        Raises NotFoundError, OffsetOutOfRangeError (above HW + 1: what is not committed is nobody's to give up), ConfigError (no
-        offset, a time outside 64-bit nanoseconds), UnavailableError.
+        Readers stop seeing the records at once. The disk space is freed segment by segment. The deletion applies to
+        every replica, also to replicas that are offline now. It cannot be undone. The batch that contains ``before``
+        stays whole. The caller needs permission to read the stream.
+
+        Args:
+            stream: Name of the stream.
+            partition: Number of the partition, from 0.
+            before: First offset to keep, at most the high watermark + 1. Or a datetime: delete the records that the
+                leader stamped before it.
+            dry_run: If True, only return the result and delete nothing. Default False.
+            uid: Only if the stream has this uid. Default '': whatever stream has the name.
+
+        Returns:
+            The first offset that remains. It is the start of the batch that contains ``before``.
+
+        Raises:
+            NotFoundError: No such stream or partition, or another uid.
+            OffsetOutOfRangeError: The offset is above the high watermark + 1.
+            ConfigError: ``before`` is neither an offset nor a time between 1677 and 2262.
+            UnavailableError: No leader or no metadata group answered in time.
+
+        Example:
+            first = await client.truncate_before("orders", 0, 1000)
         """
         home = cast(_Home, self)
         found = await _stream_of(home, stream, uid)
@@ -131,17 +139,36 @@ class RecordDeletionMixin:
         dry_run: bool = False,
         uid: str = "",
     ) -> int:
-        """Give up the committed records of some subjects (``*`` and ``>`` as NATS has them), or of some keys; of both: those that fit
-        both. ``before``: only those below an offset, or stamped before a datetime; None: all that are committed now.
+        """Delete the committed records of some subjects or keys.
 
-        Every replica drops them by itself when its housekeeping comes by (seconds), those that are away now when they come back, and
-        what may have a message id when its dedup window is over; until then readers may meet them. It can't be taken back. Offsets
-        stay: readers pass over the gaps. ``client.stream(name).partitions[p].purges`` shows what is under way. Returns the offset
-        below which records go (exclusive); ``dry_run``: nothing is done. ``uid``: of the stream that is meant, not of one that was made
-        under its name since. Who asks has to be allowed to read the stream too.
+        If you pass both ``subjects`` and ``keys``, a record must match one of each. Every replica drops the records
+        during its next housekeeping, usually within seconds. Records inside the deduplication window stay until the
+        window is over. Readers may still see the records until then. Offsets do not change: readers skip the gaps. It
+        cannot be undone. ``client.stream(name).partitions[p].purges`` lists the purges in progress. The caller needs
+        permission to read the stream.
 
-        Raises ConfigError (neither subjects nor keys, too many under way), InvalidNameError, NotFoundError, OffsetOutOfRangeError,
-        UnavailableError.
+        Args:
+            stream: Name of the stream.
+            partition: Number of the partition, from 0.
+            subjects: Subjects to delete. NATS wildcards ``*`` and ``>`` are allowed. Default: none.
+            keys: Record keys to delete. Default: none.
+            before: Delete only below this offset, or before this datetime. Default None: everything that is committed
+                now.
+            dry_run: If True, only return the result and delete nothing. Default False.
+            uid: Only if the stream has this uid. Default '': whatever stream has the name.
+
+        Returns:
+            The offset (exclusive) below which matching records are deleted.
+
+        Raises:
+            ConfigError: Neither subjects nor keys, or too many purges in progress.
+            InvalidNameError: A subject is malformed.
+            NotFoundError: No such stream or partition, or another uid.
+            OffsetOutOfRangeError: ``before`` is above the high watermark + 1.
+            UnavailableError: No leader or no metadata group answered in time.
+
+        Example:
+            await client.purge("orders", 0, keys=[b"customer-17"])
         """
         wanted = Filter(tuple(subjects), tuple(keys))
         if not wanted:
@@ -192,7 +219,7 @@ async def _until(reader: PartitionReader, stream: StreamImage, before: SupportsI
 
 
 class GroupsMixin:
-    """Mixed into Client."""
+    """Methods of Client for groups, queues and cursors."""
 
     def group(
         self,
@@ -204,28 +231,89 @@ class GroupsMixin:
         on_assigned: Hook | None = None,
         on_revoked: Hook | None = None,
     ) -> Opening[Group]:
-        """A member of the consumer group ``name``: ``async with client.group("bills", ["orders"]) as group: async for part in group``.
+        """Join a consumer group and read the partitions that it assigns.
 
-        ``streams``: names, or patterns with ``*``, which new streams join. ``instance``: a static identity; a process that comes back
-        with it within the session goes on with its partitions. The hooks are told of partitions as they come and when they are gone;
-        they are called between heartbeats and must not wait. Raises NotFoundError (no such stream), ConfigError, UnavailableError.
+        The members of a group share the partitions of its streams. The group commits the position of each partition, so
+        another member can continue. Delivery is at least once.
+
+        Args:
+            name: Name of the group.
+            streams: Stream names, or patterns with ``*``. New streams that match join the group.
+            instance: Static identity of this member. A process that returns with it within the session keeps its
+                partitions. Default '': a new identity.
+            options: Session timeout, start, commit interval and filters. Default: ``GroupOptions()``.
+            on_assigned: Function that receives the list of new partitions. It runs between heartbeats and must not
+                block.
+            on_revoked: Function that receives the list of lost partitions. It runs between heartbeats and must not
+                block.
+
+        Returns:
+            The member. Use it with ``async with``, or ``await`` it and call ``close``.
+
+        Raises:
+            NotFoundError: None of the streams exists.
+            ConfigError: A name or an option is not allowed.
+            UnavailableError: The coordinator did not answer in time.
+
+        Example:
+            async with client.group("billing", ["orders", "pay-*"]) as group:
+                async for part in group:
+                    for record in part.slice.records():
+                        print(record.value)
         """
         made = Group(cast("GroupHome", self), name, streams, instance, options or GroupOptions(), on_assigned, on_revoked)
         return Opening(made.open())
 
     def cursor(self, name: str, stream: str) -> Opening[Cursor]:
-        """A named position in ``stream``, kept by the cluster: ``async with client.cursor("nightly", "orders") as cursor``, then
-        ``fetch``, ``commit``, ``consume``. Who opens it holds it: commits of whoever did before are refused.
+        """Open a named position in a stream that the cluster stores.
 
-        Raises NotFoundError (no such stream, no stream of groups), GroupRefusedError (the name is a group's).
+        A cursor serves one reader at a time. The process that opened it last holds it: commits of an earlier holder are
+        rejected.
+
+        Args:
+            name: Name of the cursor.
+            stream: Name of the stream.
+
+        Returns:
+            The cursor. Use it with ``async with``, or ``await`` it.
+
+        Raises:
+            NotFoundError: No such stream.
+            GroupRefusedError: The name belongs to a consumer group.
+            UnavailableError: The coordinator did not answer in time.
+
+        Example:
+            async with client.cursor("nightly", "orders") as cursor:
+                async for record in await cursor.consume(until="end"):
+                    await cursor.commit(record.offset + 1)
         """
         return Opening(Cursor(cast("CursorHome", self), name, stream).open())
 
     def queue(self, stream: str, group: str, *, options: QueueOptions | None = None) -> Opening[Queue]:
-        """A worker of the work queue ``group`` over ``stream``: ``async with client.queue("jobs", "workers") as queue: async for job in
-        queue: ...; await job.ack()``.
+        """Join a work queue and receive its records one by one.
 
-        Raises NotFoundError (no such stream), ConfigError, UnavailableError.
+        The workers of a queue share the records of a stream. Each record goes to one worker at a time. A worker acks,
+        returns or rejects each record. A record that is not acked within ``ack_wait_s`` is delivered again.
+
+        Args:
+            stream: Name of the stream.
+            group: Name of the queue. Workers with the same name share the records.
+            options: Ack wait, deliveries, dead letters, limits. All workers must use the same. Default:
+                ``QueueOptions()``.
+
+        Returns:
+            The worker. Use it with ``async with``, or ``await`` it and call ``close``.
+
+        Raises:
+            NotFoundError: No such stream, or no such stream for dead letters.
+            ConfigError: An option is not allowed.
+            UnavailableError: The coordinator did not answer in time.
+
+        Example:
+            async with client.queue("jobs", "workers") as queue:
+                async for job in queue:
+                    print(job.record.value)
+                    await job.ack()
         """
         return Opening(Queue(cast("QueueHome", self), stream, group, options or QueueOptions()).open())
 
@@ -235,22 +323,37 @@ _POLL_S = 0.25
 
 
 class Internals:
-    """Mixed into Client."""
+    """Methods of Client for internal streams: streams of the cluster itself, whose names begin with ``_``."""
 
     _admin: Admin
 
     async def stream(self, name: str) -> StreamImage:
-        """As ``Client.stream``."""
+        """Return the stream as the metadata group knows it now."""
         raise NotImplementedError
 
     def allow_internal(self) -> None:
-        """From here on this client may make, change, cut and delete internal streams: without it that is refused. Nobody publishes to
-        one, or finds one by a pattern that does not begin with ``_`` itself; they are read by name, as any other."""
+        """Allow this client to create, change and delete internal streams.
+
+        Internal streams belong to the cluster. Their names begin with ``_``. Without this call, requests to change them
+        are rejected. Clients never publish to them. Every client may read them by name.
+
+        Example:
+            client.allow_internal()
+        """
         self._admin.internal = True
 
     async def groups_stream(self) -> StreamImage:
-        """The stream of what members of groups and workers of queues say; made where it is not there yet, as the nodes' settings say
-        (``groups_partitions``, ``groups_replicas``). Raises UnavailableError (also: there are not enough nodes), ConfigError."""
+        """Return the internal stream of groups and queues. Create it if needed.
+
+        The node settings ``groups_partitions`` and ``groups_replicas`` apply when it is created.
+
+        Returns:
+            The stream ``_groups`` with its partitions.
+
+        Raises:
+            UnavailableError: No metadata group answered, or there are too few nodes.
+            ConfigError: The settings do not allow the stream.
+        """
         give_up_at = asyncio.get_running_loop().time() + _PLACED_S
         try:
             found = await self.stream(GROUPS_STREAM)
@@ -268,7 +371,7 @@ class Internals:
 
 
 class PauseMixin:
-    """What a Client has of it."""
+    """Methods of Client that pause and resume partitions."""
 
     _admin: Admin
 
@@ -281,36 +384,73 @@ class PauseMixin:
         resume_all: bool = False,
         uid: str = "",
     ) -> StreamImage:
-        """Have partitions (None: all) take no publishes until ``resume``. Who waits for an answer is refused (PublishRejectedError,
-        PAUSED), plain messages are dropped and counted; what was taken before is committed and acknowledged, reading goes on.
+        """Stop accepting publishes to some partitions until ``resume``.
 
-        ``resume_on_publish``: until somebody publishes; the first publish is stored and acknowledged, a moment later than else.
-        ``resume_all``: the same, and a publish to one partition resumes all of the stream that are paused so. Leaders know within
-        milliseconds. Returns the stream as it is decided; pausing what is paused so changes nothing.
-        Raises NotFoundError (no such stream, or partition: then none is paused), ConfigError, UnavailableError.
+        A publish that waits for an ack fails with PublishRejectedError (``PAUSED``). A publish without reply subject is
+        dropped and counted. Records that were accepted before are committed and acked. Reading goes on. Leaders apply
+        the change within milliseconds.
+
+        Args:
+            stream: Name of the stream.
+            partitions: Partition numbers. Default None: all partitions.
+            resume_on_publish: If True, the next publish to a partition resumes it. This publish is stored, and its ack
+                takes a little longer. Default False.
+            resume_all: If True, the next publish to one partition resumes all partitions that are paused this way.
+                Default False.
+            uid: Only if the stream has this uid. Default '': whatever stream has the name.
+
+        Returns:
+            The stream after the change.
+
+        Raises:
+            NotFoundError: No such stream or partition. No partition is paused then.
+            ConfigError: ``partitions`` is empty or not valid.
+            UnavailableError: The metadata group did not answer in time.
+
+        Example:
+            await client.pause("orders")
+            await client.resume("orders")
         """
         on_publish = Pause.UNTIL_PUBLISH_TO_ANY if resume_all else Pause.UNTIL_PUBLISH
         until = on_publish if resume_on_publish or resume_all else Pause.UNTIL_RESUMED
         return await self._admin.pause(stream, partitions, until, uid=uid)
 
     async def resume(self, stream: str, partitions: Iterable[int] | None = None, *, uid: str = "") -> StreamImage:
-        """Have partitions (None: all) take publishes again, as soon as their leaders know: within milliseconds. Of what is not paused
-        nothing is changed. Raises as ``pause`` does."""
+        """Accept publishes to paused partitions again.
+
+        Leaders apply the change within milliseconds. Partitions that are not paused do not change.
+
+        Args:
+            stream: Name of the stream.
+            partitions: Partition numbers. Default None: all partitions.
+            uid: Only if the stream has this uid. Default '': whatever stream has the name.
+
+        Returns:
+            The stream after the change.
+
+        Raises:
+            NotFoundError: No such stream or partition.
+            ConfigError: ``partitions`` is empty or not valid.
+            UnavailableError: The metadata group did not answer in time.
+
+        Example:
+            await client.resume("orders", [0, 1])
+        """
         return await self._admin.pause(stream, partitions, Pause.NOT_PAUSED, uid=uid)
 
 
 class ServiceCalls:
-    """What a Client has of it."""
+    """Methods of Client that call replicated services."""
 
     _transport: Transport
     _subjects: Subjects
 
     async def stream(self, name: str) -> StreamImage:
-        """The stream as the cluster knows it."""
+        """Return the stream as the metadata group knows it now."""
         raise NotImplementedError
 
     async def _address(self, stream: str, partition: int, *, anew: bool) -> Address:
-        """Where a partition is published to; ``anew``: as it is now, not as it was described last."""
+        """Return the subject and uid to publish a partition to. ``anew``: ask the metadata group instead of the cache."""
         raise NotImplementedError
 
     async def query_service(
@@ -323,15 +463,32 @@ class ServiceCalls:
         at_least: int | None = None,
         timeout_s: float = 5.0,
     ) -> service_queries.QueryAnswer:
-        """What the ``on_query`` of a replicated service answers, on whichever node.
+        """Ask a replicated service a question about its state.
 
-        The state holds every record that was committed before this call (linearizable); with ``at_least`` every record below that
-        offset, and no leader has to be asked: the offset of a PublishAck + 1 shows what was published, 0 takes any state.
-        A service over a stream of several partitions has a state for each: name ``partition``, or the ``key`` whose records the query
-        is about. ``at_least`` is an offset in that partition.
+        Any node of the service may answer. By default the state contains every record that was committed before this
+        call (linearizable).
 
-        Raises QueryFailedError (what ``on_query`` raised), UnavailableError or QueryRefusedError when nobody answers in time,
-        ConfigError when the service has several partitions and none is named.
+        Args:
+            service: Name of the service.
+            query: Bytes for ``Service.on_query``.
+            partition: Partition whose state to ask. Default None: the only partition, or the one of ``key``.
+            key: Ask the partition that holds the records of this key. Default None.
+            at_least: The state must contain all records below this offset. No leader is asked then. Use ``ack.offset +
+                1`` to see your own publish, 0 for any state. Default None: linearizable.
+            timeout_s: Total time to wait, in seconds. Default 5.
+
+        Returns:
+            The answer, with the offset that the state had reached and the node that answered.
+
+        Raises:
+            QueryFailedError: ``on_query`` raised an error.
+            QueryRefusedError: The service cannot answer now. Retry.
+            UnavailableError: No service answered in time.
+            ConfigError: The service has several partitions and you named none, or you named both.
+
+        Example:
+            answer = await client.query_service("bank", b'{"account": "a"}')
+            print(answer.value, answer.position)
         """
         return await service_queries.ask_for(
             self._transport, self._subjects, service, query, partition, key, at_least, timeout_s
@@ -349,14 +506,34 @@ class ServiceCalls:
         message_id: str = "",
         timeout_s: float = 5.0,
     ) -> service_commands.CommandAnswer:
-        """Publish a command to the stream that ``service`` reads, and return what it replies: committed, and its outputs written.
+        """Send a command to a replicated service and wait for its reply.
 
-        ``partition`` None: the partition that publishers choose for ``key``, 0 without a key.
+        The command is a record of the stream that the service reads. When this call returns, the command is committed
+        and its outputs are written. The client sends the command again with the same message id until it is answered. A
+        service that replies runs it once (limits: ``liftpy.core.services.replies``).
 
-        Sent again under one ``message_id`` (a random one by default) until it is answered: a service that replies carries it out
-        once, within the bounds of ``liftpy.core.services.replies``. Raises CommandFailedError (it was passed over),
-        PublishRejectedError
-        (not stored), UnavailableError (not stored), OutcomeUnknownError (no answer in time: ask again under the same message id).
+        Args:
+            service: Name of the service.
+            stream: Name of the stream that the service reads.
+            command: Value of the record.
+            partition: Partition to publish to. Default None: chosen by ``key``, 0 without a key.
+            key: Key of the record. Default None.
+            headers: Headers of the record. Default None.
+            message_id: Id for deduplication. Default '': a random one.
+            timeout_s: Total time to wait, in seconds. Default 5.
+
+        Returns:
+            The reply, with the offset of the command and the node that answered.
+
+        Raises:
+            CommandFailedError: The service skipped the command.
+            PublishRejectedError: The command was not stored.
+            UnavailableError: The command was not stored, nobody accepted it in time.
+            OutcomeUnknownError: No reply in time. The command may be stored. Call again with the same ``message_id``.
+
+        Example:
+            answer = await client.call_service("bank", "commands", b'{"do": "deposit", "amount": 5}')
+            print(answer.value)
         """
         check_name(service, "service")
         check_name(stream, "stream")
@@ -385,13 +562,30 @@ def connect(
     trace: bool | TracerProvider = False,
     **nats_options: Any,
 ) -> Opening[Client]:
-    """A Client of the cluster ``namespace`` on these NATS servers: ``async with connect(...) as client``, or ``await connect(...)`` and
-    ``close`` at the end.
+    """Connect to a liftpy cluster through NATS.
 
-    ``nats``: URL(s), or a connected nats-py client, which then stays the caller's to close; it gets our
-    parser (``liftpy.nats.parser``), because nats-py's lets a publisher choose the subscription. ``nats_options``: more arguments for
-    ``nats.connect``. ``trace``: spans by OpenTelemetry's global provider of tracers, or by this one (``liftpy[trace]``).
-    Raises UnavailableError when no server lets us in within ``timeout_s``, ConfigError for bad arguments.
+    Args:
+        nats: URL or URLs of NATS servers. Default: ``nats://127.0.0.1:4222``. Or a connected nats-py client: it stays
+            open when this client closes, and gets the strict parser of ``liftpy.nats.parser``.
+        namespace: Namespace of the cluster. Default ``liftpy``.
+        credentials: User, token, keys or TLS files. Default None: no authentication.
+        name: Name of this connection on the NATS server. Default ``liftpy-client``.
+        timeout_s: Time limit for connecting, in seconds. Default 5.
+        trace: True, or an OpenTelemetry TracerProvider, to create spans (needs ``liftpy[trace]``). Default False.
+        **nats_options: More arguments for ``nats.connect``.
+
+    Returns:
+        A Client. Use it with ``async with``, or ``await`` it and call ``close``.
+
+    Raises:
+        UnavailableError: No server accepted the connection within ``timeout_s``.
+        NotAllowedError: NATS rejected the credentials.
+        ConfigError: An argument is not allowed, or a credentials file cannot be used.
+
+    Example:
+        async with liftpy.connect("nats://127.0.0.1:4222") as client:
+            await client.create_stream("orders", "shop.orders", exist_ok=True)
+            ack = await client.publish("orders", b"one", key=b"k")
     """
     return Opening(_connect(nats, namespace, credentials, name, timeout_s, trace, nats_options))
 
@@ -415,7 +609,29 @@ async def _connect(
 
 
 class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, NodeViews, PauseMixin, Processing, ServiceCalls):
-    """Streams, consumers, publishers of one cluster over one NATS connection. Bound to the event loop that made it."""
+    """A connection to one liftpy cluster. Create it with ``liftpy.connect``.
+
+    - Publish: ``publish`` (one message), ``publisher`` (many in flight), ``producer`` (each record once and in order).
+    - Read: ``consume``, ``consume_many``, ``read_range``, ``bounds``, ``offset_at``.
+    - Share work: ``group``, ``queue``, ``cursor``.
+    - Call services: ``call_service``, ``query_service``.
+    - Manage streams: ``create_stream``, ``alter_stream``, ``add_partitions``, ``delete_stream``, ``purge``,
+      ``truncate_before``, ``pause``.
+    - Manage the cluster: ``describe_cluster``, ``reassign``, ``elect_leader``, ``set_node``, ``change_controllers``.
+
+    Use a Client only in the event loop that created it. Scripts without asyncio use ``liftpy.client.sync``.
+
+    Args:
+        transport: The NATS connection.
+        subjects: The subjects of the namespace.
+        owns_connection: True if ``close`` also closes the NATS connection.
+        making: Factories that add traces. Default None: no traces.
+
+    Example:
+        async with liftpy.connect("nats://127.0.0.1:4222") as client:
+            async for record in client.consume("orders", until="end"):
+                print(record.offset, record.value)
+    """
 
     def __init__(
         self, transport: Transport, subjects: Subjects, *, owns_connection: bool, making: ClientFactories | None = None
@@ -440,9 +656,10 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
         await self.close()
 
     async def close(self) -> None:
-        """Close publishers (what is in flight fails with OutcomeUnknownError) and the connection if it is ours.
+        """Close all publishers and the connection.
 
-        Whoever still reads, or waits to send, is told by ClientClosedError, at once, and so is every later call.
+        Messages without an ack fail with OutcomeUnknownError. Other pending calls, and all later calls, raise
+        ClientClosedError. A nats-py client that you passed to ``connect`` stays open. A second call does nothing.
         """
         self._transport.end()
         if self._closing is None:
@@ -458,13 +675,17 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
 
     @property
     def transport(self) -> Transport:
-        """What it sends with; for this library's own parts."""
+        """The NATS connection, for other parts of this library."""
         return self._transport
 
     @property
     def counters(self) -> dict[str, int]:
-        """What came and could not be used, by kind: damaged answers, batches that do not decompress, acks by somebody else, and what
-        the connection left out. Nothing of it was handed on; what is there is worth a look at the nodes' logs."""
+        """Number of received messages that the client could not use, by kind.
+
+        The kinds are damaged answers, batches that do not decompress, acks from another sender, and messages that the
+        connection dropped. The client gave none of them to the application. If a counter grows, look at the logs of the
+        nodes.
+        """
         return dict(self._transport.counters + self._transport.parse_errors + self._made_by.counters)
 
     # ---- administration ----------------------------------------------------------------------------------------------
@@ -481,14 +702,37 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
         exist_ok: bool = False,
         first_leader_epoch: int = 0,
     ) -> StreamImage:
-        """Attach a new stream to ``subject`` and wait until its leaders take messages.
+        """Create a stream for a NATS subject and wait until its leaders are ready.
 
-        ``replicas``: 0 means 3, or the number of live nodes if fewer. Where there are too few nodes the stream is made and waits for
-        them. ``ready_s``: how long to wait for the leaders; 0: don't (a plain message sent before a leader listens is heard by nobody).
-        ``exist_ok``: one that is there is as good, if its subject, partitions, ``replicas`` and ``config`` (where given) are these.
-        ``first_leader_epoch``: the cluster gives no LeaderEpoch below this one from now on (up to 2**48); a restore needs it.
-        Raises InvalidNameError, AlreadyExistsError (with ``exist_ok`` it names what differs), ConfigError, and UnavailableError (with
-        ``ready_s``: the stream is made, its leaders are not there yet).
+        With too few nodes, the stream is created and waits for more nodes.
+
+        Args:
+            name: Name of the stream.
+            subject: NATS subject whose messages the stream stores. Wildcards are allowed.
+            partitions: Number of partitions. Default 1.
+            replicas: Replicas per partition. Default 0: 3, or the number of live nodes if there are fewer.
+            config: Settings of the stream. Default None: ``StreamConfig()``.
+            placement: Placement policy, or an assignment by hand. Default None: the default policy.
+            ready_s: Time to wait for the leaders, in seconds. Default 15. With 0 the call does not wait, and messages
+                sent before a leader listens are lost.
+            exist_ok: If True, accept an existing stream with the same subject, partitions, replicas and config. Default
+                False.
+            first_leader_epoch: Lowest LeaderEpoch that the cluster uses from now on, up to 2**48. Only a restore needs
+                it. Default 0.
+
+        Returns:
+            The stream with its partitions and leaders.
+
+        Raises:
+            InvalidNameError: The name or the subject is not allowed.
+            AlreadyExistsError: The name is taken. With ``exist_ok``, the text lists the differences.
+            ConfigError: A setting is not allowed, or no node has room.
+            UnavailableError: The metadata group did not answer. Or the stream was created, but its leaders were not
+                ready within ``ready_s``.
+
+        Example:
+            config = liftpy.StreamConfig(retention_age_s=7 * 86_400)
+            await client.create_stream("orders", "shop.orders", partitions=3, config=config, exist_ok=True)
         """
         try:
             stream = await self._admin.create_stream(
@@ -514,7 +758,19 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
         return await self.until_ready(stream, ready_s) if ready_s else stream
 
     async def until_ready(self, stream: StreamImage, ready_s: float = 15.0, first: int = 0) -> StreamImage:
-        """Wait until the leaders of the partitions from ``first`` on take messages; UnavailableError after ``ready_s`` seconds."""
+        """Wait until the leaders of a stream accept messages.
+
+        Args:
+            stream: The stream, as ``create_stream`` or ``stream`` returned it.
+            ready_s: Time limit in seconds. Default 15.
+            first: Number of the first partition to wait for. Default 0: all partitions.
+
+        Returns:
+            The stream, described again if it had to wait for nodes.
+
+        Raises:
+            UnavailableError: The leaders were not ready in time, or there are too few nodes.
+        """
         give_up_at = asyncio.get_running_loop().time() + ready_s
         while stream.waiting:
             left_s = give_up_at - asyncio.get_running_loop().time()
@@ -539,7 +795,24 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
         config: StreamConfig | None = None,
         placement: PlacementWish | None = None,
     ) -> PlacementPlan:
-        """Where ``create_stream`` would place it; nothing is done."""
+        """Show where ``create_stream`` would place the replicas. Create nothing.
+
+        Args:
+            name: Name of the stream.
+            subject: NATS subject of the stream.
+            partitions: Number of partitions. Default 1.
+            replicas: Replicas per partition. Default 0: 3, or the number of live nodes if there are fewer.
+            config: Settings of the stream. Default None: ``StreamConfig()``.
+            placement: Placement policy, or an assignment by hand. Default None: the default policy.
+
+        Returns:
+            The planned replicas, and the load of each node.
+
+        Raises:
+            AlreadyExistsError: The name is taken.
+            ConfigError: A setting is not allowed, or no node has room.
+            UnavailableError: The metadata group did not answer in time.
+        """
         return await self._admin.plan_stream(
             name, subject, partitions=partitions, replicas=replicas, config=config, placement=placement
         )
@@ -553,7 +826,28 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
         placement: PlacementWish | None = None,
         ready_s: float = 15.0,
     ) -> StreamImage:
-        """Give a stream so many partitions, and wait for the leaders of the new ones; see ``Admin.add_partitions``."""
+        """Add partitions to a stream and wait until their leaders are ready.
+
+        Existing partitions stay where they are. Records with a key may go to another partition than before.
+
+        Args:
+            name: Name of the stream.
+            partitions: New total number of partitions. Default 0: as many as the assignment in ``placement`` makes.
+            uid: Only if the stream has this uid. Default '': whatever stream has the name.
+            placement: Placement policy, or an assignment by hand. Default None: the policy of the stream.
+            ready_s: Time to wait for the new leaders, in seconds. Default 15. With 0 the call does not wait.
+
+        Returns:
+            The stream with its new partitions.
+
+        Raises:
+            NotFoundError: No such stream.
+            ConfigError: Fewer partitions than before, or not enough nodes.
+            UnavailableError: No answer in time, or the new leaders were not ready.
+
+        Example:
+            await client.add_partitions("orders", 6)
+        """
         before = len((await self._describe(name)).partitions)
         stream = await self._admin.add_partitions(name, partitions, uid=uid, placement=placement)
         self._streams[name] = stream
@@ -562,35 +856,162 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
     async def plan_partitions(
         self, name: str, partitions: int = 0, *, uid: str = "", placement: PlacementWish | None = None
     ) -> PlacementPlan:
-        """Where ``add_partitions`` would place them; nothing is done."""
+        """Show where ``add_partitions`` would place new partitions. Add nothing.
+
+        Args:
+            name: Name of the stream.
+            partitions: New total number of partitions. Default 0: as many as the assignment in ``placement`` makes.
+            uid: Only if the stream has this uid. Default '': whatever stream has the name.
+            placement: Placement policy, or an assignment by hand. Default None: the policy of the stream.
+
+        Returns:
+            The planned replicas, and the load of each node.
+
+        Raises:
+            NotFoundError: No such stream.
+            ConfigError: Fewer partitions than before, or not enough nodes.
+            UnavailableError: The metadata group did not answer in time.
+        """
         return await self._admin.plan_partitions(name, partitions, uid=uid, placement=placement)
 
     async def set_node(
         self, node_id: str, *, weight: float | None = None, rack: str | None = None, leaving: bool | None = None
     ) -> NodeImage:
-        """Say a node's weight or rack, or that it is leaving; see ``Admin.set_node``."""
+        """Set the weight or rack of a node, or start to drain it.
+
+        The values replace the node's own settings for future placement. A node that is leaving receives no new
+        replicas, and its replicas move to other nodes.
+
+        Args:
+            node_id: Id of the node.
+            weight: Share of replicas compared with other nodes. Default None: no change.
+            rack: Name of the rack, '' for none. Default None: no change.
+            leaving: True drains the node, False stops draining. Default None: no change.
+
+        Returns:
+            The node after the change.
+
+        Raises:
+            NotFoundError: No such node.
+            ConfigError: A value is not allowed.
+            UnavailableError: The metadata group did not answer in time.
+
+        Example:
+            await client.set_node("n3", leaving=True)
+        """
         return await self._admin.set_node(node_id, weight=weight, rack=rack, leaving=leaving)
 
     async def reassign(self, stream: StreamImage, partition: int, replicas: Sequence[str] = ()) -> PartitionState:
-        """Say where a partition's replicas are to be; see ``Admin.reassign``."""
+        """Move the replicas of one partition to other nodes.
+
+        Replicas move one at a time in the background. Each new replica copies the log before an old one is removed.
+
+        Args:
+            stream: The stream, as ``stream`` returned it.
+            partition: Number of the partition.
+            replicas: Target nodes, preferred leader first. Default (): cancel a reassignment. A replica that already
+                finished its copy stays.
+
+        Returns:
+            The partition with its targets. The move is not finished yet.
+
+        Raises:
+            NotFoundError: No such stream, partition or node.
+            ConfigError: The targets are not possible.
+            UnavailableError: The metadata group did not answer in time.
+
+        Example:
+            stream = await client.stream("orders")
+            await client.reassign(stream, 0, ["n2", "n3", "n4"])
+        """
         return await self._admin.reassign(stream, partition, replicas)
 
     async def reassign_all(self, wishes: Iterable[MoveWish]) -> list[str]:
-        """The same of many partitions; see ``Admin.reassign_all``."""
+        """Move the replicas of many partitions to other nodes.
+
+        The client sends the requests in batches. If the call fails, the requests that were accepted so far stay in
+        effect.
+
+        Args:
+            wishes: One ``MoveWish`` per partition.
+
+        Returns:
+            One text for each rejected request: partition and reason.
+
+        Raises:
+            UnavailableError: The metadata group did not answer in time.
+        """
         return await self._admin.reassign_all(wishes)
 
     async def alter_stream(
         self, /, name: str, replication_factor: int = 0, *, uid: str = "", dry_run: bool = False, **settings: Any
     ) -> StreamImage:
-        """Another number of replicas, or other settings, as ``read_only=True``; see ``Admin.alter_stream``."""
+        """Change the settings or the number of replicas of a stream.
+
+        Settings take effect as soon as the nodes learn of them. New replicas are added, and surplus ones removed, one
+        at a time.
+
+        Args:
+            name: Name of the stream.
+            replication_factor: New number of replicas per partition. Default 0: no change.
+            uid: Only if the stream has this uid. Default '': whatever stream has the name.
+            dry_run: If True, only return the result and change nothing. Default False.
+            **settings: New values of StreamConfig fields. Allowed are the fields in ``liftpy.config.ALTERABLE``.
+
+        Returns:
+            The stream after the change.
+
+        Raises:
+            NotFoundError: No such stream.
+            ConfigError: Not enough nodes, or a setting is wrong or cannot be changed.
+            UnavailableError: The metadata group did not answer in time.
+
+        Example:
+            await client.alter_stream("orders", retention_age_s=86_400, read_only=True)
+        """
         return await self._admin.alter_stream(name, replication_factor, uid=uid, dry_run=dry_run, **settings)
 
     async def change_controllers(self, *, add: str = "", remove: str = "") -> str:
-        """Change who forms the metadata group; see ``Admin.change_controllers``."""
+        """Add, remove or replace a controller of the metadata group.
+
+        A new controller first receives the log. It votes after it has caught up. The change continues in the
+        background. ``describe_cluster`` shows its progress.
+
+        Args:
+            add: Id of the node that becomes a controller. Default '': none.
+            remove: Id of the controller to remove. Default '': none. With ``add``, the new node replaces it.
+
+        Returns:
+            A sentence that says what was decided.
+
+        Raises:
+            NotFoundError: No such node or controller.
+            AlreadyExistsError: The node is a controller already, or another change is in progress.
+            ConfigError: The change would leave no live majority, or too many or no controllers.
+            UnavailableError: The metadata group did not answer in time.
+
+        Example:
+            print(await client.change_controllers(add="n4", remove="n1"))
+        """
         return await self._admin.change_controllers(add=add, remove=remove)
 
     async def reset_node(self, node_id: str, *, weight: bool = False, rack: bool = False) -> NodeImage:
-        """Take that back; see ``Admin.reset_node``."""
+        """Reset the weight or rack of a node to the value in its own settings.
+
+        The node's settings apply from its next start.
+
+        Args:
+            node_id: Id of the node.
+            weight: If True, reset the weight. Default False.
+            rack: If True, reset the rack. Default False.
+
+        Returns:
+            The node after the change.
+
+        Raises:
+            NotFoundError: No such node.
+            UnavailableError: The metadata group did not answer in time.
+        """
         return await self._admin.reset_node(node_id, weight=weight, rack=rack)
 
     async def _led(self, stream: StreamImage, partition: int, ready_s: float) -> None:
@@ -616,50 +1037,122 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
                     )
 
     async def delete_stream(self, name: str, uid: str = "") -> None:
-        """Delete a stream and its records for good; with ``uid`` only that incarnation of it. Raises NotFoundError."""
+        """Delete a stream and all its records permanently.
+
+        Args:
+            name: Name of the stream.
+            uid: Only if the stream has this uid. Default '': whatever stream has the name.
+
+        Raises:
+            NotFoundError: No such stream, or another uid.
+            NotAllowedError: This user may not change streams.
+            UnavailableError: The metadata group did not answer in time.
+
+        Example:
+            await client.delete_stream("orders")
+        """
         await self._admin.delete_stream(name, uid)
         self._streams.pop(name, None)
 
     async def list_streams(self, *, internal: bool = False) -> list[StreamImage]:
-        """All streams with partitions, replicas, ISR and leaders, by name; ``internal``: the cluster's own, too."""
+        """Return all streams with their partitions, replicas, ISR and leaders.
+
+        Args:
+            internal: If True, include the internal streams of the cluster. Default False.
+
+        Returns:
+            The streams, sorted by name.
+
+        Raises:
+            UnavailableError: The metadata group did not answer in time.
+
+        Example:
+            for stream in await client.list_streams():
+                print(stream.name, len(stream.partitions))
+        """
         return [found for found in (await self._admin.describe()).streams() if internal or not is_internal(found.name)]
 
     async def stream(self, name: str) -> StreamImage:
-        """One stream; raises NotFoundError."""
+        """Return one stream with its partitions, replicas, ISR and leaders.
+
+        Args:
+            name: Name of the stream.
+
+        Returns:
+            The stream.
+
+        Raises:
+            NotFoundError: No such stream.
+            UnavailableError: The metadata group did not answer in time.
+
+        Example:
+            stream = await client.stream("orders")
+            print(stream.partitions[0].leader)
+        """
         found = self._streams[name] = await self._admin.stream(check_name(name, "stream"))
         return found
 
     async def elect_leader(
         self, stream: str, partition: int = 0, node_id: str = "", *, unclean: bool = False
     ) -> PartitionState:
-        """Move a partition's leadership, or elect a leader of an offline partition.
+        """Move the leadership of a partition, or elect a leader of an Offline one.
 
-        Warning: ``unclean=True`` can LOSE committed and acknowledged records permanently.
+        WARNING: ``unclean=True`` may lose committed records. Use it only if no in-sync replica can come back.
 
         Args:
             stream: Name of the stream.
-            partition: Number of the partition.
-            node_id: Replica that becomes leader. '' means the preferred leader, or the best replica of an offline partition.
-            unclean: Whether a replica that may lack committed records is allowed. Only for an offline partition. Use it only if no
-                replica with all committed records can be started again.
+            partition: Number of the partition. Default 0.
+            node_id: Id of the new leader. Default '': the preferred leader.
+            unclean: If True, an Offline partition may get a leader that lacks committed records. These records are
+                lost. Default False.
 
         Returns:
-            The partition as it was decided. The new leader may not be ready yet.
+            The partition after the decision. The new leader may not be active yet.
 
         Raises:
-            NotFoundError: The stream or the partition does not exist.
-            ConfigError: The election is not possible. The text says why.
-            StaleRequestError: The partition changed during the request. Retry.
-            UnavailableError: The metadata group does not answer. Retry.
+            NotFoundError: No such stream, partition or node.
+            ConfigError: The election is not possible now. The text says why.
+            StaleRequestError: The partition changed at the same time.
+            UnavailableError: The metadata group did not answer in time.
+
+        Example:
+            await client.elect_leader("orders", 0, "n2")
         """
         return await self._admin.elect_leader(await self.stream(stream), partition, node_id, unclean=unclean)
 
     async def remove_node(self, node_id: str) -> None:
-        """Forget a node that has stopped and holds no replica; see ``Admin.remove_node``."""
+        """Remove a stopped node that holds no replicas from the cluster.
+
+        If the node starts again, it registers again. A controller stays in the metadata group until you call
+        ``change_controllers``.
+
+        Args:
+            node_id: Id of the node.
+
+        Raises:
+            NotFoundError: No such node.
+            ConfigError: The node still runs or holds replicas.
+            UnavailableError: The metadata group did not answer in time.
+        """
         await self._admin.remove_node(node_id)
 
     async def describe_cluster(self, *, linearizable: bool = False) -> ClusterState:
-        """Nodes, streams, metadata leader and its group; ``linearizable``: certainly as of now, behind a barrier."""
+        """Return the nodes, the streams and the controllers of the cluster.
+
+        Args:
+            linearizable: If True, the answer contains every change that was committed before this call. Default False:
+                the state that the metadata leader last applied.
+
+        Returns:
+            The state of the cluster.
+
+        Raises:
+            UnavailableError: The metadata group did not answer in time.
+
+        Example:
+            state = await client.describe_cluster()
+            print(state.metadata_leader, sorted(state.image.nodes))
+        """
         return await self._admin.describe(linearizable=linearizable)
 
     # ---- reading -----------------------------------------------------------------------------------------------------
@@ -676,19 +1169,37 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
         backwards: bool = False,
         options: ReadOptions | None = None,
     ) -> Consumer:
-        """Read committed records: ``async for record in client.consume("orders"): ...`` or ``.batches()``.
+        """Read the committed records of one partition.
 
-        ``start``: ``earliest``, ``latest`` (the last committed record), ``new`` (after it), an offset (inclusive), a datetime, a
-        timedelta or ``-10m`` (so long ago), ``-1000`` (so many before the end), a Position or its text (``liftpy.client.positions``).
-        Default: ``earliest``, ``backwards`` the end. ``subjects`` (with wildcards), ``keys``: only records that fit one of them, both
-        where both are given; the others are not sent. ``backwards``: the newest first, down to ``until``, or the log start.
-        ``until``: ``end`` (what is committed now; in a compacted stream also what superseded some of it while it was read),
-        the last offset wanted (inclusive), a datetime (records that the leader stamped
-        before it; one to come is waited for, by this machine's clock), None (follow). ``after_epoch``: to go on after
-        a record that was read earlier, its ``leader_epoch``, with ``start`` the offset after it. Iterating raises
-        OffsetOutOfRangeError (retention, or past the end: never a silent reset), LogTruncatedError (records that were read are
-        gone, by an unclean election), NotFoundError (deleted and made again), UnavailableError (nobody answered for
-        ``options.patience_s``).
+        Args:
+            stream: Name of the stream.
+            partition: Number of the partition. Default 0.
+            start: Where to start: ``earliest``, ``latest`` (the last committed record), ``new`` (after it), an offset
+                (inclusive), a datetime, ``-10m`` or a timedelta (time before now), ``-1000`` (number of offsets before
+                the end), or a Position or its text. Default: ``earliest``, or the end with ``backwards``.
+            until: Where to stop: ``end`` (the high watermark at the start), an offset (inclusive), or a datetime
+                (exclusive, by leader timestamp). Default None: follow new records forever. In a compacted stream,
+                ``end`` also includes records that replaced older ones during the read.
+            after_epoch: ``leader_epoch`` of the last record that you read before ``start``. The reader then detects
+                records lost in an unclean election. Default 0: no check.
+            subjects: Only records of these subjects. Wildcards are allowed. Default: all.
+            keys: Only records with these keys. Default: all. With both filters, a record must match one of each.
+            backwards: If True, newest record first, down to ``until`` or the log start. Default False.
+            options: Timeouts, read-ahead and choice of replica. Default: ``ReadOptions()``.
+
+        Returns:
+            A Consumer: iterate over it for records, or over its ``batches()``.
+
+        Raises:
+            OffsetOutOfRangeError: On reading: the start was deleted by retention, or is past the end.
+            LogTruncatedError: On reading: records that were read are lost by an unclean election.
+            NotFoundError: On reading: no such stream or partition, or the stream was deleted and created again.
+            UnavailableError: On reading: no replica answered for ``options.patience_s``.
+            ConfigError: An argument is not allowed.
+
+        Example:
+            async for record in client.consume("orders", start="-10m", until="end"):
+                print(record.offset, record.key, record.value)
         """
         wanted = Filter(tuple(subjects), tuple(keys))
         if start == "":  # the offset 0 is one
@@ -706,10 +1217,33 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
         keys: Sequence[bytes] = (),
         options: ReadOptions | None = None,
     ) -> ManyConsumer:
-        """All partitions of some streams as one: names, or patterns as ``orders-*``, whose streams may come while it is read.
+        """Read all partitions of several streams as one.
 
-        ``async with client.consume_many("orders", "pay-*") as many: async for stream, partition, record in many: ...``, or
-        ``many.batches()``. ``positions``: of an earlier one, ``positions_from`` its text; ``start`` is for the other partitions.
+        Records of one partition stay in order. There is no order between partitions. The consumer finds new partitions,
+        and new streams that match a pattern, while it runs.
+
+        Args:
+            *names: Stream names, or patterns such as ``orders-*``.
+            start: Where to start, as in ``consume``. Default ``earliest``. Partitions that appear later start at their
+                first record.
+            until: Where to stop, as in ``consume``. Default None: follow forever.
+            positions: Positions of an earlier consumer. ``positions_from`` reads their text. ``start`` applies to the
+                other partitions. Default None.
+            subjects: Only records of these subjects. Default: all.
+            keys: Only records with these keys. Default: all.
+            options: Timeouts, read-ahead and choice of replica. Default: ``ReadOptions()``.
+
+        Returns:
+            The consumer. Use it with ``async with``.
+
+        Raises:
+            ConfigError: An argument is not allowed, or there are more than 4096 partitions.
+            NotFoundError: On reading: a stream that you named does not exist.
+
+        Example:
+            async with client.consume_many("orders", "pay-*", until="end") as many:
+                async for stream, partition, record in many:
+                    print(stream, partition, record.value)
         """
 
         Filter(tuple(subjects), tuple(keys))  # what can't be asked for is said here, not by a task later
@@ -736,13 +1270,33 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
         exact: bool = False,
         options: ReadOptions | None = None,
     ) -> Iteration[BatchSlice]:
-        """Exactly the records ``start_offset`` (inclusive) to ``end_offset`` (exclusive), which must be committed already.
+        """Read exactly the records of an offset range that is committed.
 
-        Only replicas whose HW covers the range answer, so that a range planned once reads the same every time [R5]; what
-        can't be given whole is an error, never a short success. ``uid``: refuse a stream that was made again.
+        Only replicas that have committed the range answer. So the same range gives the same records every time. If a
+        part is missing, the call raises an error. In a compacted stream, a later record may have replaced a record of
+        the range. Then the range grows up to the end of that compaction, so that no key is missing.
 
-        In a compacted stream a record of the range may be gone because a later one, past ``end_offset``, superseded it. Then the range
-        grows to where compaction has looked, so that no key is missing [R11]. ``exact``: it does not grow.
+        Args:
+            stream: Name of the stream.
+            partition: Number of the partition.
+            start_offset: First offset, inclusive.
+            end_offset: End offset, exclusive.
+            uid: Only if the stream has this uid. Default '': whatever stream has the name.
+            exact: If True, the range of a compacted stream does not grow. Default False.
+            options: Timeouts, read-ahead and choice of replica. Default: ``ReadOptions()``.
+
+        Returns:
+            An asynchronous iterator of BatchSlice.
+
+        Raises:
+            ConfigError: The range is not valid.
+            OffsetOutOfRangeError: On reading: a part of the range was deleted.
+            NotFoundError: On reading: no such stream or partition, or another uid.
+            UnavailableError: On reading: no replica answered for ``options.patience_s``.
+
+        Example:
+            async for piece in client.read_range("orders", 0, 0, 100):
+                print(piece.first_offset, piece.record_count)
         """
         start_offset = positions.check_offset(start_offset, "start_offset")
         end_offset = positions.check_offset(end_offset, "end_offset")
@@ -753,12 +1307,44 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
         return read_range(self._reader(stream, partition, options), progress, self._made_by.handing_on(stream, partition))
 
     async def bounds(self, stream: str, partition: int = 0, *, options: ReadOptions | None = None) -> Bounds:
-        """Log start, HW and leader of a partition, as its leader says. Raises UnavailableError when nobody serves it."""
+        """Return the log start, the high watermark and the leader of a partition.
+
+        Args:
+            stream: Name of the stream.
+            partition: Number of the partition. Default 0.
+            options: Timeouts. Default: ``ReadOptions()``.
+
+        Returns:
+            The bounds, as the leader knows them.
+
+        Raises:
+            NotFoundError: No such stream or partition.
+            UnavailableError: No leader answered for ``options.patience_s``.
+
+        Example:
+            bounds = await client.bounds("orders")
+            print(bounds.log_start_offset, bounds.high_watermark)
+        """
         return (await self._reader(stream, partition, options).bounds())[0]
 
     async def offset_at(self, stream: str, partition: int, moment: Any, *, options: ReadOptions | None = None) -> int:
-        """Offset of the first record stamped at or after ``moment`` (a datetime, or ns since 1970), or HW + 1. Raises ConfigError for
-        what is no time of 64-bit nanoseconds (years 1678 to 2261)."""
+        """Return the offset of the first record at or after a time.
+
+        Args:
+            stream: Name of the stream.
+            partition: Number of the partition.
+            moment: A datetime (UTC without a time zone), or nanoseconds since 1970.
+            options: Timeouts. Default: ``ReadOptions()``.
+
+        Returns:
+            The offset, or the high watermark + 1 if all records are older. The time of a record is the timestamp that
+            its leader set.
+
+        Raises:
+            ConfigError: ``moment`` is not a time between 1677 and 2262.
+            NotFoundError: No such stream or partition.
+            UnavailableError: No leader answered for ``options.patience_s``.
+        """
         return (await self._reader(stream, partition, options).bounds(at_ns=positions.timestamp_ns(moment, "moment")))[1]
 
     # ---- publishing --------------------------------------------------------------------------------------------------
@@ -820,13 +1406,39 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
         expected_last: int | None = None,
         timeout_s: float | None = None,
     ) -> PublishAck | None:
-        """Publish one message and wait until it is committed (ALL), flushed on the leader (LEADER), or not at all (NONE: None).
+        """Publish one message and wait for its ack.
 
-        ``value`` None: a tombstone, by which compaction deletes ``key``. ``msg_id``: within the stream's window an id is stored once;
-        by default a new one, under which this client sends the message again when no answer comes. ``expected_last``: store it only
-        behind the record of this offset, -1: as the first. ``timeout_s``: the whole patience, default 30 s.
-        Raises PublishRejectedError (not stored, ``reason``), UnavailableError (not stored), OutcomeUnknownError (no ack came; under its
-        ``message_id`` it can be sent again). For more than a few messages use ``publisher()``: it keeps many in flight.
+        If no ack arrives, the client sends the message again with the same message id. The leader stores it once. For
+        many messages use ``publisher``: it keeps many in flight.
+
+        Args:
+            stream: Name of the stream.
+            value: Payload. None is a tombstone: compaction deletes ``key``.
+            key: Key of the record, for compaction and filters. Default None: no key.
+            headers: A mapping, or pairs of name and value. Names may repeat. ``Lift-*`` names are reserved. Default
+                None.
+            partition: Number of the partition. Default 0.
+            ack: When to return. ALL (default): the record is flushed on all in-sync replicas. LEADER: flushed on the
+                leader. NONE: sent, and the result is None.
+            msg_id: Id for deduplication within the stream's ``dedup_window_s``. Default '': a new random id.
+            expected_last: Store the record only directly after this offset. -1: only as the first record. Default None:
+                no condition.
+            timeout_s: Total time for all attempts, in seconds. Default None: 30.
+
+        Returns:
+            Partition, offset and LeaderEpoch of the record. None with ``ack=AckPolicy.NONE``.
+
+        Raises:
+            PublishRejectedError: Not stored. ``reason`` says why.
+            NotFoundError: Not stored: no such stream or partition.
+            NotAllowedError: Not stored: NATS denies publishing.
+            UnavailableError: Not stored: no leader accepted the message in time.
+            OutcomeUnknownError: No ack in time. The record may be stored. Send it again with
+                ``msg_id=error.message_id``.
+
+        Example:
+            ack = await client.publish("orders", b'{"id": 17}', key=b"customer-3")
+            print(ack.partition, ack.offset)
         """
         found = self._publishers.get((stream, partition))
         if found is None:
@@ -838,11 +1450,27 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
     async def publisher(
         self, stream: str, partition: int = 0, *, subject: str = "", options: PublishOptions | None = None
     ) -> Publisher:
-        """A Publisher with many messages in flight: ``async with await client.publisher("orders") as p: await p.send(...)``.
+        """Open a publisher that keeps many messages in flight.
 
-        ``subject``: publish there without asking the metadata group first, for those who may not, or where the stream's subject
-        has wildcards. Raises NotFoundError (also: no such partition), ConfigError (a wildcard, or not of the stream: said
-        here where this client knows the stream, else by the first publish that nobody takes), UnavailableError.
+        Args:
+            stream: Name of the stream.
+            partition: Number of the partition. Default 0.
+            subject: Subject to publish to. Needed if the stream's subject has wildcards, or if this user may not ask
+                the metadata group. Default '': the subject of the stream.
+            options: Window and timeouts. Default: ``PublishOptions()``.
+
+        Returns:
+            The publisher. Use it with ``async with``: leaving the block waits for all acks.
+
+        Raises:
+            NotFoundError: No such stream or partition.
+            ConfigError: The subject has a wildcard, or does not belong to the stream.
+            UnavailableError: The metadata group did not answer in time.
+
+        Example:
+            async with await client.publisher("orders") as publisher:
+                for number in range(1000):
+                    await publisher.send(b"%d" % number)
         """
         check_published(stream)
         check_partition(partition)
@@ -866,10 +1494,34 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
         partitioner: Partitioner = "key",
         source: Source | None = None,
     ) -> Opening[Producer]:
-        """Many records, each once and in order: ``async with client.producer("orders", id="till-7") as p: await p.send(...)``.
+        """Open a producer that stores each record once and in order.
 
-        ``id``: under which another process goes on, fencing this one; '': one of its own. ``source``: what its records are made from
-        (``begin_after``, ``positions``), one id for each partition of it. Raises NotFoundError, ConfigError, UnavailableError.
+        The producer sends records in batches with sequence numbers. It retries a batch without creating duplicates,
+        also after a restart of the process if you pass ``id``.
+
+        Args:
+            stream: Name of the stream.
+            id: Identity of the producer. A process that opens the same id continues it and fences the older process.
+                Default '': a new identity.
+            options: Batch sizes, buffer and timeouts. Default: ``ProducerOptions()``.
+            partitioner: How to choose the partition of a record. ``key`` (default): by Kafka's hash of the key.
+                ``sticky``: one partition until its batch is full. ``round-robin``: the next one for each record. Or a
+                function of (key, number of partitions).
+            source: Partition of another stream that the records are made from. The leader then stores the source
+                position with each batch. Needs ``id``. Default None.
+
+        Returns:
+            The producer. Use it with ``async with``: leaving the block waits for all acks.
+
+        Raises:
+            NotFoundError: No such stream.
+            ConfigError: An argument is not allowed, or the stream sends no acks.
+            UnavailableError: A leader did not answer within ``options.patience_s``.
+
+        Example:
+            async with client.producer("orders", id="till-7") as producer:
+                await producer.send(b"one", key=b"k")
+                await producer.send_many([b"two", b"three"])
         """
         return Opening(self._producer(stream, name_for(id, source), options or ProducerOptions(), partitioner, source))
 

@@ -1,9 +1,7 @@
-"""Reading one partition: long-poll requests with read-ahead, fail-over among replicas, batches or records out.
+"""``Consumer``: reads one partition with long-poll requests, read-ahead and failover among replicas.
 
-What may be handed on is decided in ``progress.py``; this is the shell around it: it asks, waits, changes replica, and keeps
-a bounded number of answers ready so that the replica works while the application does.
-
-What happens while a partition is read, told to an application that counts or logs it: answers, failures, changes of replica.
+``progress.py`` decides what a reader may return. This module sends the requests, waits, changes the replica, and keeps
+a bounded number of answers ready. ``ReadEvent`` reports answers, failures and changes of replica to the application.
 """
 
 from __future__ import annotations
@@ -58,23 +56,34 @@ _SAY_EVERY_S = 1.0
 
 
 class EventKind(Enum):
-    """Of a ``ReadEvent``."""
+    """Kind of a ReadEvent."""
 
     ANSWERED = "answered"
-    """Records came, ``records`` of them in ``size_bytes`` as sent, ``took_s`` after they were asked for."""
+    """A replica sent ``records`` records of ``size_bytes`` bytes, ``took_s`` seconds after the request."""
     FAILED = "failed"
-    """A question led to an error, ``detail``; it is asked again, perhaps elsewhere, unless that is what the reading then raises."""
+    """A request failed with ``detail``. The reader retries, perhaps with another replica, unless the error is final."""
     SILENT = "silent"
-    """Nobody has answered in time: others are asked as well."""
+    """A replica did not answer in time. The reader also asks others."""
     MOVED = "moved"
-    """Another replica answers than before: ``node``; ``detail`` is the one before."""
+    """Another replica (``node``) answers now. ``detail`` is the one before."""
     RECONNECTED = "reconnected"
-    """The connection to NATS was renewed while an answer was waited for; it is asked for again."""
+    """The NATS connection was renewed during a request. The reader sends the request again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadEvent:
-    """One of them. ``node``: who answered, or was asked; empty: any."""
+    """Something that happened while a partition was read.
+
+    Attributes:
+        kind: What happened.
+        stream: Name of the stream.
+        partition: Number of the partition.
+        node: Node that answered or was asked. '': any.
+        records: Number of records in the answer.
+        size_bytes: Size of the answer, in bytes as sent.
+        took_s: Time between request and answer, in seconds.
+        detail: Error or previous node, as text.
+    """
 
     kind: EventKind
     stream: str
@@ -87,12 +96,14 @@ class ReadEvent:
 
 
 OnEvent = Callable[[ReadEvent], None]
-"""Called in the event loop, once for an answer or a try and never for a record: it must not block. What it raises is logged, at most
-once a second, and harms no reading."""
+"""Function that receives ReadEvents. It runs in the event loop and must not block.
+
+It is called once per answer or attempt, never per record. Errors that it raises are logged at most once a second.
+"""
 
 
 class Teller:
-    """Calls ``on_event``; None: nobody wants to know."""
+    """Calls ``on_event``. None: no events."""
 
     def __init__(self, on_event: OnEvent | None, stream: str, partition: int) -> None:
         self._on_event = on_event
@@ -104,7 +115,7 @@ class Teller:
     def tell(
         self, kind: EventKind, node: str = "", *, records: int = 0, size_bytes: int = 0, took_s: float = 0.0, detail: str = ""
     ) -> None:
-        """Tell of one."""
+        """Report one event."""
         if self._on_event is None:
             return
         event = ReadEvent(kind, self._stream, self._partition, node, records, size_bytes, took_s, detail)
@@ -117,8 +128,7 @@ class Teller:
                 logger.error("on_event has failed at %s: %r", event, error, exc_info=error)
 
     def answered(self, node: str, records: int, size_bytes: int, took_s: float) -> None:
-        """Tell of an answer that was believed, and of a change of who gives them; one without records is the end of a long poll, and
-        not told."""
+        """Report an answer that was accepted, and a change of the answering node. An empty long poll is not reported."""
         if self._on_event is None:
             return
         before, self._node = self._node, node
@@ -138,17 +148,28 @@ _ID_BITS = 63
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How a partition is read.
+    """Options for reading a partition.
 
-    ``max_bytes``: of one answer; lowered to what the NATS server takes. ``wait_s``: how long a replica may hold a request at
-    the end of the log (long poll); 0.2 s of silence later another replica is asked as well. ``answer_timeout_s``: on top of
-    ``wait_s``, until the request counts as unanswered. ``patience_s``: how long nobody may answer before UnavailableError.
-    ``read_ahead``: answers kept ready, each up to ``max_bytes``.
-    ``node``: read from this node only; empty: any in-sync replica, the same one as long as it answers. ``near``: a rack; an in-sync
-    replica there is read from as long as one answers, one on the reader's own host before the others; ``nearest``: the same without a
-    rack. ``isolation``: ``uncommitted`` reads past HW, from the leader only: such records may still vanish, and
-    then LogTruncatedError says how far what was read holds. ``on_event``: told of answers, failures and changes of replica
-    (``liftpy.client.consumer``).
+    Args:
+        max_bytes: Maximum size of one answer (4 KiB to 64 MiB, and at most one NATS message). Default 1 MiB.
+        wait_s: Time that a replica may hold a request at the end of the log, in seconds (0 to 30). Default 0.6. After
+            0.2 s more without an answer, the reader also asks other replicas.
+        answer_timeout_s: Time beyond ``wait_s`` until a request counts as failed, in seconds (0.01 to 60). Default 2.
+        patience_s: Time without any answer until UnavailableError, in seconds (0.01 to 3600). Default 30.
+        read_ahead: Number of answers to keep ready, each up to ``max_bytes`` (1 to 64). Default 4.
+        node: Read from this node only. Default '': any in-sync replica, the same one as long as it answers.
+        isolation: ``committed`` (default) or ``uncommitted``. Uncommitted reads go to the leader and see records past
+            the high watermark. These records may still disappear: LogTruncatedError says how far.
+        near: Rack to prefer. A replica on this host comes first. Default '': no preference.
+        nearest: If True, prefer a replica on this host. Default False.
+        on_event: Function that receives ReadEvents. Default None.
+
+    Raises:
+        ConfigError: A value is out of range, or ``node`` and ``near`` exclude each other.
+
+    Example:
+        options = liftpy.ReadOptions(patience_s=60, near="rack-a")
+        consumer = client.consume("orders", options=options)
     """
 
     max_bytes: int = 1024 * 1024
@@ -188,7 +209,7 @@ class ReadOptions:
 
 
 class PartitionReader:
-    """Asks the replicas of one partition. ``node``: the one that answered last and is asked again; empty: any."""
+    """Sends read requests for one partition. ``node``: the node that answered last and is asked next, '' for any."""
 
     def __init__(
         self,
@@ -200,8 +221,9 @@ class PartitionReader:
         exists: Callable[[], Coroutine[Any, Any, object]] | None = None,
         nearest: Nearest | None = None,
     ) -> None:
-        """``exists``: asks the metadata group; raises NotFoundError when there is no such stream or partition. ``nearest``: whom to
-        ask rather than the node that answered last; None: nobody."""
+        """Create the reader. ``exists`` asks the metadata group whether the partition exists. ``nearest`` names a
+        preferred node.
+        """
         self._transport = transport
         self._exists = exists
         self._existing: asyncio.Task[object] | None = None
@@ -213,6 +235,7 @@ class PartitionReader:
         self.options = options
         self.node = options.node
         self._teller = Teller(options.on_event, stream, partition)
+        self._has_warned = False
         self._max_bytes = min(options.max_bytes, transport.max_payload_bytes - _PAYLOAD_RESERVE_BYTES)
 
     def must_be_usable(self) -> None:
@@ -220,11 +243,11 @@ class PartitionReader:
         self._transport.must_be_usable()
 
     def ahead(self, begin: Callable[[], Awaitable[Fetch]]) -> ReadAhead:
-        """``read_ahead`` answers, fetched by what ``begin`` gives."""
+        """Return an iterator that keeps ``read_ahead`` answers ready. ``begin`` returns the function that fetches."""
         return ReadAhead(f"{self.stream}/{self.partition}", self._transport, self.options.read_ahead, begin)
 
     def fetching(self, progress: ReadProgress, until_ns: int | None = None) -> Fetch:
-        """What fetches from ``progress`` on; ``until_ns``: to the first record that is stamped at or after it."""
+        """Return a function that fetches the next slices. ``until_ns``: stop at the first record at or after this time."""
 
         async def fetch() -> list[BatchSlice] | None:
             if until_ns is not None and progress.end_offset is None and time.time_ns() >= until_ns:
@@ -240,11 +263,18 @@ class PartitionReader:
         return fetch
 
     async def fetch(self, progress: ReadProgress, max_bytes: int | None = None) -> list[BatchSlice]:
-        """The next slices after ``progress``, which moves on; empty when a long poll ended with nothing new. ``max_bytes``: of this
-        answer, where less is wanted than the options say.
+        """Fetch the next slices after ``progress`` and advance it. Empty: a long poll ended without new records.
 
-        Raises OffsetOutOfRangeError, NotFoundError (made again), UnavailableError after ``patience_s``, or the ProtocolError
-        or CorruptionError that every replica's answer led to.
+        Args:
+            progress: Where the reader is.
+            max_bytes: Maximum size of this answer. Default None: ``options.max_bytes``.
+
+        Raises:
+            OffsetOutOfRangeError: The offset was deleted, or is past the end.
+            NotFoundError: The stream was deleted and created again.
+            UnavailableError: No replica answered for ``patience_s``.
+            ProtocolError: Every replica sent a malformed answer.
+            CorruptionError: Every replica sent damaged records.
         """
         opinion = SecondOpinion()
         async for attempt in retrying(self.options.patience_s, reads=True):
@@ -283,6 +313,13 @@ class PartitionReader:
             self._transport.counters["damaged answers"] += 1
             await self._complain(progress)
             raise
+        if progress.missed_tombstones and not self._has_warned:
+            self._has_warned = True
+            self._transport.counters["reads that missed tombstones"] += 1
+            logger.warning(
+                "tombstones missed partition=%s/%s offset=%d: compaction dropped them before this reader came to them, so that deleted "
+                "keys may look alive; continuing", self.stream, self.partition, progress.next_offset,
+            )  # fmt: skip
         for piece in slices:
             piece.batch.on_damage = self._damaged
         self.node = self.options.node or progress.node
@@ -309,11 +346,20 @@ class PartitionReader:
     async def bounds(
         self, uid: str = "", at_ns: int | None = None, last: tuple[int, int] = (-1, 0), *, beyond: int = 0, wait_s: float = 0.0
     ) -> tuple[Bounds, int]:
-        """What the partition holds, as its leader says, and the first offset stamped at or after ``at_ns`` (or HW + 1).
+        """Ask the leader for the bounds of the partition, and for the first offset at or after a time.
 
-        Only the leader knows the newest HW: a follower may answer with one that is a moment old. ``last``: (offset, LeaderEpoch)
-        of a record that was read, epoch 0: none; raises LogTruncatedError when it is not there any more. ``wait_s``: the leader may
-        wait so long for a record at ``beyond`` or after it to be committed (older nodes answer at once).
+        Args:
+            uid: Expected uid of the stream. Default '': any.
+            at_ns: Time to look up, in nanoseconds since 1970. Default None: none.
+            last: Offset and LeaderEpoch of a record that was read. Epoch 0: no check.
+            beyond: With ``wait_s``: wait until this offset is committed. Default 0.
+            wait_s: Time that the leader may wait, in seconds. Default 0.
+
+        Returns:
+            The bounds, and the offset for ``at_ns`` or the high watermark + 1.
+
+        Raises:
+            LogTruncatedError: The record ``last`` is no longer in the log.
         """
         request = client_pb2.ReadRequest(boundsOnly=True, lastOffset=last[0], lastEpoch=last[1])
         request.offset, request.waitMs = beyond, round(wait_s * 1000)
@@ -332,8 +378,10 @@ class PartitionReader:
         every_records: int = 0,
         last: tuple[int, int] = (-1, 0),
     ) -> RangeFacts:
-        """Of [``start``, ``end``), which must be kept and committed, its size and LeaderEpochs, as the leader says; with one of the
-        steps also where batches begin, at most 128 places: ask on from the last one. Raises as ``bounds``, and OffsetOutOfRangeError.
+        """Ask the leader for the size and the LeaderEpochs of a committed range.
+
+        With ``every_bytes`` or ``every_records``, the answer also has up to 128 batch boundaries. Ask again from the
+        last one.
         """
         request = client_pb2.ReadRequest(boundsOnly=True, offset=start, rangeEnd=end, lastOffset=last[0], lastEpoch=last[1])
         request.borderBytes, request.borderRecords = every_bytes, every_records
@@ -341,7 +389,7 @@ class PartitionReader:
         return facts_of(await self._told(request, uid), start, end)
 
     async def files(self, start: int, end: int, uid: str) -> RangeFiles:
-        """Of [``start``, ``end``) the files of ``options.node``, which must have it as committed. Errors as of ``measure``."""
+        """Ask ``options.node`` for the files that hold a committed range."""
         request = client_pb2.ReadRequest(boundsOnly=True, offset=start, rangeEnd=end, asksFiles=True, minHighWatermark=end - 1)
         return files_of(await self._told(request, uid))
 
@@ -463,15 +511,25 @@ def _cut(slices: list[BatchSlice], until_ns: int, progress: ReadProgress) -> lis
 
 
 class Consumer:
-    """One reader of one partition: an async iterator of records; ``batches()`` is the same by whole batches, much faster.
+    """Reads the committed records of one partition. Iterate over it, or over ``batches()``.
 
-    Within one Consumer every committed record comes once, in order, without a gap, or an error is raised [R1, R2], also when an
-    iteration is broken off, cancelled, or ends by an exception: the position is that of the last record handed on, and the next
-    iteration goes on behind it. It holds on to the stream that it began with: one deleted and made again is an error [R9]. One
-    iteration at a time: a second one while the first is alive is refused.
+    Create it with ``client.consume``. Each committed record comes once, in order, without a gap, or an error is raised.
+    If a loop ends early, by an error or by cancellation, the next loop continues after the last record that you
+    received. A stream that is deleted and created again is an error. Only one iteration may run at a time.
 
-    With ``wanted`` only the records that it keeps come; the position goes on past the others. ``backwards``: the newest first, down to
-    ``until`` or the log start; slices of batches come the newest first, and are ascending within.
+    Args:
+        reader: Sends the read requests.
+        start: Where to start.
+        until: Where to stop.
+        after_epoch: LeaderEpoch of the last record read before ``start``. Default 0: no check.
+        wanted: Filter for subjects and keys. Default: all records.
+        backwards: If True, newest record first. Default False.
+
+    Example:
+        consumer = client.consume("orders", until="end")
+        async for record in consumer:
+            print(record.offset, record.value)
+        print(await consumer.position())
     """
 
     def __init__(
@@ -514,7 +572,16 @@ class Consumer:
         """What the partition held when reading began; None before."""
 
     async def begin(self) -> Bounds:
-        """Resolve start and end now, not at the first record; idempotent. Raises as reading does."""
+        """Resolve the start and the end now instead of at the first record.
+
+        Returns:
+            The bounds of the partition at this moment. A second call returns the same.
+
+        Raises:
+            OffsetOutOfRangeError: The start was deleted by retention, or is past the end.
+            NotFoundError: No such stream or partition.
+            UnavailableError: No leader answered for ``options.patience_s``.
+        """
         self._reader.must_be_usable()
         if self.bounds is None:
             start = self._start
@@ -563,21 +630,54 @@ class Consumer:
         return None if self._until in (None, "end") else positions.end_offset(self._until, bounds) - 1  # type: ignore[operator]
 
     async def position(self) -> Position:
-        """Behind the last record handed on, for ``start`` of another Consumer, now or later; store it as ``str``."""
+        """Return the position after the last record that was returned.
+
+        Store it as ``str(position)`` and pass it as ``start`` to another Consumer.
+
+        Returns:
+            The position.
+
+        Raises:
+            UnavailableError: The start was not resolved yet, and no leader answered.
+        """
         await self.begin()
         now = self._position()
         return Position(now.uid, now.next_offset, 0 if self.backwards else now.leader_epoch)
 
     @property
     def passed_offset(self) -> int | None:
-        """All below it was handed on, or is none of what is wanted; None: there is more at hand, or nothing is being read."""
+        """Offset below which every record was returned or filtered out.
+
+        None: fetched records are waiting, or no iteration runs.
+        """
         iteration = self._iteration() if self._iteration is not None else None
         if iteration is None or not iteration.is_idle or self._fetched is None or self.backwards:
             return None
         return self._fetched.next_offset
 
+    @property
+    def has_missed_tombstones(self) -> bool:
+        """Whether compaction dropped tombstones before this consumer reached them, after it had read older records.
+
+        Keys that were deleted then look alive. ``seek("earliest")`` and read again. With ``until="end"`` reading raises
+        TombstonesMissedError instead [R12].
+        """
+        return self._fetched is not None and self._fetched.missed_tombstones
+
     async def seek(self, start: Start) -> None:
-        """Go on from there; the iteration that is alive ends, what it has fetched is dropped. Raises as reading from there does."""
+        """Continue from another position. A running iteration ends, and its fetched records are dropped.
+
+        Args:
+            start: Where to continue, as in ``client.consume``.
+
+        Raises:
+            OffsetOutOfRangeError: The start was deleted by retention, or is past the end.
+            NotFoundError: No such stream or partition.
+            UnavailableError: No leader answered for ``options.patience_s``.
+
+        Example:
+            await consumer.seek("-10m")
+        """
         earlier = self._iteration() if self._iteration is not None else None
         if earlier is not None:
             earlier.replace()
@@ -586,24 +686,60 @@ class Consumer:
         self._start, self._after_epoch = positions.resolved(start, datetime.now(UTC)), 0
         if isinstance(self._start, Position) and not self.backwards:
             self._after_epoch = self._start.leader_epoch
-        self.bounds = self._origin = self._handed_on.last = None
+        self.bounds = self._origin = self._fetched = self._handed_on.last = None
         await self.begin()
 
     async def lag(self) -> int:
-        """How many offsets lie between the position and what is committed now; backwards: down to the log start."""
+        """Return the number of offsets between the position and the high watermark.
+
+        With ``backwards``: down to the log start.
+
+        Returns:
+            The number of offsets, at least 0.
+
+        Raises:
+            UnavailableError: No leader answered for ``options.patience_s``.
+        """
         await self.begin()
         bounds, _ = await self._reader.bounds(self._position().uid)
         at = self._position().next_offset
         return max(at - bounds.log_start_offset if self.backwards else bounds.end_offset - at, 0)
 
     async def getone(self, timeout_s: float | None = None) -> Record | None:
-        """The next record; None where ``until`` is reached, or none came within ``timeout_s``. What it raises is as of an iteration."""
+        """Return the next record.
+
+        Args:
+            timeout_s: Time to wait, in seconds. Default None: wait forever.
+
+        Returns:
+            The record. None if ``until`` is reached or no record came in time.
+
+        Raises:
+            LiftError: The same errors as an iteration.
+        """
         found = await self.getmany(1, timeout_s)
         return found[0] if found else None
 
     async def getmany(self, max_records: int = 500, timeout_s: float | None = None) -> list[Record]:
-        """The next records, as many as are there, at least one unless ``until`` is reached or ``timeout_s`` are over; a cancelled call
-        takes nothing."""
+        """Return the next records that are available, at least one.
+
+        If the call is cancelled, it has taken nothing.
+
+        Args:
+            max_records: Maximum number of records, at least 1. Default 500.
+            timeout_s: Time to wait for the first record, in seconds. Default None: wait forever.
+
+        Returns:
+            The records. Empty if ``until`` is reached or no record came in time.
+
+        Raises:
+            ConfigError: ``max_records`` is below 1.
+            LiftError: The same errors as an iteration.
+
+        Example:
+            for record in await consumer.getmany(100, timeout_s=1.0):
+                print(record.value)
+        """
         if max_records < 1:
             raise ConfigError(f"Invalid max_records = {max_records}. Use at least 1.")
         if self._one is None or not self._one.may_go_on:
@@ -617,11 +753,29 @@ class Consumer:
         return found
 
     def batches(self) -> Iteration[BatchSlice]:
-        """The committed records as slices of batches, in order, from behind the last record handed on; ends at ``until``."""
+        """Iterate over slices of batches. Much faster than record by record.
+
+        Returns:
+            An asynchronous iterator of BatchSlice, from the position up to ``until``.
+
+        Raises:
+            ConfigError: Another iteration of this Consumer is running.
+
+        Example:
+            async for piece in client.consume("orders", until="end").batches():
+                print(piece.first_offset, piece.record_count)
+        """
         return self._begun(Iteration(self._ahead(), self._unfolding(whole), self._handed_on))
 
     def records(self) -> Iteration[Record]:
-        """As ``batches``, one by one, for code that works by record."""
+        """Iterate record by record.
+
+        Returns:
+            An asynchronous iterator of Record, from the position up to ``until``.
+
+        Raises:
+            ConfigError: Another iteration of this Consumer is running.
+        """
         unfold = _newest_first if self.backwards else BatchSlice.records
         return self._begun(Iteration(self._ahead(), self._unfolding(unfold), self._handed_on))
 
@@ -652,6 +806,9 @@ class Consumer:
             earlier, self._fetched = self._fetched, self._position()
             if earlier is not None:
                 self._fetched.learn_compacted(earlier.compacted_end)
+                if self._handed_on.last is not None:
+                    self._fetched.deletes_end = earlier.deletes_end
+                    self._fetched.missed_tombstones = earlier.missed_tombstones
             return self._reader.fetching(self._fetched, until_ns)
 
         return self._reader.ahead(begin)
@@ -672,7 +829,7 @@ class Consumer:
 def read_range(
     reader: PartitionReader, progress: ReadProgress, unfold: Callable[[BatchSlice], Iterator[BatchSlice]] = whole
 ) -> Iteration[BatchSlice]:
-    """Slices from ``progress`` on, to its end."""
+    """Iterate over slices from ``progress`` to its end."""
 
     async def begin() -> Fetch:
         return reader.fetching(progress)

@@ -1,11 +1,8 @@
-"""``client.cursor``: a named position in a stream, for one reader that is no member of a group.
+"""``Cursor``: a named position in a stream, for one reader that is not in a group.
 
-async with client.cursor("nightly", "orders") as cursor:
-    async for record in await cursor.consume(until="end"):
-        await cursor.commit(record.offset + 1)
-
-It is kept with the groups (docs/groups.md), of each partition the offset of the next record. Who opens a cursor holds it: a process
-that had opened it before commits nothing any more. Positions only rise; an operator sets them back with ``liftpy cursor set``.
+The cluster stores cursors together with groups. A cursor holds the offset of the next record for each partition. The
+process that opened it last holds it, and commits of an earlier holder are rejected. Positions only rise. An operator
+moves them back with ``liftpy cursor set``.
 """
 
 from __future__ import annotations
@@ -25,19 +22,32 @@ _TIMEOUT_S = 10.0
 
 
 class CursorHome(GroupHome, Protocol):
-    """What a cursor needs of its Client, besides what a member of a group does."""
+    """The methods of Client that a cursor needs."""
 
     async def query_service(self, service: str, query: bytes, *, partition: int, timeout_s: float) -> Any:
-        """As ``Client.query_service``."""
+        """Ask a replicated service a question."""
         ...
 
     def consume(self, stream: str, partition: int, *, start: Start, after_epoch: int, **how: Any) -> Consumer:
-        """As ``Client.consume``."""
+        """Read the records of one partition."""
         ...
 
 
 class Cursor:
-    """Made by ``client.cursor``, held by whoever opened it last."""
+    """A named position in a stream. The process that opened it last holds it.
+
+    Create it with ``client.cursor``.
+
+    Args:
+        client: The client.
+        name: Name of the cursor.
+        stream: Name of the stream.
+
+    Example:
+        async with client.cursor("nightly", "orders") as cursor:
+            async for record in await cursor.consume(until="end"):
+                await cursor.commit(record.offset + 1)
+    """
 
     def __init__(self, client: CursorHome, name: str, stream: str) -> None:
         self.name = check_name(name, "cursor")
@@ -50,8 +60,13 @@ class Cursor:
         """Of the stream when the cursor was opened: a position is of no use in another one of that name."""
 
     async def open(self) -> Cursor:
-        """Hold it from here on; make it where there is none. Raises NotFoundError (no such stream), GroupRefusedError (the name is a
-        group's), and as ``groups_stream``."""
+        """Open the cursor, and create it if there is none. ``client.cursor`` calls it.
+
+        Raises:
+            NotFoundError: No such stream.
+            GroupRefusedError: The name belongs to a consumer group.
+            UnavailableError: The coordinator did not answer in time.
+        """
         home = await self._client.groups_stream()
         stream = await self._client.stream(self.stream)
         self._uid = stream.uid
@@ -64,20 +79,41 @@ class Cursor:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Nothing is left to do: what was committed stands."""
+        """Do nothing: committed positions stay."""
 
     async def fetch(self, partition: int = 0) -> int | None:
-        """What is committed: the offset of the next record; None: nothing is. Raises UnavailableError, ConfigError (no such
-        partition), NotFoundError (the stream was deleted, or made again)."""
+        """Return the committed position of a partition.
+
+        Args:
+            partition: Number of the partition. Default 0.
+
+        Returns:
+            The offset of the next record. None if nothing is committed.
+
+        Raises:
+            ConfigError: No such partition.
+            NotFoundError: The stream was deleted, or deleted and created again.
+            UnavailableError: The coordinator did not answer in time.
+        """
         at = await self._committed(partition)
         return None if at is None else at.position
 
     async def commit(self, position: int | Position, partition: int = 0) -> None:
-        """All below ``position`` is done; when this returns, that is committed. A ``Position``, as of ``Consumer.position``, says the
-        LeaderEpoch too.
+        """Commit a position: all records below it are done.
 
-        Raises GroupRefusedError where the cursor is another's by now; NotFoundError where the stream was deleted, or made again;
-        ConfigError for a position below the committed one; UnavailableError, OutcomeUnknownError (say it again: that does no harm).
+        Args:
+            position: Offset of the next record, or a Position of ``Consumer.position``, which also has the LeaderEpoch.
+            partition: Number of the partition. Default 0.
+
+        Raises:
+            GroupRefusedError: Another process opened the cursor.
+            NotFoundError: The stream was deleted, or deleted and created again.
+            ConfigError: The position is below the committed one.
+            UnavailableError: The coordinator did not answer. Nothing changed.
+            OutcomeUnknownError: No answer in time. Commit again: that does no harm.
+
+        Example:
+            await cursor.commit(record.offset + 1)
         """
         key = await self._key(partition)
         offset, epoch = (position.offset, position.leader_epoch) if isinstance(position, Position) else (position, 0)
@@ -97,10 +133,25 @@ class Cursor:
             )
 
     async def consume(self, partition: int = 0, *, start: Start = "earliest", **how: Any) -> Consumer:
-        """Read from what is committed on, from ``start`` where nothing is; ``how``: as of ``Client.consume``. It commits nothing.
+        """Read from the committed position. This call commits nothing.
 
-        The reading raises OffsetOutOfRangeError where retention has overtaken the cursor, NotFoundError where the stream was made
-        again meanwhile."""
+        Args:
+            partition: Number of the partition. Default 0.
+            start: Where to start if nothing is committed. Default ``earliest``.
+            **how: More arguments of ``client.consume``, such as ``until`` and ``options``.
+
+        Returns:
+            A Consumer.
+
+        Raises:
+            OffsetOutOfRangeError: On reading: retention has deleted the records at the position.
+            NotFoundError: The stream was deleted, or deleted and created again.
+            UnavailableError: The coordinator did not answer in time.
+
+        Example:
+            async for record in await cursor.consume(until="end"):
+                print(record.value)
+        """
         at = await self._committed(partition)
         if at is not None:
             begin = Position(at.uid, at.position, at.leaderEpoch if at.position else 0)

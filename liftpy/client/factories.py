@@ -1,6 +1,6 @@
-"""What a client's publishers, producers, readers and consumers are made by: plainly, or so that they are traced.
+"""Factories of a Client for publishers, producers, readers and consumers, with or without traces.
 
-Untraced, they are the plain classes, nothing of OpenTelemetry is loaded, and no call is longer than it would be without traces.
+Without traces, the plain classes are used, and OpenTelemetry is not imported.
 """
 
 from __future__ import annotations
@@ -19,32 +19,46 @@ from liftpy.core.wire.batch import Record
 
 
 class ClientFactories:
-    """Untraced."""
+    """Creates the plain classes, without traces."""
 
     def __init__(self) -> None:
         self.counters: Counter[str] = Counter()
-        """Of spans."""
+        """Counters of spans, by kind."""
         self.publisher: Callable[..., Publisher] = Publisher
         self.producer: Callable[..., Producer] = Producer
         self.reader: Callable[..., PartitionReader] = PartitionReader
         self.consumer: Callable[..., Consumer] = Consumer
 
     def handing_on(self, stream: str, partition: int) -> Callable[[BatchSlice], Iterator[BatchSlice]]:
-        """What hands on the slices of a range."""
+        """Return the function that unfolds the slices of a range."""
         return whole
 
     def around(self, stream: str, what: Record | BatchSlice, partition: int) -> AbstractContextManager[Any]:
-        """Around what is done with it."""
+        """Return a context manager for processing a record or a slice."""
         return nullcontext()
 
 
 class Processing:
-    """What a Client has of it."""
+    """Method of Client that traces processing."""
 
     _made_by: ClientFactories
 
     def processing(self, stream: str, what: Record | BatchSlice, *, partition: int = 0) -> AbstractContextManager[Any]:
-        """``with client.processing("orders", record): ...``: a span ``process orders`` around what is done with a record, or with a
-        slice. What is published meanwhile is of the same trace. It gives the span; None where nothing of it is traced.
+        """Create a span ``process STREAM`` around the processing of a record or slice.
+
+        Messages that you publish inside the block belong to the same trace.
+
+        Args:
+            stream: Name of the stream.
+            what: The record or the slice.
+            partition: Number of the partition. Default 0.
+
+        Returns:
+            A context manager. It yields the span, or None if this record is not traced.
+
+        Example:
+            async for record in client.consume("orders"):
+                with client.processing("orders", record):
+                    print(record.value)
         """
         return self._made_by.around(stream, what, partition)

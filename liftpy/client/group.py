@@ -1,13 +1,9 @@
-"""``client.group``: one member of a consumer group. The partitions of its streams are shared by the members that live.
+"""``Group``: one member of a consumer group. The members share the partitions of the streams.
 
-async with client.group("billing", ["orders", "pay-*"]) as group:
-    async for part in group:
-        for record in part.slice.records(): ...
-
-What is owned, given up and lost decides ``liftpy.core.groups.member``; here it is carried out: heartbeats, one reader for each
-partition,
-commits. A record is handed on only while the own session lasts by the own clock, so the process may be stopped for any time.
-Committed is what the application has finished: all before the part that it holds, and that one when it asks for the next or commits.
+``liftpy.core.groups.member`` decides which partitions this member owns. This module sends heartbeats, reads the
+partitions and commits positions. A member returns a record only while its session lasts by its own clock, so a process
+that was stopped for a while never returns records of another member. A part is finished when the application asks for
+the next one or commits.
 """
 
 from __future__ import annotations
@@ -55,18 +51,36 @@ Hook = Callable[[Sequence[PartitionKey]], None]
 
 
 class GroupRefusedError(LiftError):
-    """The coordinator does not take a command or a member: another has its partitions or its instance id, or a bound is reached."""
+    """The group coordinator rejected the request. The text says why.
+
+    Another member owns the partition or the instance id, or a limit is reached.
+    """
 
     code = "GROUP_REFUSED"
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
-    """``session_s``: so long a silent member keeps its partitions. ``start``: where a partition is begun of which nothing is committed;
-    one that was added since the member was opened, as one of a stream that was made since, is begun at its first record.
-    ``auto_commit_s``: how often what is finished is committed, 0: only by ``commit``. ``read``: how each partition is read; its bounds
-    in bytes count once for each partition that is owned. ``subjects``, ``keys``: only records of them, as of ``Client.consume``;
-    positions go on past the others."""
+    """Options of a member of a consumer group.
+
+    Args:
+        session_s: Time without a heartbeat after which a member loses its partitions, in seconds (3 to 3600). Default
+            10.
+        start: Where to start in a partition without committed position: ``earliest`` (default) or ``new``. Partitions
+            and streams that are added later start at their first record.
+        auto_commit_s: Commit interval for finished parts, in seconds (0 to 3600). Default 5. 0: only ``commit``
+            commits.
+        read: Options for reading. Memory limits apply per owned partition. Default: ``ReadOptions()``.
+        subjects: Only records of these subjects. Positions advance over the others. Default: all.
+        keys: Only records with these keys. Positions advance over the others. Default: all.
+
+    Raises:
+        ConfigError: A value is out of range.
+
+    Example:
+        options = liftpy.GroupOptions(session_s=30, start="new", auto_commit_s=0)
+        group = await client.group("billing", ["orders"], options=options)
+    """
 
     session_s: float = limits.SESSION_MS / 1000
     start: Literal["earliest", "new"] = "earliest"
@@ -86,37 +100,39 @@ class GroupOptions:
 
 
 class GroupHome(Protocol):
-    """What a member needs of its Client."""
+    """The methods of Client that a group member needs."""
 
     async def stream(self, name: str) -> StreamImage:
-        """As ``Client.stream``."""
+        """Return the stream as the metadata group knows it now."""
         ...
 
     async def groups_stream(self) -> StreamImage:
-        """As ``Client.groups_stream``."""
+        """Return the internal stream of groups. Create it if needed."""
         ...
 
     async def list_streams(self) -> list[StreamImage]:
-        """As ``Client.list_streams``."""
+        """Return all streams."""
         ...
 
     def consume(
         self, stream: str, partition: int, *, start: Start, after_epoch: int, options: ReadOptions | None,
         subjects: Sequence[str], keys: Sequence[bytes],
     ) -> Consumer:  # fmt: skip
-        """As ``Client.consume``."""
+        """Read the records of one partition."""
         ...
 
     async def call_service(
         self, service: str, stream: str, command: bytes, *, partition: int, timeout_s: float
     ) -> CommandAnswer:
-        """As ``Client.call_service``."""
+        """Send a command to a replicated service and wait for its reply."""
         ...
 
 
 async def ask_coordinator(client: GroupHome, partition: int, command: pb.GroupCommand, timeout_s: float) -> pb.GroupAnswer:
-    """The answer of the coordinator that leads ``partition`` of the stream of groups, once the command is committed. Raises
-    UnavailableError, OutcomeUnknownError, GroupCommandError."""
+    """Send a command to the coordinator of a partition of the groups stream. Return its answer after the commit.
+
+    Raises UnavailableError, OutcomeUnknownError or GroupCommandError.
+    """
     answer = await client.call_service(
         GROUPS_SERVICE, GROUPS_STREAM, encode_command(command), partition=partition, timeout_s=timeout_s
     )
@@ -124,12 +140,12 @@ async def ask_coordinator(client: GroupHome, partition: int, command: pb.GroupCo
 
 
 def name_of(code: int) -> str:
-    """A coordinator's code; of one that is newer than this client the number."""
+    """Return the name of a coordinator's code, or its number if this client does not know it."""
     return pb.GroupCode.Name(code) if code in pb.GroupCode.values() else str(code)
 
 
 class _Pump:
-    """The reader of one owned partition. It has at most one part that waits for the application, beside what is read ahead."""
+    """Reads one owned partition. At most one part waits for the application, in addition to the read-ahead."""
 
     def __init__(self, gained: PartitionGained) -> None:
         self.gained = gained
@@ -139,7 +155,27 @@ class _Pump:
 
 
 class Group:
-    """One member; made by ``client.group``. One iteration at a time; ``counters`` says what went wrong and was tried again."""
+    """One member of a consumer group. Iterate over it to get the parts to process.
+
+    Create it with ``client.group``. Asking for the next part finishes the one before. Delivery is at least once.
+    ``counters`` counts errors that the member retried.
+
+    Args:
+        client: The client.
+        name: Name of the group.
+        streams: Stream names, or patterns with ``*``.
+        instance: Static identity of this member, '' for none.
+        options: Session timeout, start, commit interval and filters.
+        on_assigned: Function that receives new partitions, or None.
+        on_revoked: Function that receives lost partitions, or None.
+
+    Example:
+        async with client.group("billing", ["orders"]) as group:
+            async for part in group:
+                for record in part.slice.records():
+                    print(record.value)
+                await group.commit()
+    """
 
     def __init__(
         self, client: GroupHome, name: str, streams: Sequence[str], instance: str, options: GroupOptions,
@@ -156,14 +192,14 @@ class Group:
         self._partition = 0
         self._pumps: dict[PartitionKey, _Pump] = {}
         self._leaving: dict[PartitionKey, int] = {}
-        """What is to be given up once the application has finished with it."""
+        """Partitions to release when the application has finished their parts."""
         self._ready: deque[tuple[_Pump, BatchSlice]] = deque()
         self._handed: GroupPart | None = None
-        """By an iteration: finished when the next one is asked for."""
+        """The part that an iteration returned last. It is finished when the next one is requested."""
         self._in_hand: Counter[tuple[PartitionKey, int]] = Counter()
-        """(Partition, generation) -> parts that were taken and are not finished."""
+        """(Partition, generation) -> number of parts that were taken and are not finished."""
         self._done: dict[PartitionKey, tuple[int, int]] = {}
-        """Of what is owned: (next position, LeaderEpoch before it) that the application has come to."""
+        """Owned partition -> (next position, LeaderEpoch before it) that the application has finished."""
         self._committed: dict[PartitionKey, tuple[int, int]] = {}
         self._committing = asyncio.Lock()
         self._news, self._wake, self._beat_soon = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -171,18 +207,23 @@ class Group:
         self._closed = False
         self._looked_s = -math.inf
         self._at_open: dict[str, pb.KnownStream] = {}
-        """Streams as they were when the member was opened: ``start="new"`` is meant of what there was then."""
+        """The streams when the member was opened: ``start="new"`` applies to these only."""
         self._tasks: list[asyncio.Task[None]] = []
         self.counters: Counter[str] = Counter()
 
     @property
     def owned(self) -> list[PartitionKey]:
-        """The partitions that are read now."""
+        """The partitions that this member reads now, sorted."""
         return sorted(self._pumps)
 
     # ---- life ------------------------------------------------------------------------------------------------------------
     async def open(self) -> Group:
-        """Find the coordinator and join; the first member of a cluster has its stream made. Raises as ``groups_stream``."""
+        """Find the coordinator and join the group. ``client.group`` calls it.
+
+        Raises:
+            NotFoundError: None of the streams exists.
+            UnavailableError: The coordinator did not answer in time.
+        """
         home = await self._client.groups_stream()
         self._partition = partition_of(self.name, len(home.partitions))
         known = await self._known_streams()
@@ -206,8 +247,11 @@ class Group:
         await self.close()
 
     async def close(self) -> None:
-        """Stop reading, commit what is finished (with ``auto_commit_s``), and leave; a static member keeps its partitions for the
-        rest of its session. Idempotent."""
+        """Stop reading, commit finished parts and leave the group.
+
+        With ``auto_commit_s=0`` nothing is committed. A member with ``instance`` keeps its partitions for the rest of
+        its session. A second call does nothing.
+        """
         if self._closed:
             return
         self._closed = True
@@ -232,7 +276,12 @@ class Group:
         return self
 
     async def __anext__(self) -> GroupPart:
-        """The next part; the one before is finished by that. Raises what reading raises, GroupRefusedError for a fenced member."""
+        """Return the next part and finish the one before.
+
+        Raises:
+            GroupRefusedError: The group has fenced this member.
+            LiftError: The same errors as reading a partition.
+        """
         self._finish()
         part = await self.take()
         if part is None:
@@ -241,8 +290,21 @@ class Group:
         return part
 
     async def take(self) -> GroupPart | None:
-        """The next part, for an application that has several in hand: each is finished by ``finished``; None: the group was closed. A
-        partition is given up only when nothing of it is in hand. Raises as an iteration."""
+        """Return the next part, for applications that process several parts at once.
+
+        Call ``finished`` for each part. The member releases a partition only when all its parts are finished.
+
+        Returns:
+            The part. None if the group is closed.
+
+        Raises:
+            GroupRefusedError: The group has fenced this member.
+            LiftError: The same errors as reading a partition.
+
+        Example:
+            part = await group.take()
+            group.finished(part)
+        """
         while True:
             if self._error is not None:
                 raise self._error
@@ -269,12 +331,25 @@ class Group:
         partition_for: PartitionFor | None = None,
         options: ProducerOptions | None = None,
     ) -> None:
-        """Send what ``transform`` makes of each record, (key, value) of none, one or several records, to the stream ``target``: each
-        once, in the order of its source partition, whoever dies meanwhile. Until it is cancelled.
+        """Transform records into another stream, each one exactly once.
 
-        ``partition_for``: (key, partitions) -> partition; by default by key, without one by the source's partition. Raises what
-        reading, ``transform`` and ``Client.producer`` raise; PublishRejectedError also for a target that was paused or read-only for
-        three sessions: so long it is waited for.
+        The results of one source partition keep their order. The call runs until it is cancelled. After a failure,
+        another member continues without loss and without duplicates.
+
+        Args:
+            target: Name of the target stream.
+            transform: Function of a record that returns a list of (key, value) pairs. The list may be empty.
+            partition_for: Function of (key, number of partitions) that returns the target partition. Default None: by
+                key, or by the source partition without a key.
+            options: Options of the producers. Default: ``ProducerOptions()``.
+
+        Raises:
+            LiftError: The same errors as reading, and as ``client.producer``.
+            PublishRejectedError: The target was paused or read-only for three sessions.
+
+        Example:
+            async with client.group("billing", ["orders"]) as group:
+                await group.into("bills", lambda record: [(record.key, record.value)])
         """
         client = cast("CopyHome", self._client)
         session_s = self._options.session_s
@@ -282,8 +357,18 @@ class Group:
         await copying.run()
 
     async def commit(self) -> None:
-        """Commit all that was handed on, the last part included. Raises GroupRefusedError for what is another's by now: it comes again
-        there; UnavailableError or OutcomeUnknownError when nobody answers."""
+        """Commit all parts that this member returned, including the last one.
+
+        Raises:
+            GroupRefusedError: Another member owns a partition now. It receives these records again.
+            UnavailableError: The coordinator did not answer. Nothing changed.
+            OutcomeUnknownError: No answer in time. Commit again: that does no harm.
+
+        Example:
+            async for part in group:
+                print(part.slice.values())
+                await group.commit()
+        """
         self._finish()
         if self._machine is None:
             raise ConfigError("The group is not open. Use it inside `async with client.group(...)`.")
@@ -302,8 +387,13 @@ class Group:
             self.finished(part)
 
     def finished(self, part: GroupPart) -> None:
-        """The application has done with a part that it took; those of a partition are finished in their order. What is another's by
-        now is not committed."""
+        """Mark a part of ``take`` as finished.
+
+        Finish the parts of one partition in order. If another member owns the partition now, nothing is committed.
+
+        Args:
+            part: The part.
+        """
         which = part.key, part.generation
         if self._in_hand[which] <= 1:
             del self._in_hand[which]
@@ -315,7 +405,14 @@ class Group:
             self._wake.set()
 
     def generation_of(self, key: PartitionKey) -> int | None:
-        """Of this member's ownership of a partition, also while it is being given up; None: it is not its own."""
+        """Return the generation of this member's ownership of a partition.
+
+        Args:
+            key: The partition.
+
+        Returns:
+            The generation, also while the partition is being released. None: this member does not own it.
+        """
         pump = self._pumps.get(key)
         return pump.gained.generation if pump is not None else self._leaving.get(key)
 

@@ -1,4 +1,7 @@
-"""What operators ask of consumer groups, and change: lists, members, positions. By queries and commands of the coordinator."""
+"""Administration of groups, queues and cursors: list, describe, reset, delete.
+
+The functions send queries and commands to the group coordinator.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,16 @@ _TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """``partition``: of the stream of groups. ``settled``: nothing moves. ``positions``: how many are committed. ``queues``: partitions
-    of work queues."""
+    """One group in a list.
+
+    Attributes:
+        name: Name of the group.
+        partition: Partition of the groups stream that holds the group.
+        members: Number of members.
+        settled: True if no partition is moving between members.
+        positions: Number of committed positions.
+        queues: Number of partitions that work queues of this name read.
+    """
 
     name: str
     partition: int
@@ -34,8 +45,17 @@ class GroupSummary:
 
 @dataclass(frozen=True, slots=True)
 class MemberOfGroup:
-    """``instance``: its static identity, '' for none. ``client``: its host. ``owned``: (stream, partition) that are granted to it.
-    ``silent_s``: since its last heartbeat; ``session_s``: so long it may be silent."""
+    """One member of a group.
+
+    Attributes:
+        name: Id of the member.
+        instance: Static identity, '' for none.
+        client: Host of the member.
+        streams: Stream names or patterns that it reads.
+        owned: Partitions that it owns, as (stream, partition).
+        silent_s: Time since its last heartbeat, in seconds.
+        session_s: Session timeout, in seconds.
+    """
 
     name: str
     instance: str
@@ -48,7 +68,14 @@ class MemberOfGroup:
 
 @dataclass(frozen=True, slots=True)
 class RecordsOut:
-    """What one worker of a queue has: ``records``, the ``first`` of them at that offset, each given ``deliveries`` times at most."""
+    """Records that one worker of a queue has.
+
+    Attributes:
+        worker: Id of the worker.
+        records: Number of records.
+        first: Lowest offset of them.
+        deliveries: Highest number of deliveries among them.
+    """
 
     worker: str
     records: int
@@ -58,10 +85,20 @@ class RecordsOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueFigures:
-    """A work queue over one partition. ``acknowledged_below``: all below it are done, and ``acknowledged`` above it;
-    ``taken_below``: none from there on was ever given.
-    ``out``, ``returned``, ``dead`` (on their way to the dead letters), ``held`` (wait for their key).
-    ``holders``: who has what is out, the most first; at most 50."""
+    """State of a work queue in one partition.
+
+    Attributes:
+        key: The partition.
+        acknowledged_below: All records below this offset are acked.
+        taken_below: No record from this offset on was ever delivered.
+        out: Records that workers have.
+        returned: Records that wait for another delivery.
+        dead: Records on their way to the dead letters.
+        held: Records that wait for another record of the same key.
+        acknowledged: Acked records above ``acknowledged_below``.
+        ranges: Offset ranges in the state of the coordinator.
+        holders: Workers with records, the largest number first, at most 50.
+    """
 
     key: PartitionKey
     acknowledged_below: int
@@ -77,7 +114,14 @@ class QueueFigures:
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """``positions``: partition -> offset of the next record to be read, as committed."""
+    """One group with its members, positions and queues.
+
+    Attributes:
+        summary: The summary.
+        members: The members.
+        positions: Partition -> committed offset of the next record.
+        queues: The partitions of its work queues.
+    """
 
     summary: GroupSummary
     members: tuple[MemberOfGroup, ...]
@@ -86,17 +130,42 @@ class GroupDescription:
 
 
 async def list_groups(client: Client) -> list[GroupSummary]:
-    """All of them, by name. Raises UnavailableError."""
+    """Return all groups, sorted by name.
+
+    Args:
+        client: The client.
+
+    Raises:
+        UnavailableError: The coordinator did not answer in time.
+    """
     return [_summary(group, partition) for group, partition in await _all_names(client) if not group.cursor]
 
 
 async def list_cursors(client: Client) -> list[str]:
-    """The names of all cursors. Raises as ``list_groups``."""
+    """Return the names of all cursors.
+
+    Args:
+        client: The client.
+
+    Raises:
+        UnavailableError: The coordinator did not answer in time.
+    """
     return [group.group for group, _ in await _all_names(client) if group.cursor]
 
 
 async def describe_cursor(client: Client, name: str) -> dict[PartitionKey, int]:
-    """Where a cursor is: the offset of the next record. Raises NotFoundError, also for the name of a group."""
+    """Return the committed positions of a cursor.
+
+    Args:
+        client: The client.
+        name: Name of the cursor.
+
+    Returns:
+        Partition -> offset of the next record.
+
+    Raises:
+        NotFoundError: No such cursor, or the name belongs to a group.
+    """
     described, cursor = await _described(client, name, "cursor")
     if not cursor:
         raise NotFoundError(f"{name!r} is a consumer group, not a cursor. Use `liftpy group show {name}`.")
@@ -104,20 +173,38 @@ async def describe_cursor(client: Client, name: str) -> dict[PartitionKey, int]:
 
 
 async def set_cursor(client: Client, name: str, positions: Mapping[PartitionKey, int]) -> None:
-    """Set a cursor, forwards or back, -1 forgets a position; where there is none it is made. Whoever holds it commits nothing any more.
-    Raises GroupRefusedError for the name of a group."""
+    """Set the positions of a cursor, forwards or backwards. Create the cursor if needed.
+
+    A process that holds the cursor cannot commit any more.
+
+    Args:
+        client: The client.
+        name: Name of the cursor.
+        positions: Partition -> offset of the next record. -1 deletes the position.
+
+    Raises:
+        GroupRefusedError: The name belongs to a group.
+    """
     await _tell(client, pb.GroupCommand(group=check_name(name, "cursor"), open=pb.OpenCursor()))
     await reset_group(client, name, positions)
 
 
 async def delete_cursor(client: Client, name: str) -> None:
-    """Forget a cursor; whoever holds it commits nothing any more. Raises NotFoundError, also for the name of a group."""
+    """Delete a cursor. A process that holds it cannot commit any more.
+
+    Args:
+        client: The client.
+        name: Name of the cursor.
+
+    Raises:
+        NotFoundError: No such cursor, or the name belongs to a group.
+    """
     await describe_cursor(client, name)
     await delete_group(client, name)
 
 
 async def _all_names(client: Client) -> list[tuple[pb.GroupSummary, int]]:
-    """Groups and cursors by name, each with its partition of the stream of groups."""
+    """Return all groups and cursors, each with its partition of the groups stream."""
     found: list[tuple[pb.GroupSummary, int]] = []
     for partition in range(await _partitions(client)):
         after = ""
@@ -131,12 +218,20 @@ async def _all_names(client: Client) -> list[tuple[pb.GroupSummary, int]]:
 
 
 async def describe_group(client: Client, name: str) -> GroupDescription:
-    """One group. Raises NotFoundError."""
+    """Return one group with its members, positions and queues.
+
+    Args:
+        client: The client.
+        name: Name of the group.
+
+    Raises:
+        NotFoundError: No such group.
+    """
     return (await _described(client, name, "group"))[0]
 
 
 async def _described(client: Client, name: str, what: str) -> tuple[GroupDescription, bool]:
-    """And whether it is a cursor."""
+    """Return the description, and whether it is a cursor."""
     partition = await _partition_of(client, check_name(name, what), what)
     answer = await _ask(client, pb.GroupQuery(group=name), partition)
     members = tuple(
@@ -165,7 +260,16 @@ async def _described(client: Client, name: str, what: str) -> tuple[GroupDescrip
 
 
 async def reset_group(client: Client, name: str, positions: Mapping[PartitionKey, int]) -> None:
-    """Set what is committed, forwards or back; -1 forgets it. The group must have no members. Raises GroupRefusedError."""
+    """Set the committed positions of a group without members.
+
+    Args:
+        client: The client.
+        name: Name of the group.
+        positions: Partition -> offset of the next record. -1 deletes the position.
+
+    Raises:
+        GroupRefusedError: The group has members.
+    """
     at = [
         pb.GroupPosition(stream=key.stream, uid=key.uid, partition=key.partition, position=position)
         for key, position in sorted(positions.items())
@@ -174,12 +278,21 @@ async def reset_group(client: Client, name: str, positions: Mapping[PartitionKey
 
 
 async def delete_group(client: Client, name: str) -> None:
-    """Forget a group that has no members. Raises NotFoundError, GroupRefusedError."""
+    """Delete a group without members.
+
+    Args:
+        client: The client.
+        name: Name of the group.
+
+    Raises:
+        NotFoundError: No such group.
+        GroupRefusedError: The group has members.
+    """
     await _tell(client, pb.GroupCommand(group=check_name(name, "group"), delete=pb.DeleteGroup()))
 
 
 async def _partitions(client: Client) -> int:
-    """0: nobody has needed groups yet."""
+    """Return the number of partitions of the groups stream. 0: it does not exist yet."""
     try:
         return len((await client.stream(GROUPS_STREAM)).partitions)
     except NotFoundError:

@@ -1,4 +1,4 @@
-"""What a member of a group is given at a time."""
+"""``GroupPart``: the unit of work of a group member."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from liftpy.core.base.ids import PartitionKey
 
 @dataclass(frozen=True, slots=True)
 class GroupPart:
-    """Records of one partition. ``generation``: of this member's ownership of it; whoever owns it later has a greater one."""
+    """Records of one partition, given to one group member.
+
+    Attributes:
+        key: The partition.
+        generation: Generation of this member's ownership. A later owner has a higher one.
+        slice: The records.
+    """
 
     key: PartitionKey
     generation: int

@@ -1,7 +1,4 @@
-"""What a publisher is asked, holds and answers: its options, one message in flight, the ack, and which errors are the last word.
-
-How much may be on its way: a bound in messages (or records) and in bytes, whoever waits longest first.
-"""
+"""Options, acks and the in-flight window of publishers and producers."""
 
 from __future__ import annotations
 
@@ -24,21 +21,45 @@ PROBING_S = 5.0
 
 
 class PublishAck(NamedTuple):
-    """Where a message was stored. ``offset``: its own, in its partition; ``leader_epoch``: in which it was appended."""
+    """The place of a stored message.
+
+    Attributes:
+        stream: Name of the stream.
+        partition: Number of the partition.
+        offset: Offset of the record in the partition.
+        leader_epoch: LeaderEpoch in which the record was appended.
+        duplicate: True if the message id was stored before, at this offset.
+    """
 
     stream: str
     partition: int
     offset: int
     leader_epoch: int
     duplicate: bool = False
-    """Its message id was known: it was stored before, there."""
+    """Whether the message id was stored before, at this offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishOptions:
-    """``window``, ``window_bytes``: messages, and their bytes as sent, in flight before ``send`` waits; a larger one goes alone.
-    ``timeout_s``: for an ack, and for handing a message to the connection. ``patience_s``: for sending again. ``message_ids``: give an
-    id to each message that has none, where the stream recognises them: some 40 bytes a record, and a place in the leader's table."""
+    """Options of a Publisher.
+
+    Args:
+        window: Messages in flight before ``send`` waits (1 to 1,048,576). Default 4096. Use 1 for strict order.
+        timeout_s: Time to wait for the ack of one attempt, and to hand a message to the connection, in seconds (0.01 to
+            600). Default 10.
+        patience_s: Total time for all attempts of a message, in seconds (0 to 3600). Default 30.
+        window_bytes: Bytes in flight before ``send`` waits (1 to 1 GiB). A larger message is sent alone. Default 32
+            MiB.
+        message_ids: If True, give each message without an id a random one, so that it can be sent again safely. It
+            costs about 40 bytes per record. Default False.
+
+    Raises:
+        ConfigError: A value is out of range.
+
+    Example:
+        options = liftpy.PublishOptions(window=1, patience_s=60)
+        publisher = await client.publisher("orders", options=options)
+    """
 
     window: int = 4096
     timeout_s: float = 10.0
@@ -55,61 +76,61 @@ class PublishOptions:
 
 @dataclass(slots=True)
 class InFlight:
-    """One message. ``deadline``, ``give_up``, ``resend_at``: loop time in s; ``resend_at`` 0: it is out there."""
+    """One message in flight. Times are times of the event loop, in seconds."""
 
     payload: bytes
     uid: str
-    """Of the stream that it is addressed to."""
+    """Uid of the stream that the message is addressed to."""
     answer: asyncio.Future[PublishAck]
     give_up: float
     size_bytes: int
     attempt_s: float = 10.0
-    """For the ack of one attempt."""
+    """Time limit for the ack of one attempt, in seconds."""
     message_id: bytes = b""
     known_until: float = 0.0
-    """Until then the leader knows the message id, if it is stored; 0: it does not."""
+    """Time until which the leader recognizes the message id, if it stored the message. 0: it does not recognize it."""
     deadline: float = 0.0
     maybe_stored: bool = False
-    """An attempt was not answered."""
+    """Whether an attempt got no answer, so that the message may be stored."""
     resend_at: float = 0.0
     wait_s: float = FIRST_WAIT_S
     not_before: float = 0.0
-    """Loop time in s: a quota lets it in then."""
+    """Time before which a quota does not accept the message."""
     refusal: LiftError | None = None
 
     def refused(self, refusal: LiftError, now: float, after_s: float) -> None:
-        """It is to be sent again after ``after_s``; 0: after a pause that grows."""
+        """Schedule another attempt after ``after_s`` seconds. 0: after a pause that grows with each attempt."""
         self.refusal, self.not_before = refusal, now + after_s
         self.resend_at = now + (after_s or self.wait_s)
         if not after_s:
             self.wait_s = min(self.wait_s * 2, LONGEST_WAIT_S)
 
     def connection_renewed(self, attempt_s: float) -> None:
-        """Forget how long earlier attempts and pauses were: NATS was not there, which says nothing about the leader."""
+        """Reset the pauses after a reconnect: a lost connection says nothing about the leader."""
         self.attempt_s, self.wait_s = attempt_s, FIRST_WAIT_S
 
     def deadline_from(self, now: float) -> float:
-        """Of an attempt that begins now; who may ask again does not wait beyond the patience."""
+        """Return the deadline of an attempt that starts at ``now``."""
         return min(now + self.attempt_s, self.give_up) if self.known_until else now + self.attempt_s
 
 
 class MessageIds:
-    """Ids for one publisher's messages: random, then counted."""
+    """Generates message ids for one publisher: a random prefix and a counter."""
 
     def __init__(self) -> None:
         self._form = secrets.token_urlsafe(12).encode() + b".%d"
         self._numbers = itertools.count()
 
     def next(self) -> bytes:
-        """One that nobody had before."""
+        """Return a new id."""
         return self._form % next(self._numbers)
 
 
 def is_final(error: LiftError) -> bool:
-    """Return whether an answer of the leader also says that no earlier attempt was stored.
+    """Return whether a negative answer also means that no earlier attempt was stored.
 
-    The leader checks the message id before it checks the last offset and the byte limit of the stream. What breaks a limit of all
-    streams, or is malformed, is never stored. A stream that is deleted holds nothing.
+    The leader checks the message id before it checks the last offset and the size limit of the stream. A malformed
+    message is never stored. A deleted stream holds nothing.
     """
     if isinstance(error, PublishRejectedError):
         return error.reason in ("INCORRECT_OFFSET", "TOO_LARGE", "MALFORMED")
@@ -117,7 +138,10 @@ def is_final(error: LiftError) -> bool:
 
 
 class Window:
-    """``count`` and ``size_bytes``: what is on its way now. One message alone may be larger than the bound in bytes."""
+    """Limits the messages in flight by number and by bytes. Waiting senders enter in order.
+
+    A single message may be larger than the limit in bytes.
+    """
 
     def __init__(self, most: int, most_bytes: int) -> None:
         self._most = most
@@ -127,7 +151,7 @@ class Window:
         self.size_bytes = 0
 
     def try_enter(self, size_bytes: int, count: int = 1) -> bool:
-        """Enter if there is room and nobody waits for some. ``count``: several at once, ``size_bytes`` in all."""
+        """Enter if there is room and nobody waits. ``count``: several messages at once, with ``size_bytes`` in all."""
         there, total_bytes = self.count + count, self.size_bytes + size_bytes
         if self._waiting or (self.count and (there > self._most or total_bytes > self._most_bytes)):
             return False
@@ -135,7 +159,7 @@ class Window:
         return True
 
     async def enter(self, size_bytes: int, count: int = 1) -> None:
-        """Wait for room; ``leave`` must follow unless this is cancelled."""
+        """Wait for room and enter. Call ``leave`` later, unless this call was cancelled."""
         if self.try_enter(size_bytes, count):
             return
         place = (asyncio.get_running_loop().create_future(), size_bytes, count)
@@ -152,14 +176,14 @@ class Window:
             raise
 
     def leave(self, size_bytes: int, count: int = 1) -> None:
-        """A message of ``size_bytes`` is not on its way any more."""
+        """Free the room of messages that are no longer in flight."""
         self.count -= count
         self.size_bytes -= size_bytes
         if self._waiting:
             self._wake()
 
     def end(self) -> None:
-        """Nothing is bounded any more, nobody waits: it is over."""
+        """Remove the limits and let everybody enter, because the publisher is closed."""
         self._most = self._most_bytes = 1 << 62
         self._wake()
 

@@ -1,8 +1,8 @@
-"""Several partitions, of one or several streams, read as one: whichever has records is next.
+"""``ManyConsumer``: reads many partitions, of one or several streams, as one.
 
-Each partition has a Consumer of its own, so its order, its checks and its fail-over are those of one partition; between partitions
-there is no order. What is fetched ahead is bounded over all of them. Streams that match a pattern, and partitions that are added, join
-while it is read, from their first record. A partition whose reading ends by an error ends all: nothing is left out silently.
+Each partition has its own Consumer, so its order and its checks are the same as for one partition. There is no order
+between partitions. The memory for read-ahead is limited over all partitions. New streams that match a pattern, and new
+partitions, join from their first record. An error of one partition ends the whole read.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from liftpy.nats.cancellation import end_tasks
 
 MAX_PARTITIONS = 4096
 AHEAD_BYTES = 64 * 1024 * 1024
-"""Fetched ahead over all partitions, as it is sent; each has at least ``LEAST_BYTES``."""
+"""Read-ahead over all partitions, in bytes as sent. Each partition has at least ``LEAST_BYTES``."""
 LEAST_BYTES = 64 * 1024
 LOOK_EVERY_S = 5.0
-"""How often streams and partitions that have come are looked for."""
+"""Interval of the search for new streams and partitions, in seconds."""
 _IDLE_S = 0.1
 _WILD = frozenset("*?[")
 
@@ -40,7 +40,13 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Records of one partition: what ``ManyConsumer.batches`` gives."""
+    """Records of one partition, as ``ManyConsumer.batches`` returns them.
+
+    Attributes:
+        stream: Name of the stream.
+        partition: Number of the partition.
+        slice: The records.
+    """
 
     stream: str
     partition: int
@@ -49,22 +55,24 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What it is read through. ``places``: gives all partitions of all streams that are there. ``consumer``: of one partition, from a
-    start, with so many bytes fetched ahead at most."""
+    """How a ManyConsumer lists partitions and opens a Consumer for each. ``consumer`` gets the read-ahead in bytes."""
 
     places: Callable[[], Awaitable[Iterable[Place]]]
     consumer: Callable[[Place, Any, int], Consumer]
 
 
 def bounded_ahead(options: ReadOptions, ahead_bytes: int) -> ReadOptions:
-    """``options`` by which no more than ``ahead_bytes`` are fetched ahead: fewer answers, then smaller ones."""
+    """Return ``options`` with read-ahead limited to ``ahead_bytes``: first fewer answers, then smaller ones."""
     depth = max(min(options.read_ahead, ahead_bytes // options.max_bytes), 1)
     return replace(options, read_ahead=depth, max_bytes=max(min(options.max_bytes, ahead_bytes // depth), 4096))
 
 
 def selects(names: Iterable[str]) -> Callable[[str], bool]:
-    """Whether a stream is one of ``names``, some of which are patterns (``orders-*``). An internal stream is one of a pattern
-    only where that begins with ``_`` itself. Raises ConfigError, InvalidNameError."""
+    """Return a test whether a stream is selected by ``names``, some of which are patterns.
+
+    A pattern selects an internal stream only if the pattern itself begins with ``_``. Raises ConfigError or
+    InvalidNameError.
+    """
     wanted = tuple(names)
     if not wanted:
         raise ConfigError("Name at least one stream or pattern to read, such as orders-*.")
@@ -77,7 +85,21 @@ def selects(names: Iterable[str]) -> Callable[[str], bool]:
 
 
 def positions_from(text: str) -> dict[Place, Position]:
-    """What ``ManyConsumer.positions_text`` gave. Raises ConfigError."""
+    """Read the positions that ``ManyConsumer.positions_text`` returned.
+
+    Args:
+        text: The text.
+
+    Returns:
+        (stream, partition) -> Position, for ``client.consume_many(positions=...)``.
+
+    Raises:
+        ConfigError: The text has another form.
+
+    Example:
+        positions = positions_from(text)
+        many = client.consume_many("orders", positions=positions)
+    """
     try:
         found = {
             (str(stream), int(number)): Position.parse(at)
@@ -90,13 +112,27 @@ def positions_from(text: str) -> dict[Place, Position]:
 
 
 class ManyConsumer:
-    """Made by ``client.consume_many``. ``async for taken in many.batches()``, or ``async for stream, partition, record in many``; one
-    at a time. Use it with ``async with``, or ``aclose`` it: it ends what it fetches."""
+    """Reads many partitions as one. Iterate over it for records, or over ``batches()``.
+
+    Create it with ``client.consume_many`` and use it with ``async with``. Only one task may read at a time.
+
+    Args:
+        home: Lists partitions and opens consumers.
+        names: Stream names or patterns.
+        start: Where to start in partitions that ``positions`` does not name. Partitions that appear later start at
+            their first record.
+        positions: Positions of an earlier consumer. Default None.
+
+    Example:
+        async with client.consume_many("orders", "pay-*", until="end") as many:
+            async for stream, partition, record in many:
+                print(stream, partition, record.offset)
+    """
 
     def __init__(
         self, home: Places, names: Iterable[str], start: Any, positions: Mapping[Place, Position] | None = None
     ) -> None:
-        """``start``: of every partition that ``positions`` does not name; of those that come later it is their first record."""
+        """Create the consumer. Applications call ``client.consume_many``."""
         self._home = home
         self._names = tuple(names)
         self._selects = selects(self._names)
@@ -130,7 +166,7 @@ class ManyConsumer:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End the fetching of all partitions; another task that waits for the next slice is at the end."""
+        """Stop reading all partitions. A task that waits for records gets the end."""
         self._closes += 1
         coming, self._coming = list(self._coming), {}
         await end_tasks(coming)
@@ -140,15 +176,23 @@ class ManyConsumer:
     # ---- what is read --------------------------------------------------------------------------------------------------
     @property
     def places(self) -> list[Place]:
-        """The partitions that are read, by stream and number."""
+        """The partitions that are read, as (stream, partition), sorted."""
         return sorted(self._readers)
 
     def pause(self, *places: Place) -> None:
-        """Give nothing of these partitions until ``resume``; what has been fetched of them waits."""
+        """Stop returning records of some partitions until ``resume``. Fetched records wait.
+
+        Args:
+            *places: Partitions as (stream, partition).
+        """
         self._paused.update(places)
 
     def resume(self, *places: Place) -> None:
-        """Go on with them."""
+        """Return records of paused partitions again.
+
+        Args:
+            *places: Partitions as (stream, partition).
+        """
         self._paused.difference_update(places)
 
     async def _look(self) -> None:
@@ -179,12 +223,25 @@ class ManyConsumer:
 
     # ---- reading -----------------------------------------------------------------------------------------------------
     def batches(self) -> AsyncIterator[Taken]:
-        """Slices of batches, of each partition in its order; it ends where ``until`` is reached in all of them."""
+        """Iterate over slices of batches. Much faster than record by record.
+
+        Returns:
+            An asynchronous iterator of Taken. It ends when ``until`` is reached in all partitions.
+        """
         return _Batches(self)
 
     async def next(self) -> Taken | None:
-        """The next slice, of the partition among those that have one which was served the longest ago; None at the end of all. A call
-        that is cancelled takes nothing."""
+        """Return the next slice, from the partition that waited longest.
+
+        If the call is cancelled, it has taken nothing.
+
+        Returns:
+            The slice. None when ``until`` is reached in all partitions.
+
+        Raises:
+            ConfigError: Another task is reading.
+            LiftError: The same errors as reading one partition.
+        """
         if self._waiting:
             raise ConfigError("This consumer is already read by another task. Create one consumer per task.")
         unread, self._unread = self._unread, None
@@ -234,7 +291,7 @@ class ManyConsumer:
         return _Records(self)
 
     async def next_record(self) -> tuple[str, int, Record] | None:
-        """(stream, partition, record); None at the end of all. What an iteration that was broken off has not given comes first."""
+        """Return the next record as (stream, partition, record). None at the end of all partitions."""
         while True:
             for found in self._rest:
                 self._last = found
@@ -249,7 +306,11 @@ class ManyConsumer:
 
     # ---- where it is -----------------------------------------------------------------------------------------------------
     async def positions(self) -> dict[Place, Position]:
-        """Behind the last record or slice handed on, of each partition: for ``client.consume_many(positions=...)``."""
+        """Return the position of each partition, after the last record that was returned.
+
+        Returns:
+            (stream, partition) -> Position, for ``client.consume_many(positions=...)``.
+        """
         await self._look()
         waiting = {place: task for task, place in self._coming.items()}
         found = {}
@@ -268,14 +329,14 @@ class ManyConsumer:
         return found
 
     async def positions_text(self) -> str:
-        """The same, to be stored; ``positions_from`` reads it."""
+        """Return the positions as a text to store. ``positions_from`` reads it."""
         by_stream: dict[str, dict[str, str]] = {}
         for (stream, partition), position in sorted((await self.positions()).items()):
             by_stream.setdefault(stream, {})[str(partition)] = str(position)
         return json.dumps(by_stream)
 
     async def lag(self) -> dict[Place, int]:
-        """Committed offsets that have not been handed on, of each partition."""
+        """Return the number of committed offsets that were not returned yet, for each partition."""
         await self._look()
         behind = await asyncio.gather(*(reader.lag() for reader in self._readers.values()))
         return dict(zip(self._readers, behind, strict=True))

@@ -1,7 +1,7 @@
-"""What a producer is asked and answers, its buffer, and one partition's course: a lane, and the task that sends what it holds.
+"""Options and receipts of producers, and the sender of one partition.
 
-The lane decides (``lane.py``); here its batches are put on the wire, answers are read, and who may not go on is told. An answer counts
-only if it is that of the partition that was addressed [A9].
+``partition_queue`` decides which batch to send. ``PartitionSender`` sends it, reads the answers and reports failures.
+It accepts an answer only from the partition that it addressed.
 """
 
 from __future__ import annotations
@@ -47,22 +47,40 @@ _REFUSALS = {
     _Ack.UNKNOWN_PRODUCER: Refusal.UNKNOWN,
 }
 RECORD_BYTES = 16
-"""What a record, and each header of it, takes in a batch besides its own bytes, at most."""
+"""Overhead of a record, and of each header, in a batch: at most this many bytes."""
 BATCH_BYTES = 4096
-"""What a batch takes in a message besides its records, at most."""
+"""Overhead of a batch in a message: at most this many bytes."""
 MOST_ON_THEIR_WAY = 5
-"""Batches to one partition: so many the leader remembers."""
+"""Batches in flight per partition: the leader remembers this many."""
 
 Begin = Literal["resume", "repeat", "anew"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerOptions:
-    """``linger_s``: a batch that is not full waits so long for more records; 0: it goes as soon as it may, and load makes large ones by
-    itself. ``batch_bytes``, ``batch_records``: of one batch at most, and no more than a message holds. ``window``: batches on their way
-    to a partition at once. ``buffer_bytes``, ``buffer_records``: what is not answered, of all partitions; then ``send`` waits.
-    ``attempt_s``: for the answer to a batch, before it is sent again. ``patience_s``: for a batch in all. ``begin``: where a process
-    goes on, see ``Producer``."""
+    """Options of a Producer.
+
+    Args:
+        linger_s: Time that a batch waits for more records, in seconds (0 to 60). Default 0: send at once. Under load,
+            batches grow by themselves.
+        batch_bytes: Maximum size of a batch (1 to 64 MiB, and at most one NATS message). Default 1,000,000.
+        batch_records: Maximum number of records in a batch (1 to 65,536). Default 16,384.
+        window: Batches in flight per partition (1 to 5). Default 5.
+        buffer_bytes: Size of records without an ack, over all partitions (1 to 4 GiB). ``send`` waits beyond it.
+            Default 32 MiB.
+        buffer_records: Number of records without an ack, over all partitions (1 to 67,108,864). Default 262,144.
+        attempt_s: Time to wait for the ack of a batch before it is sent again, in seconds (0.01 to 600). Default 2.
+        patience_s: Total time for all attempts of a batch, in seconds (0.01 to 86,400). Default 120.
+        begin: Where a process with the same id continues: ``resume`` (default), ``repeat`` or ``anew``. ``Producer``
+            explains them.
+
+    Raises:
+        ConfigError: A value is out of range.
+
+    Example:
+        options = liftpy.ProducerOptions(linger_s=0.01, begin="repeat")
+        producer = await client.producer("orders", id="import-7", options=options)
+    """
 
     linger_s: float = 0.0
     batch_bytes: int = 1_000_000
@@ -93,15 +111,33 @@ class ProducerOptions:
 
 
 class Source(NamedTuple):
-    """What a producer makes its records from: a partition of another stream. ``generation``: of the group whose member reads it, which
-    only rises; of a lower one nothing is taken. 0: there is no group, and who opens the producer last goes on."""
+    """The partition of another stream that a producer makes its records from.
+
+    Args:
+        stream: Name of the source stream.
+        partition: Number of the source partition. Default 0.
+        generation: Generation of the group member that reads it. The leader rejects records of a lower generation.
+            Default 0: no group, and the process that opened the producer last continues.
+
+    Example:
+        source = Source("orders", 0)
+        async with client.producer("totals", id="totals-0", source=source) as producer:
+            print(producer.begin_after)
+    """
 
     stream: str
     partition: int = 0
     generation: int = 0
 
     def position_in(self, stream: StreamImage) -> SourcePosition:
-        """Where it begins; raises NotFoundError."""
+        """Return the source position at offset 0.
+
+        Args:
+            stream: Description of the source stream.
+
+        Raises:
+            NotFoundError: No such partition.
+        """
         if not 0 <= self.partition < len(stream.partitions):
             raise NotFoundError(
                 f"Stream {stream.name} has no partition {self.partition}. Check `liftpy stream show {stream.name}`."
@@ -110,7 +146,7 @@ class Source(NamedTuple):
 
 
 def check_answers(stream: StreamImage) -> None:
-    """Raise ConfigError where nobody answers."""
+    """Raise ConfigError if the stream sends no acks: a producer needs them."""
     if not stream.answers:
         raise ConfigError(
             f"Stream {stream.name} has the ack policy none, but a producer needs acks. Use a stream with the ack "
@@ -119,18 +155,26 @@ def check_answers(stream: StreamImage) -> None:
 
 
 ANONYMOUS = "anonymous-"
-"""How the names of producers begin that were given none."""
+"""Prefix of the names of producers without an id."""
 
 
 def name_for(name: str, source: Source | None) -> str:
-    """That a producer has: the one that it was given, or one of its own."""
+    """Return the name of a producer: the given one, or a random one."""
     if source is not None and not name:
         raise ConfigError("A producer with a source needs an id, so that the next process can resume. Set the id.")
     return name or f"{ANONYMOUS}{secrets.token_hex(12)}"
 
 
 class ManyAck(NamedTuple):
-    """Where a piece of what was sent together was stored. ``offset``: of its first record, -1: not known."""
+    """The place of a part of the records of ``send_many``. All of it lies in one batch.
+
+    Attributes:
+        partition: Number of the partition.
+        offset: Offset of the first record. -1: not known, because the records were stored before.
+        record_count: Number of records in this part.
+        leader_epoch: LeaderEpoch in which the batch was appended.
+        duplicate: True if the records were stored before.
+    """
 
     partition: int
     offset: int
@@ -140,7 +184,7 @@ class ManyAck(NamedTuple):
 
 
 class BatchFuture:
-    """One batch, to those who wait for what became of it."""
+    """The future result of one batch, shared by the receipts of its records."""
 
     __slots__ = ("future", "partition", "record_count", "stream")
 
@@ -152,14 +196,23 @@ class BatchFuture:
         """Known when it is placed."""
 
     def fail(self, error: LiftError) -> None:
-        """Whoever waits is told; nobody has to."""
+        """Fail the batch. Nobody has to look at the error."""
         if not self.future.done():
             self.future.set_exception(error)
             self.future.exception()
 
 
 class Receipt:
-    """Of one record; awaiting it gives its PublishAck, or raises why there is none."""
+    """The future ack of one record. Await it to get the PublishAck, or the error.
+
+    Args:
+        ticket: The batch of the record.
+        index: Place of the record in the batch.
+
+    Example:
+        receipt = await producer.send(b"one")
+        ack = await receipt
+    """
 
     __slots__ = ("_index", "_ticket")
 
@@ -175,12 +228,20 @@ class Receipt:
 
     @property
     def done(self) -> bool:
-        """Whether it is answered, or has failed."""
+        """Whether the record is acked or has failed."""
         return self._ticket.future.done()
 
 
 class ManyReceipt:
-    """Of records that were sent together; awaiting it gives a ManyAck for each piece of them that lies in one batch, in order."""
+    """The future acks of records that were sent together. Await it to get a list of ManyAck.
+
+    Args:
+        shares: Parts of batches: the batch, the first index and the number of records.
+
+    Example:
+        receipt = await producer.send_many([b"one", b"two"])
+        print(sum(ack.record_count for ack in await receipt))
+    """
 
     __slots__ = ("_shares",)
 
@@ -215,7 +276,7 @@ def _offset_of(placed: BatchResult, index: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderContext:
-    """What all courses of a producer share. ``instance``: of its process."""
+    """Values that all partition senders of a producer share. ``instance``: random number of this process."""
 
     transport: Transport
     stream: str

@@ -1,4 +1,4 @@
-"""What is asked of placement, and what a dry run of it answers."""
+"""Placement requests and the plans that a dry run returns."""
 
 from __future__ import annotations
 
@@ -12,28 +12,45 @@ from liftpy.core.wire._pb import cluster_pb2
 from liftpy.errors import ConfigError
 
 Assignment = tuple[tuple[int, tuple[str, ...]], ...]
-"""(number of a partition, its replicas, preferred leader first), as given."""
+"""Pairs of (partition number, node ids), preferred leader first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementWish:
-    """Where partitions are to be placed."""
+    """How to place the replicas of new partitions.
+
+    Args:
+        policy: Name of a placement policy. Default '': the policy of the stream, or the default policy.
+        assignment: Replicas of each partition, instead of a policy. Default (): none.
+        allow_offline: If True, the assignment may name nodes that are not live. Default False.
+
+    Example:
+        wish = liftpy.PlacementWish(assignment=((0, ("n1", "n2", "n3")),))
+        await client.create_stream("orders", "shop.orders", placement=wish)
+    """
 
     policy: str = ""
-    """'': the default one, or that of the stream; see docs/protocol.md."""
+    """Name of a placement policy. '': the policy of the stream, or the default policy."""
     assignment: Assignment = ()
-    """By hand, instead of a policy."""
+    """Replicas of each partition, instead of a policy."""
     allow_offline: bool = False
-    """An assignment may name nodes that are not live."""
+    """Whether the assignment may name nodes that are not live."""
 
     def lists(self) -> list[cluster_pb2.ReplicaList]:
-        """The assignment as it is sent."""
+        """Return the assignment in the form of the request."""
         return [cluster_pb2.ReplicaList(partition=number, replicas=replicas) for number, replicas in self.assignment]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """What a node, or all nodes of a rack, would hold. The numbers in ``new`` are part of the others."""
+    """Number of replicas and leaders on a node or in a rack, after a plan.
+
+    Attributes:
+        leaders: Partitions that it would lead.
+        new_leaders: The part of ``leaders`` that the plan adds.
+        replicas: Replicas that it would hold.
+        new_replicas: The part of ``replicas`` that the plan adds.
+    """
 
     leaders: int
     new_leaders: int
@@ -43,7 +60,16 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedNode:
-    """A node as it was before."""
+    """A node and its load before a plan.
+
+    Attributes:
+        node_id: Id of the node.
+        rack: Its rack, '' for none.
+        weight: Its share of replicas compared with other nodes.
+        replicas: Replicas that it holds.
+        leaders: Partitions that it leads.
+        fenced: True if it is fenced.
+    """
 
     node_id: str
     rack: str
@@ -55,23 +81,35 @@ class PlannedNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementPlan:
-    """A map that was made and not applied."""
+    """The result of a dry run: where replicas would go. Nothing was changed.
+
+    Attributes:
+        first_partition: Number of the first planned partition.
+        replicas: Node ids for each planned partition, preferred leader first. Empty if the stream would wait for nodes.
+        nodes: All nodes with their load before the plan.
+        notes: Remarks of the placement policy, as text.
+        waits: Why nothing can be placed now (``insufficient-nodes``). '': it can.
+    """
 
     first_partition: int
     replicas: tuple[tuple[str, ...], ...]
-    """Of each partition, preferred leader first; empty when it would wait."""
+    """Node ids for each planned partition, preferred leader first. Empty if the stream would wait for nodes."""
     nodes: tuple[PlannedNode, ...]
-    """All of them, in order."""
+    """All nodes with their load before the plan, sorted by id."""
     notes: tuple[str, ...]
     waits: str
-    """Why nothing can be placed now, and the stream would wait (``insufficient-nodes``); '': it would not."""
+    """Why nothing can be placed now (``insufficient-nodes``). '': it can."""
 
     def by_node(self) -> dict[str, Tally]:
-        """Of every node, in order."""
+        """Return the load of each node after the plan."""
         return self._tallies({node.node_id: node.node_id for node in self.nodes})
 
     def by_rack(self) -> dict[str, Tally]:
-        """Of every rack, by name; '' for the nodes without one, empty when no node has one."""
+        """Return the load of each rack after the plan.
+
+        Returns:
+            Rack name to load, '' for nodes without a rack. Empty if no node has a rack.
+        """
         if not any(node.rack for node in self.nodes):
             return {}
         return dict(sorted(self._tallies({node.node_id: node.rack for node in self.nodes}).items()))
@@ -92,7 +130,7 @@ class PlacementPlan:
 
 
 def plan_from_pb(plan: cluster_pb2.PlacementPlan) -> PlacementPlan:
-    """PlacementPlan -> PlacementPlan; raise ValueError for one that is no map."""
+    """Decode a plan. Raise ValueError if it is not consistent."""
     factor, places = plan.replicationFactor, list(plan.replicas)
     if places and (not factor or len(places) % factor or max(places) >= len(plan.nodes)):
         raise ValueError(f"{len(places)} replicas, {factor} of a partition, on {len(plan.nodes)} nodes are no map")
@@ -117,9 +155,18 @@ def plan_from_pb(plan: cluster_pb2.PlacementPlan) -> PlacementPlan:
 
 
 def assignment_from_json(text: str | bytes) -> Assignment:
-    """The assignment in a file: ``[{"id": 0, "replicas": ["n1", "n2"]}, ...]``, node ids as texts or as numbers.
+    """Read an assignment from JSON: ``[{"id": 0, "replicas": ["n1", "n2"]}, ...]``.
 
-    Raise ConfigError naming every entry that has not this form. Whether the map can be used is the metadata group's to say.
+    Node ids are texts or numbers. The metadata group checks later whether the nodes exist.
+
+    Args:
+        text: The JSON document.
+
+    Returns:
+        The assignment for ``PlacementWish``.
+
+    Raises:
+        ConfigError: The document is not valid. The text names every wrong entry.
     """
     try:
         entries = load_json(text)
@@ -155,6 +202,6 @@ def _names_a_node(node: object) -> bool:
 
 
 def tally_rows(tallies: Mapping[str, Tally]) -> Iterable[Sequence[str]]:
-    """Cells for people: place, leaders, replicas, each with what is new."""
+    """Return table rows of text: place, leaders, replicas, each with the number that is new."""
     for place, tally in tallies.items():
         yield (place or "(none)", f"{tally.leaders} (+{tally.new_leaders})", f"{tally.replicas} (+{tally.new_replicas})")

@@ -1,19 +1,19 @@
-"""Where a reader starts and stops: words, offsets and times turned into offsets. Pure.
+"""Start and end of a read: words, offsets, times and positions.
 
-- ``earliest``: the oldest offset that is kept (log start).
-- ``latest``: the last committed record, to see where the stream stands; on an empty stream the first to come.
-- ``new``: only what is committed after this moment (HW + 1).
-- an offset: that record, inclusive. Outside log start .. HW + 1 is an error, never a silent reset.
-- a time: the first record that the leader stamped at or after it. One without a time zone is UTC; ``-10m``, or a timedelta, is so long
-  before now.
-- ``-1000``: so many offsets before HW + 1, or the log start.
-- a Position: where a Consumer was, on the very stream that it was on.
+- ``earliest``: the log start, the oldest offset that is kept.
+- ``latest``: the last committed record. On an empty stream, the first record to come.
+- ``new``: records that are committed after this moment (high watermark + 1).
+- An offset: that record, inclusive. Outside log start .. high watermark + 1 is an error, never a silent reset.
+- A time: the first record that the leader stamped at or after it. A time without a time zone is UTC. ``-10m``, or a
+  timedelta, is relative to now.
+- ``-1000``: number of offsets before the high watermark + 1, at least the log start.
+- A Position: the position of an earlier Consumer, on the same stream.
 
-Backwards the same say where to begin going down, from that record on (a time: from the last record before it on), and ``until``
-where to end: an offset inclusive, a time at the first record stamped at or after it, ``end`` or None at the log start.
+``until``: ``end`` is the high watermark at the start. An offset is the last one wanted, inclusive. A time is exclusive.
+None follows forever. The reader waits for an offset or a time in the future.
 
-``until``: ``end`` is the HW as of now, frozen; an offset is the last one wanted, inclusive, waited for if it is still to come; a time
-ends before the first record that the leader stamped at or after it, and is waited for if it is still to come; None follows for ever.
+With ``backwards`` the reader goes down from ``start`` to ``until``. A time as ``start`` means the last record before
+it. ``until`` ``end`` or None means the log start.
 """
 
 from __future__ import annotations
@@ -30,10 +30,22 @@ from liftpy.errors import ConfigError, OffsetOutOfRangeError
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Behind a record: what ``Consumer.position`` gives, and ``start`` takes. ``str`` of it is for storing, ``parse`` reads that.
+    """A position in one partition, directly after a record.
 
-    ``offset``: of the next record, inclusive (backwards: of the last one that was handed on). ``leader_epoch``: of the last one;
-    0: none. ``uid``: of the stream; a stream made again under its name is another.
+    ``Consumer.position()`` returns it, and ``start=`` accepts it. Store it as ``str(position)``. ``Position.parse``
+    reads it back.
+
+    Args:
+        uid: Uid of the stream. A stream that is deleted and created again has another uid.
+        offset: Offset of the next record, inclusive. With ``backwards``: of the last record that was returned.
+        leader_epoch: LeaderEpoch of the last record that was returned. Default 0: none.
+
+    Raises:
+        ConfigError: A value is out of range.
+
+    Example:
+        text = str(await consumer.position())
+        consumer = client.consume("orders", start=Position.parse(text))
     """
 
     uid: str
@@ -53,7 +65,14 @@ class Position:
 
     @classmethod
     def parse(cls, text: str) -> Position:
-        """From its text; ConfigError if it is none."""
+        """Read a position from its text.
+
+        Args:
+            text: The text, as ``str(position)`` made it.
+
+        Raises:
+            ConfigError: The text is not a position.
+        """
         found = _POSITION_TEXT.fullmatch(text)
         if found is None:
             raise ConfigError(f"Invalid position {shown(text)}. Give the text of a position, str(consumer.position()).")
@@ -62,7 +81,11 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """``records`` offsets before the end."""
+    """A start relative to the end.
+
+    Args:
+        records: Number of offsets before the end.
+    """
 
     records: int
 
@@ -71,7 +94,7 @@ class Before:
 
 
 Start = Literal["earliest", "latest", "new"] | int | datetime | timedelta | Position | Before | str
-"""Where to begin; a text is what ``parse_start`` reads."""
+"""Where to start reading. ``parse_start`` reads it from a text."""
 Until = Literal["end"] | int | datetime | None
 _NS_PER_US = 1000
 _MAX_DIGITS = 18
@@ -91,12 +114,18 @@ _TIME_RANGE = "Use a time from 1677-09-21T00:12:43 to 2262-04-11T23:47:16 UTC."
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a partition holds, as one replica answered it.
+    """The range of offsets of a partition, as one replica answered.
 
-    ``log_start_offset``: oldest offset kept, inclusive. ``high_watermark``: last committed offset, inclusive, -1 when none.
-    ``leader``: node id, empty when there is none. ``node``: who answered. ``uid``: identity of the stream behind its name.
-    ``end_epoch``: LeaderEpoch of the last committed record, 0: not known (an older node, or it was dropped). ``deletes_end``:
-    exclusive: delete markers below it may be gone.
+    Attributes:
+        uid: Uid of the stream.
+        node: Node that answered.
+        leader: Id of the leader, '' if there is none.
+        leader_epoch: LeaderEpoch of the leader.
+        log_start_offset: Oldest offset that is kept, inclusive.
+        high_watermark: Last committed offset, inclusive. -1: none.
+        compacted: True if the stream is compacted.
+        end_epoch: LeaderEpoch of the last committed record. 0: not known.
+        deletes_end: Exclusive. Tombstones below it may be deleted.
     """
 
     uid: str
@@ -111,12 +140,12 @@ class Bounds:
 
     @property
     def end_offset(self) -> int:
-        """Offset of the next record to be committed: HW + 1, exclusive end of what can be read now."""
+        """Offset of the next record to be committed: the exclusive end of what is readable now."""
         return max(self.high_watermark + 1, self.log_start_offset)
 
 
 def start_offset(start: Start, bounds: Bounds) -> int:
-    """First offset to read, inclusive; raise OffsetOutOfRangeError below the log start. Times are resolved by the replica."""
+    """Return the first offset to read, inclusive. Raise OffsetOutOfRangeError outside the bounds. Replicas resolve times."""
     if start == "earliest":
         return bounds.log_start_offset
     if start == "latest":
@@ -135,7 +164,7 @@ def start_offset(start: Start, bounds: Bounds) -> int:
 
 
 def end_offset(until: Until, bounds: Bounds) -> int | None:
-    """Offset to stop before, exclusive; None: never stop, or not known yet. A time is resolved by the replica."""
+    """Return the offset to stop before, exclusive. None: never stop, or not known yet. Replicas resolve times."""
     if until is None or isinstance(until, datetime):
         return None
     if until == "end":
@@ -146,7 +175,7 @@ def end_offset(until: Until, bounds: Bounds) -> int | None:
 
 
 def out_of_range(offset: int, log_start_offset: int, high_watermark: int) -> OffsetOutOfRangeError:
-    """The error for an offset outside the readable range; its text names the range."""
+    """Return an OffsetOutOfRangeError whose text names the valid range."""
     return OffsetOutOfRangeError(
         f"Offset {offset} is outside {log_start_offset}..{high_watermark + 1}. The log starts at "
         f"{log_start_offset} and is committed up to {high_watermark}. Choose an offset in this range, or "
@@ -155,11 +184,11 @@ def out_of_range(offset: int, log_start_offset: int, high_watermark: int) -> Off
 
 
 def timestamp_ns(moment: datetime | SupportsIndex, name: str = "time") -> int:
-    """Return the nanoseconds since 1970 of a datetime (UTC if it has no time zone), or a number of nanoseconds as it is.
+    """Return a datetime or a number of nanoseconds as nanoseconds since 1970.
 
     Args:
-        moment: The time.
-        name: What the user calls it, for the error.
+        moment: A datetime (UTC without a time zone), or nanoseconds since 1970.
+        name: Name of the argument in the error text. Default ``time``.
 
     Raises:
         ConfigError: It is neither a datetime nor an integer, or it does not fit into 64 bits.
@@ -180,7 +209,7 @@ def timestamp_ns(moment: datetime | SupportsIndex, name: str = "time") -> int:
 
 
 def check_offset(offset: SupportsIndex, name: str = "offset") -> int:
-    """Return ``offset`` as an int if a log can have it; raise ConfigError that calls it ``name``."""
+    """Return ``offset`` as an int from 0. Raise ConfigError that calls it ``name`` otherwise."""
     if isinstance(offset, bool) or not hasattr(offset, "__index__"):
         raise ConfigError(f"Invalid {name} {shown(repr(offset))}. Use an offset, an int of 0 or more.")
     found = operator.index(offset)
@@ -190,12 +219,16 @@ def check_offset(offset: SupportsIndex, name: str = "offset") -> int:
 
 
 def resolved(start: Start, now: datetime) -> Start:
-    """Return ``start`` with texts read and durations made times, checked for range.
+    """Return ``start`` with texts parsed and durations turned into times.
 
-    A negative number is as the text of it: so many offsets before the end. Integers of numpy are as good as those of Python.
+    A negative number is a number of offsets before the end. NumPy integers are accepted.
+
+    Args:
+        start: Where to start.
+        now: Current time, for durations.
 
     Raises:
-        ConfigError: It is no start, or outside the range of offsets or times.
+        ConfigError: It is not a valid start, or out of range.
     """
     if isinstance(start, str):
         return start if start in _WORDS else parse_start(start, now)
@@ -219,7 +252,7 @@ def resolved(start: Start, now: datetime) -> Start:
 
 
 def checked_until(until: Until) -> Until:
-    """Return ``until`` checked for type and range; raise ConfigError."""
+    """Return ``until`` after a check of type and range. Raise ConfigError otherwise."""
     if until is None or until == "end":
         return until
     if isinstance(until, datetime):
@@ -234,15 +267,22 @@ def checked_until(until: Until) -> Until:
 
 
 def parse_start(text: str, now: datetime | None = None, name: str = "start") -> Start:
-    """Read where to begin from the text of a command line.
+    """Read the start of a read from a text, as the command line does.
 
     Args:
-        text: A word, an offset, ``-1000``, the text of a Position, an ISO 8601 time, or one from ``now`` (``-10m``).
-        now: The time that ``-10m`` is relative to. Without it such a text is an error.
-        name: What the user calls it (``--from``), for the error.
+        text: ``earliest``, ``latest``, ``new``, an offset, ``-1000``, the text of a Position, an ISO 8601 time, or
+            ``-10m``.
+        now: Time that ``-10m`` is relative to. Default None: such texts are errors.
+        name: Name of the argument in the error text. Default ``start``.
+
+    Returns:
+        A value for ``start=``.
 
     Raises:
-        ConfigError: The text is none of these, or a time outside 64-bit nanoseconds.
+        ConfigError: The text is none of these, or the time is out of range.
+
+    Example:
+        start = parse_start("-1000")
     """
     if text in _WORDS:
         return _WORDS[text]
@@ -262,9 +302,21 @@ def parse_start(text: str, now: datetime | None = None, name: str = "start") -> 
 
 
 def parse_until(text: str | None, now: datetime | None = None, name: str = "until") -> Until:
-    """Read where to end from the text of a command line: ``end``, an offset, a time as of ``parse_start``, or nothing.
+    """Read the end of a read from a text, as the command line does.
 
-    Raises ConfigError that calls it ``name``.
+    Args:
+        text: ``end``, an offset, an ISO 8601 time, ``-10m``, or None for no end.
+        now: Time that ``-10m`` is relative to. Default None: such texts are errors.
+        name: Name of the argument in the error text. Default ``until``.
+
+    Returns:
+        A value for ``until=``.
+
+    Raises:
+        ConfigError: The text is none of these, or the time is out of range.
+
+    Example:
+        until = parse_until("end")
     """
     if text is None:
         return None
@@ -306,6 +358,6 @@ def _moment(text: str, now: datetime | None, name: str) -> datetime | None:
 
 
 def check_partition(partition: int) -> None:
-    """Raise ConfigError unless it is the number of a partition, 0 to 2^31-1."""
+    """Raise ConfigError unless ``partition`` is a partition number, 0 to 2^31-1."""
     if isinstance(partition, bool) or not hasattr(partition, "__index__") or not 0 <= partition <= _MAX_INT32:
         raise ConfigError(f"Invalid partition {shown(repr(partition))}. Use an int of 0 or more.")

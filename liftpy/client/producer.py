@@ -1,15 +1,8 @@
-"""Producer: many records, each once and in order in its partition's log, whatever fails on the way [A3, A4].
+"""``Producer``: stores each record once and in order per partition, also across failures and restarts.
 
-    async with client.producer("orders", id="till-7") as producer:
-        receipt = await producer.send(b"one", key=b"k")
-        ack = await receipt
-        await producer.send_many(lines)
-
-Records travel in batches, one message each, which the leader stores as they are: no Python statement meets a record on the node, and
-few do here. Leaders know a producer by its id: what is sent twice is stored once, and what a process has not heard the answer to is
-there or is not, when it comes back under the same id and asks (``begin``).
-
-A producer for one round (``rounds.py``), opened over a connection that somebody else has.
+Records travel in batches with sequence numbers, one message per batch. The leader stores a batch as it is, and
+recognizes the producer by its id. So a batch that is sent twice is stored once. A process that returns with the same id
+asks the leaders where to continue (``ProducerOptions.begin``).
 """
 
 from __future__ import annotations
@@ -67,8 +60,12 @@ from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.transport import Transport
 
 Partitioner = Literal["key", "sticky", "round-robin"] | Callable[[bytes | None, int], int]
-"""``key``: by Kafka's hash of the key, without one as ``sticky``: one partition until its batch is full or gone, then the next.
-``round-robin``: each record to the next one. A function is given the key (or None) and the number of partitions."""
+"""How a producer chooses partitions.
+
+``key``: by Kafka's hash of the key, and like ``sticky`` without a key. ``sticky``: one partition until its batch is
+full or sent, then the next. ``round-robin``: the next partition for each record. Or a function of (key or None, number
+of partitions).
+"""
 _CHUNK_RECORDS = 65_536
 _METHODS = {
     ("key", False): PartitioningMethod.KEY,
@@ -82,23 +79,38 @@ _METHODS = {
 
 
 class Producer:
-    """Of one stream. Use as ``async with``: leaving it waits for every answer (``flush``).
+    """Stores each record of one stream once and in order per partition.
 
-    ``id`` is the producer's, not the process's: of several processes under one id the newest goes on, the others fail with
-    PublishRejectedError (PRODUCER_FENCED). ``options.begin`` says where a process goes on that comes back: ``resume``: behind the last
-    record that is stored (``next_sequence`` says which); ``repeat``: at the producer's first record; it sends all of them again, what
-    is stored is left out, and if it is not the same ones it is told so (DIVERGED_PRODUCER); ``anew``: at sequence 0, as if there had
-    been nothing. Records keep their order within a partition.
+    Create it with ``client.producer``. Leaving the ``async with`` block waits for all acks (``flush``).
 
-    The producer sends a repeated record to the same partition as before. A process with ``begin`` ``repeat`` or ``anew`` chooses the
-    partition of a record without key by the number of the record. A process with ``repeat`` chooses among as many partitions as the
-    first one did, also if partitions were added (``used_partitions``). Where that is not possible, ``send`` raises
-    PublishRejectedError (DIVERGED_PRODUCER) and stores nothing.
+    If several processes open the same ``id``, the newest one continues. The others fail with PublishRejectedError
+    (``PRODUCER_FENCED``). ``ProducerOptions.begin`` says where a process continues that returns:
 
-    A process that was told that a record is stored fails with PublishRejectedError (RECORDS_LOST) when a leader finds that the log has
-    lost it: after an unclean election, or without the data directory. Open the producer again to go on behind what is stored.
+    - ``resume``: after the last stored record. ``next_sequence`` says how many are stored.
+    - ``repeat``: at the first record of the producer. The process sends all records again, and the leader skips the
+      stored ones. If they differ, it rejects them (``DIVERGED_PRODUCER``).
+    - ``anew``: at sequence 0, as a new producer.
 
-    What fails once has failed: the first error is raised by every later call, and by ``flush``; to go on, open it again.
+    With ``repeat`` or ``anew``, the partition of a record without key follows from its number, so a repeated record
+    goes to the same partition. If that is not possible, ``send`` raises PublishRejectedError (``DIVERGED_PRODUCER``).
+
+    The first error ends the producer: every later call raises it. Open the producer again to continue. The error
+    ``RECORDS_LOST`` means that the log lost stored records, after an unclean election or the loss of a data directory.
+
+    Args:
+        transport: The NATS connection.
+        stream: Name of the stream.
+        name: Id of the producer.
+        addresses: Subject and uid of each partition.
+        options: Batch sizes, buffer and timeouts.
+        partitioner: How to choose the partition of a record.
+        find: Asks the metadata group for the current address of a partition.
+        source: Source position, or the round that this producer writes. Default None.
+
+    Example:
+        async with client.producer("orders", id="till-7") as producer:
+            receipt = await producer.send(b"one", key=b"k")
+            print((await receipt).offset)
     """
 
     def __init__(
@@ -112,7 +124,7 @@ class Producer:
         find: Callable[[int], Awaitable[Address]],
         source: SourcePosition | Round | None = None,
     ) -> None:
-        """Made by ``Client.producer``, or ``round_opening``."""
+        """Create the producer. Applications call ``client.producer``."""
         self._round = source if isinstance(source, Round) else None
         source = source.position if isinstance(source, Round) else source
         if source is not None and options.begin != "resume":
@@ -184,44 +196,60 @@ class Producer:
 
     @property
     def failure(self) -> LiftError | None:
-        """What has ended it; None: nothing."""
+        """The error that ended the producer. None: it works."""
         return self._failure
 
     @property
     def source_uid(self) -> str:
-        """Of the stream that it reads, as it was when the producer was opened; '': it has no source."""
+        """Uid of the source stream when the producer was opened. '': no source."""
         return "" if self._source is None else self._source.stream_uid
 
     @property
     def partitions(self) -> int:
-        """How many the stream had when the producer was opened."""
+        """Number of partitions of the stream when the producer was opened."""
         return len(self._courses)
 
     @property
     def used_partitions(self) -> int:
-        """Number of partitions, from 0 on, that the partitioner chooses among. With ``begin="repeat"`` it is the number that the stream
-        had when the producer's first record was sent."""
+        """Number of partitions that the partitioner chooses among.
+
+        With ``begin="repeat"`` it is the number that the stream had when the first record of the producer was sent.
+        """
         return self._used
 
     @property
     def unanswered(self) -> tuple[int, int]:
-        """Records that are not answered, and about their bytes: what ``buffer_records`` and ``buffer_bytes`` bound."""
+        """Records that are not acked yet, and their approximate size in bytes.
+
+        ``buffer_records`` and ``buffer_bytes`` limit them.
+        """
         return self._buffer.count, self._buffer.size_bytes
 
     @property
     def resends(self) -> int:
-        """Batches that were sent again."""
+        """Number of batches that were sent again."""
         return sum(course.lane.sent_again for course in self._courses)
 
     def next_sequence(self, partition: int = 0) -> int:
-        """That the next batch to the partition begins with: after ``resume``, before anything is sent, how many of the producer's
-        records are stored there, modulo 2**32."""
+        """Return the sequence number of the next record to a partition.
+
+        After ``resume``, before anything is sent, it is the number of stored records of this producer, modulo 2**32.
+
+        Args:
+            partition: Number of the partition. Default 0.
+
+        Raises:
+            ConfigError: No such partition.
+        """
         return self._course(partition).lane.next_sequence
 
     @property
     def begin_after(self) -> int:
-        """With a source: the offset (inclusive) up to which every partition had all that was made from it when the producer was opened;
-        -1: nothing. Read the source from the next one on: what some partitions have already is left out by itself."""
+        """With a source: source offset (inclusive) whose results all partitions had when the producer was opened.
+
+        -1: none. Continue to read the source at the next offset. The producer skips results that some partitions have
+        already.
+        """
         return min(course.lane.position for course in self._courses)
 
     def _course(self, partition: int) -> PartitionSender:
@@ -233,9 +261,10 @@ class Producer:
 
     @property
     def round_partitions(self) -> int:
-        """In a round: by how many partitions its records are shared out: so many the stream had when the round was begun.
+        """Number of partitions that the records of a round are distributed over.
 
-        Raises PublishRejectedError (DIVERGED_PRODUCER) where some of it was shared out by more of them than the rest.
+        It is the number of partitions when the round began. Raises PublishRejectedError (``DIVERGED_PRODUCER``) if
+        parts of the round used different numbers.
         """
         found = {course.repeat.partitions for course in self._courses} - {0}
         if len(found) > 1:
@@ -245,19 +274,28 @@ class Producer:
 
     @property
     def left_out(self) -> int:
-        """In a round: records that were given and were stored before."""
+        """Number of records of a round that were stored before."""
         return sum(course.repeat.passed for course in self._courses)
 
     async def end_round(self) -> None:
-        """Everything of the round was given: wait until it is stored. Raises the first error, and PublishRejectedError
-        (DIVERGED_PRODUCER) where more of it was stored before than there is now."""
+        """Wait until all records of the round are stored.
+
+        Raises:
+            LiftError: The first error of the producer.
+            PublishRejectedError: ``DIVERGED_PRODUCER``: more records were stored before than were sent now.
+        """
         for course in self._courses:
             course.repeat.check_whole()
         await self.flush()
 
     # ---- opening and closing ---------------------------------------------------------------------------------------------
     async def open(self) -> None:
-        """Ask every partition's leader how to go on; raises UnavailableError after ``patience_s``, and what refuses it."""
+        """Ask the leader of every partition where to continue. ``client.producer`` calls it.
+
+        Raises:
+            UnavailableError: A leader did not answer within ``patience_s``.
+            PublishRejectedError: A leader rejected the producer.
+        """
         try:
             self._subscription = await self._transport.listen(f"{self._inbox}.*", self._on_answer, self._options.attempt_s)
             async with asyncio.TaskGroup() as group:
@@ -275,7 +313,15 @@ class Producer:
         ]
 
     async def flush(self) -> None:
-        """Wait until everything sent before is stored; raise the first error."""
+        """Wait until every record is stored.
+
+        Raises:
+            LiftError: The error that ended the producer.
+
+        Example:
+            await producer.send_many(values)
+            await producer.flush()
+        """
         self._transport.must_be_at_home()
         waiting = []
         for course in self._courses:
@@ -292,7 +338,11 @@ class Producer:
             raise self._failure
 
     async def close(self) -> None:
-        """Stop without waiting; what is not answered fails with OutcomeUnknownError, and may be stored."""
+        """Stop without waiting for acks. Call ``flush`` first to wait for them.
+
+        Records that were sent without an ack fail with OutcomeUnknownError and may be stored. Records that were not
+        sent fail with ClientClosedError.
+        """
         self._transport.must_be_at_home()
         self._fail(ClientClosedError(f"Producer {self.name} is closed. Open a new producer."))
         for unwatch in self._unwatch:
@@ -324,11 +374,27 @@ class Producer:
         headers: HeadersLike | None = None,
         partition: int | None = None,
     ) -> Receipt:
-        """Take one record; waits only for room in the buffer, and if it is cancelled it has taken nothing. Awaiting the receipt gives
-        the PublishAck; nobody has to.
+        """Add one record to the next batch.
 
-        ``value`` None: a tombstone. ``partition``: in place of the partitioner's. Raises what the producer has failed with,
-        ConfigError, and PublishRejectedError (TOO_LARGE: more than a message holds).
+        The call waits only for room in the buffer. If it is cancelled, it has taken nothing.
+
+        Args:
+            value: Payload. None is a tombstone: compaction deletes ``key``.
+            key: Key of the record. Default None: no key.
+            headers: A mapping, or pairs of name and value. Default None.
+            partition: Number of the partition. Default None: the partitioner chooses.
+
+        Returns:
+            A receipt. Await it to get the PublishAck. Nobody has to.
+
+        Raises:
+            LiftError: The error that ended the producer.
+            ConfigError: The record is not valid, or the producer has a source.
+            PublishRejectedError: ``TOO_LARGE``: the record does not fit into a message.
+
+        Example:
+            receipt = await producer.send(b"one", key=b"k")
+            ack = await receipt
         """
         self._must_go_on()
         if self._has_begun or self._yielding:
@@ -378,11 +444,31 @@ class Producer:
         partition: int | None = None,
         positions: int | Sequence[int] | None = None,
     ) -> ManyReceipt:
-        """Take many records, in order; waits for room in the buffer. Awaiting the receipt gives where they are, batch by batch.
+        """Add many records, in order. Much faster than ``send`` in a loop.
 
-        Those of one partition stay in order. If it is cancelled, or fails, some are sent. ``keys``: one for each value, or None.
-        ``positions``, with a source: the offset of the source record that each was made from, or of all; ascending, and above those of
-        the call before: what one source record yields is sent in one call. What is stored already is left out, of the receipt too.
+        The call waits for room in the buffer. If it is cancelled or fails, some records are sent. Records of one
+        partition stay in order.
+
+        Args:
+            values: Payloads. None is a tombstone.
+            keys: One key or None for each value. Default None: no keys.
+            partition: Number of the partition. Default None: the partitioner chooses.
+            positions: With a source: source offset of each record, or one offset for all. Offsets ascend, also between
+                calls. Send all results of one source record in one call. Records that are stored already are skipped.
+                Default None.
+
+        Returns:
+            A receipt. Await it to get a ManyAck for each part that lies in one batch.
+
+        Raises:
+            LiftError: The error that ended the producer.
+            ConfigError: The arguments do not fit together.
+            PublishRejectedError: ``TOO_LARGE``: a record does not fit into a message.
+
+        Example:
+            receipt = await producer.send_many([b"one", b"two"], keys=[b"a", b"b"])
+            for ack in await receipt:
+                print(ack.partition, ack.offset, ack.record_count)
         """
         self._must_have_no_round()
         made_from = self._positions(positions, len(values))
@@ -424,11 +510,23 @@ class Producer:
         return ManyReceipt(shares)
 
     async def send_columns(self, columns: RecordColumns, *, partition: int) -> ManyReceipt:
-        """Take records by columns, in order; no Python statement meets one of them. Waits for room in the buffer.
+        """Add records in columns, in order. Faster than ``send_many``.
 
-        Awaiting the receipt gives where they are, batch by batch. In a round all its records are given, from the first one on; what is
-        stored already is left out, of the receipt too. Raises as ``send``, and PublishRejectedError (DIVERGED_PRODUCER) where other
-        records of the round are stored. If it is cancelled, or fails, some are sent.
+        In a round, pass all its records from the first one. Records that are stored already are skipped, also in the
+        receipt. The call waits for room in the buffer. If it is cancelled or fails, some records are sent.
+
+        Args:
+            columns: The records as columns.
+            partition: Number of the partition.
+
+        Returns:
+            A receipt. Await it to get a ManyAck for each part that lies in one batch.
+
+        Raises:
+            LiftError: The error that ended the producer.
+            ConfigError: The records are not valid, or the producer has a source.
+            PublishRejectedError: ``TOO_LARGE``: a record does not fit into a message. ``DIVERGED_PRODUCER``: other
+                records of the round are stored.
         """
         self._must_go_on()
         if self._source is not None and self._round is None:
@@ -634,7 +732,7 @@ class Producer:
             self._fail(
                 NotAllowedError(
                     f"The NATS permissions of this user do not allow it to {what} {subject}. Change the permissions: "
-                    "`liftpy rights --role publisher` prints them."
+                    "`liftpy permissions --role publisher` prints them."
                 )
             )
 

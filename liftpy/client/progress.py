@@ -29,6 +29,7 @@ from liftpy.errors import (
     NotFoundError,
     OffsetOutOfRangeError,
     ProtocolError,
+    TombstonesMissedError,
     UnavailableError,
 )
 
@@ -38,7 +39,7 @@ _MOST_BEHIND = 8
 """Answers in a row that know of a lower HW than the greatest seen, until that one is no longer believed: no replica has it."""
 _Error = client_pb2.ReadResponse.Error
 _Isolation = client_pb2.ReadRequest.Isolation
-FINAL = (NotFoundError, OffsetOutOfRangeError, LogTruncatedError)
+FINAL = (NotFoundError, OffsetOutOfRangeError, LogTruncatedError, TombstonesMissedError)
 """What ends a reader, whoever says it; see ``SecondOpinion``."""
 
 
@@ -103,10 +104,13 @@ class ReadProgress:
     because of one below that. False: the range was named by whoever reads, and nothing past it may come."""
     compacted_end: int = field(init=False, default=0)
     """Exclusive: the greatest such place that an answer has named; what was read is complete, key by key, when all below it is read."""
-    deletes_end: int = field(init=False, default=-1)
-    """Exclusive: delete markers below it were gone from all logs that have answered. -1: none has."""
-    missed_deletes: bool = field(init=False, default=False)
-    """Whether delete markers went, of what was not read yet, after earlier records were read: those may have been deleted [D30]."""
+    deletes_end: int = -1
+    """Exclusive: tombstones below it were gone from all logs that have answered. -1: none has."""
+    refuses_missed_tombstones: bool = False
+    """Whether ``accept`` raises TombstonesMissedError, as it does with ``moves_end``."""
+    missed_tombstones: bool = field(init=False, default=False)
+    """Whether tombstones were dropped before they were read, and after older records were: keys that were deleted may look alive.
+    With ``moves_end`` or ``refuses_missed_tombstones``, ``accept`` raises TombstonesMissedError instead [R12]."""
     compacted: bool = False
     """Whether another answer has said that the stream is: one alone, which may be forged, makes nobody skip offsets."""
     assembly: Assembly = field(init=False, default_factory=Assembly)
@@ -215,10 +219,17 @@ class ReadProgress:
             self.end_offset = max(self.end_offset, self.compacted_end)
 
     def _learn_compaction(self, head: client_pb2.ReadResponse) -> None:
-        """How far the replica that answers is compacted, before anything of its answer is handed on."""
-        self.learn_compacted(head.compactedEnd)
+        """How far the replica that answers is compacted, before anything of its answer is handed on. Raises TombstonesMissedError."""
         known = head.deletesEnd if self.deletes_end < 0 else self.deletes_end
-        self.missed_deletes = self.missed_deletes or head.deletesEnd > max(known, self.next_offset)
+        if head.deletesEnd > max(known, self.next_offset):
+            if self.moves_end or self.refuses_missed_tombstones:
+                raise TombstonesMissedError(
+                    f"Cannot read all keys of {self.stream}/{self.partition}: compaction on {head.node or 'a replica'} dropped "
+                    f"tombstones below offset {head.deletesEnd} before this read reached them at offset {self.next_offset}. Deleted "
+                    "keys would look alive. Read again from the start. If it happens again, raise delete_retention_s of the stream."
+                )
+            self.missed_tombstones = True
+        self.learn_compacted(head.compactedEnd)
         self.deletes_end = min(known, head.deletesEnd)
 
     def _split(self, body: memoryview, node: str) -> list[RecordBatch]:

@@ -1,22 +1,16 @@
-"""Publishing with acks: many messages in flight, a window as the bound, every message answered or failed.
+"""``Publisher``: publishes single messages with acks, many of them in flight.
 
-A message travels as the published envelope ``Message`` on the stream's own subject, addressed to one stream, uid and partition; its
-reply subject names it, the Ack envelope comes back there, and only who was addressed acknowledges [A9]. What the other side certainly
-did not store (no subscriber, "not leader", "overloaded", "quota") is sent again until ``patience_s``. What is not answered, or was on
-its way when the connection broke, may be stored: under a message id it is sent again within the stream's window, in which the leader
-stores an id once; without one it is OutcomeUnknownError, and never repeated. Silence, and whoever else answers, make the address
-doubtful: it is asked for anew. Without an ack (policy NONE) the bytes go out as they are: a plain NATS publish that needs no library
-of ours.
+A message with an ack is an envelope, addressed to one stream, uid and partition. Only this partition may answer it. The
+publisher sends a message again, until ``patience_s`` is over, if it certainly was not stored: no responders, or the
+answer ``NOT_LEADER``, ``OVERLOADED``, ``QUOTA``, ``BELOW_MIN_ISR`` or ``WRONG_STREAM``. A message without an answer may
+be stored. The publisher sends it again only with a message id, within the stream's deduplication window. Otherwise it
+fails with OutcomeUnknownError.
 
-Order: while one waits to be sent again, those that come later wait behind it. Then the first goes alone; when somebody has taken it,
-all the others follow; beyond a quota each goes when its turn is. So what is out of order is only what was on its way when the first
-was refused.
+Order: while a message waits to be sent again, later messages wait behind it. Then the first one is sent alone, as a
+probe. When a leader accepts it, the others follow. So only messages that were in flight behind a rejected one can be
+out of order.
 
-Just after a reconnect that first one is a probe, and waits PROBE_S for its answer: leaders reconnect, too, and nobody answers what
-they took before they had.
-
-What a publisher sends without acks: plain NATS messages, or the envelope where they can't carry it. Nothing tells whether it is
-stored; that NATS has refused some of it is kept, and told once.
+``FireAndForget`` sends messages without acks as plain NATS messages.
 """
 
 from __future__ import annotations
@@ -52,20 +46,26 @@ from liftpy.nats.transport import Transport
 
 
 class FireAndForget:
-    """Of one publisher. ``timeout_s``: for handing a message to the connection."""
+    """Sends messages without acks. ``timeout_s``: time to hand a message to the connection, in seconds."""
 
     def __init__(self, transport: Transport, stream: str, partition: int, timeout_s: float) -> None:
         self._transport, self._stream, self._partition, self._timeout_s = transport, stream, partition, timeout_s
         self._some = False
-        """Sent, and not settled."""
+        """Whether messages were sent and not flushed to the NATS server yet."""
         self._denied: NotAllowedError | None = None
-        """NATS refused one, and nobody was told."""
+        """The last denial by NATS that was not raised yet."""
 
     async def send(
         self, address: Address, value: bytes | None, key: bytes | None, headers: HeadersLike | None, *, addressed: bool
     ) -> None:
-        """Send one. Raises ConfigError for what can't be carried, ProtocolError (too large), UnavailableError (not sent),
-        NotAllowedError when NATS has refused an earlier one."""
+        """Send one message.
+
+        Raises:
+            ConfigError: NATS cannot carry the message.
+            ProtocolError: The message is too large.
+            UnavailableError: The message was not sent.
+            NotAllowedError: NATS has denied an earlier message.
+        """
         self.raise_denied()
         self._some = True
         give_up_at = asyncio.get_running_loop().time() + self._timeout_s
@@ -77,19 +77,21 @@ class FireAndForget:
         await self._transport.publish(address.subject, payload, headers=nats_headers, give_up_at=give_up_at)
 
     async def settle(self) -> None:
-        """Return when the NATS server has all of them. Raises UnavailableError, and NotAllowedError if it has refused one."""
+        """Wait until the NATS server has received all messages. Raises UnavailableError, or NotAllowedError if it denied
+        one.
+        """
         if self._some:
             await self._transport.settle()
             self._some = False
             self.raise_denied()
 
     def denied(self, denial: NotAllowedError) -> None:
-        """NATS refuses what goes out."""
+        """Remember that NATS denies publishing."""
         if self._some:
             self._denied = denial
 
     def raise_denied(self) -> None:
-        """Once."""
+        """Raise the remembered denial, once."""
         denied, self._denied = self._denied, None
         if denied is not None:
             raise denied
@@ -106,11 +108,26 @@ _OF_THE_WINDOW = 0.8
 
 
 class Publisher:
-    """Publishes on one partition's subject. Use as ``async with``: leaving it waits for every ack (``flush``).
+    """Publishes messages to one partition and keeps many in flight.
 
-    Order: messages are sent in call order and stored in that order, except what was on its way behind one that had to be sent again;
-    use a window of 1 where that matters. It publishes to the stream of that name: after one that was deleted, to the one that was made
-    again.
+    Create it with ``client.publisher``. Leaving the ``async with`` block waits for all acks (``flush``).
+
+    Messages are stored in call order, with one exception: messages in flight behind one that had to be sent again may
+    be stored before it. Use ``PublishOptions(window=1)`` for strict order. If the stream is deleted and created again,
+    the publisher continues with the new one.
+
+    Args:
+        transport: The NATS connection.
+        stream: Name of the stream.
+        partition: Number of the partition.
+        address: Subject and uid to publish to.
+        options: Window and timeouts.
+        find: Asks the metadata group for the current address. Raises NotFoundError if there is none. Default None.
+
+    Example:
+        async with await client.publisher("orders") as publisher:
+            future = await publisher.send(b"one")
+            ack = await future
     """
 
     def __init__(
@@ -123,7 +140,7 @@ class Publisher:
         *,
         find: Callable[[], Awaitable[Address]] | None = None,
     ) -> None:
-        """``find``: asks the metadata group for the address; raises NotFoundError when there is no such stream or partition."""
+        """Create the publisher. Applications call ``client.publisher``."""
         self._transport = transport
         self._stream = stream
         self._partition = partition
@@ -162,12 +179,12 @@ class Publisher:
 
     @property
     def in_flight(self) -> int:
-        """Messages that are sent and not answered."""
+        """Number of messages that were sent and have no ack yet."""
         return self._window.count
 
     @property
     def in_flight_bytes(self) -> int:
-        """Their bytes, as they are sent."""
+        """Size of the messages in flight, in bytes as they are sent."""
         return self._window.size_bytes
 
     async def send(
@@ -181,18 +198,36 @@ class Publisher:
         expected_last: int | None = None,
         timeout_s: float | None = None,
     ) -> asyncio.Future[PublishAck]:
-        """Send and return a future of the ack; waits only for room in the window and in the connection. Not for AckPolicy.NONE.
+        """Send one message and return a future of its ack.
 
-        ``value`` None: a tombstone, by which compaction deletes ``key``. An empty value is a value, an empty key a key.
-        ``headers``: a mapping, or pairs in an order of their own, whose names may repeat; ``Lift-*`` is reserved.
-        ``msg_id``: within the stream's window an id is stored once, whoever sends it again; the ack says ``duplicate``.
-        ``expected_last``: store it only behind the record of this offset, -1: as the first. ``timeout_s``: all the patience there is
-        with this one, in place of the options'.
+        The call waits only for room in the window and in the connection. If it is cancelled while it waits, nothing was
+        sent.
 
-        The future raises PublishRejectedError (not stored, ``reason``), UnavailableError (not stored, nobody took it), NotFoundError
-        (no such stream or partition), NotAllowedError (not stored) or OutcomeUnknownError (no ack in time, whose ``message_id`` says
-        under what it can be sent again). ``send`` itself raises ConfigError for what is no message, ClientClosedError, and
-        NotFoundError where that is known already. A ``send`` that is cancelled while it waits has sent nothing.
+        Args:
+            value: Payload. None is a tombstone: compaction deletes ``key``.
+            key: Key of the record. Default None: no key.
+            headers: A mapping, or pairs of name and value. Names may repeat. ``Lift-*`` names are reserved. Default
+                None.
+            ack: ALL (default): flushed on all in-sync replicas. LEADER: flushed on the leader. For NONE use ``post``.
+            msg_id: Id for deduplication within the stream's ``dedup_window_s``. Default '': none, or a random one with
+                ``PublishOptions(message_ids=True)``.
+            expected_last: Store the record only directly after this offset. -1: only as the first record. Default None:
+                no condition.
+            timeout_s: Total time for all attempts, in seconds. Default None: ``options.patience_s``.
+
+        Returns:
+            A future of the ack. It raises PublishRejectedError, NotFoundError, NotAllowedError or UnavailableError if
+            the message was not stored. It raises OutcomeUnknownError if no ack came in time. Then send the message
+            again with ``msg_id=error.message_id``.
+
+        Raises:
+            ConfigError: The message is not valid, or ``ack`` is NONE.
+            NotFoundError: No such stream or partition.
+            ClientClosedError: The publisher or its client is closed.
+
+        Example:
+            future = await publisher.send(b"one", key=b"k")
+            print((await future).offset)
         """
         if ack is AckPolicy.NONE:
             raise ConfigError("A message without an ack has no result. Use post() instead of send().")
@@ -249,14 +284,27 @@ class Publisher:
         headers: HeadersLike | None = None,
         addressed: bool = False,
     ) -> None:
-        """Send without an ack: nothing tells whether it is stored. Plain bytes, or the envelope where there is a key or no value.
+        """Publish one message without an ack.
 
-        Plain bytes carry no address: whoever listens on the subject stores them, also a stream that was made there after this
-        publisher's was deleted, as long as nothing has told it so. ``addressed``: in the envelope, which another stream or another
-        incarnation of this one refuses; plain NATS subscribers of the subject see the envelope then.
+        Nothing tells whether the message is stored. It is a plain NATS message. With a key, or without a value, it is
+        an envelope. A plain message has no address: any stream on the subject stores it.
 
-        What plain NATS can't carry as it is, is refused with ConfigError. Raises ProtocolError (too large), UnavailableError (not
-        sent), NotAllowedError when NATS has refused an earlier one.
+        Args:
+            value: Payload. None is a tombstone.
+            key: Key of the record. Default None: no key.
+            headers: A mapping, or pairs of name and value. Default None.
+            addressed: If True, send an envelope that only this stream accepts. Plain NATS subscribers then see the
+                envelope. Default False.
+
+        Raises:
+            ConfigError: NATS cannot carry the message as it is.
+            ProtocolError: The message is too large.
+            UnavailableError: The message was not sent.
+            NotAllowedError: NATS has denied an earlier message.
+            ClientClosedError: The publisher or its client is closed.
+
+        Example:
+            await publisher.post(b"one")
         """
         self._must_be_open()
         if self._addressing.unknown:
@@ -313,7 +361,36 @@ class Publisher:
         expected_last: int | None = None,
         timeout_s: float | None = None,
     ) -> PublishAck | None:
-        """Send one message and wait for its ack; None with AckPolicy.NONE. Arguments and errors as of ``send``."""
+        """Send one message and wait for its ack.
+
+        Args:
+            value: Payload. None is a tombstone: compaction deletes ``key``.
+            key: Key of the record. Default None: no key.
+            headers: A mapping, or pairs of name and value. Names may repeat. ``Lift-*`` names are reserved. Default
+                None.
+            ack: ALL (default): flushed on all in-sync replicas. LEADER: flushed on the leader. NONE: no ack, the result
+                is None.
+            msg_id: Id for deduplication within the stream's ``dedup_window_s``. Default '': none, or a random one with
+                ``PublishOptions(message_ids=True)``.
+            expected_last: Store the record only directly after this offset. -1: only as the first record. Default None:
+                no condition.
+            timeout_s: Total time for all attempts, in seconds. Default None: ``options.patience_s``.
+
+        Returns:
+            Partition, offset and LeaderEpoch of the record. None with ``ack=AckPolicy.NONE``.
+
+        Raises:
+            PublishRejectedError: Not stored. ``reason`` says why.
+            NotFoundError: Not stored: no such stream or partition.
+            NotAllowedError: Not stored: NATS denies publishing.
+            UnavailableError: Not stored: no leader accepted the message in time.
+            OutcomeUnknownError: No ack in time. The record may be stored.
+            ConfigError: The message is not valid.
+            ClientClosedError: The publisher or its client is closed.
+
+        Example:
+            ack = await publisher.publish(b"one", key=b"k")
+        """
         if ack is AckPolicy.NONE:
             if msg_id or expected_last is not None:
                 headers = promised(headers, msg_id, expected_last)
@@ -325,9 +402,18 @@ class Publisher:
         return await coming
 
     async def flush(self) -> None:
-        """Wait until everything sent before is answered; raise the first error that nobody has looked at.
+        """Wait until every message is acked. Raise the first error that nobody has seen.
 
-        What was sent without an ack has reached the NATS server then; NotAllowedError if that refused it.
+        The NATS server has received all messages without an ack by then.
+
+        Raises:
+            LiftError: The first error of a message whose future nobody awaited.
+            NotAllowedError: NATS denied a message without an ack.
+
+        Example:
+            for value in values:
+                await publisher.send(value)
+            await publisher.flush()
         """
         self._transport.must_be_at_home()
         waiting = [message.answer for message in self._in_flight.values() if not message.answer.done()]
@@ -340,7 +426,11 @@ class Publisher:
             unseen.result()
 
     async def close(self) -> None:
-        """Stop without waiting; what is in flight fails with OutcomeUnknownError, who waits to send with ClientClosedError."""
+        """Stop without waiting for acks.
+
+        Messages in flight fail with OutcomeUnknownError. Senders that wait for room get ClientClosedError. Call
+        ``flush`` first to wait for acks.
+        """
         self._transport.must_be_at_home()
         self._end("the publisher was closed before the ack came")
         for unwatch in self._unwatch:
@@ -547,7 +637,7 @@ class Publisher:
             return
         what = f"publish on {subject}" if is_publish else f"subscribe for acks on {subject}"
         denial = NotAllowedError(
-            f"The NATS permissions of this user do not allow it to {what}. Change the permissions: `liftpy rights "
+            f"The NATS permissions of this user do not allow it to {what}. Change the permissions: `liftpy permissions "
             "--role publisher` prints them."
         )
         self._posts.denied(denial)

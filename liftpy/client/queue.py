@@ -1,25 +1,14 @@
-"""``client.queue``: one worker of a work queue. Several take records of one stream, each record is with one of them at a time, and is
-acknowledged, given back or rejected by itself, in any order.
+"""``Queue``: one worker of a work queue. The workers share the records of a stream, one record at a time.
 
-async with client.queue("jobs", "workers") as queue:
-    async for job in queue:
-        await job.ack()
+The coordinator decides which worker has which record (``liftpy.core.groups.queue``). A worker fetches the records that
+it was granted, and sends many acks in one command. When ``ack`` returns, the ack is committed, and the record is never
+delivered again. A worker returns a record to the application only while its ack wait lasts by the worker's own clock.
 
-The coordinator decides who has what (``liftpy.core.groups.queue``). A worker fetches the records that it was granted, and sends what
-became of them, many in one command. An acknowledgement that has returned is committed: the record is never given again. A record is
-handed on only while its wait lasts by the own clock, counted from before it was asked for.
+``TakePace`` decides how many records a worker prefetches: as many as it processed in the last takes per 0.25 s, at most
+``ahead``. The first takes, and the first after a pause, prefetch nothing. Example: records take 5 ms each, so the rate
+is 200 per second, and the worker prefetches 50. Records take 2 s each: it prefetches none.
 
-How many records a worker of a queue has here beyond those that it asked for.
-
-Goal: who works record by record does not wait for a command for each take. Constraint: what lies here another worker could do; a slow
-one takes what it asks for and nothing else. Algorithm: what was handed on in the last takes gives a rate; ahead is what goes at this
-rate in a quarter of a second, at most ``most``, or one more take of the same size. The first takes, and the first after a pause, have
-nothing ahead.
-
-Worked example: one record at a time, each done in 5 ms: after three takes 200 records a second, 50 ahead. One record at a time, each
-done in 2 s: 0.5 a second, none ahead.
-
-The keys of the records that a worker of an ordered queue may be given next: read ahead of taking, as digests.
+``NextKeys`` holds the key digests of the next records of an ordered queue.
 """
 
 from __future__ import annotations
@@ -69,7 +58,7 @@ _NS_PER_S = 1_000_000_000
 
 
 class TakePace:
-    """``most``: records ahead at most, where takes are smaller. Times are monotonic, in ns."""
+    """Decides how many records to prefetch. ``most``: limit. Times are monotonic, in nanoseconds."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -77,13 +66,13 @@ class TakePace:
         """(when, how many) of the last takes, the newest last."""
 
     def took(self, count: int, now_ns: int) -> None:
-        """So many were handed on now."""
+        """Record that ``count`` records were returned to the application now."""
         if self._taken and now_ns - self._taken[-1][0] > _PAUSE_NS:
             self._taken.clear()
         self._taken.append((now_ns, count))
 
     def ahead(self, now_ns: int) -> int:
-        """How many to have here beyond those that are asked for now."""
+        """Return the number of records to prefetch."""
         if len(self._taken) <= _FEWEST or now_ns - self._taken[-1][0] > _PAUSE_NS:
             return 0
         began_ns = self._taken[0][0]
@@ -97,7 +86,7 @@ _AHEAD = 256
 
 
 class NextKeys:
-    """``digests`` of the keys from offset ``start`` on, one for each offset. At most ``MAX_KEYS`` of 8 bytes."""
+    """Digests of the keys from offset ``start``, one per offset. At most ``MAX_KEYS`` of 8 bytes."""
 
     def __init__(self) -> None:
         self.start = 0
@@ -106,14 +95,14 @@ class NextKeys:
         """Whether ``start`` is where new records begin, as the coordinator has said."""
 
     def begin(self, offset: int) -> bool:
-        """New records begin at ``offset``; whether that is news."""
+        """Set the offset where new records begin. Return whether it changed."""
         moved = not self._known or offset != self.start
         self.digests = self.digests[offset - self.start :] if offset >= self.start else []
         self.start, self._known = offset, True
         return moved
 
     async def read_on(self, log: QueueLog, bounds: Bounds, wanted: int) -> None:
-        """Read as many more as a take of ``wanted`` may need. Raises what reading raises."""
+        """Read the keys that a take of ``wanted`` records may need. Raises the errors of reading."""
         if not self._known:
             return
         self.begin(max(self.start, bounds.log_start_offset))
@@ -158,8 +147,17 @@ _MAX_SUBJECT = 256
 
 
 class LeaseLostError(LiftError):
-    """Records whose wait was over before they were settled: another worker has them, or gets them. ``jobs``: they; the others of the
-    same call are settled."""
+    """The ack wait of some records expired before they were acked. Another worker has them, or receives them soon.
+
+    The other records of the same call are settled.
+
+    Attributes:
+        jobs: The records whose ack wait expired.
+
+    Args:
+        text: The error text.
+        jobs: The records whose ack wait expired.
+    """
 
     code = "LEASE_LOST"
 
@@ -170,13 +168,30 @@ class LeaseLostError(LiftError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOptions:
-    """``ack_wait_s``: so long a worker has a record, then it comes again. ``max_deliveries``: a record that was given so often, and is
-    not acknowledged, goes to ``dead_letters``, a stream with a literal subject; '': it comes again for ever. ``max_ack_pending``:
-    records out, of all workers on a partition; ``max_own_pending``: of this one. ``start``: where a queue begins that is new;
-    partitions that are added later, or a stream that is made again, it takes from the first record on.
-    ``ahead``: records that a quick worker has here beyond those that it asked for, at most (``liftpy.client.queue``).
-    ``order_by_key``: of one key at most one record is out, and they are done in order of offsets; a record without a key waits for
-    nobody. ``read``: how what was granted is read. All workers of a queue are to say the same."""
+    """Options of a work queue. All workers of a queue must use the same.
+
+    Args:
+        ack_wait_s: Time until a record without ack is delivered again, in seconds (0.1 to 43,200). Default 30.
+        max_deliveries: Deliveries after which a record without ack goes to ``dead_letters`` (1 to 1,000,000). Default
+            5.
+        dead_letters: Name of the stream for dead letters. Its subject must have no wildcards. Default '': none, and
+            records are delivered again forever.
+        max_ack_pending: Records without ack per partition, over all workers (1 to 100,000). Default 20,000.
+        max_own_pending: Records without ack of this worker (1 to 100,000). Default 10,000.
+        start: Where a new queue starts: ``earliest`` (default) or ``new``. Partitions that are added later start at
+            their first record.
+        ahead: Maximum number of records to prefetch (1 to 10,000). Default 64.
+        order_by_key: If True, only one record of each key is out at a time, in order of offsets. Records without a key
+            are not ordered. Default False.
+        read: Options for reading. Default: ``ReadOptions()``.
+
+    Raises:
+        ConfigError: A value is out of range.
+
+    Example:
+        options = liftpy.QueueOptions(ack_wait_s=60, max_deliveries=3, dead_letters="jobs-dead")
+        queue = await client.queue("jobs", "workers", options=options)
+    """
 
     ack_wait_s: float = limits.ACK_WAIT_MS / 1000
     max_deliveries: int = limits.MAX_DELIVERIES
@@ -206,17 +221,26 @@ class QueueOptions:
 
 
 class QueueHome(GroupHome, LogHome, Protocol):
-    """What a worker needs of its Client, besides what a member of a group does."""
+    """The methods of Client that a queue worker needs."""
 
     async def publish(self, stream: str, value: bytes | None, **how: Any) -> Any:
-        """As ``Client.publish``."""
+        """Publish one message and wait for its ack."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """One record that this worker has. ``deliveries``: how often it was given, this time included. ``until_ns``: monotonic; when
-    another may get it. ``over_ns``: the same by a clock that goes on while the machine sleeps."""
+    """One record that this worker has until its ack wait expires.
+
+    Attributes:
+        record: The record.
+        key: The partition of the record.
+        deliveries: Number of deliveries, this one included.
+        lease: Number of this delivery at the coordinator.
+        until_ns: Monotonic time at which another worker may receive the record, in nanoseconds.
+        over_ns: The same time by a clock that runs while the machine sleeps.
+        queue: The worker.
+    """
 
     record: Record
     key: PartitionKey
@@ -227,26 +251,75 @@ class Job:
     queue: Queue = field(repr=False)
 
     async def ack(self) -> None:
-        """It is done, and never comes again. Raises as ``Queue.ack``."""
+        """Acknowledge this record: it is done and is never delivered again.
+
+        Raises:
+            LeaseLostError: The ack wait has expired. Another worker may have the record.
+            UnavailableError: The coordinator did not answer. Nothing changed.
+            OutcomeUnknownError: No answer in time. Ack again: that does no harm.
+
+        Example:
+            async for job in queue:
+                print(job.record.value)
+                await job.ack()
+        """
         await self.queue.ack([self])
 
     async def nack(self, delay_s: float = 0.0) -> None:
-        """It comes again, after ``delay_s``."""
+        """Return this record to the queue. It is delivered again.
+
+        Args:
+            delay_s: Delay before the next delivery, in seconds (0 to 86,400). Default 0.
+
+        Raises:
+            LeaseLostError: The ack wait has expired. Another worker may have the record.
+            UnavailableError: The coordinator did not answer. Nothing changed.
+            ConfigError: The delay is out of range.
+
+        Example:
+            await job.nack(delay_s=10)
+        """
         await self.queue.nack([self], delay_s)
 
     async def extend(self) -> None:
-        """Its wait begins anew."""
+        """Restart the ack wait of this record.
+
+        Call it before ``ack_wait_s`` expires if the work takes longer. No other worker receives the record until the
+        new ack wait expires.
+
+        Raises:
+            LeaseLostError: The ack wait has already expired. Another worker may have the record.
+            UnavailableError: The coordinator did not answer. Nothing changed.
+
+        Example:
+            await job.extend()
+        """
         await self.queue.extend([self])
 
     async def reject(self, reason: str) -> None:
-        """It goes to the dead letters."""
+        """Send this record to the dead letters. It is not delivered again.
+
+        Args:
+            reason: Reason to store with the dead letter, 1 to 200 bytes.
+
+        Raises:
+            LeaseLostError: The ack wait has expired. Another worker may have the record.
+            UnavailableError: The coordinator did not answer. Nothing changed.
+            ConfigError: The queue has no stream for dead letters, or the reason is too long.
+
+        Example:
+            await job.reject("unknown customer")
+        """
         await self.queue.reject([self], reason)
 
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """One partition. ``ended``: where the log ended, exclusive, when nothing more could be had, -1: not so; ``again_ns``: when to ask
-    all the same. ``keys``: of an ordered queue, the keys of the next new records."""
+    """One partition of a queue.
+
+    ``ended``: log end (exclusive) at which no more records were available. -1: not known. ``again_ns``: when to ask
+    again. ``keys``: keys of the next new records of an ordered queue.
+    """
 
     log: QueueLog
     ended: int = -1
@@ -255,16 +328,31 @@ class _Place:
 
     @property
     def key(self) -> PartitionKey:
-        """Which one."""
+        """The partition."""
         return self.log.key
 
     def is_due(self, now_ns: int) -> bool:
-        """Whether a take may give something."""
+        """Whether the coordinator may have records for a take now."""
         return self.log.end_offset != self.ended or now_ns >= self.again_ns
 
 
 class Queue:
-    """One worker; made by ``client.queue``. ``counters``: what went wrong and was tried again."""
+    """One worker of a work queue. Iterate over it to get jobs.
+
+    Create it with ``client.queue``. ``counters`` counts errors that the worker retried.
+
+    Args:
+        client: The client.
+        stream: Name of the stream.
+        group: Name of the queue.
+        options: Ack wait, deliveries, dead letters, limits.
+
+    Example:
+        async with client.queue("jobs", "workers") as queue:
+            async for job in queue:
+                print(job.record.value)
+                await job.ack()
+    """
 
     def __init__(self, client: QueueHome, stream: str, group: str, options: QueueOptions) -> None:
         self.stream = check_name(stream, "stream")
@@ -292,12 +380,17 @@ class Queue:
         self._closed = False
         self._burials: set[asyncio.Task[None]] = set()
         self.problem = ""
-        """Why a record can't be stored as a dead letter now: the stream, the record and the reason; '': all could be."""
+        """Why a record cannot be stored as a dead letter now: stream, record and reason. '': no problem."""
         self.counters: Counter[str] = Counter()
 
     # ---- life --------------------------------------------------------------------------------------------------------
     async def open(self) -> Queue:
-        """Find the stream and the coordinator. Raises NotFoundError (no such stream), and as ``groups_stream``."""
+        """Find the stream and the coordinator. ``client.queue`` calls it.
+
+        Raises:
+            NotFoundError: No such stream, or no such stream for dead letters.
+            UnavailableError: The coordinator did not answer in time.
+        """
         home = await self._client.groups_stream()
         self._partition = partition_of(self.name, len(home.partitions))
         if self._options.dead_letters:
@@ -322,8 +415,11 @@ class Queue:
         await self.close()
 
     async def close(self) -> None:
-        """Give back what was taken ahead, and tell what is to be told. Records that the application has come again when their wait is
-        over, unless they are settled before. Idempotent."""
+        """Return prefetched records and send pending acks.
+
+        Records that the application still has are delivered again when their ack wait expires. A second call does
+        nothing.
+        """
         if self._closed:
             return
         self._closed = True
@@ -351,17 +447,35 @@ class Queue:
         return self
 
     async def __anext__(self) -> Job:
-        """The next record, whenever there is one. Raises as ``take``."""
+        """Return the next job. Wait until there is one.
+
+        Raises:
+            LiftError: The same errors as ``take``.
+        """
         while not self._closed:
             for job in self._handed_on(1) or await self.take(1):
                 return job
         raise StopAsyncIteration
 
     async def take(self, max_records: int = 64, timeout_s: float = 5.0) -> list[Job]:
-        """Up to ``max_records`` of one partition, as soon as there are some; none after ``timeout_s``.
+        """Return up to ``max_records`` jobs of one partition, as soon as there are some.
 
-        Raises GroupRefusedError where a bound of the coordinator keeps new records back, NotFoundError (the stream was deleted),
-        UnavailableError, OutcomeUnknownError (what was granted comes again when its wait is over).
+        Args:
+            max_records: Maximum number of jobs (1 to 10,000). Default 64.
+            timeout_s: Time to wait for the first job, in seconds. Default 5.
+
+        Returns:
+            The jobs. Empty if none came in time, or if the queue is closed.
+
+        Raises:
+            GroupRefusedError: A limit of the coordinator does not allow new records.
+            NotFoundError: The stream was deleted.
+            UnavailableError: The coordinator did not answer in time.
+            OutcomeUnknownError: No answer in time. Granted records are delivered again after their ack wait.
+
+        Example:
+            jobs = await queue.take(100)
+            await queue.ack(jobs)
         """
         if not 1 <= max_records <= limits.MAX_TAKE:
             raise ConfigError(f"max_records = {max_records} is outside 1..{limits.MAX_TAKE}. Choose a value in this range.")
@@ -640,15 +754,30 @@ class Queue:
 
     # ---- settling ----------------------------------------------------------------------------------------------------
     async def ack(self, jobs: Iterable[Job]) -> None:
-        """They are done. When this returns that is committed, and none of them is ever given again.
+        """Acknowledge several jobs: they are done and never delivered again.
 
-        Raises LeaseLostError for those that are another's by now, UnavailableError, OutcomeUnknownError (say it again: that does no
-        harm).
+        Args:
+            jobs: The jobs.
+
+        Raises:
+            LeaseLostError: The ack wait of some jobs has expired. ``jobs`` lists them. The others are acked.
+            UnavailableError: The coordinator did not answer. Nothing changed.
+            OutcomeUnknownError: No answer in time. Ack again: that does no harm.
         """
         await self._settle(pb.SETTLE_ACK, list(jobs))
 
     async def nack(self, jobs: Iterable[Job], delay_s: float = 0.0) -> None:
-        """They come again, after ``delay_s``. Raises as ``ack``."""
+        """Return several jobs to the queue. They are delivered again.
+
+        Args:
+            jobs: The jobs.
+            delay_s: Delay before the next delivery, in seconds (0 to 86,400). Default 0.
+
+        Raises:
+            ConfigError: The delay is out of range.
+            LeaseLostError: The ack wait of some jobs has expired. ``jobs`` lists them.
+            UnavailableError: The coordinator did not answer. Nothing changed.
+        """
         if not 0 <= delay_s <= limits.MAX_DELAY_MS / 1000:
             raise ConfigError(
                 f"delay_s = {delay_s} is outside 0..{limits.MAX_DELAY_MS / 1000:g}. Choose a value in this range."
@@ -656,11 +785,29 @@ class Queue:
         await self._settle(pb.SETTLE_NACK, list(jobs), delay_s=delay_s)
 
     async def extend(self, jobs: Iterable[Job]) -> None:
-        """Their wait begins anew, for the coordinator: ``until_ns`` of a job stays as it was. Raises as ``ack``."""
+        """Restart the ack wait of several jobs. ``Job.until_ns`` does not change.
+
+        Args:
+            jobs: The jobs.
+
+        Raises:
+            LeaseLostError: The ack wait of some jobs has expired. ``jobs`` lists them.
+            UnavailableError: The coordinator did not answer. Nothing changed.
+        """
         await self._settle(pb.SETTLE_EXTEND, list(jobs))
 
     async def reject(self, jobs: Iterable[Job], reason: str) -> None:
-        """They go to the dead letters. Raises as ``ack``; ConfigError where there are none."""
+        """Send several jobs to the dead letters. They are not delivered again.
+
+        Args:
+            jobs: The jobs.
+            reason: Reason to store with the dead letters, 1 to 200 bytes.
+
+        Raises:
+            ConfigError: The queue has no stream for dead letters, or the reason is too long.
+            LeaseLostError: The ack wait of some jobs has expired. ``jobs`` lists them.
+            UnavailableError: The coordinator did not answer. Nothing changed.
+        """
         if not self._options.dead_letters:
             raise ConfigError('reject() needs a dead-letter stream. Set QueueOptions(dead_letters="STREAM").')
         if not 0 < len(reason.encode()) <= limits.MAX_REASON_BYTES:

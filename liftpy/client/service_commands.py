@@ -1,11 +1,11 @@
-"""Sending a command to a replicated service and waiting for its answer: the command is a record of the stream that the service reads.
+"""Commands to a replicated service: records of the stream that it reads, with a reply.
 
-answer = await client.call_service("bank", "commands", b'{"do": "deposit", "account": "a", "amount": 5}')
-answer.value, answer.offset
+    answer = await client.call_service("bank", "commands", b'{"do": "deposit", "account": "a", "amount": 5}')
+    answer.value, answer.offset
 
-The record names two inboxes: one for the stream's ack, one for the service's reply, so that neither is taken for the other. A command
-carries a message id, and is sent again under it when no answer comes: the service carries it out once, and answers it twice. The inbox
-for the reply is one for all attempts: a service that takes longer than one of them (a record that can't be applied) is heard, too.
+A command names two inboxes: one for the ack of the stream and one for the reply of the service. It has a message id and
+is sent again under this id until it is answered. The service runs it once. All attempts use the same inbox for the
+reply, so a slow reply to an earlier attempt counts.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from liftpy.errors import (
 from liftpy.nats.transport import NoRespondersError, RequestTimeoutError, Transport
 
 SERVICE_HEADER = "Lift-Service"
-"""Of a reply: who answers."""
+"""Reply header: name of the service."""
 OFFSET_HEADER = "Lift-Offset"
-"""Of a reply: the record that is answered; of a repeated command the newest one's."""
+"""Reply header: offset of the answered record. For a repeated command: offset of the newest one."""
 _ATTEMPT_S = 2.0
 Answering = tuple[str, asyncio.Future[Any]]
 """An inbox, and what comes there."""
@@ -45,20 +45,26 @@ _AGAIN = frozenset({_Error.NOT_LEADER, _Error.OVERLOADED, _Error.BELOW_MIN_ISR, 
 
 
 class MisaddressedError(UnavailableError):
-    """Another stream, or another incarnation of it, takes what goes there: nothing was stored. The address is asked for anew."""
+    """Another stream listens on this subject. Nothing was stored. The client asks for the address again."""
 
     code = "MISADDRESSED"
 
 
 class CommandFailedError(LiftError):
-    """The service answered that it did not carry the command out: the record was passed over. Blame: the command, or the service."""
+    """The service skipped the command: ``on_record`` failed, or the service rejects it."""
 
     code = "COMMAND_FAILED"
 
 
 @dataclass(frozen=True, slots=True)
 class CommandAnswer:
-    """``value``: what the service replied. ``offset``: of the command's record. ``node``: whose service answered."""
+    """The reply of a replicated service to a command.
+
+    Attributes:
+        value: Bytes that the service replied.
+        offset: Offset of the command's record.
+        node: Node of the service that replied.
+    """
 
     value: bytes
     offset: int
@@ -67,7 +73,7 @@ class CommandAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One, as it is sent. ``message_id``: "" for one of its own."""
+    """One command. ``message_id`` '': a random one."""
 
     service: str
     stream: str

@@ -1,4 +1,4 @@
-"""Asking a replicated service for its state: a plain NATS request, answered by one of its processes [protocol: Replicated services].
+"""Queries to a replicated service: NATS requests that one of its processes answers.
 
 answer = await client.query_service("bank", b'{"account": "a"}')
 answer.value, answer.position
@@ -29,7 +29,7 @@ _ATTEMPT_S = 3.0
 
 
 class QueryRefusedError(LiftError):
-    """The query can't be answered here and now: ask again. Blame: load, or a service that is behind."""
+    """The service cannot answer the query now, because of load or because it is behind. Retry."""
 
     code = "QUERY_REFUSED"
     retryable = True
@@ -37,8 +37,15 @@ class QueryRefusedError(LiftError):
 
 @dataclass(frozen=True, slots=True)
 class QueryAnswer:
-    """``value``: what ``on_query`` returned. ``position``: the state held every record below it. ``node``: whose service answered.
-    ``partition``: which instance answered. ``partitions``: how many there are, 0 where the service does not say."""
+    """The answer of a replicated service to a query.
+
+    Attributes:
+        value: Bytes that ``Service.on_query`` returned.
+        position: The state contained every record below this offset.
+        node: Node of the service that answered.
+        partition: Partition of the instance that answered.
+        partitions: Number of partitions of the service. 0: not known.
+    """
 
     value: bytes
     position: int

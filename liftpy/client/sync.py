@@ -1,4 +1,4 @@
-"""The client without asyncio, for scripts: publishing, reading, administration, each call waits until it is done.
+"""The client without asyncio: each call waits until it is done.
 
     from liftpy.client import sync
 
@@ -8,25 +8,12 @@
         for record in client.consume("orders", until="end"):
             print(record.offset, record.value)
 
-The asyncio client runs in an event loop of its own, in a thread of its own; arguments, answers and errors are those of
-``liftpy.client.Client``. Any thread may call, also one in which another event loop runs (which then waits, too). Ctrl-C ends the call
-that waits, not the client: a publish may be stored then. What is left open is closed when the program ends. Not over a fork.
+Arguments, results and errors are those of ``liftpy.client.Client``. The asynchronous client runs in a thread of its
+own, with its own event loop. Calls may come from any thread. Ctrl-C ends the waiting call, not the client: a publish
+may be stored. Open clients are closed when the program ends. A client does not work after a fork.
 
-Consumer groups and cursors without asyncio: what ``liftpy.client.sync`` gives for ``client.group`` and ``client.cursor``.
-
-    with client.group("bills", ["orders"]) as group:
-        for part in group:
-            for record in part.slice.records(): ...
-
-Heartbeats and commits go on in the client's own thread, so that a member that works long on a part stays one.
-
-Work queues without asyncio: ``SyncClient.queue``. Each call waits until it is done; between two calls the client's own thread takes
-what is due ahead, and gives back what nobody asks for.
-
-    with client.queue("jobs", "workers") as queue:
-        for job in queue:
-            print(job.record.value, job.deliveries)
-            job.ack()
+Heartbeats and commits of groups, and prefetching of queues, run in the client's thread. So a member stays in its group
+while the application works on a part for a long time.
 """
 
 from __future__ import annotations
@@ -36,6 +23,7 @@ import concurrent.futures
 import contextlib
 import functools
 import os
+import re
 import threading
 import weakref
 from collections import Counter
@@ -71,18 +59,47 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
 _Reading = TypeVar("_Reading")
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _documented(method: Callable[..., Any]) -> Callable[[_F], _F]:
+    """Give a method the docstring of its asynchronous counterpart, with an example that does not await."""
+
+    def with_text(function: _F) -> _F:
+        function.__doc__ = without_await(method.__doc__ or "")
+        return function
+
+    return with_text
+
+
+def without_await(text: str) -> str:
+    """Return a docstring whose example is code without asyncio."""
+    return re.sub(r"\basync (with|for)\b", r"\1", text).replace("await ", "")
 
 
 class Runs(Protocol):
-    """The client's event loop, in its thread."""
+    """The event loop of a client, in its own thread."""
 
     def run(self, work: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
-        """What it gives or raises."""
+        """Run a coroutine and return its result, or raise its error."""
         ...
 
 
 class SyncGroup:
-    """As ``liftpy.client.group.Group``: an iterable of parts; the one before is finished when the next is asked for."""
+    """One member of a consumer group. Iterate over it to get the parts to process.
+
+    Create it with ``client.group``. Asking for the next part finishes the one before.
+
+    Args:
+        loop: The client's event loop.
+        group: The asynchronous member.
+
+    Example:
+        with client.group("billing", ["orders"]) as group:
+            for part in group:
+                for record in part.slice.records():
+                    print(record.value)
+    """
 
     def __init__(self, loop: Runs, group: Group) -> None:
         self._loop = loop
@@ -91,7 +108,7 @@ class SyncGroup:
 
     @property
     def owned(self) -> list[PartitionKey]:
-        """The partitions that are read now."""
+        """The partitions that this member reads now, sorted."""
 
         async def now() -> list[PartitionKey]:
             return self._group.owned
@@ -100,7 +117,7 @@ class SyncGroup:
 
     @property
     def counters(self) -> dict[str, int]:
-        """What went wrong and was tried again, by kind."""
+        """Counters of errors that the member retried, by kind."""
         return self._group.counters
 
     def __iter__(self) -> Iterator[GroupPart]:
@@ -113,18 +130,18 @@ class SyncGroup:
         while (part := self._loop.run(following())) is not None:
             yield part
 
+    @_documented(Group.take)
     def take(self) -> GroupPart | None:
-        """See ``Group.take``."""
         return self._loop.run(self._group.take())
 
+    @_documented(Group.finished)
     def finished(self, part: GroupPart) -> None:
-        """See ``Group.finished``."""
-
         async def told() -> None:
             self._group.finished(part)
 
         self._loop.run(told())
 
+    @_documented(Group.into)
     def into(
         self,
         target: str,
@@ -133,15 +150,14 @@ class SyncGroup:
         partition_for: PartitionFor | None = None,
         options: ProducerOptions | None = None,
     ) -> None:
-        """See ``Group.into``; ``transform`` is called in the client's thread. Until another closes the group, or Ctrl-C."""
         self._loop.run(self._group.into(target, transform, partition_for=partition_for, options=options))
 
+    @_documented(Group.commit)
     def commit(self) -> None:
-        """See ``Group.commit``."""
         self._loop.run(self._group.commit())
 
+    @_documented(Group.close)
     def close(self) -> None:
-        """See ``Group.close``."""
         self._loop.run(self._group.close())
 
     def __enter__(self) -> SyncGroup:
@@ -152,7 +168,20 @@ class SyncGroup:
 
 
 class SyncCursor(Generic[_Reading]):
-    """As ``liftpy.client.cursor.Cursor``."""
+    """A named position in a stream. The process that opened it last holds it.
+
+    Create it with ``client.cursor``.
+
+    Args:
+        loop: The client's event loop.
+        cursor: The asynchronous cursor.
+        reading: Turns a Consumer into its synchronous form.
+
+    Example:
+        with client.cursor("nightly", "orders") as cursor:
+            for record in cursor.consume(until="end"):
+                cursor.commit(record.offset + 1)
+    """
 
     def __init__(self, loop: Runs, cursor: Cursor, reading: Callable[[Consumer], _Reading]) -> None:
         self._loop = loop
@@ -160,35 +189,40 @@ class SyncCursor(Generic[_Reading]):
         self._reading = reading
         self.name, self.stream = cursor.name, cursor.stream
 
+    @_documented(Cursor.fetch)
     def fetch(self, partition: int = 0) -> int | None:
-        """See ``Cursor.fetch``."""
         return self._loop.run(self._cursor.fetch(partition))
 
+    @_documented(Cursor.commit)
     def commit(self, position: int | Position, partition: int = 0) -> None:
-        """See ``Cursor.commit``."""
         self._loop.run(self._cursor.commit(position, partition))
 
+    @_documented(Cursor.consume)
     def consume(self, partition: int = 0, *, start: Start = "earliest", **how: Any) -> _Reading:
-        """See ``Cursor.consume``."""
         return self._reading(self._loop.run(self._cursor.consume(partition, start=start, **how)))
 
     def __enter__(self) -> SyncCursor[_Reading]:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Nothing is left to do: what was committed stands."""
+        """Do nothing: committed positions stay."""
 
 
 class Waits(Protocol):
     """The event loop of a ``SyncClient``."""
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """What it gives or raises."""
+        """Run a coroutine and return its result, or raise its error."""
         ...
 
 
 class SyncJob:
-    """As ``liftpy.client.Job``."""
+    """One record that this worker has until its ack wait expires.
+
+    Args:
+        loop: The client's event loop.
+        job: The asynchronous job.
+    """
 
     __slots__ = ("_job", "_loop")
 
@@ -198,43 +232,56 @@ class SyncJob:
 
     @property
     def record(self) -> Record:
-        """What is to be worked on."""
+        """The record."""
         return self._job.record
 
     @property
     def key(self) -> PartitionKey:
-        """Where it is from."""
+        """The partition of the record."""
         return self._job.key
 
     @property
     def deliveries(self) -> int:
-        """How often it was given, this time included."""
+        """Number of deliveries, this one included."""
         return self._job.deliveries
 
     @property
     def until_ns(self) -> int:
-        """Monotonic; when another may get it."""
+        """Monotonic time at which another worker may receive the record, in nanoseconds."""
         return self._job.until_ns
 
+    @_documented(Job.ack)
     def ack(self) -> None:
-        """It is done, and never comes again. Raises as ``SyncQueue.ack``."""
         self._loop.run(self._job.ack())
 
+    @_documented(Job.nack)
     def nack(self, delay_s: float = 0.0) -> None:
-        """It comes again, after ``delay_s``."""
         self._loop.run(self._job.nack(delay_s))
 
+    @_documented(Job.extend)
     def extend(self) -> None:
-        """Its wait begins anew."""
         self._loop.run(self._job.extend())
 
+    @_documented(Job.reject)
     def reject(self, reason: str) -> None:
-        """It goes to the dead letters."""
         self._loop.run(self._job.reject(reason))
 
 
 class SyncQueue:
-    """As ``liftpy.client.Queue``: one worker. An iterable of jobs that ends when the queue is closed."""
+    """One worker of a work queue. Iterate over it to get jobs. The loop ends when the queue is closed.
+
+    Create it with ``client.queue``. A LeaseLostError has the jobs of the asynchronous queue.
+
+    Args:
+        loop: The client's event loop.
+        queue: The asynchronous worker.
+
+    Example:
+        with client.queue("jobs", "workers") as queue:
+            for job in queue:
+                print(job.record.value)
+                job.ack()
+    """
 
     def __init__(self, loop: Waits, queue: Queue) -> None:
         self._loop = loop
@@ -242,31 +289,31 @@ class SyncQueue:
 
     @property
     def counters(self) -> Counter[str]:
-        """What went wrong and was tried again."""
+        """Counters of errors that the worker retried, by kind."""
         return self._queue.counters
 
+    @_documented(Queue.take)
     def take(self, max_records: int = 64, timeout_s: float = 5.0) -> list[SyncJob]:
-        """See ``liftpy.client.Queue.take``."""
         return [SyncJob(self._loop, job) for job in self._loop.run(self._queue.take(max_records, timeout_s))]
 
+    @_documented(Queue.ack)
     def ack(self, jobs: Iterable[SyncJob]) -> None:
-        """See ``liftpy.client.Queue.ack``; the ``jobs`` of a LeaseLostError are those of the asynchronous queue."""
         self._loop.run(self._queue.ack([job._job for job in jobs]))
 
+    @_documented(Queue.nack)
     def nack(self, jobs: Iterable[SyncJob], delay_s: float = 0.0) -> None:
-        """See ``liftpy.client.Queue.nack``."""
         self._loop.run(self._queue.nack([job._job for job in jobs], delay_s))
 
+    @_documented(Queue.extend)
     def extend(self, jobs: Iterable[SyncJob]) -> None:
-        """See ``liftpy.client.Queue.extend``."""
         self._loop.run(self._queue.extend([job._job for job in jobs]))
 
+    @_documented(Queue.reject)
     def reject(self, jobs: Iterable[SyncJob], reason: str) -> None:
-        """See ``liftpy.client.Queue.reject``."""
         self._loop.run(self._queue.reject([job._job for job in jobs], reason))
 
+    @_documented(Queue.close)
     def close(self) -> None:
-        """See ``liftpy.client.Queue.close``."""
         self._loop.run(self._queue.close())
 
     def __iter__(self) -> Iterator[SyncJob]:
@@ -291,7 +338,7 @@ _CLOSE_S = 15.0
 
 
 class _Loop:
-    """An event loop in a thread that ends with the program, or by ``end``."""
+    """An event loop in a thread. It stops with the program, or with ``end``."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -304,7 +351,9 @@ class _Loop:
         self.ended = False
 
     def run(self, work: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
-        """What it gives or raises; who is interrupted here cancels it. Raises ConfigError in a forked child, which has no loop."""
+        """Run a coroutine and return its result. An interrupt of the caller cancels it. Raises ConfigError in a forked
+        child.
+        """
         if os.getpid() != self._process:  # before the lock: whoever held it when the process was forked is not here
             work.close()
             raise ConfigError(
@@ -330,7 +379,7 @@ class _Loop:
             raise
 
     def end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run the last piece of work, then stop; once. A forked child has nothing to end."""
+        """Run the last coroutine, then stop. A second call does nothing, and so does a call in a forked child."""
         if os.getpid() != self._process:
             return
         with self._ending:
@@ -369,7 +418,31 @@ def connect(
     trace: bool | TracerProvider = False,
     **nats_options: Any,
 ) -> SyncClient:
-    """A connected client; use it as ``with connect(...) as client``, or ``close`` it. Arguments and errors as of ``liftpy.connect``."""
+    """Connect to a liftpy cluster through NATS, without asyncio.
+
+    Args:
+        nats: URL or URLs of NATS servers. Default: ``nats://127.0.0.1:4222``.
+        namespace: Namespace of the cluster. Default ``liftpy``.
+        credentials: User, token, keys or TLS files. Default None: no authentication.
+        name: Name of this connection on the NATS server. Default ``liftpy-client``.
+        timeout_s: Time limit for connecting, in seconds. Default 5.
+        trace: True, or an OpenTelemetry TracerProvider, to create spans (needs ``liftpy[trace]``). Default False.
+        **nats_options: More arguments for ``nats.connect``.
+
+    Returns:
+        A connected client. Use it with ``with``, or call ``close``.
+
+    Raises:
+        UnavailableError: No server accepted the connection within ``timeout_s``.
+        NotAllowedError: NATS rejected the credentials.
+        ConfigError: An argument is not allowed, or a credentials file cannot be used.
+
+    Example:
+        from liftpy.client import sync
+
+        with sync.connect("nats://127.0.0.1:4222") as client:
+            client.publish("orders", b"one", key=b"k")
+    """
 
     async def opened() -> Client:
         return await _connect(
@@ -380,7 +453,11 @@ def connect(
 
 
 def waiting(opened: Callable[[], Coroutine[Any, Any, Client]]) -> SyncClient:
-    """The client that ``opened`` gives, in a thread of its own; raises what it raises. For what connects by other means than a URL."""
+    """Return a synchronous client for the client that ``opened`` connects, in a thread of its own.
+
+    Args:
+        opened: Connects the asynchronous client.
+    """
     loop = _Loop()
     try:
         return SyncClient(loop, loop.run(opened()))
@@ -398,11 +475,24 @@ def _waiting(method: Callable[Concatenate[Client, _P], Coroutine[Any, Any, _T]])
         return self._loop.run(method(self._client, *arguments, **named))
 
     functools.update_wrapper(call, method)
+    call.__doc__ = without_await(method.__doc__ or "")
     return call
 
 
 class SyncClient:
-    """As ``liftpy.client.Client``, with calls that wait. Made by ``connect``."""
+    """A connection to one liftpy cluster, without asyncio. Create it with ``connect``.
+
+    Its methods are those of ``liftpy.client.Client``. Each call waits for its result.
+
+    Args:
+        loop: The event loop.
+        client: The asynchronous client.
+
+    Example:
+        with sync.connect("nats://127.0.0.1:4222") as client:
+            for record in client.consume("orders", until="end"):
+                print(record.offset, record.value)
+    """
 
     def __init__(self, loop: _Loop, client: Client) -> None:
         self._loop = loop
@@ -410,7 +500,10 @@ class SyncClient:
         self._closing = weakref.finalize(self, loop.end, client.close)  # also when the program ends
 
     def close(self) -> None:
-        """Close publishers and the connection, and end the thread. Who waits in another thread is told by ClientClosedError."""
+        """Close all publishers and the connection, and stop the thread.
+
+        Calls that wait in other threads raise ClientClosedError.
+        """
         self._closing()
 
     def __enter__(self) -> SyncClient:
@@ -443,11 +536,11 @@ class SyncClient:
 
     @property
     def counters(self) -> dict[str, int]:
-        """What came and could not be used, by kind."""
+        """Number of received messages that the client could not use, by kind."""
         return self._client.counters
 
+    @_documented(Client.processing)
     def processing(self, stream: str, what: Record | BatchSlice, *, partition: int = 0) -> AbstractContextManager[Any]:
-        """A span around what is done with a record; see ``liftpy.client.Client.processing``."""
         return self._client.processing(stream, what, partition=partition)
 
     @overload
@@ -480,6 +573,7 @@ class SyncClient:
         timeout_s: float | None = ...,
     ) -> PublishAck | None: ...
 
+    @_documented(Client.publish)
     def publish(
         self,
         stream: str,
@@ -493,7 +587,6 @@ class SyncClient:
         expected_last: int | None = None,
         timeout_s: float | None = None,
     ) -> PublishAck | None:
-        """One message; see ``liftpy.client.Client.publish``. For many use ``publisher``: this waits for each."""
         return self._loop.run(
             self._client.publish(
                 stream,
@@ -508,13 +601,14 @@ class SyncClient:
             )
         )
 
+    @_documented(Client.publisher)
     def publisher(
         self, stream: str, partition: int = 0, *, subject: str = "", options: PublishOptions | None = None
     ) -> SyncPublisher:
-        """Many messages in flight: ``with client.publisher("orders") as p: p.send(b"x")``."""
         made = self._loop.run(self._client.publisher(stream, partition, subject=subject, options=options))
         return SyncPublisher(self._loop, made)
 
+    @_documented(Client.producer)
     def producer(
         self,
         stream: str,
@@ -524,23 +618,19 @@ class SyncClient:
         partitioner: Partitioner = "key",
         source: Source | None = None,
     ) -> SyncProducer:
-        """Many records, each once and in order: ``with client.producer("orders", id="till-7") as p: p.send_many(lines)``; see
-        ``liftpy.client.Client.producer``."""
-
         async def made() -> Producer:
             return await self._client.producer(stream, id=id, options=options, partitioner=partitioner, source=source)
 
         return SyncProducer(self._loop, self._loop.run(made()))
 
+    @_documented(Client.queue)
     def queue(self, stream: str, group: str, *, options: QueueOptions | None = None) -> SyncQueue:
-        """A worker of a work queue: ``with client.queue("jobs", "workers") as queue: for job in queue: ...; job.ack()``; see
-        ``liftpy.client.Client.queue``."""
-
         async def made() -> Queue:
             return await self._client.queue(stream, group, options=options)
 
         return SyncQueue(self._loop, self._loop.run(made()))
 
+    @_documented(Client.consume)
     def consume(
         self,
         stream: str,
@@ -554,8 +644,6 @@ class SyncClient:
         backwards: bool = False,
         options: ReadOptions | None = None,
     ) -> SyncConsumer:
-        """Read committed records: ``for record in client.consume("orders", until="end")``; see ``liftpy.client.Client.consume``."""
-
         async def made() -> Consumer:
             return self._client.consume(
                 stream,
@@ -571,6 +659,7 @@ class SyncClient:
 
         return SyncConsumer(self._loop, self._loop.run(made()))
 
+    @_documented(Client.group)
     def group(
         self,
         name: str,
@@ -581,9 +670,6 @@ class SyncClient:
         on_assigned: Hook | None = None,
         on_revoked: Hook | None = None,
     ) -> SyncGroup:
-        """A member of a consumer group: ``with client.group("bills", ["orders"]) as group: for part in group``; see
-        ``liftpy.client.Client.group``. Heartbeats go on in the client's thread, and the hooks are called there."""
-
         async def made() -> Group:
             return await self._client.group(
                 name, streams, instance=instance, options=options, on_assigned=on_assigned, on_revoked=on_revoked
@@ -591,10 +677,8 @@ class SyncClient:
 
         return SyncGroup(self._loop, self._loop.run(made()))
 
+    @_documented(Client.cursor)
     def cursor(self, name: str, stream: str) -> SyncCursor[SyncConsumer]:
-        """A named position, held from here on: ``with client.cursor("nightly", "orders") as cursor``; see
-        ``liftpy.client.Client.cursor``."""
-
         async def made() -> Cursor:
             return await self._client.cursor(name, stream)
 
@@ -602,7 +686,19 @@ class SyncClient:
 
 
 class SyncPublisher:
-    """As ``liftpy.client.Publisher``. Leaving it waits for every ack and raises the first error."""
+    """Publishes messages to one partition and keeps many in flight.
+
+    Create it with ``client.publisher``. Leaving the ``with`` block waits for all acks and raises the first error.
+
+    Args:
+        loop: The client's event loop.
+        publisher: The asynchronous publisher.
+
+    Example:
+        with client.publisher("orders") as publisher:
+            for number in range(1000):
+                publisher.send(b"%d" % number)
+    """
 
     def __init__(self, loop: _Loop, publisher: Publisher) -> None:
         self._loop = loop
@@ -618,17 +714,32 @@ class SyncPublisher:
         msg_id: str = "",
         expected_last: int | None = None,
     ) -> None:
-        """Send one; waits for room in the window only. What becomes of it, ``flush`` says."""
+        """Send one message. Wait only for room in the window. ``flush`` raises the errors.
+
+        Args:
+            value: Payload. None is a tombstone: compaction deletes ``key``.
+            key: Key of the record. Default None: no key.
+            headers: A mapping, or pairs of name and value. Default None.
+            ack: ALL (default) or LEADER.
+            msg_id: Id for deduplication. Default '': none, or a random one with ``PublishOptions(message_ids=True)``.
+            expected_last: Store the record only directly after this offset. -1: only as the first record. Default None:
+                no condition.
+
+        Raises:
+            ConfigError: The message is not valid.
+            NotFoundError: No such stream or partition.
+            ClientClosedError: The publisher or its client is closed.
+        """
         self._loop.run(
             self._publisher.send(value, key=key, headers=headers, ack=ack, msg_id=msg_id, expected_last=expected_last)
         )
 
+    @_documented(Publisher.flush)
     def flush(self) -> None:
-        """Wait until all that was sent is acknowledged; raise the first error that nobody was told."""
         self._loop.run(self._publisher.flush())
 
+    @_documented(Publisher.close)
     def close(self) -> None:
-        """Stop without waiting."""
         self._loop.run(self._publisher.close())
 
     def __enter__(self) -> SyncPublisher:
@@ -639,8 +750,19 @@ class SyncPublisher:
 
 
 class SyncProducer:
-    """As ``liftpy.client.Producer``. Leaving it waits for every answer and raises the first error. Each call hands over to another
-    thread: for many records ``send_many`` is the faster by far."""
+    """Stores each record of one stream once and in order per partition.
+
+    Create it with ``client.producer``. Leaving the ``with`` block waits for all acks and raises the first error. Use
+    ``send_many`` for many records: each call switches to another thread.
+
+    Args:
+        loop: The client's event loop.
+        producer: The asynchronous producer.
+
+    Example:
+        with client.producer("orders", id="till-7") as producer:
+            producer.send_many([b"one", b"two"])
+    """
 
     def __init__(self, loop: _Loop, producer: Producer) -> None:
         self._loop = loop
@@ -654,7 +776,14 @@ class SyncProducer:
         headers: HeadersLike | None = None,
         partition: int | None = None,
     ) -> None:
-        """Take one record; waits only for room in the buffer. What becomes of it, ``flush`` says."""
+        """Add one record to the next batch. Wait only for room in the buffer. ``flush`` raises the errors.
+
+        Args:
+            value: Payload. None is a tombstone.
+            key: Key of the record. Default None: no key.
+            headers: A mapping, or pairs of name and value. Default None.
+            partition: Number of the partition. Default None: the partitioner chooses.
+        """
         self._loop.run(self._producer.send(value, key=key, headers=headers, partition=partition))
 
     def send_many(
@@ -665,29 +794,38 @@ class SyncProducer:
         partition: int | None = None,
         positions: int | Sequence[int] | None = None,
     ) -> None:
-        """Take many records, in order; waits only for room in the buffer."""
+        """Add many records, in order. Wait only for room in the buffer. ``flush`` raises the errors.
+
+        Args:
+            values: Payloads. None is a tombstone.
+            keys: One key or None for each value. Default None: no keys.
+            partition: Number of the partition. Default None: the partitioner chooses.
+            positions: With a source: source offset of each record, or one offset for all. Default None.
+        """
         self._loop.run(self._producer.send_many(values, keys=keys, partition=partition, positions=positions))
 
     @property
     def begin_after(self) -> int:
-        """With a source: read it behind this offset; see ``liftpy.client.Producer``."""
+        """With a source: source offset (inclusive) whose results all partitions had when the producer was opened. -1:
+        none.
+        """
         return self._producer.begin_after
 
     @property
     def used_partitions(self) -> int:
-        """Number of partitions that the partitioner chooses among; see ``liftpy.client.Producer``."""
+        """Number of partitions that the partitioner chooses among."""
         return self._producer.used_partitions
 
+    @_documented(Producer.next_sequence)
     def next_sequence(self, partition: int = 0) -> int:
-        """That the next batch to the partition begins with; see ``liftpy.client.Producer``."""
         return self._producer.next_sequence(partition)
 
+    @_documented(Producer.flush)
     def flush(self) -> None:
-        """Wait until everything that was sent is stored; raise the first error."""
         self._loop.run(self._producer.flush())
 
+    @_documented(Producer.close)
     def close(self) -> None:
-        """Stop without waiting."""
         self._loop.run(self._producer.close())
 
     def __enter__(self) -> SyncProducer:
@@ -698,7 +836,18 @@ class SyncProducer:
 
 
 class SyncConsumer:
-    """An iterable of records; ``batches`` of whole batches."""
+    """Reads the committed records of one partition. Iterate over it, or over ``batches()``.
+
+    Create it with ``client.consume``.
+
+    Args:
+        loop: The client's event loop.
+        consumer: The asynchronous consumer.
+
+    Example:
+        for record in client.consume("orders", until="end"):
+            print(record.offset, record.value)
+    """
 
     def __init__(self, loop: _Loop, consumer: Consumer) -> None:
         self._loop = loop
@@ -708,38 +857,37 @@ class SyncConsumer:
         self._last: Record | None = None
         """The last record handed on of a batch that is not through."""
 
+    @_documented(Consumer.begin)
     def begin(self) -> Bounds:
-        """Settle where it starts now, not at the first record; see ``liftpy.client.Consumer.begin``."""
         return self._loop.run(self._consumer.begin())
 
+    @_documented(Consumer.getone)
     def getone(self, timeout_s: float | None = None) -> Record | None:
-        """See ``liftpy.client.Consumer.getone``."""
         return self._loop.run(self._consumer.getone(timeout_s))
 
+    @_documented(Consumer.getmany)
     def getmany(self, max_records: int = 500, timeout_s: float | None = None) -> list[Record]:
-        """See ``liftpy.client.Consumer.getmany``."""
         return self._loop.run(self._consumer.getmany(max_records, timeout_s))
 
+    @_documented(Consumer.position)
     def position(self) -> Position:
-        """Behind the last record, or batch, that was handed on; see ``liftpy.client.Consumer.position``."""
         behind = self._loop.run(self._consumer.position())
         if self._last is None:
             return behind
         offset = self._last.offset + (not self._consumer.backwards)
         return Position(behind.uid, offset, 0 if self._consumer.backwards else self._last.leader_epoch)
 
+    @_documented(Consumer.seek)
     def seek(self, start: Start) -> None:
-        """See ``liftpy.client.Consumer.seek``."""
         self._rest, self._last = iter(()), None
         self._loop.run(self._consumer.seek(start))
 
+    @_documented(Consumer.lag)
     def lag(self) -> int:
-        """See ``liftpy.client.Consumer.lag``."""
         return self._loop.run(self._consumer.lag())
 
+    @_documented(Consumer.batches)
     def batches(self) -> Generator[BatchSlice, None, None]:
-        """Slices of batches, in order."""
-
         async def begun() -> Any:
             return self._consumer.batches()
 

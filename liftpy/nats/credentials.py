@@ -1,4 +1,4 @@
-"""How an application proves who it is to NATS: passed through to nats-py, never interpreted here, never logged."""
+"""NATS credentials of an application or a node. They are passed to nats-py and never logged."""
 
 from __future__ import annotations
 
@@ -19,34 +19,57 @@ _SEED = re.compile(rb"-----BEGIN USER NKEY SEED-----\s+(\S+)\s+-{3,}END USER NKE
 
 _FILES = ("creds_file", "nkey_seed_file", "tls_ca_file", "tls_cert_file", "tls_key_file")
 PROOFS = ("user", "password", "token", *_FILES)
-"""The fields by which a server is shown who we are, and we see who it is."""
+"""Fields that authenticate this side or the server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """NATS credentials; everything is optional and empty means not used. Files are named by their path."""
+    """NATS credentials. Use at most one of ``creds_file``, ``nkey_seed_file``, ``user`` and ``token``.
+
+    Args:
+        creds_file: Path of a credentials file (JWT and nkey seed), as ``nsc`` writes it. Default '': not used.
+        nkey_seed_file: Path of a file with an nkey seed. Default '': not used.
+        user: User name. Needs ``password``. Default '': not used.
+        password: Password of ``user``. Default '': not used.
+        token: Token. Default '': not used.
+        tls_ca_file: Path of the CA certificates to trust (PEM). Default '': those of the system.
+        tls_cert_file: Path of the client certificate (PEM). Needs ``tls_key_file``. Default '': not used.
+        tls_key_file: Path of the key of ``tls_cert_file`` (PEM, not encrypted). Default '': not used.
+        inbox_prefix: Prefix of the subjects for answers, such as ``_INBOX_alice``. For applications, not for nodes.
+            Default '': ``_INBOX``.
+        principal: Name under which this user may change streams, if the NATS permissions name one
+            (``<namespace>.control.admin.<principal>``). Default '': none.
+
+    Raises:
+        ConfigError: The fields exclude each other.
+
+    Example:
+        credentials = liftpy.Credentials(user="app", password="secret", tls_ca_file="/etc/ssl/nats-ca.pem")
+        client = await liftpy.connect("tls://nats:4222", credentials=credentials)
+    """
 
     creds_file: str = ""
-    """A JWT with its nkey seed, as ``nsc`` writes it."""
+    """Path of a credentials file (JWT and nkey seed), as `nsc` writes it."""
     nkey_seed_file: str = ""
-    """A bare nkey seed."""
+    """Path of a file with an nkey seed."""
     user: str = ""
-    """With ``password``."""
+    """User name. Needs `password`."""
     password: str = field(default="", repr=False)
-    """With ``user``."""
+    """Password of `user`."""
     token: str = field(default="", repr=False)
-    """Instead of a user."""
+    """Token, instead of a user."""
     tls_ca_file: str = ""
-    """Whom to trust (PEM)."""
+    """Path of the CA certificates to trust (PEM)."""
     tls_cert_file: str = ""
-    """With ``tls_key_file``: who we are (PEM)."""
+    """Path of the client certificate (PEM). Needs `tls_key_file`."""
     tls_key_file: str = ""
-    """Key of ``tls_cert_file`` (PEM)."""
+    """Path of the key of `tls_cert_file` (PEM, not encrypted)."""
     inbox_prefix: str = ""
-    """Under which this user may be answered, as ``_INBOX_alice``; without: ``_INBOX``. Not for nodes."""
+    """Prefix of the subjects for answers to an application, such as `_INBOX_alice`. Not for nodes."""
     principal: str = ""
-    """The name under which it asks for changes of streams, where NATS's rights tie it to one
-    (``<namespace>.control.admin.<principal>``)."""
+    """Name under which this user may change streams, if the NATS permissions name one
+    (`<namespace>.control.admin.<principal>`).
+    """
 
     def __post_init__(self) -> None:
         ways = [bool(self.creds_file), bool(self.nkey_seed_file), bool(self.user), bool(self.token)]
@@ -64,12 +87,11 @@ class Credentials:
             check_speaker(self.principal, "principal")
 
     def proofs(self) -> dict[str, bytes]:
-        """Of each of ``PROOFS`` a digest of its value, of a file also of what is in it: another one, and a server is told something
-        else. A file that can't be read has that for its content."""
+        """Return a digest of each field of ``PROOFS``, including the content of files, to notice changes."""
         return {name: _proof(name, getattr(self, name)) for name in PROOFS}
 
     def nats_options(self) -> dict[str, Any]:
-        """Keyword arguments for ``nats.connect``; raise ConfigError if a file can't be used, and say why."""
+        """Return the arguments for ``nats.connect``. Raise ConfigError if a file cannot be used."""
         if self.creds_file:
             _check_creds(self.creds_file)
         if self.nkey_seed_file:

@@ -31,7 +31,7 @@ from nats.protocol.parser import AWAITING_MSG_PAYLOAD, Parser
 from liftpy.errors import ConfigError
 from liftpy.nats.urls import wants_tls
 
-logger = logging.getLogger("liftpy.bus")
+logger = logging.getLogger("liftpy.nats")
 
 LONGEST_LINE_BYTES = 64 * 1024
 READ_BYTES = 1024 * 1024

@@ -83,7 +83,7 @@ class Answers:
                     asked,
                     NotAllowedError(
                         f"The NATS permissions of this user do not allow it to {what} on {subject}. Change the permissions: "
-                        "`liftpy rights` prints them."
+                        "`liftpy permissions` prints them."
                     ),
                 )
 

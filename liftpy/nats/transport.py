@@ -345,7 +345,7 @@ class Transport:
             self.must_be_usable()
             raise NotAllowedError(
                 f"The NATS permissions of this user do not allow it to subscribe to {subject}, where answers arrive. "
-                "Change the permissions, or set --inbox-prefix. `liftpy rights` prints the permissions."
+                "Change the permissions, or set --inbox-prefix. `liftpy permissions` prints the permissions."
             )
         return subscription
 

@@ -1,11 +1,16 @@
-"""Replicated services: an application beside every sidecar, as one deterministic state machine over a partition.
+"""Replicated services: deterministic state machines that run next to every sidecar.
 
     class Counter(Service):
-        def on_start(self, snapshot): self.count = int(snapshot or 0)
-        def on_record(self, record): self.count += 1
-        def take_snapshot(self): return b"%d" % self.count
+        def on_start(self, snapshot):
+            self.count = int(snapshot or 0)
 
-Run it beside every node with ``python -m liftpy.service counter:Counter --stream orders --node n1 --data DIR``.
+        def on_record(self, record):
+            self.count += 1
+
+        def take_snapshot(self):
+            return b"%d" % self.count
+
+Run it on every node with ``python -m liftpy.service counter:Counter --stream orders --node n1 --data DIR``.
 """
 
 from __future__ import annotations

@@ -105,10 +105,10 @@ class EffectRunner:
             return _IDLE_LOOK_S
         if len(machine.effects):
             return _SOON_S
-        if not self._settings.tick_s or machine.next_timer_ns is None:
+        if not self._settings.tick_interval_s or machine.next_timer_ns is None:
             return _IDLE_LOOK_S
         due_s = (machine.next_timer_ns - time.time_ns()) / NS_PER_S
-        allowed_s = self._ticked_s + self._settings.tick_s - time.monotonic()
+        allowed_s = self._ticked_s + self._settings.tick_interval_s - time.monotonic()
         return min(max(due_s, allowed_s, _SOON_S), _IDLE_LOOK_S)
 
     def _give_up(self) -> None:
@@ -128,7 +128,7 @@ class EffectRunner:
             self.problem = ""
         for effect in machine.effects:
             running = sum(one.task is not None for one in self._tries.values())
-            if max(running, self._threads) >= self._settings.effects_at_once:
+            if max(running, self._threads) >= self._settings.max_concurrent_effects:
                 return
             if emitted_end is not None and effect.output_count > emitted_end:
                 return
@@ -191,8 +191,8 @@ class EffectRunner:
 
     async def _tick(self, machine: ServiceMachine) -> None:
         """While nothing arrives log time stands still; a record that says nothing lets timers fire that are due by the clock."""
-        tick_s, now_s = self._settings.tick_s, time.monotonic()
-        if not tick_s or now_s - self._ticked_s < tick_s or machine.next_timer_ns is None:
+        tick_interval_s, now_s = self._settings.tick_interval_s, time.monotonic()
+        if not tick_interval_s or now_s - self._ticked_s < tick_interval_s or machine.next_timer_ns is None:
             return
         if machine.next_timer_ns > time.time_ns():
             return

@@ -467,7 +467,7 @@ class ServiceHost:
 
     def _until_the_next_s(self) -> float:
         """Until the next heartbeat. Services of one process have theirs in one turn of its event loop."""
-        every_s = self._settings.heartbeat_s
+        every_s = self._settings.heartbeat_interval_s
         if not self._greeted or self._refusal:
             return min(_ASK_S, every_s)
         if self._serving.say is None:

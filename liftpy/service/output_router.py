@@ -75,7 +75,7 @@ class Router:
                 self._places = {}
                 self.problem = f"route {self.route.name}: {error.code}: {error}"
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.emit_poll_s):
+                async with asyncio.timeout(self._settings.emit_poll_interval_s):
                     await self._wake.wait()
 
     async def _turn(self) -> None:

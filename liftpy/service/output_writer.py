@@ -87,14 +87,14 @@ async def append(
     if (ack.offset, ack.recordCount) != (expected_offset, count):
         raise OutputConflictError(
             f"{which} and {count - 1} more were stored as {ack.recordCount} records from offset {ack.offset}. "
-            "Another program writes to the output stream. Choose a new stream (--output)."
+            "Another program writes to the output stream. Choose a new stream (--output-stream)."
         )
 
 
 logger = logging.getLogger("liftpy.service")
 
 _AGAIN_S = 0.05
-"""The first wait after an output that was not written; twice as long each time, up to ``emit_poll_s``."""
+"""The first wait after an output that was not written; twice as long each time, up to ``emit_poll_interval_s``."""
 _BATCH_RECORDS = 1024
 _LOST_AFTER_S = 3.0
 """An output stream that ends below what was acknowledged for so long was cut; a leader that has just begun says less for a moment."""
@@ -189,11 +189,15 @@ class Emitter:
                 if problem != self.problem and not again:
                     logger.warning("to %s/%d: %s", self._stream, self._partition, problem)
                 self._must_look, self.problem = True, problem
-                await asyncio.sleep(min(self._wait_s, self._settings.emit_poll_s) if again else self._settings.emit_poll_s)
+                await asyncio.sleep(
+                    min(self._wait_s, self._settings.emit_poll_interval_s) if again else self._settings.emit_poll_interval_s
+                )
                 self._wait_s *= 2
                 continue
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.emit_poll_s):  # not wait_for, which may swallow a cancellation
+                async with asyncio.timeout(
+                    self._settings.emit_poll_interval_s
+                ):  # not wait_for, which may swallow a cancellation
                     await self._wake.wait()
 
     async def _turn(self) -> None:
@@ -215,17 +219,17 @@ class Emitter:
         if any(token in ("*", ">") for token in subject.split(".")):
             raise ConfigError(
                 f"Output stream {self._stream} has the subject {subject} with wildcards. Use a stream without "
-                "wildcards (--output)."
+                "wildcards (--output-stream)."
             )
         if not stream.answers:
             raise ConfigError(
                 f"Output stream {self._stream} has the ack policy none. Use a stream with the ack policy leader or "
-                "all (--output)."
+                "all (--output-stream)."
             )
         if stream.config.compaction:
             raise ConfigError(
                 f"Output stream {self._stream} is compacted, so offsets of outputs would not be stable. Use a stream "
-                "without compaction (--output)."
+                "without compaction (--output-stream)."
             )
         self._address = Destination(self._stream, stream.uid, self._partition, subject)
 

@@ -149,7 +149,7 @@ class Feeder:
         machine = ServiceMachine(
             self._factory(),
             self._identity,
-            snapshot_every=self._settings.snapshot_every,
+            snapshot_interval_records=self._settings.snapshot_interval_records,
             outbox=self._outbox,
             parameters_digest=self._settings.parameters_digest,
         )

@@ -13,22 +13,26 @@ from liftpy.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ServiceSettings:
-    """What a host has to know. All nodes of a service need the same ``service``, ``snapshot_every`` and ``output_stream``.
+    """What a host has to know. All nodes of a service need the same ``service``, ``snapshot_interval_records`` and ``output_stream``.
 
     ``node``: the sidecar beside which it runs, the only one that it reads from. ``data``: folder for snapshots, one process per
     service and partition. ``output_stream``: where outputs go, '' when the service emits none; partition N's outputs go to its
-    partition N, which must belong to them alone. ``snapshot_every``: in offsets; bounds the next replay. ``snapshot_interval_s``,
+    partition N, which must belong to them alone. ``snapshot_interval_records``: in offsets; bounds the next replay.
+    ``snapshot_interval_s``,
     ``snapshot_bytes``: on this node also after so long, or after so many bytes of the log. ``snapshots_kept``: how many files.
-    ``heartbeat_s``: below a third of the sidecar's lease. ``outbox_records``, ``outbox_bytes``: outputs that are not written yet; a
+    ``heartbeat_interval_s``: below a third of the sidecar's lease. ``outbox_records``, ``outbox_bytes``: outputs that are not written
+    yet; a
     LEADER that has so many waits. ``emit_window``: outputs sent before the first one's ack. ``dead_letter_stream``: takes the records
     that are passed over, in its partition of the same number or 0; '' when they are only logged.
     ``parameters_digest``: of what the service is made with (``liftpy.core.services.rules``), b"" for nothing.
     ``reply_prefixes``: under which inboxes those who send commands are answered (``liftpy.core.wire.inboxes``).
-    ``effects_at_once``: how many handlers run at a time; ``effect_timeout_s``: for each, then it is tried again. ``tick_s``: how often
+    ``max_concurrent_effects``: how many handlers run at a time; ``effect_timeout_s``: for each, then it is tried again.
+    ``tick_interval_s``: how often
     at most a LEADER appends an empty record while a timer is due by its clock and nothing arrives; 0: never.
-    ``emit_poll_s``: how often a follower looks how far the LEADER's outputs are. ``step_s``: how long records are applied before
-    heartbeats get a turn. ``max_snapshot_bytes``: of one, own or another node's. ``snapshot_fetch_s``: how long a service whose
-    log begins above its snapshots looks for one beside another node; ``snapshot_piece_bytes``: of one message while it is fetched.
+    ``emit_poll_interval_s``: how often a follower looks how far the LEADER's outputs are. ``step_s``: how long records are applied
+    before
+    heartbeats get a turn. ``max_snapshot_bytes``: of one, own or another node's. ``snapshot_fetch_timeout_s``: how long a service whose
+    log begins above its snapshots looks for one beside another node; ``snapshot_chunk_bytes``: of one message while it is fetched.
     ``routes``: further streams, to which outputs are copied.
     """
 
@@ -39,27 +43,27 @@ class ServiceSettings:
     partition: int = 0
     output_stream: str = ""
     dead_letter_stream: str = ""
-    snapshot_every: int = 10_000
+    snapshot_interval_records: int = 10_000
     snapshot_interval_s: float = 300.0
     snapshot_bytes: int = 256 * 1024 * 1024
     snapshots_kept: int = 3
-    heartbeat_s: float = 0.25
+    heartbeat_interval_s: float = 0.25
     outbox_records: int = 65_536
     outbox_bytes: int = 32 * 1024 * 1024
     emit_window: int = 4096
-    emit_poll_s: float = 0.5
+    emit_poll_interval_s: float = 0.5
     emit_timeout_s: float = 3.0
     step_s: float = 0.02
     read_wait_s: float = 1.0
     read_max_bytes: int = 1024 * 1024
     max_snapshot_bytes: int = 1 << 30
-    effects_at_once: int = 8
+    max_concurrent_effects: int = 8
     effect_timeout_s: float = 60.0
-    tick_s: float = 0.0
+    tick_interval_s: float = 0.0
     parameters_digest: bytes = b""
     reply_prefixes: tuple[str, ...] = DEFAULT_INBOX_PREFIXES
-    snapshot_fetch_s: float = 30.0
-    snapshot_piece_bytes: int = 256 * 1024
+    snapshot_fetch_timeout_s: float = 30.0
+    snapshot_chunk_bytes: int = 256 * 1024
     routes: tuple[Route, ...] = ()
 
     def __post_init__(self) -> None:
@@ -72,7 +76,7 @@ class ServiceSettings:
             check_name(self.dead_letter_stream, "dead-letter stream")
         if self.dead_letter_stream and self.dead_letter_stream in (self.stream, self.output_stream):
             raise ConfigError(
-                "dead_letter_stream is the same as the input or output stream. Choose another stream (--dead-letter)."
+                "dead_letter_stream is the same as the input or output stream. Choose another stream (--dead-letter-stream)."
             )
         taken = {self.stream, self.output_stream, self.dead_letter_stream}
         for route in self.routes:
@@ -86,34 +90,34 @@ class ServiceSettings:
         if len({route.name for route in self.routes}) < len(self.routes) or len(self.routes) > MAX_ROUTES:
             raise ConfigError(f"Invalid routes. Names must be unique, and at most {MAX_ROUTES} routes are allowed (--route).")
         if self.routes and not self.output_stream:
-            raise ConfigError("A route copies from the output stream. Set an output stream (--output).")
+            raise ConfigError("A route copies from the output stream. Set an output stream (--output-stream).")
         if self.output_stream == self.stream:
             raise ConfigError(
                 "output_stream is the input stream, so the service would read its own outputs. Choose another stream "
-                "(--output)."
+                "(--output-stream)."
             )
         check_inbox_prefixes(self.reply_prefixes)
         bounds: dict[str, tuple[float, float]] = {
             "partition": (0, 1 << 20),
-            "snapshot_every": (1, 1 << 40),
+            "snapshot_interval_records": (1, 1 << 40),
             "snapshot_interval_s": (0.01, 1 << 30),
             "snapshot_bytes": (4096, 1 << 50),
             "snapshots_kept": (2, 1000),
-            "heartbeat_s": (0.01, 10),
+            "heartbeat_interval_s": (0.01, 10),
             "outbox_records": (1, 10_000_000),
             "outbox_bytes": (4096, 4 << 30),
             "emit_window": (1, 65_536),
-            "emit_poll_s": (0.01, 60),
+            "emit_poll_interval_s": (0.01, 60),
             "emit_timeout_s": (0.1, 60),
-            "effects_at_once": (1, 256),
+            "max_concurrent_effects": (1, 256),
             "effect_timeout_s": (0.01, 3600),
-            "tick_s": (0, 3600),
+            "tick_interval_s": (0, 3600),
             "step_s": (0.001, 1),
             "read_wait_s": (0, 30),
             "read_max_bytes": (4096, 64 << 20),
             "max_snapshot_bytes": (4096, 16 << 30),
-            "snapshot_fetch_s": (0, 3600),
-            "snapshot_piece_bytes": (4096, 8 << 20),
+            "snapshot_fetch_timeout_s": (0, 3600),
+            "snapshot_chunk_bytes": (4096, 8 << 20),
         }
         for name, (low, high) in bounds.items():
             if not low <= getattr(self, name) <= high:

@@ -63,8 +63,8 @@ class SnapshotFetcher:
         """What the last ``fetch`` that found nothing has tried."""
 
     async def fetch(self, lowest: int, wanted: Callable[[Snapshot], bool]) -> bool:
-        """Store a snapshot at ``lowest`` or above that is ``wanted``; whether there was one within ``snapshot_fetch_s``."""
-        give_up_s, pause_s = time.monotonic() + self._settings.snapshot_fetch_s, _FIRST_PAUSE_S
+        """Store a snapshot at ``lowest`` or above that is ``wanted``; whether there was one within ``snapshot_fetch_timeout_s``."""
+        give_up_s, pause_s = time.monotonic() + self._settings.snapshot_fetch_timeout_s, _FIRST_PAUSE_S
         logger.warning("%s: the log begins at %d, above the snapshots here: other nodes' are asked for", self._identity, lowest)
         now_s = time.monotonic()
         self._took_s = {digest: took_s for digest, took_s in self._took_s.items() if now_s - took_s < _BARRED_S}
@@ -173,7 +173,7 @@ class SnapshotFetcher:
         return True
 
     async def _piece(self, offer: Offer, start: int) -> bytes:
-        room = min(self._settings.snapshot_piece_bytes, self._transport.max_payload_bytes // 2)
+        room = min(self._settings.snapshot_chunk_bytes, self._transport.max_payload_bytes // 2)
         question = self._question(position=offer.position, digest=offer.digest, start=start, maxBytes=room)
         for tries_left in reversed(range(_TRIES)):
             try:

@@ -1,10 +1,12 @@
 """SnapshotKeeper: when a service's state is stored, and how far back the log is needed because of it.
 
-At every multiple of ``snapshot_every`` the machine brings a snapshot about, on all nodes alike. On one node alone it is also stored
+At every multiple of ``snapshot_interval_records`` the machine brings a snapshot about, on all nodes alike. On one node alone it is also
+stored
 after ``snapshot_interval_s`` or ``snapshot_bytes`` of the log, when the process is told to stop, when an operator asks, and right
 below a record that can't be applied.
 
-All nodes come to a multiple of ``snapshot_every`` at about the same time, and ``take_snapshot`` may block for long. They take it there,
+All nodes come to a multiple of ``snapshot_interval_records`` at about the same time, and ``take_snapshot`` may block for long. They
+take it there,
 so that the bytes can be compared, but in turn: the leader's node at once, the others after one, two, ... times what the last one took.
 """
 
@@ -148,7 +150,7 @@ class SnapshotKeeper:
         """How long this node waits before it takes one, so that another has taken it; 0: no longer than anybody notices."""
         return min(self.turn * self._blocked_s * _TURN, _LONGEST_TURN_S) if self._blocked_s >= _NOTICED_S else 0.0
 
-    # ---- beside the multiples of snapshot_every ----------------------------------------------------------------------------
+    # ---- beside the multiples of snapshot_interval_records -----------------------------------------------------------------
     def came(self, size_bytes: int) -> None:
         """So much of the log was read."""
         self._fresh_bytes += size_bytes

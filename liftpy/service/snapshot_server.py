@@ -130,7 +130,7 @@ class SnapshotGiver:
             held = self._hold(kept[0]) if kept else None
         if held is None:
             raise UnavailableError(f"The snapshot at offset {question.position} no longer exists. Request a newer one.")
-        room = min(question.maxBytes, self._settings.snapshot_piece_bytes, self._transport.max_payload_bytes // 2)
+        room = min(question.maxBytes, self._settings.snapshot_chunk_bytes, self._transport.max_payload_bytes // 2)
         if not question.start < held.kept.size_bytes:
             raise UnavailableError(
                 f"The snapshot at offset {question.position} has {held.kept.size_bytes} bytes, the request is outside "

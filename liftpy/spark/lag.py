@@ -1,7 +1,6 @@
-"""How far a streaming query is behind, from the progress that Spark reports: the names are those of Spark's Kafka source.
+"""The lag of a streaming query, from the progress that Spark reports.
 
-Spark gives a Python source no metrics of its own; its progress holds the two offsets that they follow from. pyspark is
-imported when a listener is made.
+The names are those of Spark's Kafka source. Importing this module does not import pyspark.
 """
 
 from __future__ import annotations
@@ -21,18 +20,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """Of one source of a query: ``behind``: (stream, partition) -> committed records that no micro-batch has taken yet."""
+    """Lag of one liftpy source of a query.
+
+    Attributes:
+        behind: (stream, partition) -> committed records that no micro-batch has read yet.
+    """
 
     behind: dict[tuple[str, int], int]
 
     @property
     def total(self) -> int:
-        """Records over all partitions."""
+        """Number of records over all partitions."""
         return sum(self.behind.values())
 
     @property
     def metrics(self) -> dict[str, str]:
-        """What Spark's Kafka source reports under these names, as text as it does."""
+        """The metrics of Spark's Kafka source (``avgOffsetsBehindLatest`` and others), as text."""
         counts = list(self.behind.values()) or [0]
         return {
             "avgOffsetsBehindLatest": str(sum(counts) / len(counts)),
@@ -42,10 +45,23 @@ class Lag:
 
 
 def lag(progress: Any) -> list[Lag]:
-    """Of each liftpy source of a query, in the query's order; other sources are passed over (a progress names the class that all Python
-    sources have in common: ours is told by the uids in its offsets).
+    """Return the lag of each liftpy source of a streaming query.
 
-    ``progress``: ``query.lastProgress``, the ``progress`` of a listener's event, or its JSON. Raises ConfigError for anything else.
+    Other sources are ignored.
+
+    Args:
+        progress: ``query.lastProgress``, the ``progress`` of a listener's event, or its JSON.
+
+    Returns:
+        One Lag per liftpy source, in the order of the query.
+
+    Raises:
+        ConfigError: ``progress`` is something else.
+
+    Example:
+        from liftpy.spark.lag import lag
+
+        print([one.total for one in lag(query.lastProgress)])
     """
     return [found for source in _sources(progress) if (found := _of(source)) is not None]
 
@@ -87,7 +103,19 @@ def _offsets(text: object) -> StreamOffsets:
 
 
 def lag_listener(tell: Callable[[str, list[Lag]], None]) -> StreamingQueryListener:
-    """A listener for ``spark.streams.addListener`` that calls ``tell`` with a query's name (or id) and its lags, each micro-batch."""
+    """Return a listener that reports the lag after each micro-batch.
+
+    Args:
+        tell: Function of the query's name (or id) and its list of Lag.
+
+    Returns:
+        A listener for ``spark.streams.addListener``.
+
+    Example:
+        from liftpy.spark import lag_listener
+
+        spark.streams.addListener(lag_listener(lambda name, lags: print(name, lags)))
+    """
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
     class LagListener(StreamingQueryListener):

@@ -1,6 +1,7 @@
 """Reads a planned range from the segment files of a replica on the executor's own host.
 
-A node with ``offer_files`` says in which files, from where to where, a range lies that it has and knows to be committed; whose host it
+A node with ``local_file_reads`` says in which files, from where to where, a range lies that it has and knows to be committed; whose
+host it
 is, and that its log agrees with its leader's, it says in the same answer. The task opens all of them at once: what is open outlives its
 removal, so retention and compaction take nothing from it until it ends. That is the lease: the system keeps it, for the bytes of these
 files and the time of this task, and nobody has to be told. Where retention was faster the files are not there, and the nodes are asked

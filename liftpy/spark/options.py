@@ -1,7 +1,7 @@
-"""The options of the format ``liftpy``: names, defaults, checks. Pure; the conventions are those of Spark's Kafka source.
+"""Options of the format ``liftpy`` for reading. Pure. The names follow Spark's Kafka source.
 
-Option names are case-insensitive (Spark hands them over in lower case). An unknown one is an error that names the nearest
-known one. No secret is an option: credentials are named by file, because a plan is printed, logged and stored.
+Option names are case-insensitive. For an unknown option, the error names the closest known one. No secret is an option,
+because Spark prints and stores plans: credentials are files.
 """
 
 from __future__ import annotations
@@ -19,47 +19,47 @@ from liftpy.spark.schema import check_columns, default_columns, did_you_mean
 
 OPTIONS = {
     "nats": "NATS servers, comma separated (default nats://127.0.0.1:4222)",
-    "namespace": "the cluster's namespace (default liftpy)",
-    "stream": "the stream to read; the same as load(NAME)",
-    "subscribe": "several streams, comma separated (instead of stream)",
-    "subscribePattern": "streams whose whole name matches this regular expression, also those made later (instead of stream)",
-    "assign": 'some partitions only, JSON such as {"orders": [0, 2]} (instead of stream)',
-    "startingOffsets": "earliest (batch), latest (streaming), -10m (so long ago), -1000 (so many records of each partition before "
-    "its end), or JSON per partition; -2 earliest, -1 latest; inclusive",
-    "endingOffsets": "batch only: latest (default), -10m, -1000, or JSON per partition, exclusive; -1 latest",
-    "startingTimestamp": "ms since 1970: from the first record stamped at or after it; wins over startingOffsets",
-    "startingOffsetsByTimestamp": "the same for each partition, JSON of ms since 1970; startingTimestamp wins over it",
-    "startingOffsetsByTimestampStrategy": "where no record is so new: latest (default: what comes next), or error",
-    "endingTimestamp": "batch only, ms since 1970: up to the first record stamped at or after it; wins over endingOffsets",
-    "endingOffsetsByTimestamp": "batch only: the same for each partition, JSON of ms since 1970",
-    "minPartitions": "split large ranges, by bytes and between batches, so that there are at least this many Spark partitions",
-    "maxRecordsPerPartition": "split ranges so that no Spark partition has more records",
-    "maxOffsetsPerTrigger": "streaming: records of one micro-batch, over all partitions (default: all there is)",
-    "maxBytesPerTrigger": "streaming: bytes of one micro-batch as they are stored, such as 256m; with maxOffsetsPerTrigger both hold",
-    "minOffsetsPerTrigger": "streaming: wait until a micro-batch has so many records, for maxTriggerDelay at most",
-    "maxTriggerDelay": "streaming: how long minOffsetsPerTrigger may wait, such as 15m (default), 30s, 1h",
-    "cursor": "streaming: the name of a cursor of the cluster that says up to where the query has come (liftpy cursor show NAME)",
-    "onRecreated": "streaming: a stream that was deleted and made again ends the query (error, default), or is read from its beginning "
-    "(earliest), what was lost being logged; failOnDataLoss=false means earliest",
-    "failOnDataLoss": "true (default): records gone by retention are an error; false: a warning, and the rest is read",
-    "includeHeaders": "true: a column headers, array<struct<key string, value binary>> (default false)",
-    "topicColumn": "true: a column topic, the stream's name once more, for code that was written for Kafka (default false)",
-    "columns": "which columns, comma separated; Spark does not prune them for a Python source, so this saves most of the work",
-    "isolation": "committed (default), the only one: other records may vanish, a task that is run again would not have the same rows",
-    "readFrom": "nearest (default): files of a replica on the executor's host whose node offers them (offer_files), else any in-sync "
-    "replica, spread over them; files: the same, with a warning for each task without them; leader: the leader only, over NATS",
-    "patience": "seconds to keep trying while NATS, or any replica, does not answer (default 30)",
+    "namespace": "namespace of the cluster (default liftpy)",
+    "stream": "name of the stream to read, or load(NAME)",
+    "subscribe": "names of several streams, comma separated (instead of stream)",
+    "subscribePattern": "regular expression for whole stream names, also of streams that are created later (instead of stream)",
+    "assign": 'partitions to read, as JSON: {"orders": [0, 2]} (instead of stream)',
+    "startingOffsets": "first offset, inclusive: earliest (batch default), latest (streaming default), -10m (time "
+    "before now), -1000 (records of each partition before its end), or JSON per partition with -2 for earliest and -1 for latest",
+    "endingOffsets": "batch only, end offset, exclusive: latest (default), -10m, -1000, or JSON per partition with -1 for latest",
+    "startingTimestamp": "ms since 1970: start at the first record with this or a later leader timestamp (overrides startingOffsets)",
+    "startingOffsetsByTimestamp": "start per partition, as JSON of ms since 1970 (startingTimestamp overrides it)",
+    "startingOffsetsByTimestampStrategy": "if no record is new enough: latest (default: start at the next record) or error",
+    "endingTimestamp": "batch only, ms since 1970: end before the first record with this or a later time (overrides endingOffsets)",
+    "endingOffsetsByTimestamp": "batch only, end per partition, as JSON of ms since 1970",
+    "minPartitions": "minimum number of Spark partitions: large ranges are split by bytes, between batches (default: not split)",
+    "maxRecordsPerPartition": "maximum number of records in a Spark partition (default: no limit)",
+    "maxOffsetsPerTrigger": "streaming only: maximum number of records in a micro-batch, over all partitions (default: no limit)",
+    "maxBytesPerTrigger": "streaming only: maximum stored size of a micro-batch, such as 256m; combines with maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger": "streaming only: number of records to wait for before a micro-batch, at most maxTriggerDelay",
+    "maxTriggerDelay": "streaming only: maximum wait for minOffsetsPerTrigger, such as 15m (default), 30s or 1h",
+    "cursor": "streaming only: name of a cursor of the cluster that gets the position of the query (liftpy cursor show NAME)",
+    "onRecreated": "streaming only, if a stream was deleted and created again: error (default), or earliest to read the new one and "
+    "log the loss; failOnDataLoss=false implies earliest",
+    "failOnDataLoss": "if retention deleted records: true (default) raises an error, false logs a warning and reads the rest",
+    "includeHeaders": "true: add a column headers, array<struct<key string, value binary>> (default false)",
+    "topicColumn": "true: add a column topic with the name of the stream, for code that was written for Kafka (default false)",
+    "columns": "columns to read, comma separated (default: all); Spark does not prune columns of a Python source, so this saves work",
+    "isolation": "committed, the only value: uncommitted records may vanish, so a task that runs again would read other rows",
+    "readFrom": "nearest (default): segment files on this host if a node offers them (local_file_reads), else any in-sync one; files: "
+    "the same, with a warning for each task without files; leader: only the leader, over NATS",
+    "patience": "seconds to retry while NATS or all replicas do not answer (default 30)",
     "nats.creds": "file with a NATS JWT and its seed",
     "nats.nkeySeed": "file with an nkey seed",
-    "nats.user": "user name; its password stands in the file nats.passwordFile",
+    "nats.user": "user name; needs nats.passwordFile",
     "nats.passwordFile": "file with the password of nats.user",
-    "nats.tokenFile": "file with an authentication token",
-    "nats.tlsCa": "file with the certificates to trust",
-    "nats.tlsCert": "file with our certificate",
-    "nats.tlsKey": "file with its key",
-    "nats.inboxPrefix": "under which NATS's rights let this user be answered (default _INBOX)",
+    "nats.tokenFile": "file with a token",
+    "nats.tlsCa": "file with the CA certificates to trust",
+    "nats.tlsCert": "file with the client certificate",
+    "nats.tlsKey": "file with the key of nats.tlsCert",
+    "nats.inboxPrefix": "prefix of the subjects for answers to this user (default _INBOX)",
 }
-"""Every option and what it means."""
+"""Option -> description."""
 
 _SPELLING = {name.lower(): name for name in OPTIONS}
 _PATH = "path"
@@ -76,7 +76,7 @@ KAFKA = {
     "fetchoffset.retryintervalms": "patience",
     "topic": "stream",
 }
-"""What Kafka's options are called here, lower case; ``kafka.*`` that is not in it has no counterpart."""
+"""Option of Kafka's source (lower case) -> option here. Other ``kafka.*`` options have no equivalent."""
 _FILES = {
     "nats.creds": "creds_file",
     "nats.nkeySeed": "nkey_seed_file",
@@ -108,10 +108,20 @@ DEFAULT_TRIGGER_DELAY_S = 900.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """How to reach the cluster; hashable (the key of the connection cache), and free of secrets: it is part of plans.
+    """How to reach the cluster. It contains no secrets, because it is part of Spark plans.
 
-    ``servers``: NATS URLs, comma separated. ``namespace``: the cluster's. The others are file names, except ``user`` and
-    ``inbox_prefix``.
+    Args:
+        servers: NATS URLs, comma separated. Default ``nats://127.0.0.1:4222``.
+        namespace: Namespace of the cluster. Default ``liftpy``.
+        creds_file: File with a NATS JWT and its seed. Default '': not used.
+        nkey_seed_file: File with an nkey seed. Default '': not used.
+        user: User name. Needs ``password_file``. Default '': not used.
+        password_file: File with the password of ``user``. Default '': not used.
+        token_file: File with a token. Default '': not used.
+        tls_ca_file: File with the CA certificates to trust. Default '': those of the system.
+        tls_cert_file: File with the client certificate. Default '': not used.
+        tls_key_file: File with the key of ``tls_cert_file``. Default '': not used.
+        inbox_prefix: Prefix of the subjects for answers. Default '': ``_INBOX``.
     """
 
     servers: str = "nats://127.0.0.1:4222"
@@ -132,9 +142,12 @@ _DEFAULT = Access()
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which partitions are read: of ``streams`` by name, or of those whose whole name matches ``pattern``.
+    """Streams and partitions to read.
 
-    ``partitions``: (stream, partition) pairs that are wanted; empty: all partitions of the streams.
+    Args:
+        streams: Names of streams. Default (): use ``pattern``.
+        pattern: Regular expression that the whole name must match. Default '': use ``streams``.
+        partitions: (stream, partition) pairs. Default (): all partitions.
     """
 
     streams: tuple[str, ...] = ()
@@ -142,7 +155,14 @@ class Selection:
     partitions: tuple[tuple[str, int], ...] = ()
 
     def among(self, present: Iterable[str]) -> list[str]:
-        """The streams to read of those that are there; NotFoundError for a named one that is not, naming the nearest."""
+        """Return the selected ones of the streams that exist.
+
+        Args:
+            present: Names of all streams.
+
+        Raises:
+            NotFoundError: A named stream does not exist. The text names the closest one.
+        """
         there = sorted(present)
         if self.pattern:
             return [name for name in there if re.fullmatch(self.pattern, name)]
@@ -154,17 +174,20 @@ class Selection:
         return list(self.streams)
 
     def takes(self, stream: str, partition: int) -> bool:
-        """Whether that partition of a selected stream is wanted."""
+        """Return whether a partition of a selected stream is selected.
+
+        Args:
+            stream: Name of the stream.
+            partition: Number of the partition.
+        """
         return not self.partitions or (stream, partition) in self.partitions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """One source's options, checked. ``starting`` None: the default of the kind of query (earliest batch, latest streaming).
+    """Checked options of one source. ``starting`` None: earliest in a batch query, latest in a streaming query.
 
-    ``max_records_per_trigger``, ``max_bytes_per_trigger``, ``min_records_per_trigger``,
-    ``max_records_per_partition``, ``min_partitions``: 0 means not set.
-    ``patience_s``: how long nobody may answer. ``recreated_earliest``: onRecreated.
+    A number of 0 means: not set. ``recreated_earliest``: option ``onRecreated``.
     """
 
     access: Access
@@ -187,7 +210,7 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SourceOptions:
-        """From Spark's option map; ConfigError for what is unknown, missing, twice or out of bounds."""
+        """Read Spark's option map. Raise ConfigError if an option is unknown, missing, given twice or out of range."""
         values = {_known(name): value for name, value in given.items() if name.lower() != _PATH}
         if path := next((value for name, value in given.items() if name.lower() == _PATH), ""):
             if values.get("stream", path) != path:
@@ -217,7 +240,7 @@ class SourceOptions:
         )
 
     def check_batch(self) -> None:
-        """Raise ConfigError for what makes no sense in a batch query."""
+        """Raise ConfigError if an option is only for streaming queries."""
         if self.starting is not None and (self.starting.word == "latest" or LATEST in dict(self.starting.offsets).values()):
             raise ConfigError(
                 "startingOffsets cannot be latest (or -1) in a batch query, because it would read nothing. Use "
@@ -232,7 +255,7 @@ class SourceOptions:
             )
 
     def check_streaming(self) -> None:
-        """Raise ConfigError for what makes no sense in a streaming query."""
+        """Raise ConfigError if an option is only for batch queries."""
         if self.ending is not None:
             raise ConfigError(
                 "endingOffsets and endingTimestamp are for batch queries only. End a streaming query with its trigger."
@@ -244,7 +267,7 @@ class SourceOptions:
 
     @property
     def take_recreated(self) -> bool:
-        """Whether a streaming query goes on with a stream that was deleted and made again."""
+        """Whether a streaming query continues with a stream that was deleted and created again."""
         return self.recreated_earliest or not self.fail_on_data_loss
 
 
@@ -263,13 +286,13 @@ def _known(name: str) -> str:
 
 
 def check_no_table(name: str) -> None:
-    """Raise ConfigError for an option that says that this is a table of Spark's catalog."""
+    """Raise ConfigError for an option that shows that this is a table of Spark's catalog."""
     if name.lower() in _OF_TABLES or name.lower().startswith("option."):
         raise ConfigError(NO_TABLES)
 
 
 def access_of(values: Mapping[str, str]) -> Access:
-    """How to reach the cluster; raises ConfigError."""
+    """Return how to reach the cluster. Raises ConfigError."""
     access = Access(
         servers=values.get("nats", _DEFAULT.servers),
         namespace=check_name(values.get("namespace", _DEFAULT.namespace), "namespace"),

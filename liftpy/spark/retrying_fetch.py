@@ -103,11 +103,12 @@ def fetch_range(link: Link, planned: PlannedRange, rules: FetchRules) -> Iterato
     first = _Span(planned, rules, planned.start_offset, planned.end_offset, node, SPAN_BYTES, one_answer=True)
     flying.append((planned, link.submit(_fetch_span(link, first))))  # this one tells how large the others should be
     next_offset = None
-    compacted_end = planned.end_offset
+    compacted_end, deletes_end = planned.end_offset, -1
     try:
         while flying:
             of, future = flying.popleft()
             fetched = result_of(future, rules.patience_s * 4)
+            deletes_end = fetched.deletes_end if deletes_end < 0 else min(deletes_end, fetched.deletes_end)
             leader_epoch, node = check_pieces(of, fetched.pieces, leader_epoch), fetched.node
             guess.learn(fetched.pieces)
             next_offset = fetched.next_offset if next_offset is None else next_offset
@@ -116,7 +117,8 @@ def fetch_range(link: Link, planned: PlannedRange, rules: FetchRules) -> Iterato
                 planned = _moved(link, planned, rules, compacted_end)
             while len(flying) < IN_FLIGHT and next_offset < planned.end_offset:
                 end = min(next_offset + guess.span_records(), planned.end_offset)
-                span = _Span(planned, rules, next_offset, end, node, guess.answer_bytes(end - next_offset))
+                size_bytes = guess.answer_bytes(end - next_offset)
+                span = _Span(planned, rules, next_offset, end, node, size_bytes, deletes_end=deletes_end)
                 flying.append((planned, link.submit(_fetch_span(link, span))))
                 next_offset = end
             if fetched.pieces:
@@ -146,7 +148,8 @@ class _Span:
     """Part of a range: ``start_offset`` inclusive, ``end_offset`` exclusive.
 
     ``node``: who is asked first, any in-sync replica after it. ``answer_bytes`` bounds one answer. ``one_answer``: take what
-    one answer holds and leave the rest.
+    one answer holds and leave the rest. ``deletes_end``: exclusive, tombstones below it were gone when earlier spans of the range were
+    read, -1: this is the first.
     """
 
     planned: PlannedRange
@@ -156,17 +159,20 @@ class _Span:
     node: str
     answer_bytes: int
     one_answer: bool = False
+    deletes_end: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class _Fetched:
     """What a span gave. ``next_offset``: the first offset after it that was not asked for. ``node``: who answered last.
-    ``compacted_end``: exclusive, the greatest place up to where the compaction of those that answered had looked."""
+    ``compacted_end``: exclusive, the greatest place up to where the compaction of those that answered had looked. ``deletes_end``:
+    exclusive, tombstones below it were gone from all of them."""
 
     pieces: list[BatchSlice]
     next_offset: int
     node: str
     compacted_end: int
+    deletes_end: int
 
 
 def fetch_part(
@@ -197,6 +203,8 @@ async def _fetch_span(link: Link, span: _Span) -> _Fetched:
         floor_high_watermark=planned.end_offset - 1,
         compacted=planned.compacted,
         left_out=span.rules.left_out,
+        refuses_missed_tombstones=planned.moves_end,
+        deletes_end=span.deletes_end,
     )
     pieces: list[BatchSlice] = []
     refusals = 0
@@ -209,7 +217,7 @@ async def _fetch_span(link: Link, span: _Span) -> _Fetched:
         except UnavailableError:
             await exists()
             raise
-    return _Fetched(pieces, progress.next_offset, progress.node, progress.compacted_end)
+    return _Fetched(pieces, progress.next_offset, progress.node, progress.compacted_end, progress.deletes_end)
 
 
 async def _is_there(admin: Admin, planned: PlannedRange) -> None:

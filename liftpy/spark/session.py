@@ -1,4 +1,4 @@
-"""A Spark session for one machine: what the demo, the examples and the tests start. Imports pyspark only when called."""
+"""``local_session``: a Spark session on one machine, for tests and examples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FAST_START = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
     " -XX:+IgnoreUnrecognizedVMOptions"
 )
-"""Spark's own jars are loaded without verifying each class, a tenth of what a short job costs."""
+"""JVM options that skip the verification of Spark's own classes. They save a tenth of the time of a short job."""
 
 LAPTOP_SETTINGS = {
     "spark.driver.host": "127.0.0.1",
@@ -35,7 +35,7 @@ LAPTOP_SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.streaming.metricsEnabled": "false",
 }
-"""Loopback only, no web page, few tasks, UTC. Adaptive execution costs more than it gives on small inputs."""
+"""Settings of a local session: loopback only, no web page, few tasks, UTC, no adaptive execution."""
 _WORKER = Path(__file__).with_name("worker.sh")
 _LOOPBACK = ("spark.driver.host", "spark.driver.bindAddress")
 """Executors on other machines would not find a driver there."""
@@ -44,10 +44,28 @@ _LOOPBACK = ("spark.driver.host", "spark.driver.bindAddress")
 def local_session(
     app_name: str, master: str = "local[2]", *, fast_start: bool = True, settings: dict[str, str] | None = None
 ) -> SparkSession:
-    """A session here, or on the cluster that ``master`` names, started if there is none; raise ConfigError saying what is missing.
+    """Return a Spark session on this machine, or on the cluster of ``master``.
 
-    ``fast_start``: a JVM that starts in 5 s instead of 7 and computes at perhaps half speed later: for jobs of seconds, not of
-    minutes. ``settings`` win over the defaults of LAPTOP_SETTINGS. Streams are read with ``format("liftpy")``, no registration.
+    If the process has a session already, it is returned. Read streams with ``format("liftpy")``. Nothing needs to be
+    registered.
+
+    Args:
+        app_name: Name of the application.
+        master: Spark master. Default ``local[2]``.
+        fast_start: If True, the JVM starts in 5 s instead of 7, but runs long jobs at about half speed. Default True.
+        settings: Spark settings. They win over the defaults in ``LAPTOP_SETTINGS``. Default None.
+
+    Returns:
+        The session.
+
+    Raises:
+        ConfigError: pyspark or Java is missing. The text says which.
+
+    Example:
+        from liftpy.spark import local_session
+
+        spark = local_session("orders")
+        frame = spark.read.format("liftpy").option("stream", "orders").load()
     """
     if problem := spark_problem():
         raise ConfigError(problem)
@@ -77,17 +95,17 @@ def _worker_python() -> str:
 
 
 def is_local(master: str) -> bool:
-    """Whether executors are on this machine."""
+    """Return whether executors run on this machine."""
     return master.startswith("local")
 
 
 def java_available() -> bool:
-    """Whether a Java that Spark can use is here (JAVA_HOME, else the PATH)."""
+    """Return whether there is a Java that Spark can use (JAVA_HOME or the PATH)."""
     return not _java_problem()
 
 
 def spark_problem() -> str:
-    """Why no Spark session can be started here, with what to do about it; empty when one can."""
+    """Return why Spark cannot start here and what to do. '': it can."""
     if importlib.util.find_spec("pyspark") is None:
         return "pyspark is not installed: pip install 'liftpy[spark]'"
     return _java_problem()
@@ -110,7 +128,7 @@ def _java_problem() -> str:
 
 
 def java_major_version(text: str) -> int | None:
-    """17 from the output of ``java -version`` of a Java 17, 8 from that of a 1.8; None if it is not one."""
+    """Return the major version from the output of ``java -version``. None: it is not one."""
     found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
     if found is None:
         return None

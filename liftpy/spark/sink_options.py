@@ -1,4 +1,4 @@
-"""The options of the format ``liftpy`` when it is written to: a list of their own, for Spark passes some of its own along. Pure."""
+"""Options of the format ``liftpy`` for writing. Pure."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from liftpy.spark.options import KAFKA, OPTIONS, Access, access_of, check_no_tab
 from liftpy.spark.schema import did_you_mean
 
 SINK_OPTIONS = {
-    "stream": "the stream to append to, the same as save(NAME) and start(NAME); without it the column stream says it, row by row",
-    "order": "content (default): each task sorts its rows, so that a micro-batch that is run again is the same one whatever the order "
-    "of a shuffle was; plan: as the plan gives them, for plans without a shuffle",
+    "stream": "name of the stream to append to, or save(NAME) or start(NAME); without it, the column stream names it for each row",
+    "order": "content (default): each task sorts its rows, so that a repeated micro-batch is equal after a shuffle; plan: the order "
+    "of the plan, for plans without a shuffle",
     "nullValues": "error (default), or tombstone: a null value deletes its key in a compacted stream",
-    "writeId": "batch only: a name of this write; one that is run again under it writes nothing twice",
-    "maxTaskBytes": "rows of one task of a write that is exactly once: so much memory (default 1073741824)",
-    "patience": "seconds to keep trying while NATS, or a leader, does not answer (default 120)",
+    "writeId": "batch only: name of this write, 1 to 100 bytes; a second run under the same name writes nothing twice",
+    "maxTaskBytes": "maximum memory for the rows of one task of an exactly-once write, in bytes (default 1073741824)",
+    "patience": "seconds to retry while NATS or a leader does not answer (default 120)",
     **{name: what for name, what in OPTIONS.items() if name.split(".")[0] in ("nats", "namespace")},
 }
-"""Every option and what it means."""
+"""Option -> description."""
 
 SPARKS_OWN = ("checkpointlocation", "queryname", "path", "outputmode")
-"""That Spark passes along; ``path`` is what ``save(NAME)`` and ``start(NAME)`` come as."""
+"""Options that Spark adds itself. ``path`` is the name in ``save(NAME)`` and ``start(NAME)``."""
 _SPELLING = {name.lower(): name for name in SINK_OPTIONS}
 _MAX_ID_BYTES = 100
 DEFAULT_TASK_BYTES = 1 << 30
@@ -31,7 +31,7 @@ DEFAULT_TASK_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """One sink's options, checked. ``stream`` '': the column says it. ``write_id`` '': there is none."""
+    """Checked options of one sink. ``stream`` '': the column ``stream`` names it. ``write_id`` '': none."""
 
     access: Access
     stream: str = ""
@@ -43,7 +43,7 @@ class SinkOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SinkOptions:
-        """From Spark's option map; ConfigError for what is unknown, twice or out of bounds."""
+        """Read Spark's option map. Raise ConfigError if an option is unknown, given twice or out of range."""
         values = {_known(name): value for name, value in given.items() if name.lower() not in SPARKS_OWN}
         path = next((value for name, value in given.items() if name.lower() == "path"), "")
         if path and values.setdefault("stream", path) != path:
@@ -66,7 +66,7 @@ class SinkOptions:
         )
 
     def check_streaming(self) -> None:
-        """Raise ConfigError for what makes no sense in a streaming query."""
+        """Raise ConfigError if an option is only for batch writes."""
         if self.write_id:
             raise ConfigError(
                 "writeId is for batch writes only. A streaming query has an id in its checkpoint. Remove writeId."

@@ -1,16 +1,13 @@
-"""The format ``liftpy`` as Spark calls it: batch and streaming readers. It, ``sink`` and the pipelines' source alone import pyspark at
-the top.
+"""The format ``liftpy`` for reading: batch and streaming readers.
 
-Who runs where: planning on the driver (for a streaming query in a process of its own that lives as long as the query),
-``read()`` in the executors' Python workers on another, unpickled object. So a reader holds nothing but its options, and a task
-gets all it needs in its PlannedRange. There is no ``pushFilters``: in Spark 4.3.0 pushed filters leak into other queries on the
-same DataFrame. ``stop`` is never called by Spark, and ``commit`` comes one batch late: nothing depends on them.
+Planning runs on the driver, for a streaming query in a process of its own. ``read`` runs in the Python workers of the
+executors, on a copy of the reader. So a reader holds only its options, and a task gets everything in its PlannedRange.
+There is no ``pushFilters``: in Spark 4.3.0 pushed filters leak into other queries of the same DataFrame. Spark never
+calls ``stop``, and calls ``commit`` one micro-batch late, so nothing depends on them.
 
-A streaming query's position for tools outside of Spark: a cursor of the cluster (docs/groups.md), the option ``cursor``.
-
-It is a copy: the query goes on from its checkpoint, whatever the cursor says. Spark tells of a micro-batch that is done when it begins
-the next one, so the cursor is one behind; each time it is set, to where the checkpoint was. A cluster that can't take it for now is no
-reason to end a query: that is logged, and tried again with a later micro-batch.
+``CursorWriter`` (option ``cursor``) copies the position of a streaming query to a cursor of the cluster, for other
+tools. The query itself continues from its checkpoint. The cursor is one micro-batch behind. If the cluster cannot store
+it, the query continues, and a later micro-batch tries again.
 """
 
 from __future__ import annotations
@@ -71,13 +68,13 @@ from liftpy.spark.schema import arrow_schema, check_columns
 from liftpy.spark.sink import LiftStreamWriter, LiftWriter, sink_options
 
 PATIENCE_S = 5.0
-"""How long a micro-batch may wait for it."""
+"""Time that a micro-batch waits for the cursor, in seconds."""
 RETRY_S = 10.0
-"""How long nothing is tried after it failed."""
+"""Pause after a failed write of the cursor, in seconds."""
 
 
 class CursorWriter:
-    """Sets the cursor ``name``. On the driver."""
+    """Writes the position of a query to the cursor ``name``, on the driver."""
 
     def __init__(self, link: Link, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._link = link
@@ -87,7 +84,7 @@ class CursorWriter:
         self._not_before_s = 0.0
 
     def write(self, offsets: StreamOffsets) -> bool:
-        """Whether the cursor says ``offsets`` now."""
+        """Write ``offsets`` to the cursor. Return whether it succeeded."""
         if self._clock() < self._not_before_s:
             return False
         positions = {
@@ -120,20 +117,27 @@ _logger = logging.getLogger(__name__)
 
 
 class LiftDataSource(DataSource):
-    """``spark.read.format("liftpy")`` and ``spark.readStream.format("liftpy")``; options in ``liftpy.spark.options``."""
+    """Spark data source ``liftpy`` for reading and writing streams.
+
+    Spark creates it for ``format("liftpy")``. ``liftpy.spark.OPTIONS`` and ``SINK_OPTIONS`` list the options.
+
+    Example:
+        frame = spark.read.format("liftpy").option("stream", "orders").load()
+        query = frame.sparkSession.readStream.format("liftpy").load("orders").writeStream.format("console").start()
+    """
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the name of the format."""
         return "liftpy"
 
     def schema(self) -> StructType:
-        """All columns, or those of the option ``columns``."""
+        """Return the columns, or those of the option ``columns``."""
         with coded():
             return from_arrow_schema(arrow_schema(self._parsed().columns))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The batch reader."""
+        """Return the batch reader."""
         with coded():
             options = _with_schema(self._parsed(), schema)
             options.check_batch()

@@ -1,7 +1,7 @@
-"""A span around what a driver does with a micro-batch, in the trace of who published its records (``pip install liftpy[trace]``).
+"""``processing``: a span around the processing of a micro-batch (needs ``liftpy[trace]``).
 
-Spark's tasks make no spans: they run in Python workers that have no provider of tracers, and what they read goes to Arrow without a
-record's header being met. The driver has one, and ``foreachBatch`` runs there:
+The span is in the trace of the publishers of the records. Spark tasks create no spans. ``foreachBatch`` runs on the
+driver:
 
     def bill(batch, batch_id):
         with processing(batch, "orders"):
@@ -28,12 +28,29 @@ _HEADERS = "headers"
 
 @contextmanager
 def processing(batch: DataFrame, stream: str, *, trace: TracerProvider | None = None) -> Iterator[Span | None]:
-    """A span ``process STREAM`` around what is done with ``batch``, linked to the first 64 contexts of its records that are recorded;
-    in the application's own span, or else in the trace of the first of them. None: no record is traced, and there is none.
+    """Create a span ``process STREAM`` around the processing of a micro-batch.
 
-    ``batch`` has the column ``headers`` (``includeHeaders``). It is read for them once more: with few or no traced records as a whole,
-    so ``batch.persist()`` first where reading is dear. ``trace``: None: OpenTelemetry's global provider of tracers. Raises ConfigError
-    where the column or the package is missing.
+    The span links to the first 64 traced records. It is a child of the application's current span, or of the first
+    record's trace. The function reads the batch once more for the trace headers: call ``batch.persist()`` first if
+    reading is expensive.
+
+    Args:
+        batch: DataFrame with the column ``headers`` (option ``includeHeaders``).
+        stream: Name of the stream.
+        trace: OpenTelemetry TracerProvider. Default None: the global one.
+
+    Returns:
+        A context manager. It yields the span, or None if no record is traced.
+
+    Raises:
+        ConfigError: The column or the package is missing.
+
+    Example:
+        from liftpy.spark import processing
+
+        def bill(batch, batch_id):
+            with processing(batch, "orders"):
+                batch.write.mode("append").parquet("billed")
     """
     try:
         from liftpy.client.traced import ClientSpans

@@ -1,4 +1,7 @@
-"""For tests of applications: ``ServiceTest``, a replicated service without a cluster (``liftpy.testing.services``)."""
+"""Tools for tests of applications: ``ServiceTest`` runs a replicated service without a cluster.
+
+``liftpy.testing.memory`` has a cluster in memory, ``liftpy.testing.plugin`` pytest fixtures.
+"""
 
 from __future__ import annotations
 

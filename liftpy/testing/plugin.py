@@ -1,4 +1,4 @@
-"""A pytest plugin for the tests of applications: a real cluster, clients of it, and its faults. Opt-in:
+"""A pytest plugin for tests of applications: a real cluster, clients, and faults. Opt-in:
 
     pytest_plugins = ["liftpy.testing.plugin"]      # in the conftest.py at the root, or: pytest -p liftpy.testing.plugin
 
@@ -7,9 +7,9 @@
         liftpy_client.publish("orders", b"one")
         assert [r.value for r in liftpy_client.consume("orders", until="end")] == [b"one"]
 
-The cluster is of the session (of each worker of pytest-xdist), and starts with the first test that asks for it. After each test its
-nodes are healed and the streams that the test has made are deleted, so that no test sees those of another. Needs ``liftpy[dev]``.
-``liftpy_memory`` needs nothing: a cluster within the test's own process.
+The cluster starts with the first test that uses it and lasts for the session (of each pytest-xdist worker). After each
+test, stopped nodes start again and the streams of the test are deleted. It needs ``liftpy[dev]``. The fixture
+``liftpy_memory`` needs nothing: it is a cluster in the test's process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PREFIX = "LIFTPY_"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How large the cluster is, and with which settings."""
+    """Add options for the number of nodes and their settings."""
     parser.addini("liftpy_nodes", f"nodes of the cluster that the fixture liftpy_cluster starts (default {DEFAULT_NODES})")
     parser.addini("liftpy_settings", "settings of its nodes, NAME=VALUE, one a line", type="linelist", default=[])
     group = parser.getgroup("liftpy")
@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def cluster_options(config: pytest.Config) -> tuple[int, dict[str, str]]:
-    """(nodes, settings) as ini file and command line have them; raise pytest.UsageError where they make no sense."""
+    """Return (nodes, settings) from the ini file and the command line. Raise pytest.UsageError if they are not valid."""
     asked = config.getoption("--liftpy-nodes") or config.getini("liftpy_nodes") or DEFAULT_NODES
     try:
         nodes = int(asked)
@@ -78,7 +78,7 @@ def _liftpy_session(pytestconfig: pytest.Config) -> Iterator[ClusterUnderTest]:
 
 @pytest.fixture
 def liftpy_memory(pytestconfig: pytest.Config) -> Iterator[MemoryCluster]:
-    """A cluster in memory of the test's own (``liftpy.testing.memory``): no process, no port, milliseconds; ``liftpy_nodes`` nodes."""
+    """A cluster in memory for one test, with ``liftpy_nodes`` nodes. It starts in milliseconds."""
     from liftpy.testing.memory import memory_cluster  # it takes a while, and not every project asks for it
 
     nodes, _ = cluster_options(pytestconfig)
@@ -88,9 +88,9 @@ def liftpy_memory(pytestconfig: pytest.Config) -> Iterator[MemoryCluster]:
 
 @pytest.fixture
 def liftpy_cluster(_liftpy_session: ClusterUnderTest) -> Iterator[ClusterUnderTest]:
-    """The cluster, with ``kill``, ``start``, ``pause``, ``resume``, ``kill_leader``, ``restart_nats``, ``wait_until``.
+    """The cluster, with ``kill``, ``start``, ``pause``, ``resume``, ``kill_leader``, ``restart_nats`` and ``wait_until``.
 
-    It is whole again, and the streams that the test has made are gone, before the next test begins.
+    After the test, all nodes start again and the streams of the test are deleted.
     """
     there = frozenset(stream.name for stream in _liftpy_session.client.list_streams())
     yield _liftpy_session
@@ -100,20 +100,20 @@ def liftpy_cluster(_liftpy_session: ClusterUnderTest) -> Iterator[ClusterUnderTe
 
 @pytest.fixture
 def liftpy_url(liftpy_cluster: ClusterUnderTest) -> str:
-    """URL of the cluster's nats-server, for code that connects by itself."""
+    """URL of the cluster's nats-server."""
     return liftpy_cluster.url
 
 
 @pytest.fixture
 def liftpy_client(liftpy_cluster: ClusterUnderTest) -> Iterator[sync.SyncClient]:
-    """A connected ``liftpy.client.sync`` client of the test's own; closed after the test."""
+    """A connected ``liftpy.client.sync`` client for one test. It is closed after the test."""
     with sync.connect(liftpy_cluster.url, liftpy_cluster.namespace) as client:
         yield client
 
 
 @pytest.fixture
 def liftpy_connect(liftpy_cluster: ClusterUnderTest) -> Callable[..., Opening[Client]]:
-    """``async with liftpy_connect() as client``: ``liftpy.connect`` to this cluster, for tests that run in an event loop."""
+    """A function like ``liftpy.connect`` for this cluster: ``async with liftpy_connect() as client``."""
 
     def opened(**options: Any) -> Opening[Client]:
         return connect(liftpy_cluster.url, liftpy_cluster.namespace, **options)

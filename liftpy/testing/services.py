@@ -45,9 +45,19 @@ _SHOWN_BYTES = 200
 
 
 class ServiceTest:
-    """One instance of a service, fed by hand. ``factory``: the class, or what makes an instance.
+    """Runs one instance of a service without a cluster. Feed it records by hand.
 
-    Its role is LEADER. What the service raises comes out of ``send`` as ServiceFailedError, and that is its end.
+    Its role is LEADER. An error of the service is raised by ``send`` as ServiceFailedError, and ends the test instance.
+
+    Args:
+        factory: The service class, or a function that returns an instance.
+
+    Example:
+        from liftpy.testing import ServiceTest
+
+        test = ServiceTest(Counter).send(b"one").send(b"two")
+        assert test.service.count == 2
+        test.verify(hash_seeds=0)
     """
 
     def __init__(self, factory: Callable[[], Service]) -> None:
@@ -59,17 +69,19 @@ class ServiceTest:
 
     @property
     def service(self) -> Service:
-        """The instance that runs; another one after ``restart``."""
+        """The running instance. ``restart`` replaces it."""
         return self._run.service
 
     @property
     def outputs(self) -> list[Output]:
-        """All outputs so far, in order. ``offset`` of each: the record that it came from, the first one is 0."""
+        """All outputs so far, in order. ``offset`` of each is the record that it came from, from 0."""
         return self._run.outputs
 
     @property
     def replies(self) -> list[Reply]:
-        """All replies so far, in order, also to records that name no inbox. ``offset`` of each: the record's; ``error``: a code."""
+        """All replies so far, in order, also to records without an inbox. ``offset`` is that of the record, ``error`` a
+        code.
+        """
         return self._run.replies.all
 
     @property
@@ -78,12 +90,30 @@ class ServiceTest:
         return list(self._run.machine.effects)
 
     def result(self, effect: Effect, result: bytes = b"") -> ServiceTest:
-        """The record that brings the result of ``effect``, as a LEADER appends it; the offered record where it is an offer."""
+        """Feed the record that brings the result of an effect, as a LEADER appends it.
+
+        Args:
+            effect: The effect. For an offer, its own record is fed.
+            result: Result of the effect. Default: empty.
+
+        Returns:
+            This object.
+        """
         value = effect.payload if effect.is_offer else result
         return self.send(value, key=effect.key, headers=result_headers(_IDENTITY.service, effect.number))
 
     def run_effects(self, limit: int = 1000) -> ServiceTest:
-        """Run the handlers of all effects, and give their results, until there are none; ServiceFailedError after ``limit``."""
+        """Run the handlers of all effects and feed their results, until none is left.
+
+        Args:
+            limit: Maximum number of effects. Default 1000.
+
+        Returns:
+            This object.
+
+        Raises:
+            ServiceFailedError: There are still effects after ``limit``.
+        """
         for _ in range(limit):
             waiting = self.effects
             if not waiting:
@@ -95,12 +125,16 @@ class ServiceTest:
         )
 
     def tick(self) -> ServiceTest:
-        """A record that only lets timers fire, as a LEADER with ``tick_s`` appends it."""
+        """Feed a record that only advances log time, as a LEADER with ``tick_interval_s`` appends it.
+
+        Returns:
+            This object.
+        """
         return self.send(b"", headers=tick_headers(_IDENTITY.service))
 
     @property
     def now_ns(self) -> int:
-        """Time of the next record, ns since 1970."""
+        """Log time of the next record, in nanoseconds since 1970."""
         return self._now_ns
 
     def send(
@@ -112,7 +146,21 @@ class ServiceTest:
         subject: str = "input",
         reply: str | None = None,
     ) -> ServiceTest:
-        """One more committed record, 1 ms after the one before it; timers that are due fire first. ``value`` None: a tombstone."""
+        """Feed one committed record, 1 ms after the one before. Due timers fire first.
+
+        Args:
+            value: Payload. None is a tombstone.
+            key: Key of the record. Default None: no key.
+            headers: Pairs of name and value. Default (): none.
+            subject: Subject of the record. Default ``input``.
+            reply: Reply subject of the record. Default None: none.
+
+        Returns:
+            This object.
+
+        Raises:
+            ServiceFailedError: The service raised an error or broke a rule.
+        """
         if self._failed:
             raise ServiceFailedError("The service has failed, so this ServiceTest cannot continue. Create another ServiceTest.")
         record = Record(
@@ -133,7 +181,14 @@ class ServiceTest:
         return self
 
     def query(self, query: bytes) -> bytes:
-        """What ``on_query`` answers now. Raises DivergedError when it changes the state: no other node would."""
+        """Return the answer of ``on_query``.
+
+        Args:
+            query: Bytes of the query.
+
+        Raises:
+            DivergedError: ``on_query`` changed the state.
+        """
         before = self.snapshot()
         answer = self._run.machine.query(query)
         if self.snapshot() != before:
@@ -144,25 +199,42 @@ class ServiceTest:
         return answer
 
     def advance(self, seconds: float) -> ServiceTest:
-        """The next record comes so much later. Log time is what records say: no timer fires before it."""
+        """Advance log time for the next record. No timer fires before that record.
+
+        Args:
+            seconds: Time to add, in seconds.
+
+        Returns:
+            This object.
+        """
         self._now_ns += round(seconds * NS_PER_S)
         return self
 
     def snapshot(self) -> bytes:
-        """What ``take_snapshot`` gives now."""
+        """Return the state that ``take_snapshot`` makes now."""
         return self._run.machine.snapshot().whole().state
 
     def restart(self) -> ServiceTest:
-        """Go on with a new instance that begins with a snapshot of now, as after the death of its process."""
+        """Continue with a new instance from a snapshot of now, as after a crash.
+
+        Returns:
+            This object.
+        """
         self._run = self._run.restarted()
         return self
 
     def verify(self, *, hash_seeds: int = 2, restarts: int = 50) -> None:
-        """Raise DivergedError unless the records so far always give the same outputs and the same snapshots.
+        """Check that the records so far always give the same outputs and snapshots.
 
-        They are run again: as FOLLOWER; from a snapshot after each of up to ``restarts`` records, spread evenly; and in
-        ``hash_seeds`` other processes, later and with other hashes of str and bytes. For those the factory has to be found by its
-        name in a module (ConfigError otherwise): 0 leaves them out.
+        The records run again as FOLLOWER, from snapshots, and in other processes with other hash seeds.
+
+        Args:
+            hash_seeds: Number of other processes. They import the factory by name. Default 2. 0: none.
+            restarts: Maximum number of records after which to restart from a snapshot. Default 50.
+
+        Raises:
+            DivergedError: A result differs.
+            ConfigError: ``hash_seeds`` is not 0, and the factory is not in a module.
         """
         count = len(self._records)
         places = sorted({count * number // restarts for number in range(1, restarts + 1)} - {0}) if restarts else []
@@ -196,7 +268,7 @@ class _Run:
         self.outputs: list[Output] = []
         self.replies = _Replies()
         self._outbox = Outbox("test/0", max_records=_MAX_OUTPUTS, max_bytes=_MAX_OUTPUTS)
-        self.machine = ServiceMachine(self.service, _IDENTITY, snapshot_every=_NO_SNAPSHOTS, outbox=self._outbox)
+        self.machine = ServiceMachine(self.service, _IDENTITY, snapshot_interval_records=_NO_SNAPSHOTS, outbox=self._outbox)
         self.machine.replies = self.replies
         self.machine.active_version = self.machine.version
         self.machine.start(snapshot)

@@ -221,28 +221,30 @@ class _Taking:
             found.append(_cursor(name, True, await describe_cursor(self.client, name), streams))
         return tuple(cursor for cursor in found if cursor.positions)
 
-    async def _bounds(self, streams: list[StreamImage]) -> dict[tuple[str, int], _Barrier]:
+    async def _bounds(self, streams: list[StreamImage]) -> dict[tuple[str, int], Barrier]:
         """Of every partition, as its leader says, behind the state that its replica has given."""
         room, states = asyncio.Semaphore(_AT_ONCE * 4), asyncio.Semaphore(_AT_ONCE)
 
-        async def ask(stream: StreamImage, number: int) -> tuple[tuple[str, int], _Barrier]:
+        async def ask(stream: StreamImage, number: int) -> tuple[tuple[str, int], Barrier]:
             async with room:
-                said = await self.client.bounds(stream.name, number)
-            state = None
-            if said.log_start_offset > 0 and said.uid == stream.uid:
+                found = Barrier(await self.client.bounds(stream.name, number))
+            is_without = found.bounds.log_start_offset > 0 or bool(
+                stream.partitions[number].purges
+            )  # a restore leaves those out
+            if is_without and found.bounds.uid == stream.uid:
                 async with states:
-                    state, said = await _PartitionTaking(self, stream, number).state(said)
-            if said.uid != stream.uid:
+                    found = await _PartitionTaking(self, stream, number).barrier()
+            if found.bounds.uid != stream.uid:
                 raise NotFoundError(
                     f"Stream {stream.name} was deleted and created again at the start of the backup. Start the backup again."
                 )
-            return (stream.name, number), _Barrier(said, state)
+            return (stream.name, number), found
 
         asked = [ask(stream, partition.partition) for stream in streams for partition in stream.partitions]
         return dict(await asyncio.gather(*asked))
 
     async def _copied(
-        self, streams: list[StreamImage], barriers: dict[tuple[str, int], _Barrier], before: Manifest | None
+        self, streams: list[StreamImage], barriers: dict[tuple[str, int], Barrier], before: Manifest | None
     ) -> list[StreamCopy]:
         earlier: dict[tuple[str, int], PartitionCopy] = {}
         if before is not None:  # its full pieces hold what purges that were pending then may have given up since
@@ -259,7 +261,7 @@ class _Taking:
         async def copy(stream: StreamImage, number: int) -> PartitionCopy:
             async with room:
                 found, old = barriers[stream.name, number], earlier.get((stream.uid, number))
-                return await _PartitionTaking(self, stream, number).run(found.bounds, old, found.state)
+                return await _PartitionTaking(self, stream, number).run(found, old)
 
         tasks = {
             (stream.name, p.partition): attended(copy(stream, p.partition)) for stream in streams for p in stream.partitions
@@ -286,12 +288,13 @@ class _Taking:
 
 
 @dataclass(frozen=True, slots=True)
-class _Barrier:
-    """Where a partition is copied to. ``state``: what a replica knew of producers and message ids just before; None: what the records
-    say is all."""
+class Barrier:
+    """Where a partition is copied to. ``state``: what a replica knew of producers and message ids just before; None: the records say
+    all that is known, or, without ``knows_dropped``, every replica is on a node of an earlier version and does not tell."""
 
     bounds: Bounds
-    state: StateCopy | None
+    state: StateCopy | None = None
+    knows_dropped: bool = True
 
 
 def _cursor(name: str, is_cursor: bool, positions: dict[PartitionKey, int], streams: set[str]) -> CursorCopy:
@@ -317,44 +320,52 @@ class _PartitionTaking:
         self._deletes_end: int | None = None
         """Exclusive: delete markers below it were gone from all logs of which something was read, or is kept; None: nothing is."""
 
-    async def state(self, bounds: Bounds) -> tuple[StateCopy | None, Bounds]:
+    async def barrier(self) -> Barrier:
         """What a replica knows of producers and message ids, and the bounds behind that: the state covers the log from its start on."""
         for _ in range(_MOVED):
             found = await self._asked_state()
             bounds = await self._home.client.bounds(self._stream.name, self._number)
-            if found is None or bounds.uid != self._stream.uid:
-                return None, bounds
+            if found is None or not found[1] or bounds.uid != self._stream.uid:
+                return Barrier(bounds, knows_dropped=found is not None)
             end, data = found
             if end >= bounds.log_start_offset:
                 path = state_path(self._home.id, self._stream.name, self._stream.uid, self._number)
                 await self._home._put(path, data)
                 self._home.written_bytes += len(data)
                 file = StoredFile(path=path, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-                return StateCopy(file=file, end=end), bounds
+                return Barrier(bounds, StateCopy(file=file, end=end))
         raise UnavailableError(
             f"{self._stream.name}/{self._number}: retention deletes records faster than the backup copies the "
             "state of producers. Start the backup again, or increase the retention of the stream."
         )
 
     async def _asked_state(self) -> tuple[int, bytes] | None:
-        said = "nobody was asked"
+        """As ``ReplicaReads.state`` of a node that knows the question, if there is one."""
+        said, is_old = "nobody was asked", False
         for _ in range(_ROUNDS * len(self._nodes)):
             node = self._nodes[self._nodes_tried % len(self._nodes)]
             try:
-                return await self._reads(node).state()
+                found = await self._reads(node).state()
+                if found is not None:
+                    return found
+                is_old = True
             except Away as error:
                 said = f"{node}: {error}"
             self._nodes_tried += 1
+        if is_old:
+            return None
         raise UnavailableError(
             f"{self._stream.name}/{self._number}: no replica returned the state of its producers: {said}. Check "
             "`liftpy status`, then start the backup again."
         )
 
-    async def run(self, bounds: Bounds, before: PartitionCopy | None, state: StateCopy | None = None) -> PartitionCopy:
+    async def run(self, barrier: Barrier, before: PartitionCopy | None) -> PartitionCopy:
+        bounds, state = barrier.bounds, barrier.state
         start = bounds.log_start_offset
         for _ in range(_MOVED):
             if start > (bounds.log_start_offset if state is None else state.end):
-                state, bounds = await self.state(bounds)
+                barrier = await self.barrier()
+                bounds, state = barrier.bounds, barrier.state
                 start = bounds.log_start_offset
             if state is not None:  # of a replica that knew a higher HW than a new leader
                 bounds = replace(bounds, high_watermark=max(bounds.high_watermark, state.end - 1))
@@ -366,7 +377,8 @@ class _PartitionTaking:
                 self._compacted_end, self._deletes_end = 0, None
                 chain, kept = kept_pieces(None, start, bounds.high_watermark, self._home.options.piece_bytes)
             try:
-                return replace(await self._read(start, bounds.high_watermark, chain, kept), state=state)
+                copy = await self._read(start, bounds.high_watermark, chain, kept)
+                return replace(copy, state=state, knows_dropped=barrier.knows_dropped)
             except _DeletesGoneError:
                 before = None
             except _TakenAwayError:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from liftpy.client import Client
 from liftpy.core.backup.manifest import Manifest
@@ -21,7 +21,8 @@ from sidecar.backup.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drilled:
-    """What a drill has shown. ``rto_s``: until all records were replicated and could be read. ``rpo_s``: age of the backup."""
+    """What a drill has shown. ``rto_s``: until all records were replicated and could be read. ``rpo_s``: age of the backup.
+    ``states_left_out``: "stream/partition" -> why a restore does not know the producers of records that were dropped there."""
 
     backup: str
     streams: int
@@ -32,6 +33,7 @@ class Drilled:
     rto_s: float
     compared_s: float
     rpo_s: float
+    states_left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 async def drill(
@@ -79,6 +81,7 @@ async def drill(
         rto_s=done.took_s,
         compared_s=compared_s,
         rpo_s=(time.time_ns() - manifest.created_ns) / 1e9,
+        states_left_out=done.states_left_out(lambda one: one.wish.name),
     )
 
 
@@ -104,7 +107,7 @@ async def _compare(client: Client, one: RestoredStream, namespace: str) -> None:
                     f"{one.wish.name}/{number} on node {node} differs from the backup. Do not rely on this backup: run "
                     "`liftpy backup verify`."
                 )
-            if log.state is not None:
-                why = why_other_producers(log.state, b"" if state is None else state[1])
+            if log.state is not None and state is not None:  # None: a node of an earlier version does not say
+                why = why_other_producers(log.state, state[1])
                 if why:
                     raise CorruptionError(f"Cannot compare {one.wish.name}/{number} on node {node} with the backup: {why}")

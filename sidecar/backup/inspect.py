@@ -131,7 +131,7 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
     marks = {path.split("/")[1] for path in store.sizes("running")}
     for unknown in sorted(set(died) - marks):
         raise NotFoundError(
-            f"--died {unknown}: no unfinished backup has this id. Unfinished backups: {', '.join(sorted(marks)) or 'none'}."
+            f"--unfinished {unknown}: no unfinished backup has this id. Unfinished backups: {', '.join(sorted(marks)) or 'none'}."
         )
     listed = list_backups(store)
     doomed = set(doomed_backups((one.backup for one in listed if not one.faults), keep))

@@ -88,7 +88,7 @@ class RestoredSetting:
         if isinstance(value, DefaultQuota):
             rates = f"--records {value.records_per_s} --bytes {value.bytes_per_s} --by-token {value.by_token}"
             return f"liftpy settings default-quota {rates}"
-        return f"liftpy settings session --session-s {_seconds(value.session_ms):g} --lease-s {_seconds(value.lease_ms):g}"
+        return f"liftpy settings node-session --session {_seconds(value.session_ms):g} --lease {_seconds(value.lease_ms):g}"
 
     @property
     def shown(self) -> dict[str, object]:
@@ -208,6 +208,15 @@ class Restored:
     def is_whole(self) -> bool:
         """Whether all is there that goes with the streams, too."""
         return not any(self.cursors.values()) and not any(one.why for one in self.settings)
+
+    def states_left_out(self, name_of: Callable[[RestoredStream], str] = lambda one: one.wish.into) -> dict[str, str]:
+        """ "stream/partition" -> why nothing is known of producers and message ids whose records were dropped before the backup."""
+        return {
+            f"{name_of(one)}/{number}": log.state_left_out
+            for one in self.streams
+            for number, log in enumerate(one.logs)
+            if log.state_left_out
+        }
 
 
 class Restore:

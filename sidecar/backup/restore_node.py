@@ -49,7 +49,12 @@ def helper_node(settings: HelperSettings) -> DevNode:
         command += [flag, value]
     checkout = str(Path(__file__).resolve().parent.parent.parent)
     path = os.pathsep.join([checkout, *filter(None, child_environment().get("PYTHONPATH", "").split(os.pathsep))])
-    own = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "LIFTPY_HOST_GROUPS": "false", "LIFTPY_SCRUB_BYTES_PER_S": "0"}
+    own = {
+        "PYTHONPATH": path,
+        "PYTHONUNBUFFERED": "1",
+        "LIFTPY_RUN_GROUP_COORDINATORS": "false",
+        "LIFTPY_SCRUB_BYTES_PER_S": "0",
+    }
     nats = nats_environment(",".join(settings.target.nats))
     credentials = credentials_environment(settings.target.credentials) if settings.config is None else {}
     return DevNode(

@@ -47,7 +47,7 @@ class StagedLog:
     """What a folder holds. ``start`` inclusive, ``end`` exclusive; ``digest``: of the bytes of all batches, in order; ``records``:
     without those of the protocol. ``asked_end``: where it was asked to end, exclusive, if it ends later: what lies below had lost
     records to what lies between; None: it ends where it was asked to. ``state``: producers and message ids of the log below its end,
-    also of records that are gone; None: the log says all. ``state_left_out``: why that of the backup can't be used; '': it can."""
+    also of records that are gone; None: there is none. ``state_left_out``: why the log is all that is known; '': nothing is missing."""
 
     start: int
     end: int
@@ -143,7 +143,8 @@ def give_state(storage: Storage, staged: StagedLog, key: PartitionKey) -> None:
 def _state(store: Store, copy: PartitionCopy, log: Log) -> tuple[State | None, str]:
     """The state in the backup, if it fits ``log``; and why it does not."""
     if copy.state is None:
-        return None, ""
+        is_told = copy.knows_dropped or not copy.start
+        return None, "" if is_told else "the backup does not hold them: a program or a node of an earlier version made it"
     state = checked_state(copy.state, store.read(copy.state.file.path))
     if state.end_offset > log.log_end_offset:
         return None, f"they are those at offset {state.end_offset}, and the log ends at {log.log_end_offset}"

@@ -18,6 +18,7 @@ import nats.js.api
 
 from liftpy.client import connect
 from sidecar.bench.open_loop import SMALLEST_BYTES, STAMP, quantiles
+from sidecar.runtime.tasks import attended
 
 _STAMPED = re.compile(rb"\r\nT(\d{19})")
 _INBOX = "_INBOX.arrivals"
@@ -74,14 +75,26 @@ async def read_jetstream(port: int, stream: str, found: Arrivals) -> None:
 
 
 async def run(port: int, stream: str, system: str) -> dict[str, float]:
-    """Read until a line comes on the standard input."""
+    """Read until the standard input has a line or ends. Return the figures.
+
+    Raises:
+        SystemExit: the system ended the reading.
+    """
     found, loop = Arrivals(), asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(None) as until:
-            loop.add_reader(sys.stdin, lambda: until.reschedule(loop.time()))
-            await (read_ours if system == "liftpy" else read_jetstream)(port, stream, found)
-    except TimeoutError:
+    reading = attended((read_ours if system == "liftpy" else read_jetstream)(port, stream, found))
+    is_over = asyncio.Event()
+    loop.add_reader(sys.stdin, is_over.set)
+    waiting = attended(is_over.wait())
+    await asyncio.wait({reading, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    loop.remove_reader(sys.stdin)
+    has_ended = reading.done()
+    for task in (reading, waiting):
+        task.cancel()
+    await asyncio.wait({reading, waiting})
+    if not has_ended:
         return found.figures()
+    if (error := None if reading.cancelled() else reading.exception()) is not None:
+        raise error
     raise SystemExit("The process that reads the records ended too early. Run the benchmark again.")
 
 

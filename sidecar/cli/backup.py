@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import click
@@ -50,7 +50,7 @@ from sidecar.backup.restore import (
 from sidecar.backup.staging import Until
 from sidecar.backup.store import DEFAULT_BYTES_PER_S, Store
 from sidecar.cli.help import HelpCommand, HelpGroup
-from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.options import Duration, Size, connection_options, json_option
 from sidecar.cli.output import table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -60,11 +60,11 @@ if TYPE_CHECKING:
 
 NS_PER_S = 1_000_000_000
 TABLE = {
-    "backup_newest_timestamp_seconds": "When the newest whole backup was begun, in Unix time; 0: there is none.",
-    "backup_newest_size_bytes": "Of all that it names.",
-    "backup_whole": "Backups in the store that are whole, by names and sizes of their files.",
-    "backup_damaged": "Those that are not.",
-    "backup_looked_timestamp_seconds": "When the store was looked at.",
+    "backup_newest_timestamp_seconds": "Start time of the newest complete backup, in Unix seconds. 0: there is none.",
+    "backup_newest_size_bytes": "Size of the newest complete backup, in bytes.",
+    "backup_valid": "Number of complete backups in the store, by names and sizes of their files.",
+    "backup_damaged": "Number of incomplete or damaged backups in the store.",
+    "backup_checked_timestamp_seconds": "Time of the last check of the store, in Unix seconds.",
 }
 """``liftpy_`` before each; label ``store``: its URL."""
 
@@ -76,9 +76,9 @@ def write_metrics(path: Path, url: str, found: Sequence[Listed], now_ns: int) ->
     figures = {
         "backup_newest_timestamp_seconds": newest.created_ns / NS_PER_S if newest is not None else 0,
         "backup_newest_size_bytes": newest.size_bytes if newest is not None else 0,
-        "backup_whole": len(whole),
+        "backup_valid": len(whole),
         "backup_damaged": len(found) - len(whole),
-        "backup_looked_timestamp_seconds": now_ns / NS_PER_S,
+        "backup_checked_timestamp_seconds": now_ns / NS_PER_S,
     }
     registry = CollectorRegistry()
     for name, text in TABLE.items():
@@ -242,24 +242,28 @@ def restore(
         ends = ", ".join(f"{log.start}..{log.end - 1}" if log.end > log.start else "empty" for log in one.logs)
         click.echo(f"{one.wish.into}: uid {one.uid}, offsets {ends}")
         for number, log in enumerate(one.logs):
-            if log.state_left_out:
-                click.echo(
-                    f"{one.wish.into}/{number}: producers and message ids of records that retention has dropped are not known: "
-                    f"{log.state_left_out}. Before you start such a producer, have it begin behind what is stored",
-                    err=True,
-                )
             if log.asked_end is not None:
                 click.echo(
                     f"{one.wish.into}/{number}: ends at offset {log.end - 1}, not at {log.asked_end - 1} as --until says: the stream "
                     "is compacted, and the backup no longer has what the records between superseded",
                     err=True,
                 )
+    _say_states_left_out(done.states_left_out())
     _say_cursors(done.cursors)
     if any(done.cursors.values()):
         click.echo("set them later: liftpy backup cursors URL", err=True)
     _say_settings(done.settings)
     click.echo(f"{manifest.backup}: readable after {done.served_s:.1f} s, done after {done.took_s:.1f} s")
     return 0 if done.is_whole else EXIT_PARTLY
+
+
+def _say_states_left_out(said: Mapping[str, str]) -> None:
+    for partition, why in said.items():
+        click.echo(
+            f"{partition}: producers and message ids of records that were dropped before the backup are not known: {why}. Before you "
+            "start such a producer, have it begin behind what is stored",
+            err=True,
+        )
 
 
 def _wish(image: ClusterImage, manifest: Manifest, name: str, into: str, subject: str, replicas: int) -> RestoreWish:
@@ -336,6 +340,7 @@ def _backup_restore_shown(manifest: Manifest, done: Restored) -> dict[str, objec
     return {
         "backup": manifest.backup,
         "streams": streams,
+        "states_left_out": done.states_left_out(),
         "cursors": done.cursors,
         "settings": {one.name.replace(" ", "_"): one.shown for one in done.settings},
         "readable_s": round(done.served_s, 3),
@@ -373,10 +378,11 @@ def drill_(
     if as_json:
         said = {name: getattr(done, name) for name in ("backup", "streams", "partitions", "records", "size_bytes")}
         times = {name: round(getattr(done, name), 3) for name in ("served_s", "rto_s", "compared_s", "rpo_s")}
-        click.echo(json.dumps(said | times))
+        click.echo(json.dumps(said | times | {"states_left_out": dict(done.states_left_out)}))
         return
     what = f"{done.streams} streams, {done.records} records, {done.size_bytes / _MIB:.1f} MiB"
     click.echo(f"{done.backup}: {what} are on every replica as they are in the backup")
+    _say_states_left_out(done.states_left_out)
     click.echo(f"RTO {done.rto_s:.1f} s (readable after {done.served_s:.1f} s); compared in {done.compared_s:.1f} s")
     click.echo(f"RPO now {done.rpo_s / 3600:.1f} h")
 
@@ -411,10 +417,11 @@ def backup() -> None:
 )
 @click.option(
     "--bytes-per-s",
-    default=DEFAULT_BYTES_PER_S,
+    default=Size.text(DEFAULT_BYTES_PER_S),
     show_default=True,
-    type=click.IntRange(0),
-    help="Maximum copy rate in bytes per second. 0 means no limit.",
+    type=Size(),
+    metavar="SIZE",
+    help="Maximum copy rate per second, in bytes or with a unit. 0 means no limit.",
 )
 @trace_options
 @json_option
@@ -455,15 +462,22 @@ def create(
         )
 
 
-@backup.command("list", example="liftpy backup list /backups/liftpy --max-age 26")
+class MaxAge(Duration):
+    """An age with its unit. A bare number was hours once: it is rejected."""
+
+    units: ClassVar[Mapping[str, float]] = {unit: factor for unit, factor in Duration.units.items() if unit}
+    example = "26h or 2d"
+
+
+@backup.command("list", example="liftpy backup list /backups/liftpy --max-age 26h")
 @url_argument
 @click.option(
     "--max-age",
-    "max_age_h",
+    "max_age_s",
     default=None,
-    type=click.FloatRange(0),
-    metavar="H",
-    help="Maximum age of the newest backup, in hours. An older one gives exit code 1.",
+    type=MaxAge(),
+    metavar="DURATION",
+    help="Maximum age of the newest backup, such as 26h. An older one gives exit code 1.",
 )
 @click.option(
     "--metrics-file",
@@ -476,7 +490,7 @@ def create(
     ),
 )
 @json_option
-def list_(url: str, max_age_h: float | None, metrics_file: Path | None, as_json: bool) -> int:
+def list_(url: str, max_age_s: float | None, metrics_file: Path | None, as_json: bool) -> int:
     """List the backups, the newest last. Exit code 1: there is no backup, or the newest one is incomplete or older than --max-age."""
     found = list_backups(Store.at(url))
     if metrics_file is not None:
@@ -495,8 +509,8 @@ def list_(url: str, max_age_h: float | None, metrics_file: Path | None, as_json:
     newest = found[-1] if found else None
     if newest is None or newest.faults or newest.manifest is None:
         return EXIT_DAMAGED
-    old_h = (time.time_ns() - newest.manifest.created_ns) / _NS_PER_S / 3600
-    return EXIT_DAMAGED if max_age_h is not None and old_h > max_age_h else 0
+    age_s = (time.time_ns() - newest.manifest.created_ns) / _NS_PER_S
+    return EXIT_DAMAGED if max_age_s is not None and age_s > max_age_s else 0
 
 
 def _row(one: Listed) -> tuple[str, ...]:
@@ -561,7 +575,8 @@ def verify(url: str, backup_id: str, as_json: bool) -> int:
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be removed, and change nothing.")
 @click.option(
-    "--died",
+    "--unfinished",
+    "died",
     multiple=True,
     metavar="ID",
     help=("Remove the files of this unfinished backup. Use it only if the process of that backup has ended. May be repeated."),
@@ -590,7 +605,7 @@ def prune(url: str, keep: int, dry_run: bool, died: tuple[str, ...], as_json: bo
     )
     for running in done.waits_for:
         click.echo(f"{running} is being made, or has died, and no backup has begun half a day after it: what it may use stays")
-        click.echo(f"if you know that its process has ended: liftpy backup prune URL --keep {keep} --died {running}")
+        click.echo(f"if you know that its process has ended: liftpy backup prune URL --keep {keep} --unfinished {running}")
 
 
 backup.add_command(restore)

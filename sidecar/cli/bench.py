@@ -81,6 +81,11 @@ _UNITS = {
     help="Directory with the jars of Kafka (`libs` of its distribution). Measures Kafka too. Needs Java.",
 )
 @click.option(
+    "--out",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Append each result to this file when it is measured, one JSON object per line.",
+)
+@click.option(
     "--plot",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     help="Write a chart of the ratios to this PNG file. Needs matplotlib.",
@@ -97,6 +102,7 @@ def bench(
     publishers: int,
     nats_servers: str,
     kafka_jars: Path | None,
+    out: Path | None,
     plot: Path | None,
     as_json: bool,
 ) -> None:
@@ -108,6 +114,9 @@ def bench(
     PATH.
 
     Compare figures of one run only. Run nothing else on the machine.
+
+    A case that fails is named, and the run continues with the next one. Ctrl-C ends the run, and the report has what was measured
+    before. The exit code is 1 if a case failed or the run was interrupted.
     """
     parts = [percent / 100 for percent in _numbers(loads, "--loads")]
     asked = Asked(seconds, _numbers(sizes, "--sizes"), _numbers(windows, "--windows"), publishers, parts)
@@ -119,13 +128,19 @@ def bench(
         if systems and (OURS not in systems or len(set(systems)) == 1):
             raise ConfigError(f"--plot compares {OURS} with others. Give --system {OURS} and at least one more --system.")
     wanted = {name: case for name, case in CASES.items() if not cases or name in cases}
-    found = report(named, wanted, asked, rounds, given, say)
-    if plot is not None:
+    found = report(named, wanted, asked, rounds, given, say, out)
+    if plot is not None and found["rows"]:
         draw(found, plot)
     if as_json:
         click.echo(json.dumps(found, indent=1))
     else:
         show(found, Console(file=sys.stdout))
+        for failure in found["failures"]:
+            click.echo(
+                f"failed: round {failure['round']}, {failure['system']}, case {failure['case']}: {failure['error']}", err=True
+            )
+    if found["failures"] or not found["is_complete"]:
+        raise SystemExit(1)
 
 
 def _numbers(text: str, option: str) -> tuple[int, ...]:

@@ -298,7 +298,7 @@ LINES: dict[str, Callable[[GroupPart], Iterator[bytes]]] = {
 """Format -> the lines of a part."""
 
 
-@click.command(cls=HelpCommand, example="liftpy consume orders --from -10m --filter 'shop.orders.*'")
+@click.command(cls=HelpCommand, example="liftpy consume orders --from -10m --subject 'shop.orders.*'")
 @click.argument("name")
 @click.option(
     "--partition",
@@ -339,7 +339,7 @@ LINES: dict[str, Callable[[GroupPart], Iterator[bytes]]] = {
 @click.option("--follow", is_flag=True, help="Wait for new records until Ctrl-C. This is the default, except with --output.")
 @click.option("--reverse", is_flag=True, help="Print the newest record first.")
 @click.option(
-    "--filter",
+    "--subject",
     "subjects",
     multiple=True,
     metavar="SUBJECT",

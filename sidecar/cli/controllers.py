@@ -1,6 +1,6 @@
 """``liftpy controllers``: the metadata group as its leader sees it; add, remove and replace its members, by its own log [M10].
 
-``liftpy controllers rescue``: begin a metadata group again that has lost its majority for good; offline.
+``liftpy controllers force-recover``: begin a metadata group again that has lost its majority for good; offline.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from liftpy.client import Client, ClusterState
 from liftpy.core.base.ids import check_name
 from liftpy.errors import ConfigError, UnavailableError
 from sidecar.cli.help import HelpCommand, HelpGroup
-from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.options import Duration, connection_options, json_option
 from sidecar.cli.output import table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import DEFAULT_NAMESPACE, Target
 
 
 @click.command(
+    name="force-recover",
     cls=HelpCommand,
-    example="liftpy controllers rescue --data /var/lib/liftpy --as n1,n4,n5 --out /tmp/rescue --namespace liftpy",
+    example="liftpy controllers force-recover --data /var/lib/liftpy --new-controllers n1,n4,n5 --out /tmp/rescue --namespace liftpy",
 )
 @click.option(
     "--data", "folders", multiple=True, required=True, metavar="FOLDER", type=click.Path(file_okay=False, path_type=Path),
     help="Data directory of a surviving controller. Its sidecar must not run. Repeat the option for every survivor.",
 )  # fmt: skip
 @click.option(
-    "--as",
+    "--new-controllers",
     "voters",
     default="",
     metavar="IDS",
@@ -49,9 +50,9 @@ from sidecar.runtime.settings import DEFAULT_NAMESPACE, Target
     help="Directory for the files that the other new controllers need.",
 )
 @click.option("--namespace", default=DEFAULT_NAMESPACE, show_default=True, metavar="NS", help="Namespace of the cluster.")
-@click.option("--yes", "typed", default="", metavar="NAME", help="Confirm with the namespace, instead of typing it.")
+@click.option("--confirm", "typed", default="", metavar="NAMESPACE", help="Confirm with the namespace, instead of typing it.")
 @json_option
-def rescue(folders: tuple[Path, ...], voters: str, out: Path | None, namespace: str, typed: str, as_json: bool) -> None:
+def force_recover(folders: tuple[Path, ...], voters: str, out: Path | None, namespace: str, typed: str, as_json: bool) -> None:
     """Rebuild the metadata group from one surviving controller.
 
     Use this command only if a majority of the controllers is lost permanently. Decisions that the survivor did not store are lost.
@@ -63,7 +64,7 @@ def rescue(folders: tuple[Path, ...], voters: str, out: Path | None, namespace: 
     from sidecar.quorum.rescue import rescue as write_rescued
 
     with locked(list(folders)) as held:
-        survivors = [read_survivor(folder, namespace) for folder in held if (folder.raft / "journal").is_file()]
+        survivors = [read_survivor(folder) for folder in held if (folder.raft / "journal").is_file()]
         if not survivors:
             raise ConfigError(
                 "None of the --data directories contains a journal of the metadata group. Give the data directory of "
@@ -127,10 +128,11 @@ def _changing(function: F) -> F:
     timeout = click.option(
         "--timeout",
         "timeout_s",
-        type=click.FloatRange(0, 86_400),
-        default=60.0,
+        type=Duration(0, 86_400),
+        default="60s",
         show_default=True,
-        help="Time to wait for the change, in seconds. After that the change continues in the background. 0 does not wait.",
+        metavar="DURATION",
+        help="Time to wait for the change. After that the change continues in the background. 0 does not wait.",
     )
     return timeout(json_option(connection_options(function)))
 
@@ -232,4 +234,4 @@ def _show(found: dict[str, Any]) -> None:
         click.echo(found["under_way"])
 
 
-controllers.add_command(rescue)
+controllers.add_command(force_recover)

@@ -1,6 +1,6 @@
 """``liftpy stream purge``: give up the records of some subjects, or of some keys.
 
-``liftpy stream truncate``: give up the oldest records of a stream.
+``liftpy stream delete-records``: give up the oldest records of a stream.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from liftpy.client.positions import Before, Position, parse_start
 from liftpy.core.base.purge import waits_for
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 from sidecar.cli.help import HelpCommand
-from sidecar.cli.options import BYTES, connection_options, internal_option, json_option
+from sidecar.cli.options import BYTES, Duration, connection_options, internal_option, json_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
@@ -59,10 +59,11 @@ _COUNT_S = 10.0
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(0),
-    default=300.0,
+    type=Duration(),
+    default="5m",
     show_default=True,
-    help="Maximum time for --wait, in seconds.",
+    metavar="DURATION",
+    help="Maximum time for --wait.",
 )
 @json_option
 @connection_options
@@ -78,7 +79,7 @@ def purge(
     """
     if not subjects and not keys:
         raise click.UsageError(
-            "Missing option: --subject or --key. To delete all records before an offset, use liftpy stream truncate."
+            "Missing option: --subject or --key. To delete all records before an offset, use liftpy stream delete-records."
         )
     where = _where(before)
 
@@ -211,7 +212,7 @@ class Deletion:
         return f"{'at most ' if self.at_most else ''}{self.records} of {self.of_records} records"
 
 
-@click.command(cls=HelpCommand, example="liftpy stream truncate orders --before -24h --dry-run")
+@click.command(name="delete-records", cls=HelpCommand, example="liftpy stream delete-records orders --before -24h --dry-run")
 @click.argument("name")
 @click.option(
     "--before",
@@ -232,12 +233,14 @@ class Deletion:
 @json_option
 @connection_options
 @internal_option
-def truncate(name: str, before: str, partition: int | None, dry_run: bool, yes: bool, as_json: bool, target: Target) -> None:
+def delete_records(
+    name: str, before: str, partition: int | None, dry_run: bool, yes: bool, as_json: bool, target: Target
+) -> None:
     """Permanently delete the records of stream NAME before an offset or a time, on every replica.
 
     Batches are not split, so up to one batch of older records can remain. Files are deleted by whole segments.
     """
-    where = truncation_of(before)
+    where = deletion_point_of(before)
 
     async def plan(client: Client) -> list[Deletion]:
         image = await client.stream(name)
@@ -282,7 +285,7 @@ def truncate(name: str, before: str, partition: int | None, dry_run: bool, yes: 
         click.echo(f"{name}/{one.partition} {begins} with the batch of {one.first}: {one.words} {goes}")
 
 
-def truncation_of(text: str) -> int | datetime | Before | None:
+def deletion_point_of(text: str) -> int | datetime | Before | None:
     """What ``--before`` means; None: the end of what is committed. Raises ConfigError for everything else."""
     where = parse_start(text, datetime.now(UTC), "--before")
     if isinstance(where, datetime):

@@ -20,7 +20,7 @@ from liftpy.nats.transport import open_connection
 from liftpy.nats.urls import check_urls, shown
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.main import stop_signals
-from sidecar.cli.options import credential_options, json_option
+from sidecar.cli.options import Duration, credential_options, json_option
 from sidecar.dev.cluster import MAX_NODES, DevCluster
 from sidecar.runtime.settings import (
     DEFAULT_NAMESPACE,
@@ -59,12 +59,13 @@ _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 @click.option("--nats", default=None, metavar="URL", help="Use this NATS server instead of starting one.")
 @click.option("--namespace", default=DEFAULT_NAMESPACE, show_default=True, metavar="NS", help="Namespace of the cluster.")
 @click.option(
-    "--restart-after",
-    default=2.0,
+    "--restart-delay",
+    "restart_after",
+    default="2s",
     show_default=True,
-    metavar="SECONDS",
-    type=click.FloatRange(0),
-    help="Delay before a killed or failed node is restarted, in seconds.",
+    metavar="DURATION",
+    type=Duration(),
+    help="Delay before a killed or failed node is restarted.",
 )
 @click.option(
     "--jetstream-api",

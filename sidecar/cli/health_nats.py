@@ -19,6 +19,7 @@ from liftpy.errors import LiftError, NotFoundError, OutcomeUnknownError, Protoco
 from sidecar.cli.health import PORT, levels, show
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.partition_reports import unknown_data
 from sidecar.runtime.settings import Target
 
 if TYPE_CHECKING:
@@ -95,6 +96,8 @@ async def _asked(cluster: Inquirer, target: Target, level: str, node_id: str | N
             continue
         why = "; ".join(f"{check}: {reason}" for check, reason in said["checks"].items() if reason)
         lines.append(f"[+] {name}: {level}" if said["health"][level] else f"[-] {name}: not {level}: {why}")
+        if unknown := said.get("unknown_streams"):
+            lines.append(f"[+] {unknown_data(name, unknown)}")
         if node_id is None and level != "live":
             lines += await _services(cluster, name)
     if probe:
@@ -125,9 +128,9 @@ async def _services(client: NodeViews, node_id: str) -> list[str]:
     if glance is not None and glance.services_ended:
         why = "; ".join(glance.ended_services) or str(glance.services_ended)
         lines.append(f"[-] {node_id}: services have ended: {why}")
-    if glance is not None and glance.services_failing:
+    if glance is not None and glance.services_blocked:
         lines.append(
-            f"[-] {node_id}: {glance.services_failing} services stand at a record that they cannot apply: liftpy status"
+            f"[-] {node_id}: {glance.services_blocked} services stand at a record that they cannot apply: liftpy status"
         )
     return lines
 

@@ -10,6 +10,7 @@ import atexit
 import gc
 import importlib
 import json
+import re
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 import click
 
 from liftpy import __version__
+from liftpy.core.base import renamed
 from liftpy.core.base.ids import is_utf8
 from liftpy.errors import ConfigError, LiftError, UnavailableError
 from sidecar.cli.closed_pipe import nobody_reads
@@ -51,7 +53,7 @@ COMMANDS = {
     "health": ("sidecar.cli.health", "Check the health of a node or of the cluster."),
     "top": ("sidecar.cli.top", "Watch rates, ack latency, lag and nodes once per second."),
     "events": ("sidecar.cli.events", "Show elections, ISR changes, node starts and stops, and requests."),
-    "page": ("sidecar.cli.page", "Serve the web page of the cluster and the metrics of all nodes."),
+    "dashboard": ("sidecar.cli.dashboard", "Serve the web page of the cluster and the metrics of all nodes."),
     "sidecar": ("sidecar.cli.sidecar", "Run one node."),
     "node": ("sidecar.cli.node", "Drain a node, check whether it may stop, remove it, or set its weight and rack."),
     "partition": ("sidecar.cli.partition", "Move replicas and leaderships, and elect a leader for an offline partition."),
@@ -59,7 +61,7 @@ COMMANDS = {
     "controllers": ("sidecar.cli.controllers", "Show, add, remove and replace members of the metadata group."),
     "settings": ("sidecar.cli.settings", "Show a node's settings, or reload them without a restart."),
     "log-level": ("sidecar.cli.log_level", "Set the log level of a node for a limited time."),
-    "rights": ("sidecar.cli.rights", "Print the NATS permissions that a user needs."),
+    "permissions": ("sidecar.cli.permissions", "Print the NATS permissions that a user needs."),
     "upgrade": ("sidecar.cli.upgrade", "Check, finalize, revert and report a rolling upgrade."),
     "backup": ("sidecar.cli.backup", "Create, list, verify, prune, restore and test backups."),
     "log": ("sidecar.cli.log", "Inspect, verify and repair the directory of a partition."),
@@ -72,9 +74,9 @@ SECTIONS = {
     "Start here": ("dev", "demo"),
     "Streams and records": ("stream", "publish", "consume"),
     "Consumers": ("group", "cursor", "service"),
-    "Monitoring": ("status", "health", "top", "events", "page"),
+    "Monitoring": ("status", "health", "top", "events", "dashboard"),
     "Nodes and partitions": ("sidecar", "node", "partition", "rebalance"),
-    "Cluster": ("controllers", "settings", "log-level", "rights", "upgrade"),
+    "Cluster": ("controllers", "settings", "log-level", "permissions", "upgrade"),
     "Backup, files and analysis": ("backup", "log", "spark", "bench"),
 }
 """Title in ``liftpy --help`` -> commands. Each command is in one section."""
@@ -230,6 +232,8 @@ def _run(given: list[str]) -> None:
     try:
         code = liftpy.main(args=given, prog_name="liftpy", standalone_mode=False)
     except click.ClickException as error:
+        if isinstance(error, click.UsageError) and (text := new_name(error)):
+            error = click.UsageError(text, error.ctx)
         error.show()
         sys.exit(error.exit_code)
     except LiftError as error:
@@ -241,6 +245,17 @@ def _run(given: list[str]) -> None:
         _show(ConfigError(f"Cannot use file {error.filename}: {error.strerror}."), as_json="--json" in given)
         sys.exit(EXIT_USAGE)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def new_name(error: click.UsageError) -> str:
+    """Return what an old command or option that the user gave is called now; '' for another error."""
+    path = "" if error.ctx is None else error.ctx.command_path.partition(" ")[2]
+    if isinstance(error, click.NoSuchOption):
+        new = renamed.OPTIONS.get(f"{path} {error.option_name}".strip())
+        return f"the option {error.option_name} is now called {new}" if new else ""
+    found = re.match(r"No such command '([^']+)'", error.message)
+    old = f"{path} {found[1]}".strip() if found else ""
+    return f"the command liftpy {old} is now called liftpy {renamed.COMMANDS[old]}" if old in renamed.COMMANDS else ""
 
 
 def _show(error: LiftError, *, as_json: bool) -> None:

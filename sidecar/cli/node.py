@@ -2,7 +2,7 @@
 
 ``liftpy node drain``: what a node holds moves to others, its leaderships first; afterwards it can be stopped and removed.
 
-``liftpy node may-stop``: whether others would miss a node, for whoever restarts them one after another.
+``liftpy node can-stop``: whether others would miss a node, for whoever restarts them one after another.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from liftpy.core.metadata.image import ClusterImage, NodeImage
 from liftpy.core.metadata.reassignment_progress import Movement, offline_on
 from liftpy.errors import ConfigError, NotFoundError
 from sidecar.cli.help import HelpCommand, HelpGroup
-from sidecar.cli.options import connection_options, json_option
-from sidecar.cli.reassignment import follow, timeout_option
+from sidecar.cli.options import Duration, connection_options, json_option
+from sidecar.cli.reassignment import follow, move_timeout_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
@@ -33,7 +33,7 @@ from sidecar.runtime.settings import Target
 @click.argument("node_id", metavar="NODE")
 @click.option("--wait", is_flag=True, help="Show the progress until NODE holds no replicas.")
 @click.option("--cancel", is_flag=True, help="Cancel the drain. Replicas that have already moved do not return.")
-@timeout_option
+@move_timeout_option
 @json_option
 @connection_options
 def drain(node_id: str, wait: bool, cancel: bool, timeout_s: float, as_json: bool, target: Target) -> None:
@@ -108,11 +108,11 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-@click.command(name="may-stop", cls=HelpCommand, example="liftpy node may-stop n3")
+@click.command(name="can-stop", cls=HelpCommand, example="liftpy node can-stop n3")
 @click.argument("node_id", metavar="NODE")
 @json_option
 @connection_options
-def may_stop(node_id: str, as_json: bool, target: Target) -> int:
+def can_stop(node_id: str, as_json: bool, target: Target) -> int:
     """Check whether NODE can stop without risk. Exit code 0: yes, 1: no, with the reasons.
 
     The answer is no if a partition would fall below min_isr, or if the metadata group would lose its majority.
@@ -122,7 +122,7 @@ def may_stop(node_id: str, as_json: bool, target: Target) -> int:
     voters = {member.node_id: member.connected for member in state.controllers if not member.learner}
     reasons = why_not(state.image, node_id, voters)
     if as_json:
-        click.echo(json.dumps({"node": node_id, "may_stop": not reasons, "reasons": reasons}))
+        click.echo(json.dumps({"node": node_id, "can_stop": not reasons, "reasons": reasons}))
     else:
         click.echo("\n".join(reasons) or f"{node_id} may stop")
     return 1 if reasons else 0
@@ -138,7 +138,7 @@ def node() -> None:
 
 
 node.add_command(drain)
-node.add_command(may_stop)
+node.add_command(can_stop)
 
 
 @node.command(example="liftpy node remove n3")
@@ -147,10 +147,11 @@ node.add_command(may_stop)
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(0, 3600),
-    default=5.0,
+    type=Duration(0, 3600),
+    default="5s",
     show_default=True,
-    help="Maximum time for NODE to stop, in seconds.",
+    metavar="DURATION",
+    help="Maximum time for NODE to stop.",
 )
 @json_option
 @connection_options
@@ -169,6 +170,39 @@ def remove(node_id: str, dry_run: bool, timeout_s: float, as_json: bool, target:
         click.echo(json.dumps({"node": node_id, "removed": not dry_run, "dry_run": dry_run, "controller": False}))
         return
     click.echo(f"{node_id} would be removed" if dry_run else f"{node_id} is removed")
+
+
+@node.command(name="remove-data", example="liftpy node remove-data n3 orders-00000c-1a21ed6eb59")
+@click.argument("node_id", metavar="NODE")
+@click.argument("directories", metavar="[DIRECTORY]...", nargs=-1)
+@click.option("--yes", is_flag=True, help="Do not ask for a confirmation.")
+@json_option
+@connection_options
+def remove_data(node_id: str, directories: tuple[str, ...], yes: bool, as_json: bool, target: Target) -> None:
+    """Remove directories of streams that the cluster does not know from NODE, which must run. Without DIRECTORY, list them.
+
+    A node keeps the data of a stream that was deleted while the node was down. Do not remove a directory after the metadata group was
+    restored from a backup, until you know that nobody needs its stream: such a stream may be missing in the backup."""
+    check_name(node_id, "node")
+
+    async def work(client: Client) -> dict[str, Any]:
+        if not directories:
+            found = await client.node_health(node_id)
+            return {"node": node_id, "unknown": found.get("unknown_streams", []), "removed": []}
+        said = await client.remove_data(node_id, list(directories))
+        if "error" in said:
+            raise ConfigError(f"{node_id}: {said['error']}")
+        return {"node": node_id, **said}
+
+    if directories and not yes:
+        click.confirm(f"remove {', '.join(directories)} from node {node_id} for good?", abort=True, err=True)
+    said = with_client(target, work)
+    if as_json:
+        click.echo(json.dumps(said))
+    elif directories:
+        click.echo(f"{node_id}: {', '.join(said['removed'])} removed, {said['bytes']:,} bytes")
+    else:
+        click.echo("\n".join(said["unknown"]) or f"{node_id} has no data of streams that the cluster does not know")
 
 
 @node.command(name="set-weight", example="liftpy node set-weight n3 2.0")

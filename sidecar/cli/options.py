@@ -7,10 +7,12 @@ the environment (LIFTPY_NATS, LIFTPY_NAMESPACE, LIFTPY_CREDS...), which wins ove
 from __future__ import annotations
 
 import functools
+import math
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import click
 
@@ -47,6 +49,62 @@ class BytesType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
 
 BYTES = BytesType()
+
+
+class _UnitType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A number with a unit, between two bounds. ``units``: suffix -> factor; '' is the unit of a bare number."""
+
+    units: ClassVar[Mapping[str, float]]
+    example: str
+
+    def __init__(self, low: float = 0, high: float = math.inf) -> None:
+        self._low, self._high = low, high
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)([A-Za-z]*)", str(value), re.ASCII)
+        if found is None or found[2] not in self.units:
+            self.fail(f"{value!r}: use a number with a unit, such as {self.example}", param, ctx)
+        number = float(found[1]) * self.units[found[2]]
+        if not self._low <= number <= self._high:
+            self.fail(f"{value} is outside {self.text(self._low)} to {self.text(self._high)}", param, ctx)
+        return self.result(number)
+
+    @staticmethod
+    def result(number: float) -> Any:
+        """Return what the command gets."""
+        return number
+
+    @classmethod
+    def text(cls, number: float) -> str:
+        """Return ``number`` with the largest unit in which it is a whole number."""
+        best = max(
+            (unit for unit in cls.units if unit and number % cls.units[unit] == 0), key=cls.units.__getitem__, default=""
+        )
+        return f"{number / cls.units.get(best, 1):g}{best}" if number else "0"
+
+
+class Duration(_UnitType):
+    """A duration on the command line: ``250ms``, ``90s``, ``5m``, ``1.5h``, ``7d``. A bare number is seconds."""
+
+    name = "duration"
+    units: ClassVar[Mapping[str, float]] = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+    example = "90s, 5m, 1.5h or 7d"
+
+
+class Size(_UnitType):
+    """A number of bytes on the command line: ``4096``, ``64KiB``, ``256MiB``, ``1GB``."""
+
+    name = "size"
+    units: ClassVar[Mapping[str, float]] = {
+        "": 1, "B": 1, "kB": 1000, "KB": 1000, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+        "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
+    }  # fmt: skip
+    example = "4096, 64KiB, 256MiB or 1GB"
+
+    @staticmethod
+    def result(number: float) -> int:
+        """Return whole bytes."""
+        return round(number)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

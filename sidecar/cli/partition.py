@@ -17,7 +17,7 @@ from liftpy.core.metadata.image import StreamImage
 from liftpy.core.metadata.preferred_leaders import misplaced
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 from sidecar.cli.help import HelpGroup
-from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.options import Duration, connection_options, json_option
 from sidecar.cli.reassignment import move
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -28,10 +28,11 @@ number_argument = click.argument("number", type=click.IntRange(0), default=0, me
 timeout_option = click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(0.1, 3600),
-    default=15.0,
+    type=Duration(0.1, 3600),
+    default="15s",
     show_default=True,
-    help="Maximum time to wait, in seconds.",
+    metavar="DURATION",
+    help="Maximum time to wait.",
 )
 
 
@@ -73,20 +74,26 @@ def transfer(stream: str, number: int, node: str, timeout_s: float, as_json: boo
     is_flag=True,
     help="Also allow a replica that may lack committed records. Warning: those records are LOST permanently.",
 )
-@click.option("--yes-lose-data", is_flag=True, help="Do not ask for confirmation of --unclean.")
+@click.option(
+    "--confirm", default="", metavar="STREAM/PARTITION", help="Confirm --unclean with the partition, instead of an answer."
+)
 @timeout_option
 @json_option
 @connection_options
 def elect(
-    stream: str, number: int, node: str, unclean: bool, yes_lose_data: bool, timeout_s: float, as_json: bool, target: Target
+    stream: str, number: int, node: str, unclean: bool, confirm: str, timeout_s: float, as_json: bool, target: Target
 ) -> None:
     """Elect a leader for PARTITION (default 0) of STREAM. The partition must be offline.
 
     Without --unclean, only a replica that has all committed records can become leader. With --unclean, any replica can. Records that
     it lacks are LOST permanently, also if they were acknowledged.
     """
-    if yes_lose_data and not unclean:
-        raise click.UsageError("--yes-lose-data needs --unclean. A clean election loses no records.")
+    if confirm and not unclean:
+        raise click.UsageError("--confirm needs --unclean. A clean election loses no records.")
+    if confirm and confirm != f"{stream}/{number}":
+        raise click.UsageError(
+            f"--confirm {confirm} does not name this partition. Nothing was changed. Use --confirm {stream}/{number}."
+        )
 
     async def look(client: Client) -> StreamImage:
         image = await client.stream(stream)
@@ -101,7 +108,7 @@ def elect(
         return await _moved(client, confirmed or await look(client), number, node, timeout_s=timeout_s, unclean=unclean)
 
     confirmed = None
-    if unclean and not yes_lose_data:
+    if unclean and not confirm:
         confirmed = with_client(target, look)
         click.confirm(f"committed records of {stream}/{number} may be lost for good: go on?", abort=True, err=True)
 
@@ -120,7 +127,7 @@ def rebalance(only: str | None, timeout_s: float, as_json: bool, target: Target)
     """
 
     async def work(client: Client) -> list[tuple[str, PartitionState]]:
-        state = await client.describe_cluster()
+        state = await client.describe_cluster(linearizable=True)
         if only is not None:
             state.stream(only)
         moves = [(key, node) for key, node in misplaced(state.image) if only in (None, key.stream)]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from liftpy.client import Client
 from liftpy.errors import OutcomeUnknownError, ProtocolError, UnavailableError
 
+if TYPE_CHECKING:
+    from liftpy.client import Client
+
 _NODE_TIMEOUT_S = 2.0
+_MOST_NAMED = 5
+"""Directories of unknown streams that a line names."""
 
 NodeReports = dict[str, dict[tuple[str, int], dict[str, Any]]]
 """Node id -> (stream uid, partition) -> what that node says of its replica; nodes that did not answer are absent."""
@@ -29,3 +33,20 @@ async def ask_nodes(client: Client, node_ids: list[str]) -> NodeReports:
         for node_id, answer in zip(node_ids, answers, strict=True)
         if answer is not None
     }
+
+
+async def unknown_streams(client: Client, node_id: str) -> list[str]:
+    """Return directories on the node of streams that the cluster does not know; none if the node does not answer."""
+    try:
+        found = (await client.node_health(node_id, _NODE_TIMEOUT_S)).get("unknown_streams", [])
+    except (UnavailableError, OutcomeUnknownError, ProtocolError):
+        return []
+    return [str(name) for name in found] if isinstance(found, list) else []
+
+
+def unknown_data(node_id: str, directories: list[str]) -> str:
+    """Say that the node keeps these directories, and how an operator removes them."""
+    named, more = directories[:_MOST_NAMED], len(directories) - _MOST_NAMED
+    rest = f" and {more} more" if more > 0 else ""
+    text = f"{node_id} keeps data of streams that the cluster does not know: {', '.join(named)}{rest}"
+    return f"{text}: liftpy node remove-data {node_id}"

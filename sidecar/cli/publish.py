@@ -116,7 +116,8 @@ class _Manner:
 @click.option("--partition", type=click.IntRange(0), default=0, show_default=True, help="Partition to publish to.")
 @click.option("--subject", default="", help="Subject to publish on. Required if the subject of the stream has wildcards.")
 @click.option(
-    "--ack",
+    "--ack-policy",
+    "ack",
     type=click.Choice([p.value for p in AckPolicy]),
     default="all",
     show_default=True,

@@ -20,7 +20,7 @@ from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.reassignment_progress import Movement, Phase, movement_of, movements
 from liftpy.errors import NotFoundError, UnavailableError
 from sidecar.cli.help import HelpCommand
-from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.options import Duration, connection_options, json_option
 from sidecar.cli.partition_reports import NodeReports, ask_nodes
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -32,12 +32,14 @@ Concerns = Callable[[Movement], bool]
 wait_option = click.option(
     "--wait/--no-wait", default=True, show_default=True, help="Show the progress until the move is complete."
 )
-timeout_option = click.option(
-    "--timeout-s",
-    type=click.FloatRange(0.1, 30 * 86_400.0),
-    default=86_400.0,
+move_timeout_option = click.option(
+    "--timeout",
+    "timeout_s",
+    type=Duration(0.1, 30 * 86_400.0),
+    default="1d",
     show_default=True,
-    help="Maximum time to wait, in seconds. After that the move continues in the background.",
+    metavar="DURATION",
+    help="Maximum time to wait. After that the move continues in the background.",
 )
 
 
@@ -134,7 +136,7 @@ async def follow(
         if time.monotonic() >= give_up_at:
             why = "; ".join((line, *told))
             raise UnavailableError(
-                f"The move is not complete after {timeout_s:g} s (--timeout-s): {why}. It continues in the "
+                f"The move is not complete after {timeout_s:g} s (--timeout): {why}. It continues in the "
                 "background: `liftpy status` shows the progress."
             )
         await asyncio.sleep(min(POLL_S, max(0.01, give_up_at - time.monotonic())))
@@ -157,7 +159,7 @@ def sentence(now: MoveProgress, left_s: float | None) -> str:
 )
 @click.option("--cancel", is_flag=True, help="Cancel the move. A swap that has already copied its data is completed.")
 @wait_option
-@timeout_option
+@move_timeout_option
 @json_option
 @connection_options
 def move(

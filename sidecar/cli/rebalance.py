@@ -23,7 +23,7 @@ from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.output import table
 from sidecar.cli.partition_reports import NodeReports, ask_nodes
-from sidecar.cli.reassignment import follow, timeout_option, wait_option
+from sidecar.cli.reassignment import follow, move_timeout_option, wait_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
@@ -58,16 +58,16 @@ class RebalancePlan:
     show_default=True,
     help="What to distribute evenly by node weight: replicas, bytes, or leaders. Leaders copy no data.",
 )
-@click.option("--leaving", multiple=True, metavar="NODE", help="With --dry-run: plan as if NODE were drained. May be repeated.")
+@click.option("--without", multiple=True, metavar="NODE", help="With --dry-run: plan as if NODE were drained. May be repeated.")
 @click.option("--cancel", is_flag=True, help="Cancel moves of an earlier rebalance that have not started.")
 @wait_option
-@timeout_option
+@move_timeout_option
 @json_option
 @connection_options
 def rebalance(
     dry_run: bool,
     by: str,
-    leaving: tuple[str, ...],
+    without: tuple[str, ...],
     cancel: bool,
     wait: bool,
     timeout_s: float,
@@ -78,22 +78,22 @@ def rebalance(
 
     The cluster continues the moves if you stop this command or if a node fails.
     """
-    if leaving and not dry_run:
-        raise click.UsageError("--leaving needs --dry-run. To move everything away from a node, use liftpy node drain NODE.")
+    if without and not dry_run:
+        raise click.UsageError("--without needs --dry-run. To move everything away from a node, use liftpy node drain NODE.")
     if cancel and dry_run:
         raise click.UsageError("--cancel and --dry-run cannot be combined. Remove one of them.")
 
     async def work(client: Client) -> None:
-        image = (await client.describe_cluster()).image
+        image = (await client.describe_cluster(linearizable=True)).image
         if cancel:
             await _cancel(client, image, as_json)
             return
-        unknown = sorted(set(leaving) - set(image.nodes))
+        unknown = sorted(set(without) - set(image.nodes))
         if unknown:
             known = ", ".join(sorted(image.nodes)) or "none"
             raise NotFoundError(f"Node {', '.join(unknown)} does not exist. Nodes: {known}.")
         reports = await ask_nodes(client, sorted(image.nodes)) if by == "bytes" else {}
-        plan = plan_of(image, by, leaving, reports)
+        plan = plan_of(image, by, without, reports)
         if not as_json:
             _show(plan, dry_run)
         refused = [] if dry_run else await _do(client, image, plan, wait, timeout_s, as_json)

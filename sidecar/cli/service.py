@@ -71,7 +71,7 @@ from liftpy.service.host import ServiceHost
 from liftpy.service.settings import ServiceSettings
 from sidecar.cli.help import HelpCommand, HelpGroup
 from sidecar.cli.main import stop_signals
-from sidecar.cli.options import BYTES, connection_options
+from sidecar.cli.options import BYTES, Duration, connection_options
 from sidecar.cli.session import with_client
 from sidecar.runtime.restarts import EXIT_TO_REPAIR, momentary
 from sidecar.runtime.settings import Target
@@ -96,10 +96,11 @@ from sidecar.runtime.tasks import attended
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(0.1, 3600),
-    default=5.0,
+    type=Duration(0.1, 3600),
+    default="5s",
     show_default=True,
-    help="Maximum time to wait, in seconds.",
+    metavar="DURATION",
+    help="Maximum time to wait.",
 )
 @click.option(
     "--offset", "shows_offset", is_flag=True, help="Print the offset of the record and the node that answered, on stderr."
@@ -179,7 +180,7 @@ TABLE = (
     (EXIT_PLACE_TAKEN, "no", "another process of this service uses this node or this directory"),
     (EXIT_DIVERGED, "no", "the state differs from the state on other nodes"),
     (EXIT_TO_REPAIR, "yes", "the disk was full, or the stream was created again"),
-    (EXIT_NOT_ALLOWED, "no", "missing NATS permissions (see liftpy rights --role service)"),
+    (EXIT_NOT_ALLOWED, "no", "missing NATS permissions (see liftpy permissions --role service)"),
 )
 """(code, whether a new start can help, when)."""
 
@@ -214,7 +215,7 @@ _BY_AN_OPERATOR = "passed over by an operator"
 @click.option("--partition", default=0, show_default=True, help="Partition of the record.")
 @click.option("--offset", required=True, type=click.IntRange(0), help="Offset of the record that the service cannot apply.")
 @click.option("--timer", default="", help="Id of the timer that fails at this offset, if a timer fails.")
-@click.option("--dead-letter", default="", metavar="STREAM", help="Stream that keeps the skipped record.")
+@click.option("--dead-letter-stream", "dead_letter", default="", metavar="STREAM", help="Stream that keeps the skipped record.")
 @click.option("--force", is_flag=True, help="Skip also if a service does not answer, or has already applied the record.")
 @connection_options
 def skip(
@@ -242,10 +243,11 @@ def skip(
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(0.1, 3600),
-    default=30.0,
+    type=Duration(0.1, 3600),
+    default="30s",
     show_default=True,
-    help="Maximum time to wait, in seconds.",
+    metavar="DURATION",
+    help="Maximum time to wait.",
 )
 @connection_options
 def snapshot(name: str, stream: str, partition: int, nodes: tuple[str, ...], timeout_s: float, target: Target) -> None:
@@ -458,7 +460,11 @@ service.add_command(call)
 @click.option("--node", required=True, help="Id of the node that the service runs next to.")
 @click.option("--data", required=True, type=click.Path(file_okay=False, path_type=Path), help="Directory for snapshots.")
 @click.option(
-    "--output", default="", metavar="STREAM", help="Stream for the outputs of the service. Nothing else may publish to it."
+    "--output-stream",
+    "output",
+    default="",
+    metavar="STREAM",
+    help="Stream for the outputs of the service. Nothing else may publish there.",
 )
 @click.option(
     "--route",
@@ -470,9 +476,9 @@ service.add_command(call)
         "key go to the partition of the key. May be repeated. Must be equal on all nodes."
     ),
 )
-@click.option("--dead-letter", "dead_letter_stream", default="", metavar="STREAM", help="Stream for skipped records.")
+@click.option("--dead-letter-stream", "dead_letter_stream", default="", metavar="STREAM", help="Stream for skipped records.")
 @click.option(
-    "--snapshot-every",
+    "--snapshot-interval-records",
     default=10_000,
     show_default=True,
     help="Number of offsets between two snapshots. Must be equal on all nodes.",
@@ -500,13 +506,14 @@ service.add_command(call)
     help="Inbox prefix of clients that send commands. May be repeated.  [default: _INBOX*.]",
 )
 @click.option(
-    "--tick-s",
-    type=click.FloatRange(0, 3600),
-    default=0.0,
+    "--tick-interval",
+    "tick_interval_s",
+    type=Duration(0, 3600),
+    default="0",
     show_default=True,
-    metavar="SECONDS",
+    metavar="DURATION",
     help=(
-        "Shortest time between two empty records, in seconds. The service writes an empty record if a timer "
+        "Shortest time between two empty records. The service writes an empty record if a timer "
         "is due and no other record arrives. 0 disables them."
     ),
 )

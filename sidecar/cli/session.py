@@ -6,17 +6,18 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+import click
 import uvloop
 
 from liftpy.client import Client, connect
-from liftpy.errors import NoMajorityError
+from liftpy.errors import LiftError, NoMajorityError
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import attended
 
 T = TypeVar("T")
 
 
-WATCH_AFTER_S = 1.0
+WATCH_AFTER_S = 0.25
 """A command that takes longer asks whether the controllers have a majority."""
 
 
@@ -50,8 +51,12 @@ def with_client(
 
 
 async def _with_majority(client: Client, work: Awaitable[T]) -> T:
-    """The result of ``work``. It is cancelled where the controllers have no majority: it would wait for its own deadline, or try one
-    node after the other in vain."""
+    """Return the result of ``work``.
+
+    It is cancelled where the controllers have no majority: it would wait for its own deadline, or try one node after the other in
+    vain. When it fails, the controllers are asked as well: one of them alone may have answered by an old image, or node after node may
+    have known nothing.
+    """
     task = asyncio.current_task()
     assert task is not None
     lost: list[NoMajorityError] = []
@@ -70,6 +75,14 @@ async def _with_majority(client: Client, work: Awaitable[T]) -> T:
     except asyncio.CancelledError:
         if lost and not task.uncancel():
             raise lost[0] from None
+        raise
+    except NoMajorityError:
+        raise
+    except (LiftError, click.ClickException):
+        watching.cancel()
+        if lost and not task.uncancel():
+            raise lost[0] from None
+        await client.check_majority()
         raise
     finally:
         watching.cancel()

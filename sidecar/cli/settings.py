@@ -16,7 +16,7 @@ from liftpy.config import NS_PER_S, DefaultQuota, SessionTimes
 from liftpy.core.base.ids import check_name
 from liftpy.errors import ConfigError, UnavailableError
 from sidecar.cli.help import HelpGroup
-from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.options import Duration, connection_options, json_option
 from sidecar.cli.output import table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -110,23 +110,25 @@ def default_quota(
     click.echo(json.dumps(asdict(quota)) if as_json else f"default quota: {quota.words}")
 
 
-@settings.command(example="liftpy settings session --session-s 10 --lease-s 8")
+@settings.command(name="node-session", example="liftpy settings node-session --session 10s --lease 8s")
 @click.option(
-    "--session-s",
-    type=float,
-    help=("Time without heartbeats after which a node is fenced, in seconds. Its partitions then get other leaders."),
+    "--session",
+    "session_s",
+    type=Duration(),
+    metavar="DURATION",
+    help=("Time without heartbeats after which a node is fenced. Its partitions then get other leaders."),
 )
 @click.option(
-    "--lease-s",
-    type=float,
-    help=(
-        "Time for which a leader may serve without contact to the metadata group, in seconds. Must be shorter than --session-s."
-    ),
+    "--lease",
+    "lease_s",
+    type=Duration(),
+    metavar="DURATION",
+    help=("Time for which a leader may serve without contact to the metadata group. Must be shorter than --session."),
 )
-@click.option("--no-wait", is_flag=True, help="Do not wait until all nodes use the new times.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until all nodes use the new times.")
 @json_option
 @connection_options
-def session(session_s: float | None, lease_s: float | None, no_wait: bool, as_json: bool, target: Target) -> None:
+def node_session(session_s: float | None, lease_s: float | None, wait: bool, as_json: bool, target: Target) -> None:
     """Show or set the session time and the lease time of all nodes. They override the settings of the nodes.
 
     The command waits until no session or lease with the old times is valid. Setting the times needs operator permissions.
@@ -137,13 +139,13 @@ def session(session_s: float | None, lease_s: float | None, no_wait: bool, as_js
         if not sets:
             return await client.session_times()
         times = await client.set_session_times(session_s=session_s, lease_s=lease_s)
-        return times if no_wait else await _settled(client, times)
+        return await _settled(client, times) if wait else times
 
     times = with_client(target, work)
     if as_json:
         click.echo(json.dumps(None if times is None else {**asdict(times), "settled": times.is_settled}))
     else:
-        click.echo("as each node's own settings say: the feature level is below 5" if times is None else times.words)
+        click.echo("as each node's own settings say: the cluster is new" if times is None else times.words)
 
 
 async def _settled(client: Client, times: SessionTimes) -> SessionTimes:

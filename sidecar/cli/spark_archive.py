@@ -13,7 +13,7 @@ from liftpy.spark.pipelines.archive import archive as run
 from liftpy.spark.pipelines.orphan_files import DEFAULT_AGE_S
 from liftpy.spark.pipelines.tables import FORMATS
 from sidecar.cli.help import HelpCommand
-from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.options import Duration, connection_options, json_option
 from sidecar.cli.spark_job import SparkPlace, ends_by_signal, source_options, spark_options
 from sidecar.runtime.settings import Target
 
@@ -49,12 +49,13 @@ from sidecar.runtime.settings import Target
     help="Compression of the Parquet files.",
 )
 @click.option(
-    "--every",
+    "--trigger-interval",
     "every_s",
-    type=click.FloatRange(0),
-    default=10.0,
+    type=Duration(),
+    default="10s",
     show_default=True,
-    help="Time between two commits, in seconds.",
+    metavar="DURATION",
+    help="Time between two commits.",
 )
 @click.option(
     "--batch-records",
@@ -63,8 +64,9 @@ from sidecar.runtime.settings import Target
     show_default=True,
     help="Maximum number of records in one commit.",
 )
-@click.option("--orphan-age", "orphan_age_s", type=click.FloatRange(0), default=DEFAULT_AGE_S, show_default=True,
-              help="Age after which the start removes files of failed attempts, in seconds.")  # fmt: skip
+@click.option("--orphan-age", "orphan_age_s", type=Duration(), default=Duration.text(DEFAULT_AGE_S), show_default=True,
+              metavar="DURATION",
+              help="Age after which the start removes files of failed attempts.")  # fmt: skip
 @click.option("--accept-loss", is_flag=True, help="Continue if retention deleted records that were not archived.")
 @click.option("--dry-run", is_flag=True, help="Print the next position and the number of records that wait. Write nothing.")
 @json_option

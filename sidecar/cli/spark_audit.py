@@ -13,7 +13,7 @@ from liftpy.spark.pipelines.audit_findings import AuditReport
 from liftpy.spark.pipelines.parallel import DEFAULT_TASKS, MAX_TASKS
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.main import EXIT_UNAVAILABLE
-from sidecar.cli.options import connection_options, internal_option, json_option
+from sidecar.cli.options import Duration, connection_options, internal_option, json_option
 from sidecar.cli.output import table
 from sidecar.cli.spark_job import SparkPlace, optional_spark_options, reached
 from sidecar.runtime.settings import Target
@@ -25,8 +25,8 @@ EVERY_STREAM = ".*"
 
 @click.command(cls=HelpCommand, example="liftpy spark audit orders")
 @click.argument("streams", nargs=-1)
-@click.option("--patience", "patience_s", type=click.FloatRange(0.1, 3600), default=10.0, show_default=True,
-              help="Time without an answer after which a replica counts as unavailable, in seconds.")  # fmt: skip
+@click.option("--timeout", "timeout_s", type=Duration(0.1, 3600), default="10s", show_default=True, metavar="DURATION",
+              help="Time without an answer after which a replica counts as unavailable.")  # fmt: skip
 @click.option("--tasks", type=click.IntRange(1, MAX_TASKS), default=DEFAULT_TASKS, show_default=True,
               help="Number of partition ranges to read in parallel, without --master.")  # fmt: skip
 @json_option
@@ -34,7 +34,7 @@ EVERY_STREAM = ".*"
 @connection_options
 @internal_option
 def audit(
-    streams: tuple[str, ...], patience_s: float, tasks: int, as_json: bool, place: SparkPlace | None, target: Target
+    streams: tuple[str, ...], timeout_s: float, tasks: int, as_json: bool, place: SparkPlace | None, target: Target
 ) -> int:
     """Compare the committed records of all replicas of STREAMS, and print the first difference. Without STREAMS, compare all streams.
 
@@ -42,7 +42,7 @@ def audit(
     """
     wanted = Selection(tuple(sorted(set(streams)))) if streams else Selection(pattern=EVERY_STREAM)
     with reached(target, place, "liftpy audit") as (access, session):
-        report = run(access, wanted, spark=session, patience_s=patience_s, tasks=tasks, internal=target.internal)
+        report = run(access, wanted, spark=session, patience_s=timeout_s, tasks=tasks, internal=target.internal)
     if as_json:
         click.echo(json.dumps(report.to_json()))
     else:

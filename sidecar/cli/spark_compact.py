@@ -26,13 +26,13 @@ from sidecar.runtime.settings import Target
     help=("Read archived records from the archive in this directory.  [default: read everything from the stream]"),
 )
 @click.option("--format", "kind", type=click.Choice(list(FORMATS)), help="Format of a new table.  [default: delta]")
-@click.option("--anew", is_flag=True, help="Read everything again, not only new records since the last run.")
+@click.option("--rebuild", is_flag=True, help="Read everything again, not only new records since the last run.")
 @click.option("--dry-run", is_flag=True, help="Print the number of new records, and write nothing.")
 @json_option
 @spark_options
 @connection_options
 def compact(
-    stream: str, output: str, table: str, kind: str | None, anew: bool, dry_run: bool, as_json: bool, place: SparkPlace,
+    stream: str, output: str, table: str, kind: str | None, rebuild: bool, dry_run: bool, as_json: bool, place: SparkPlace,
     target: Target,
 ) -> None:  # fmt: skip
     """Write the latest record of each key of STREAM to a table. A tombstone deletes its key.
@@ -40,7 +40,7 @@ def compact(
     Each run reads the new records and replaces the content of the table atomically.
     """
     with source_options(target, place) as options:
-        plan = CompactPlan(stream=stream, output=output, kind=kind or "", table=table, anew=anew, source=options)
+        plan = CompactPlan(stream=stream, output=output, kind=kind or "", table=table, anew=rebuild, source=options)
         if dry_run:
             step = next_step(plan, table_at(output, plan.kind))
             starts = {f"{name}/{partition}": offset for (name, partition), offset in sorted(step.starts.items())}

@@ -21,7 +21,7 @@ from sidecar.runtime.settings import Target
 @click.option("--name", required=True, help="Name of this replay. A second run with the same name writes no record twice.")
 @click.option("--table", default="", help="Read the archive in this directory.  [default: read the stream]")
 @click.option("--from", "start", default="", help="Start position, as startingOffsets of the source.  [default: earliest]")
-@click.option("--to", "end", default="", help="End position, as endingOffsets of the source.  [default: latest]")
+@click.option("--until", "end", default="", help="End position, as endingOffsets of the source.  [default: latest]")
 @click.option("--partitions", type=click.Choice(["keep", "key"]), default="keep", show_default=True,
               help="Partition of a written record: keep (the same number) or key (from the key).")  # fmt: skip
 @click.option(

@@ -18,7 +18,7 @@ from liftpy.spark.pipelines.stats import StatsReport
 from liftpy.spark.pipelines.stats import stats as run
 from liftpy.spark.pipelines.stats_plot import plot_problem, save_plot
 from sidecar.cli.help import HelpCommand
-from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.options import Duration, connection_options, json_option
 from sidecar.cli.output import table
 from sidecar.cli.spark_job import SparkPlace, optional_spark_options, reached
 from sidecar.runtime.settings import Target
@@ -29,7 +29,7 @@ _COLUMNS = (
 )
 
 
-@click.command(cls=HelpCommand, example="liftpy spark stats orders --from -1h --every 1m --plot orders.png")
+@click.command(cls=HelpCommand, example="liftpy spark stats orders --from -1h --bucket 1m --plot orders.png")
 @click.argument("streams", nargs=-1, required=True)
 @click.option(
     "--from",
@@ -45,18 +45,22 @@ _COLUMNS = (
     help="End position (exclusive): latest, -10m, -1000, or JSON with one position for each partition.",
 )
 @click.option(
-    "--every", default="", metavar="TIME", help="Width of a time bucket, such as 10s, 5m or 1h.  [default: at most 60 buckets]"
+    "--bucket",
+    "every",
+    default="",
+    metavar="DURATION",
+    help="Width of a time bucket, such as 5m.  [default: at most 60 buckets]",
 )
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a chart to this PNG file.")
-@click.option("--patience", "patience_s", type=click.FloatRange(0.1, 3600), default=30.0, show_default=True,
-              help="Maximum time without an answer, in seconds.")  # fmt: skip
+@click.option("--timeout", "timeout_s", type=Duration(0.1, 3600), default="30s", show_default=True, metavar="DURATION",
+              help="Maximum time without an answer.")  # fmt: skip
 @click.option("--tasks", type=click.IntRange(1, MAX_TASKS), default=DEFAULT_TASKS, show_default=True,
               help="Number of partition ranges to read in parallel, without --master.")  # fmt: skip
 @json_option
 @optional_spark_options
 @connection_options
 def stats(
-    streams: tuple[str, ...], start: str, until: str, every: str, plot: Path | None, patience_s: float, tasks: int, as_json: bool,
+    streams: tuple[str, ...], start: str, until: str, every: str, plot: Path | None, timeout_s: float, tasks: int, as_json: bool,
     place: SparkPlace | None, target: Target,
 ) -> None:  # fmt: skip
     """Show rates, sizes, gaps, and distinct keys and subjects of STREAMS over time, for each partition and in total."""
@@ -68,7 +72,7 @@ def stats(
     with reached(target, place, "liftpy stats") as (access, session):
         report = run(
             access, Selection(tuple(sorted(set(streams)))), starting=starting, ending=ending,
-            every_s=_seconds(every), spark=session, patience_s=patience_s, tasks=tasks,
+            every_s=_seconds(every), spark=session, patience_s=timeout_s, tasks=tasks,
         )  # fmt: skip
     if plot is not None:
         save_plot(report, plot)
@@ -83,7 +87,7 @@ def _seconds(text: str) -> float:
         return 0.0
     found: OffsetSpec | None = relative(f"-{text}")
     if found is None or not found.back_ns:
-        raise ConfigError(f"Invalid value for --every: {text!r}. Use a duration such as 10s, 5m or 1h.")
+        raise ConfigError(f"Invalid value for --bucket: {text!r}. Use a duration such as 10s, 5m or 1h.")
     return found.back_ns / 1e9
 
 

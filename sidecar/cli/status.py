@@ -20,7 +20,7 @@ from liftpy.core.observe.cluster_health import why_offline
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.output import table
-from sidecar.cli.partition_reports import NodeReports, ask_nodes
+from sidecar.cli.partition_reports import NodeReports, ask_nodes, unknown_data, unknown_streams
 from sidecar.cli.reassignment import movement_json
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -45,10 +45,14 @@ async def gather(client: Client, only: str | None = None) -> dict[str, Any]:
     if only is not None:
         state.stream(only)
     reports = await ask_nodes(client, sorted(state.image.nodes))
+    unknown = {node_id: await unknown_streams(client, node_id) for node_id in sorted(reports)}
     return {
         "metadata_leader": state.metadata_leader,
         "index": state.image.index,
-        "nodes": [_node(state, node_id, node_id in reports) for node_id in sorted(state.image.nodes)],
+        "nodes": [
+            {**_node(state, node_id, node_id in reports), "unknown_streams": unknown.get(node_id, [])}
+            for node_id in sorted(state.image.nodes)
+        ],
         "partitions": [
             _partition(stream, partition, reports)
             for stream in state.streams()
@@ -122,6 +126,9 @@ def _show(found: dict[str, Any]) -> None:
     console.print(f"metadata leader: {found['metadata_leader'] or 'none'}", highlight=False)
     for waits in found["waiting"]:
         console.print(f"stream {waits['stream']}: {INSUFFICIENT_NODES}: {waits['why']}", highlight=False)
+    for node in found["nodes"]:
+        if node["unknown_streams"]:
+            console.print(unknown_data(node["node_id"], node["unknown_streams"]), highlight=False, soft_wrap=True)
     if not found["partitions"] and found["waiting"]:
         return
     if not found["partitions"]:

@@ -27,24 +27,24 @@ from liftpy.core.metadata.placement import DEFAULT_POLICY
 from liftpy.core.metadata.reassignment_progress import movements
 from liftpy.core.wire.subjects import data_subject
 from liftpy.errors import LiftError
-from sidecar.cli.delete_records import purge, truncate
+from sidecar.cli.delete_records import delete_records, purge
 from sidecar.cli.help import HelpCommand, HelpGroup
 from sidecar.cli.options import connection_options, internal_option, json_option
 from sidecar.cli.output import table
 from sidecar.cli.placement import placement_options, show_plan
-from sidecar.cli.reassignment import follow, timeout_option, wait_option
+from sidecar.cli.reassignment import follow, move_timeout_option, wait_option
 from sidecar.cli.session import with_client
 from sidecar.cli.stream_settings import SETTINGS, alterable_options, changed, setting_options, shown
 from sidecar.runtime.settings import Target
 
 
-@click.command(cls=HelpCommand, example="liftpy stream alter orders --retention-age 604800 --dry-run")
+@click.command(cls=HelpCommand, example="liftpy stream alter orders --retention-age 7d --dry-run")
 @click.argument("name")
-@click.option("--replication-factor", "factor", type=click.IntRange(1, 32), help="Number of replicas of each partition.")
+@click.option("--replicas", "factor", type=click.IntRange(1, 32), help="Number of replicas of each partition.")
 @alterable_options
 @click.option("--dry-run", is_flag=True, help="Print what would change, and change nothing.")
 @wait_option
-@timeout_option
+@move_timeout_option
 @json_option
 @connection_options
 @internal_option
@@ -64,7 +64,7 @@ def alter(
     command or if a node fails.
     """
     if factor is None and not settings:
-        raise click.UsageError("Nothing to change. Give --replication-factor or at least one setting.")
+        raise click.UsageError("Nothing to change. Give --replicas or at least one setting.")
 
     async def work(client: Client) -> tuple[StreamImage, StreamImage, StreamImage]:
         before = await client.stream(name)
@@ -194,11 +194,11 @@ def stream() -> None:
 stream.add_command(alter)
 stream.add_command(pause)
 stream.add_command(resume)
-stream.add_command(truncate)
+stream.add_command(delete_records)
 stream.add_command(purge)
 
 
-@stream.command(example="liftpy stream create orders --subject 'shop.orders.*' --replicas 3 --retention-age 604800")
+@stream.command(example="liftpy stream create orders --subject 'shop.orders.*' --replicas 3 --retention-age 7d")
 @click.argument("name")
 @click.option("--subject", required=True, help="NATS subject to store. Applications continue to publish on it.")
 @click.option(
@@ -287,9 +287,9 @@ class _Wanted:
         }
 
 
-@stream.command(name="add-partitions", example="liftpy stream add-partitions orders --to 6")
+@stream.command(name="add-partitions", example="liftpy stream add-partitions orders --partitions 6")
 @click.argument("name")
-@click.option("--to", "total", type=click.IntRange(2, 10_000), default=None, help="New number of partitions.")
+@click.option("--partitions", "total", type=click.IntRange(2, 10_000), default=None, help="New number of partitions.")
 @placement_options
 @json_option
 @connection_options
@@ -299,7 +299,7 @@ def add_partitions(
 ) -> None:
     """Add partitions to stream NAME. Existing partitions and their records do not move, so keys can change their partition."""
     if total is None and not placement.assignment:
-        raise click.UsageError("Missing option: --to COUNT, or an --assignment of the new partitions.")
+        raise click.UsageError("Missing option: --partitions COUNT, or an --assignment of the new partitions.")
     if dry_run:
         show_plan(
             with_client(target, lambda client: client.plan_partitions(name, total or 0, placement=placement)), name, as_json

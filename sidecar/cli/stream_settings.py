@@ -1,5 +1,4 @@
-"""The settings of a stream on the command line: an option of ``stream create`` and an entry of ``stream show`` for each field of
-``StreamConfig``. The table below is the only place; a test holds it against the fields."""
+"""Settings of a stream on the command line: one option and one JSON key per field of StreamConfig."""
 
 from __future__ import annotations
 
@@ -12,26 +11,27 @@ from typing import Any, TypeVar
 import click
 
 from liftpy.config import ALTERABLE, Codec, FlushPolicy, StreamConfig
+from sidecar.cli.options import Duration, Size
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How one field of StreamConfig is given and shown."""
+    """Option and JSON key of one field of StreamConfig."""
 
     field: str
     flag: str
     key: str
-    """In JSON and in what ``show`` prints; the unit is in the name."""
+    """Key in JSON and in the output of ``show``. It ends with the unit."""
     help: str
 
 
 SETTINGS = (
     Setting(
         "ack_policy",
-        "--ack",
-        "ack",
+        "--ack-policy",
+        "ack_policy",
         "When to send the ack: all (after all in-sync replicas stored the record), leader (after the leader stored it) or none.",
     ),
     Setting(
@@ -43,15 +43,15 @@ SETTINGS = (
     Setting("flush", "--flush", "flush", "When to flush records to disk: always (before the ack), interval:<ms> or none."),
     Setting(
         "commit_policy",
-        "--commit",
-        "commit",
+        "--commit-policy",
+        "commit_policy",
         "What commits a record: all in-sync replicas (isr) or a majority of the replicas (quorum).",
     ),
     Setting(
         "retention_age_s",
         "--retention-age",
         "retention_age_s",
-        "Delete records older than this many seconds. 0 means no limit.",
+        "Delete records older than this. 0 means no limit.",
     ),
     Setting(
         "retention_bytes",
@@ -76,15 +76,15 @@ SETTINGS = (
         "delete_retention_s",
         "--delete-retention",
         "delete_retention_s",
-        "Delete tombstones older than this many seconds during compaction.",
+        "Delete tombstones older than this during compaction.",
     ),
-    Setting("codec", "--codec", "codec", "Compression of stored and replicated records."),
-    Setting("segment_bytes", "--segment-bytes", "segment_bytes", "Start a new segment file at this size, in bytes."),
+    Setting("codec", "--compression", "compression", "Compression of stored and replicated records."),
+    Setting("segment_bytes", "--segment-bytes", "segment_bytes", "Start a new segment file at this size."),
     Setting(
         "segment_age_s",
         "--segment-age",
         "segment_age_s",
-        "Start a new segment file after this many seconds. 0 means no time limit.",
+        "Start a new segment file after this time. 0 means no time limit.",
     ),
     Setting(
         "failover_standby",
@@ -96,14 +96,14 @@ SETTINGS = (
         "dedup_window_s",
         "--dedup-window",
         "dedup_window_s",
-        "Window of deduplication by Nats-Msg-Id, in seconds of log time. 0 disables deduplication.",
+        "Window of deduplication by Nats-Msg-Id of log time. 0 disables deduplication.",
     ),
     Setting("read_only", "--read-only", "read_only", "Reject publishes. Consumers can still read."),
     Setting(
         "max_message_bytes",
         "--max-message-bytes",
         "max_message_bytes",
-        "Reject larger messages (payload and headers, in bytes). 0 means the limit of the log format.",
+        "Reject larger messages (payload and headers). 0 means the limit of the log format.",
     ),
     Setting(
         "optimistic_concurrency",
@@ -112,10 +112,10 @@ SETTINGS = (
         "Reject publishes without an expected offset.",
     ),
     Setting(
-        "max_held_s",
-        "--max-held",
-        "max_held_s",
-        "Drop a publish without reply subject after this many seconds, if the ISR is too small to commit it. 0 means never.",
+        "min_isr_hold_timeout_s",
+        "--min-isr-hold-timeout",
+        "min_isr_hold_timeout_s",
+        "Drop a publish without reply subject after this time, if the ISR is too small to commit it. 0 means never.",
     ),
     Setting(
         "quota_records_per_s",
@@ -188,7 +188,7 @@ def shown(config: StreamConfig, replica_count: int) -> dict[str, Any]:
 def changed(config: StreamConfig, replica_count: int) -> dict[str, Any]:
     """``shown`` without what is as it comes, for people: ack, min.isr, flush and commit are always there."""
     every, ordinary = shown(config, replica_count), shown(_DEFAULT, replica_count)
-    always = ("ack", "min_isr", "flush", "commit")
+    always = ("ack_policy", "min_isr", "flush", "commit_policy")
     return {key: value for key, value in every.items() if key in always or value != ordinary[key]}
 
 
@@ -196,6 +196,18 @@ def _option(setting: Setting, *, altered: bool = False) -> Callable[[Any], Any]:
     """``altered``: what is not given stays as it is."""
     default = getattr(_DEFAULT, setting.field)
     shows = "[default:" not in setting.help and not altered
+    unit = _unit(setting.field)
+    if unit is not None:
+        text = None if altered else unit.text(default)
+        return click.option(
+            setting.flag,
+            setting.field,
+            type=unit(),
+            default=text,
+            show_default=shows,
+            metavar=unit.name.upper(),
+            help=setting.help,
+        )
     words: dict[str, Any] = {"default": None if altered else _text(default), "show_default": shows, "help": setting.help}
     if isinstance(default, bool):
         negative = setting.flag.replace("--", "--no-", 1)
@@ -205,6 +217,13 @@ def _option(setting: Setting, *, altered: bool = False) -> Callable[[Any], Any]:
     else:
         kind = {int: click.INT, float: click.FLOAT}.get(type(default), click.STRING)
     return click.option(setting.flag, setting.field, type=kind, **words)
+
+
+def _unit(field: str) -> type[Duration] | type[Size] | None:
+    """Return the type of an option that has a unit; None for another one."""
+    if field.endswith(("_bytes", "_bytes_per_s")):
+        return Size
+    return Duration if field.endswith("_s") and not field.endswith("_per_s") else None
 
 
 def _value(default: Any, given: Any) -> Any:

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from liftpy.client import Client
 from liftpy.core.metadata.feature_range import FeatureLevels
-from liftpy.core.metadata.features import FEATURES
+from liftpy.core.metadata.features import FEATURES, FIRST
 from sidecar.cli.health_nats import said_by
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import connection_options, json_option
@@ -45,27 +45,29 @@ class DiskFormat:
 
 
 DISK_FORMATS: Mapping[str, DiskFormat] = {
-    "record batch": DiskFormat("<base>.log of a partition", "liftpy.core.wire.batch:VERSION", (1,), {1: 1}),
+    "record batch": DiskFormat("<base>.log of a partition", "liftpy.core.wire.batch:VERSION", (1,), {FIRST: 1}),
     "small files of a log": DiskFormat(
         "high-watermark, leader-epochs, compaction-horizon, <base>.index, scrub",
         "liftpy.core.log.small_files:_VERSION",
         (1,),
-        {1: 1},
+        {FIRST: 1},
     ),
     "derived state": DiskFormat(
-        "state-<offset> of a partition", "liftpy.core.log.small_files:_VERSION", (1,), {1: 1}, is_cache=True
+        "state-<offset> of a partition", "liftpy.core.log.small_files:_VERSION", (1,), {FIRST: 1}, is_cache=True
     ),
-    "promises": DiskFormat("promises/promises of a node", "liftpy.core.log.epoch_promises:_VERSION", (1,), {1: 1}),
-    "node file": DiskFormat("node, in the data folder", "sidecar.disk.data_folder:_FORMAT", (1,), {1: 1}),
-    "group's journal": DiskFormat("raft/journal of a controller", "sidecar.quorum.journal:_MAGIC", (1,), {1: 1}),
-    "group's snapshot file": DiskFormat("raft/snapshot of a controller", "sidecar.quorum.snapshot_file:_VERSION", (1,), {1: 1}),
-    "group's lineage": DiskFormat("raft/lineage of a controller", "sidecar.quorum.probation:_FORMAT", (1,), {1: 1}),
-    "image": DiskFormat("within raft/snapshot", "liftpy.core.metadata.snapshot:LEVELLED", (1, 2), {1: 1, 2: 2}),
+    "promises": DiskFormat("promises/promises of a node", "liftpy.core.log.epoch_promises:_VERSION", (1,), {FIRST: 1}),
+    "node file": DiskFormat("node, in the data folder", "sidecar.disk.data_folder:_FORMAT", (1,), {FIRST: 1}),
+    "group's journal": DiskFormat("raft/journal of a controller", "sidecar.quorum.journal:_MAGIC", (1,), {FIRST: 1}),
+    "group's snapshot file": DiskFormat(
+        "raft/snapshot of a controller", "sidecar.quorum.snapshot_file:_VERSION", (1,), {FIRST: 1}
+    ),
+    "group's lineage": DiskFormat("raft/lineage of a controller", "sidecar.quorum.probation:_FORMAT", (1,), {FIRST: 1}),
+    "image": DiskFormat("within raft/snapshot", "liftpy.core.metadata.snapshot:VERSION", (2,), {FIRST: 2}),
     "backup": DiskFormat(
-        "backups/<id>/manifest.json of a store of backups", "liftpy.core.backup.manifest:FORMAT", (1,), {1: 1}
+        "backups/<id>/manifest.json of a store of backups", "liftpy.core.backup.manifest:FORMAT", (1,), {FIRST: 1}
     ),
     "service snapshot": DiskFormat(
-        "a service's own folder", "liftpy.core.services.snapshot:VERSION", (2, 3, 4), {1: 4}, is_cache=True
+        "a service's own folder", "liftpy.core.services.snapshot:VERSION", (3, 4), {FIRST: 4}, is_cache=True
     ),
 }
 """Name -> what it is. A service snapshot that uses nothing of version 4 is written as 3; the log replays what can't be read."""
@@ -82,7 +84,7 @@ def upgrade() -> None:
     Order:
       1. liftpy upgrade check
       2. For each node (controllers last, the leading controller at the end):
-         liftpy node may-stop NODE, stop, install, start, liftpy health --synced
+         liftpy node can-stop NODE, stop, install, start, liftpy health --synced
       3. Watch the cluster for some time.
       4. liftpy upgrade finalize
 
@@ -184,9 +186,10 @@ def revert(dry_run: bool, as_json: bool, target: Target) -> int:
 
     async def work(client: Client) -> tuple[int, FeatureLevels, str]:
         wanted = (await client.feature_levels()).level - 1
-        levels = await client.feature_levels(max(wanted, 1))
-        if wanted < 1:
-            return 0, FeatureLevels(levels.level, levels.spoken, levels.versions, ("There is no level before 1.",)), ""
+        levels = await client.feature_levels(max(wanted, FIRST))
+        if wanted < FIRST:
+            why = f"There is no level before {FIRST}."
+            return wanted, FeatureLevels(levels.level, levels.spoken, levels.versions, (why,)), ""
         return wanted, levels, "" if dry_run or levels.reasons else await client.set_feature_level(wanted)
 
     return _say(*with_client(target, work), as_json)
@@ -218,8 +221,9 @@ def report(as_json: bool, target: Target) -> None:
 
     async def work(client: Client) -> tuple[FeatureLevels, tuple[str, ...]]:
         levels = await client.feature_levels()
-        back = (await client.feature_levels(levels.level - 1)).reasons if levels.level > 1 else ("There is no level before 1.",)
-        return levels, back
+        if levels.level <= FIRST:
+            return levels, (f"There is no level before {FIRST}.",)
+        return levels, (await client.feature_levels(levels.level - 1)).reasons
 
     levels, back = with_client(target, work)
     nodes = {
@@ -232,7 +236,7 @@ def report(as_json: bool, target: Target) -> None:
     if as_json:
         known = [{"level": f.level, "version": f.version, "gates": f.gates, "has_way_back": f.has_way_back} for f in FEATURES]
         disk = {
-            name: {"where": f.where, "reads": f.reads, "writes": f.written_at(levels.level), "is_cache": f.is_cache}
+            name: {"where": f.where, "reads": f.reads, "writes": f.written_at(max(levels.level, FIRST)), "is_cache": f.is_cache}
             for name, f in DISK_FORMATS.items()
         }
         said = {"level": levels.level, "known_here": known, "disk_formats": disk, "nodes": nodes, "in_the_way_back": back}

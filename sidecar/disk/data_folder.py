@@ -28,7 +28,7 @@ from pathlib import Path
 
 import crc32c
 
-from liftpy.core.base.ids import PartitionKey, check_name
+from liftpy.core.base.ids import PartitionKey, check_name, split_folder
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.base.worker_assignment import WorkerShare
 from liftpy.core.log.epoch_promises import PROMISES_NAME, PromiseJournal, decode_promises
@@ -66,8 +66,8 @@ def _identity_in(data: bytes) -> tuple[object, NodeIdentity]:
         raise ValueError("checksum")
     fields = load_json(body)
     version = fields.pop("format")
-    known = {name: fields.pop(name) for name in _STARTS if name in fields}  # older versions wrote fewer
-    starts = DirectoryIdentity(**{"folder_id": "", **known, "earlier": tuple(known.get("earlier", ()))})
+    known = {name: fields.pop(name) for name in _STARTS}
+    starts = DirectoryIdentity(**{**known, "earlier": tuple(known["earlier"])})
     identity = NodeIdentity(**fields, starts=starts)
     _check(identity)
     return version, identity
@@ -313,6 +313,27 @@ class DataFolder:
             raise StorageError(
                 f"Cannot remove {path}: {error.strerror}. Check the disk and the permissions of the data directory."
             ) from error
+
+    def delete_unknown(self, name: str) -> tuple[list[str], int]:
+        """Remove the directory ``<stream>-<uid>`` of a stream that the cluster does not know [M11]. Return its logs, as
+        ``<stream>-<uid>/<partition>``, and the bytes of all its files."""
+        split = split_folder(name)
+        if split is None:
+            raise StorageError(f"{name} is no directory of a stream")
+        stream, uid = split
+        path = self.partition_path(PartitionKey(stream, uid, 0)).parent
+        size_bytes = sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir() or file.is_symlink())
+        logs = [f"{name}/{child.name}" for child in path.iterdir() if child.name.isascii() and child.name.isdigit()]
+        for log in logs:
+            self.delete_partition(PartitionKey(stream, uid, int(log.rpartition("/")[2])))
+        try:
+            if path.exists():
+                shutil.rmtree(path)
+                sync_folder(path.parent)
+            self._folders.removed(path)
+        except OSError as error:
+            raise StorageError(f"remove {path}: {error.strerror}") from error
+        return logs, size_bytes
 
     def finish_deletions(self) -> None:
         """Remove what ``delete_partition`` has left in a process that ended meanwhile: nobody would ask for it again. What can't be

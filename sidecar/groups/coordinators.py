@@ -255,8 +255,8 @@ class GroupCoordinators:
         self._connecting = asyncio.Lock()
         self._connection: NatsConnection | None = None
         self._closed = False
-        self._may = settings.host_groups and InboxRule(settings.inbox_prefixes).allows(f"{GROUPS_INBOX}.x".encode())
-        self._said = not settings.host_groups
+        self._may = settings.run_group_coordinators and InboxRule(settings.inbox_prefixes).allows(f"{GROUPS_INBOX}.x".encode())
+        self._said = not settings.run_group_coordinators
 
     def follow(self, _: ClusterImage, image: ClusterImage) -> None:
         """The metadata is this now."""
@@ -318,13 +318,13 @@ class GroupCoordinators:
             partition=key.partition,
             node=self._settings.node_id,
             data=self._folder,
-            snapshot_every=SNAPSHOT_EVERY,
+            snapshot_interval_records=SNAPSHOT_EVERY,
             snapshot_bytes=_SNAPSHOT_BYTES,
             max_snapshot_bytes=4 * limits.MAX_STATE_BYTES,
-            heartbeat_s=self._settings.replication.lease_s,
+            heartbeat_interval_s=self._settings.replication.lease_s,
             read_wait_s=READ_WAIT_S,
             step_s=STEP_S,
-            tick_s=TICK_S,
+            tick_interval_s=TICK_S,
             reply_prefixes=self._settings.inbox_prefixes,
         )
 

@@ -31,7 +31,7 @@ from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.transport import Transport
 from sidecar.runtime.tasks import spawn
 
-logger = logging.getLogger("liftpy.group")
+logger = logging.getLogger("liftpy.metadata")
 
 LOOK_S = 0.2
 MOST_AT_ONCE = 64

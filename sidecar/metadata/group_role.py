@@ -34,7 +34,7 @@ from sidecar.metadata.member import RaftMember
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import spawn
 
-logger = logging.getLogger("liftpy.group")
+logger = logging.getLogger("liftpy.metadata")
 
 _LOOK_S = 0.1
 """How often it is looked at whether the role is still the right one."""

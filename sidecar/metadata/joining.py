@@ -31,7 +31,7 @@ from sidecar.metadata.member_log import MemberFolder
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport.credentials import Keys, RightsWatch
 
-logger = logging.getLogger("liftpy.group")
+logger = logging.getLogger("liftpy.metadata")
 
 _CONNECT_TIMEOUT_S = 5
 _RECONNECT_WAIT_S = 0.1
@@ -109,7 +109,7 @@ class GroupLink:
 
     def prefer(self, every_s: float) -> None:
         """As ``RaftMember``; for those, too, that this node becomes."""
-        config = replace(self._settings.replication, preferred_leaders_every=every_s)
+        config = replace(self._settings.replication, preferred_leader_interval_s=every_s)
         self._settings = replace(self._settings, replication=config)
         if self._group is not None:
             self._group.prefer(every_s)

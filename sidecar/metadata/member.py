@@ -49,7 +49,7 @@ from sidecar.quorum.library import check_library
 from sidecar.quorum.sealing import seal, unseal
 from sidecar.runtime.tasks import spawn
 
-logger = logging.getLogger("liftpy.raft")
+logger = logging.getLogger("liftpy.quorum")
 
 _LEADER = 2
 _TRANSFER_TIMEOUT_S = 2.0

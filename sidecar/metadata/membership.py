@@ -224,7 +224,7 @@ class Membership:
         """As the image's session times ask for."""
         own, times = self._settings.replication, image.session_times
         session_s = own.session_s if times is None else times.session_ms / 1000
-        return HeartbeatPace(heartbeat_every_s(own.heartbeat_s, times), session_s)
+        return HeartbeatPace(heartbeat_every_s(own.heartbeat_interval_s, times), session_s)
 
     @property
     def session_s(self) -> float:

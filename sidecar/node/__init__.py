@@ -1,1 +1,1 @@
-"""One node: its parts, put together, started, reloaded and stopped."""
+"""One node: its parts, connected, started, reloaded and stopped."""

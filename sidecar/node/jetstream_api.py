@@ -1,8 +1,7 @@
-"""A node that answers JetStream's stateless read API: requests on ``$JS.<domain>.API.>``, shared among the nodes that do so.
+"""Answers the stateless read part of the JetStream API: requests on ``$JS.<domain>.API.>``, shared among nodes.
 
-What is answered, and from what, is ``liftpy.client.jetstream_api``'s: a client of the cluster like any other, with a
-connection of its own,
-so that it is right wherever partitions are led, and takes nothing from what this node does as a replica but its time.
+``liftpy.client.jetstream_api`` decides the answers. It is a normal client with its own connection, so it works wherever
+the partitions are led.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""The composition root: builds one node from its settings, takes it down in good order (``running.py`` runs it).
+"""Builds one node from its settings and shuts it down in order. ``run.py`` runs it.
 
-Up: lock and read the data folder, connect, see that no other process runs under this id, join the metadata group (or its feed),
-register a new incarnation, open the partitions that the image shows, say "ready". With ``workers`` above 1 further processes host
-shares of the partitions (``sidecar/workers``); this one is the node, and hosts share 0. Down: hand leaderships over, leave the
-partitions (flushed), tell the group, hand its leadership over, and only if all of that data is on disk write the clean-stop
-marker [S9].
+Start: lock and read the data directory, connect to NATS, check that no other process uses this node id, join the
+metadata group or its feed, register, open the partitions, report "ready". With ``workers`` above 1, other processes
+host parts of the partitions. Stop: transfer leaderships, close and flush partitions, tell the group, transfer its
+leadership, and write the clean-stop marker only if all data is on disk [S9].
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from sidecar.metadata.membership import Membership
 from sidecar.node.jetstream_api import JetStreamDesk
 from sidecar.node.publish_memory import PublishMemory
 from sidecar.node.reload import LiveParts, Reloading
-from sidecar.partition.deletions import Deletions
+from sidecar.partition.deletions import Deletions, UnknownStreams
 from sidecar.partition.figures import NodeCounts, StreamLabels
 from sidecar.partition.housekeeping import Housekeeping
 from sidecar.partition.promises import Promises
@@ -125,6 +124,7 @@ class Node:
             lambda: self._workers.joined(self._signs()),
             lambda: () if self.partitions is None else self.partitions.replicas(),
             lambda: self._workers.unsynced,
+            lambda: self.status.unknown.names() if self.status.unknown is not None else [],
         )
         self.supervisor = Supervisor(*supervised())
         self.status.answers.settings = self.reloading.shown
@@ -257,8 +257,16 @@ class Node:
         self._recovered.close()
         self.partitions.leave_behind(self._recovered.names)
         await self._membership.live(_LIVE_TIMEOUT_S)
-        for name in unknown_folders(folder, self.group.image):
-            logger.warning("the cluster does not know %s: its data is kept; remove the folder if it is not needed", name)
+        group, promises = self.group, self._promises
+        found = unknown_folders(folder, group.image)
+        self.status.unknown = UnknownStreams(found, folder, group, lambda: group.image, promises.forget)
+        for name in found:
+            logger.warning(
+                "the cluster does not know %s: its data is kept. If nobody needs it: liftpy node remove-data %s %s",
+                name,
+                self.settings.node_id,
+                name,
+            )
         self._serve_jetstream(links)
         self._rights.started()
         return {"node": settings.node_id, "incarnation": self.incarnation, "status": self.status.url, "pid": os.getpid()}
@@ -336,11 +344,14 @@ class Node:
         if not links.replication.asks_who_comes and not was_said_to_be_open():
             logger.warning(
                 "this NATS server lets everybody in and everybody may do everything: delete streams, forge records, depose leaders. "
-                "Give it users with the rights that `liftpy rights` prints; docs/security.md says what they protect"
+                "Give it users with the rights that `liftpy permissions` prints; docs/security.md says what they protect"
             )
 
+    def _make_counts(self) -> NodeCounts:
+        return NodeCounts(StreamLabels(self.settings.metrics_streams))
+
     def _read_tools(self, links: Links) -> ReadTools:
-        host = this_host() if self.settings.offer_files else ""
+        host = this_host() if self.settings.local_file_reads else ""
         return ReadTools(
             links.reads, self.subjects, self._inboxes, self._timers, self.counters, self._memory.reads, self.instruments, host
         )
@@ -348,10 +359,10 @@ class Node:
     def _build(
         self, links: Links, group: MetadataGroup, folder: DataFolder, identity: NodeFile | WorkerMarks, promises: Promises
     ) -> None:
-        settings, bus, counts = self.settings, links.replication, NodeCounts(StreamLabels(self.settings.metrics_streams))
+        settings, times, bus, counts = self.settings, self.settings.replication, links.replication, self._make_counts()
         self._proposals = Proposals(group, settings.node_id, self.incarnation)
         self._probes, router = Probes(bus, self.subjects), AnswerRouter(bus)
-        self._quiet = quiet = self._make_quiet(router)
+        quiet = self._quiet = self._make_quiet(router)
         notifications = Notifications(
             bus,
             self.subjects,
@@ -369,8 +380,8 @@ class Node:
             intake=self._memory.intake,
             heard=self._memory.heard,
             room=self._memory.room,
-            derived=NodeDerived(settings.replication.node_derived_bytes),
-            copy_pace=pace_of(settings.replication),
+            derived=NodeDerived(times.node_dedup_state_bytes),
+            copy_pace=pace_of(times),
             clocks=ClockWatch(settings.node_id, bus, self.subjects, group, self.counters),
             drops=self._drops,
             subjects=self.subjects,
@@ -404,15 +415,15 @@ class Node:
         links.watch_publishes(self.partitions.publishes_lost)
         partitions, find = self.partitions, self.partitions.services_of
         self._services = ServiceDesk(bus, self.subjects, settings.node_id, self._inboxes, find, self.counters, share=self.share)
-        own_folder = folder.own_folder(self.share.number) if self.share.number else folder.path
-        self._scrub = Scrub(lambda: list(partitions), own_folder, settings.scrub_bytes_per_s, self.counters)
+        own = folder.own_folder(self.share.number) if self.share.number else folder.path
+        self._scrub = Scrub(lambda: list(partitions), own, settings.scrub_bytes_per_s, self.counters)
         self.status.reporter = reporter = self._make_reporter(links, group, partitions)
         if self._workers.handles:
             self.status.whole, self.status.on_level = WholeNode(reporter, self._workers), self._workers.change_level
             self.status.answers.share = self.share
         self.status.listen(bus, self.subjects, (self._inboxes, self._node_inboxes))
         self.status.begin_history()
-        self._housekeeping = Housekeeping(self.partitions, settings.replication.hw_checkpoint_s, folder.path, self.repair)
+        self._housekeeping = Housekeeping(partitions, times.hw_checkpoint_interval_s, folder.path, self.repair)
         self._housekeeping.start()
         self._scrub.start()
 

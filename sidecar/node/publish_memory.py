@@ -1,4 +1,4 @@
-"""What of a node's memory publishes on their way may take, and those who read: the sums, and their bounds, of this process."""
+"""Memory for publishes in progress and for readers in this process: the sums and their limits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PublishMemory:
     def __init__(self, settings: NodeSettings, processes: int) -> None:
         limit_bytes = limit_of(settings.memory_limit_bytes, memory_bytes() // processes)
         self.intake = NodeIntake()
-        self.room = MemoryBudget(limit_bytes, settings.replication.ingest_late_s)
+        self.room = MemoryBudget(limit_bytes, settings.replication.max_queue_delay_s)
         self.reads = ReadBudget(min(MAX_WAITING_BYTES, round(limit_bytes * READERS_SHARE)))
         self.heard = NodeHeard(min(settings.replication.node_standby_bytes, round(limit_bytes * STANDBY_SHARE)))
 

@@ -1,7 +1,7 @@
-"""Settings while a node runs: the file is read again, whole; it is applied whole, or not at all.
+"""Reloads the settings of a running node: the whole file is read, and applied completely or not at all.
 
-Flags and the environment are those of the start, and win as they did then. What only a start can change (``LIVE`` lacks it) is told,
-and waits for one.
+Flags and environment variables stay as at the start, and win. Settings outside ``LIVE`` wait for a restart, and the
+answer names them.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ LIVE = (
     "log_level",
     "log_format",
     "metrics_streams",
-    "page_hosts",
+    "dashboard_hostnames",
     "scrub_bytes_per_s",
     "trace",
     "trace_endpoint",
-    "replication.copy_bytes_per_second",
-    "replication.copy_least_bytes_per_second",
-    "replication.copy_share",
-    "replication.copy_piece_bytes",
-    "replication.preferred_leaders_every",
+    "replication.copy_bytes_per_s",
+    "replication.copy_min_bytes_per_s",
+    "replication.copy_duty_cycle",
+    "replication.copy_fetch_bytes",
+    "replication.preferred_leader_interval_s",
     *(f"credentials.{name}" for name in PROOFS),
 )
 """Settings that a running node takes over, in all of its processes."""
@@ -68,7 +68,7 @@ class LiveParts:
 
     partitions: Partitions | None
     scrub: Scrub | None
-    page_hosts: Callable[[Iterable[str]], None]
+    dashboard_hostnames: Callable[[Iterable[str]], None]
     prefer: Callable[[float], None]
     others: Callable[[NodeSettings], None]
     keys: Callable[[Credentials], None]
@@ -96,7 +96,7 @@ class Reloading:
     def __init__(self, settings: NodeSettings, given: SettingsSource | None, parts: Parts, prove: Prove) -> None:
         self.running = settings
         """What holds now."""
-        self._preferred_every = settings.replication.preferred_leaders_every
+        self._preferred_every = settings.replication.preferred_leader_interval_s
         self.read = settings
         """What the file says; the next start takes all of it."""
         self._given = given
@@ -148,13 +148,13 @@ class Reloading:
             parts.partitions.copy_pace.change(settings.replication)
         if parts.scrub is not None:
             parts.scrub.change_rate(settings.scrub_bytes_per_s)
-        parts.page_hosts(settings.page_hosts)
+        parts.dashboard_hostnames(settings.dashboard_hostnames)
         parts.trace(settings)
         if proofs != self._proofs:
             self._proofs = proofs
             parts.keys(settings.credentials)
-        if settings.replication.preferred_leaders_every != self._preferred_every:
-            self._preferred_every = settings.replication.preferred_leaders_every
+        if settings.replication.preferred_leader_interval_s != self._preferred_every:
+            self._preferred_every = settings.replication.preferred_leader_interval_s
             parts.prefer(self._preferred_every)
 
     async def signalled(self, supervisor: Supervisor) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A node as a process: until SIGTERM or SIGINT."""
+"""Runs a node as a process until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m sidecar.workers CHANNEL LOCK``: one worker process, as a node starts it; the numbers are descriptors that it inherits."""
+"""``python -m sidecar.workers CHANNEL LOCK``: starts one worker process. The numbers are inherited file descriptors."""
 
 from __future__ import annotations
 

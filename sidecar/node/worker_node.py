@@ -1,8 +1,8 @@
-"""A worker process: a node without a member of the metadata group, which hosts the partitions of its share.
+"""A worker process: hosts a part of the node's partitions, without being a member of the metadata group.
 
-Made of a node's parts, wired as a node wires them, with connections of its own. What a node does once is its first process's: the lock
-(held here too, by inheritance, so that no other process has the folder while this one lives), the node file, the registration, the
-heartbeats, status. It ends with its node: when the channel closes, and by the kernel's word.
+It is built from the same parts as a node, with its own connections. The first process does everything that a node does
+once: registration, heartbeats, status. The worker holds the lock of the data directory too. It stops when its node
+stops.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What this node runs for each of its partitions: worker, log, replica, reads, services."""
+"""The parts of a node that run per partition: worker, log, replica, reads, services."""

@@ -1,15 +1,21 @@
-"""Asks a controller before data is deleted, on a node that knows the cluster by the feed alone
-(``liftpy.core.metadata.data_deletion``)."""
+"""Asks a controller before a node that is not a controller deletes data (``liftpy.core.metadata.data_deletion``).
+
+Removes the data of streams that the cluster does not know, when an operator asks for it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.ids import PartitionKey, split_folder
 from liftpy.core.metadata.data_deletion import may_go, question
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.errors import LiftError
+from sidecar.disk.data_folder import DataFolder
 from sidecar.metadata.group import MetadataGroup
 
 logger = logging.getLogger("liftpy.partitions")
@@ -21,6 +27,15 @@ _GIVE_UP_AFTER_S = 30.0
 LATER_S = 30.0
 """Between two tries to delete what no controller has confirmed."""
 _REMEMBERED = 10_000
+MOST_UNKNOWN = 100
+"""Directories of unknown streams that a node names, and removes at a request."""
+_MOST_CHARS = 200
+"""Of the name of a directory."""
+
+
+def is_directory(name: object) -> bool:
+    """Whether it may be the name of a directory of a stream."""
+    return isinstance(name, str) and 0 < len(name) <= _MOST_CHARS and name.isascii()
 
 
 class Deletions:
@@ -76,3 +91,70 @@ class Deletions:
         self._gone[uid] = None
         if len(self._gone) > _REMEMBERED:
             del self._gone[next(iter(self._gone))]
+
+
+class UnknownStreams:
+    """Directories of streams that the cluster did not know when this node started.
+
+    Such a stream was deleted while the node was down, or is of another cluster. The node never removes a directory by itself [M11]: a
+    metadata group that was restored from an old backup does not know streams that somebody needs. An operator names the directories,
+    and a controller has to confirm that no stream has that unique id.
+
+    Args:
+        found: Names of directories, ``<stream>-<uid>``. None of them is open, since the image has none of these streams.
+        image: Returns the cluster as this node knows it now.
+        forget: Called with ``<stream>-<uid>/<partition>`` for each log that was removed.
+    """
+
+    def __init__(
+        self,
+        found: Iterable[str],
+        folder: DataFolder,
+        group: MetadataGroup,
+        image: Callable[[], ClusterImage],
+        forget: Callable[[str], None],
+    ) -> None:
+        self._found = sorted(found)
+        self._folder = folder
+        self._group = group
+        self._image = image
+        self._forget = forget
+
+    def names(self) -> list[str]:
+        """At most ``MOST_UNKNOWN`` of the directories that are still there, and whose stream the cluster still does not know."""
+        if not self._found:
+            return []
+        known = {f"{stream.name}-{stream.uid}" for stream in self._image().streams.values()}
+        self._found = [name for name in self._found if name not in known and (self._folder.path / "streams" / name).exists()]
+        return self._found[:MOST_UNKNOWN]
+
+    async def remove(self, names: list[str]) -> dict[str, Any]:
+        """Remove these directories.
+
+        Returns:
+            ``removed`` and ``bytes``, or ``error``. No directory is removed before all are found to be unknown.
+        """
+        there = set(self.names())
+        if wrong := sorted(set(names) - there):
+            has = f"it has {', '.join(sorted(there))}" if there else "it has none"
+            return {"error": f"no directory {', '.join(wrong)} of a stream that the cluster does not know: {has}"}
+        for name in names:
+            split = split_folder(name)
+            if split is None:
+                return {"error": f"{name} is no directory of a stream: nothing was removed"}
+            response = await self._group.propose(question(PartitionKey(*split, 0)), _ATTEMPT_S)
+            if response.error != response.NOT_FOUND:
+                is_there = response.error == response.OK
+                why = "the cluster has that stream" if is_there else "no controller confirms that the stream is gone"
+                return {"error": f"{name}: {why}: nothing was removed"}
+        size_bytes = 0
+        for name in names:
+            try:
+                logs, removed_bytes = await asyncio.to_thread(self._folder.delete_unknown, name)
+            except (LiftError, OSError) as error:
+                return {"error": f"{name} can't be removed: {error}"}
+            for log in logs:
+                self._forget(log)
+            size_bytes += removed_bytes
+            logger.warning("data of an unknown stream removed directory=%s bytes=%d", name, removed_bytes)
+        return {"removed": names, "bytes": size_bytes}

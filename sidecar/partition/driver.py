@@ -1,11 +1,7 @@
-"""Runs one replica: events in, effects carried out in order, the synchronous part of one step before the next event.
+"""Runs one replica: feeds events and carries out effects in order, finishing a step before the next event.
 
-``feed`` may be called from anywhere on the loop, also while effects are carried out: then the event waits in a queue. The
-queue is bounded by construction (only effects of the running step add to it), and checked all the same. While the replica is held (the
-disk has to do first what the last step asked for) events wait too, of those that come again and again the newest one alone.
-
-The last steps are remembered, so that a replica that stops for a bug tells how it came there. Events and effects hold offsets and
-names, never payloads.
+``feed`` may be called anywhere on the event loop. During a step, and while the replica waits for the disk, events wait
+in a queue. The last steps are kept for error reports.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Carries out the effects of one replica: log, flushes, timers, NATS, metadata group. ``effects.py`` has the contract.
+"""Carries out the effects of one replica: log, flushes, timers, NATS, metadata group.
 
-Everything here is synchronous; what takes time (a flush, a proposal) is started and comes back as an event. A storage error
-becomes StorageFailed; nothing else may fail here except by a bug, which stops the process.
+``effects.py`` has the contract. All calls are synchronous. Slow work (a flush, a proposal) is started and returns as an
+event. A storage error becomes StorageFailed.
 """
 
 from __future__ import annotations

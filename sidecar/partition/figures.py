@@ -1,20 +1,9 @@
-"""What a node's partitions show, summed, and kept by change: a scrape of ten thousand of which nothing happened reads none of them.
+"""Sums the metrics of a node's partitions incrementally, so that a scrape reads only partitions that changed.
 
-Goal: the price of a look is that of what has happened since the last one. A partition is put into ``touched`` where something changes
-that is shown (``PartitionWorker.touched``: a step of its replica, a read of its ingest, an answer to a reader...): one entry, however
-much happens. A look takes them out, reads each anew, and adds the difference to the sums; a partition that goes is subtracted. Nothing
-has to say what has changed, so a figure that is forgotten at one place is right again with the next step.
-
-Two figures follow the clock alone. Of a lag, what is kept is since when; of a slow disk, until when. Neither needs another look.
-
-What counts in a partition (its log, its ingest, its readers...) is the same object as long as it is here, and is looked for once.
-
-What partitions count, summed over a node, so that no sum ever falls: who is not here any more has left its counts behind.
-
-By stream where somebody wants that: streams that a pattern names have their own label, up to ``MOST_LABELS``, all others are one.
-
-What a node's partitions count and show: of those that are here by change, of those that are being stopped by a look, of those that
-are gone what they left behind.
+A partition is added to ``touched`` when something changes (``PartitionWorker.touched``). A scrape reads these again and
+adds the difference to the sums. Lags store a start time, so that they need no update. The counters of partitions that
+left the node stay in the sums, so no sum ever falls. Streams that ``metrics_streams`` names have a label of their own,
+up to ``MOST_LABELS``.
 """
 
 from __future__ import annotations
@@ -121,8 +110,9 @@ class Counts:
 OFTEN = (*BY_STREAM, "acks_waiting", "log_size_bytes", "readers_waiting", "uncommitted_records", "partitions_quiet")
 """What traffic changes."""
 SELDOM = (
-    *(name for name in SUMS if name not in BY_STREAM), "assembling_bytes", "partitions_failed", "partitions_with_too_many_subjects",
-    "partitions_with_set_aside_files",
+    *(name for name in SUMS if name not in BY_STREAM), "fragment_reassembly_bytes", "partitions_failed",
+    "partitions_with_full_subject_index",
+    "partitions_with_quarantined_files",
 )  # fmt: skip
 SHOWN = (
     "led", "partitions_under_replicated", "partitions_under_min_isr", "led_short", "partitions_at_min_isr", "partitions_paused",
@@ -302,7 +292,7 @@ class ByChange:
         row.often = often
         seldom = (
             counters.duplicates, ids.forgotten, producers.forgotten, derived.replayed_bytes, writer.written, writer.failed,
-            reader.poison_envelopes, reader.refused_replies, log.truncated_records, fetches.assembling_bytes,
+            reader.poison_envelopes, reader.refused_replies, log.truncated_records, fetches.fragment_reassembly_bytes,
             executor.storage_failed, subjects.state == "full", bool(worker.set_aside),
         )  # fmt: skip
         if seldom != row.seldom:

@@ -1,9 +1,6 @@
-"""The flushes and HW checkpoints of one log: what runs them, where and when ``liftpy/core/log/group_commit.py`` says.
+"""Runs the flushes and checkpoints of one log, when ``group_commit.py`` says so.
 
-A flush runs in a thread of the pool, or where flushes are short while the event loop waits for it, behind the turn that asked for it:
-what that turn sends has left by then. ``liftpy/core/log/flush_scheduler.py`` decides, and says how long the loop waits at
-most. Either way it is
-told as an event of its own.
+A flush runs in a thread, or on the event loop if flushes are short (``flush_scheduler.py``). Its end is an event.
 """
 
 from __future__ import annotations

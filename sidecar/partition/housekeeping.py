@@ -1,7 +1,7 @@
-"""What a node does now and then for all its logs: HW checkpoints, retention, compaction, removal of what recovery set aside and nobody
-needs any more; without stalling the event loop.
+"""Periodic work for all logs of a node: checkpoints, retention, compaction, removal of quarantined files.
 
-It also looks whether a disk that was full has space again: then the node restarts, because a log that failed is not gone on with.
+It never blocks the event loop. When a full disk has space again, the node restarts, because a failed log cannot
+continue.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The node's promises, stored together: while one flush of the journal runs, further promises wait, and the next one takes them all.
+"""Stores the promised LeaderEpochs of all partitions together: promises during a flush share the next one.
 
-The order of things and the format: ``liftpy/core/log/epoch_promises.py``. Whoever is told acts at once, which costs as much as
-any change of a
-role: so they are told in slices.
+``liftpy/core/log/epoch_promises.py`` has the format. Results are reported in slices, because each one causes a change
+of role.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What replicas ask of the metadata group: ISR changes, reports of a silent leader, progress of a promotion.
+"""Sends requests of replicas to the metadata group: ISR changes, reports of a silent leader, progress of a promotion.
 
-They wait in ``liftpy.core.metadata.controller.request_batcher`` and travel in batches, one at a time for the whole node;
-answers come back as events. The group
-decides by compare-and-set, so a late or repeated request changes nothing.
+Requests travel in batches, one at a time per node, and answers return as events. A late or repeated request changes
+nothing, because the group decides by compare-and-set.
 """
 
 from __future__ import annotations

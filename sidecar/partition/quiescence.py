@@ -1,8 +1,7 @@
-"""Quiet fetches over NATS: one question to each other leader's node a turn, and the answers to theirs
-(``liftpy/core/replication/quiescence.py``).
+"""Combined fetches of idle partitions over NATS: one question per leader node and turn, and the answers to others.
 
-Questions go to ``<ns>.notify.<node>``, answers below the asker's inbox: ``<inbox>.<slot>.<number of the question>``. A question whose
-frame does not parse, or whose answer would go elsewhere than to the replica that it names, is counted and dropped.
+``liftpy/core/replication/quiescence.py`` has the rules. Questions go to ``<ns>.notify.<node>``, answers to
+``<inbox>.<slot>.<number of the question>``. Malformed ones are counted and dropped.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""ReadSubjects: the subjects on which readers ask, ``.read`` (any replica of the ISR, a queue group) and ``.read.<node>`` (this one).
+"""Receives read requests on the subjects ``.read`` (any ISR member, a queue group) and ``.read.<node>`` (this node).
 
-What is answered is decided in ``liftpy.core.replication.reads``; here is only how it comes and goes.
+``liftpy.core.replication.reads`` decides the answers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ReadTools:
     """Of readers that wait."""
     instruments: Instruments = field(default_factory=Instruments)
     host: str = ""
-    """Whose readers may open the files themselves; '': nobody's (``offer_files``)."""
+    """Whose readers may open the files themselves; '': nobody's (``local_file_reads``)."""
 
 
 _Asker = str | asyncio.Future[bytes]

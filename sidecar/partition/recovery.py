@@ -1,13 +1,9 @@
-"""The logs of a data folder, recovered once each, before the node registers: what it says there depends on what they have lost [C7].
+"""Recovers the logs of a data directory before the node registers [C7], several at a time.
 
-Several at a time, since a crash leaves the last segment of every log to be read through. A partition takes over what was found; what
-nobody takes (the image does not show it here) is closed.
+A partition takes its recovered log. Logs that the image does not show here are closed.
 
-LogReplay: rebuilds one partition's derived state from its log, in slices that give way to the event loop [protocol: Promotion].
-
-A candidate or a new leader waits for it. A follower that has opened a log reads on beside everything else, so that a promotion later
-on finds little to do; and so does whoever reads backwards for the subjects: each slice is followed by a pause twice as long. While
-publishes wait for that (``IndexWait``), the slices are longer, and the pauses half as long as they.
+``LogReplay`` rebuilds message ids, producers and subjects from a log in slices [protocol: Promotion]. A candidate or a
+new leader waits for it. A follower does it in the background, with pauses.
 """
 
 from __future__ import annotations

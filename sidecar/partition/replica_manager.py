@@ -1,10 +1,9 @@
-"""The partitions of this node: what the metadata image shows is started, told, stopped, deleted.
+"""Starts, updates, stops and deletes the partitions of this node, as the metadata image says.
 
-The image says what is to run, the workers are what runs; after each change of the image the workers follow, partition by partition, in
-slices of the loop's time; logs are opened by a bounded number of tasks, so that a partition that comes and goes quickly is never opened
-twice at once. A lease is extended only where the partition has been told of all that the image shows [D22]. Data is deleted only when a
-record that names the stream's unique id says so [M11], and on a node that is no controller only when one confirms it: a folder that the
-image merely does not know is kept and reported.
+After each change of the image, the workers follow partition by partition, in slices. Logs are opened by a limited
+number of tasks. A lease is extended only for a partition that knows the current image [D22]. Data is deleted only if a
+record names the stream's unique id [M11], and on a node that is not a controller only after a controller confirms it.
+An unknown directory is kept and reported.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Replication over NATS: the leader's side (``.replicate``, ``.offset``) and the follower's side (requests and their answers).
+"""Replication over NATS: the leader's side (``.replicate``, ``.offset``) and the follower's requests and answers.
 
-A follower's reply subject is ``<inbox>.<slot>.<request id>``: one subscription per node, no table of outstanding requests, and
-an answer finds its partition and its request by its subject alone [D16]. A frame that does not parse is counted and dropped, on
-both sides: anybody can send it, and it ends no request. Batches go from the log to the socket as the views that the log gives.
+The reply subject of a follower is ``<inbox>.<slot>.<request id>``, so an answer finds its partition and request by its
+subject [D16]. Malformed frames are counted and dropped. Batches go from the log to the socket without copying.
 """
 
 from __future__ import annotations
@@ -389,7 +388,7 @@ class FetchClient:
         self.fetched.clear()
 
     @property
-    def assembling_bytes(self) -> int:
+    def fragment_reassembly_bytes(self) -> int:
         """Held of a batch that comes in pieces, until it is whole."""
         return self._assembly.held_bytes
 
@@ -601,7 +600,7 @@ class AnswerRouter:
     def reserve(self, slot: int, size_bytes: int) -> bool:
         """Whether ``slot`` may put a batch of so many bytes together. A batch that has begun goes on, and one is always
         allowed: else batches would wait for each other, and the largest would never arrive."""
-        if slot not in self._assembling and self._assembling and self.assembling_bytes + size_bytes > ASSEMBLING_BYTES:
+        if slot not in self._assembling and self._assembling and self.fragment_reassembly_bytes + size_bytes > ASSEMBLING_BYTES:
             return False
         self._assembling[slot] = size_bytes
         return True
@@ -611,7 +610,7 @@ class AnswerRouter:
         self._assembling.pop(slot, None)
 
     @property
-    def assembling_bytes(self) -> int:
+    def fragment_reassembly_bytes(self) -> int:
         """Of the batches that are put together."""
         return sum(self._assembling.values())
 

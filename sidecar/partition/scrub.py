@@ -1,11 +1,8 @@
-"""Scrub: reads the logs of this node back from the disk, slowly and for ever; ``liftpy.core.log.scrub`` says what that proves.
+"""Reads the logs of this node from disk again, slowly and continuously, to find damage (``liftpy.core.log.scrub``).
 
-A segment that was just sealed comes first, faster than the rest; then one segment after the other, in the order of partitions. Where it
-is stands in ``<data>/scrub``, so that a restart goes on and what was found is not forgotten. The rate is bounded twice, in bytes and in
-the time that a thread works, for batches may be small; a thread of its own reads, and the event loop only chooses and confirms.
-
-What is found is repaired as damage that a reader meets: the replica gives its role up, the node comes back without what is wrong, and
-fetches it from the others. Nobody has to be asked.
+A sealed segment is checked first, then all segments in order. ``<data>/scrub`` stores the position. The rate is limited
+in bytes and in thread time. Damage is repaired like damage that a reader finds: the replica gives up its role, the node
+restarts without the damaged data and fetches it again.
 """
 
 from __future__ import annotations

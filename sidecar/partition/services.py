@@ -1,8 +1,8 @@
-"""Replicated services beside this node: frames in and out for ``liftpy.core.services.sessions`` [protocol: Replicated services].
+"""Replicated services next to this node: receives and sends the frames of ``liftpy.core.services.sessions`` [protocol:
+Replicated services].
 
-``ServiceDesk`` listens on ``<ns>.service.<node>`` for all partitions; ``PartitionServices`` is one partition's, told by the
-executor of every replay and change of role. A promotion waits here, never the log: without services, or while nobody is a
-candidate, nothing is held up.
+``ServiceDesk`` listens on ``<ns>.service.<node>`` for all partitions. ``PartitionServices`` belongs to one partition. A
+promotion may wait for a service, but the log never does.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class PartitionServices:
             lease_ms=round(config.lease_s * 1000),
             patience_ns=round(config.candidate_timeout_s * NS_PER_S),
             compacted=compacted,
-            shown_ns=round(config.service_ended_s * NS_PER_S),
+            shown_ns=round(config.service_ended_retention_s * NS_PER_S),
         )
         self._report_ended = report_ended
         self._events_ns: deque[int] = deque(maxlen=_EVENTS)

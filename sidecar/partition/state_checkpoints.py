@@ -1,5 +1,6 @@
-"""StateCheckpoints: writes what is derived from one partition's log beside it, in the background, each time behind a checkpoint
-of HW."""
+"""``StateCheckpoints``: writes the derived state of one partition to disk in the background, after a checkpoint of its
+high watermark.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A partition whose batches are traced: what its executor does and what its replica is told is noted, and changed in nothing. Not
-traced, nothing stands between them."""
+"""An executor that also records trace spans for batches. It is used only if tracing is on."""
 
 from __future__ import annotations
 

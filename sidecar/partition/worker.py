@@ -1,7 +1,7 @@
-"""One partition on this node: its log, its replica, and the services around them, wired together.
+"""One partition on this node: its log, its replica and the services around them.
 
-A worker is started when the image first shows the partition here and stopped when it goes or the node stops. Opening and
-closing a log reads and flushes files, so both run off the event loop; everything between is synchronous on it.
+A worker starts when the image first shows the partition here, and stops when it leaves or the node stops. Opening and
+closing a log runs off the event loop. Everything else is synchronous on it.
 """
 
 from __future__ import annotations
@@ -436,7 +436,7 @@ class PartitionWorker:
         def retain() -> None:
             before, held_from = self.log.log_start_offset, self.services.held_from()
             try:
-                hold_bytes = self._node.settings.replication.service_hold_bytes
+                hold_bytes = self._node.settings.replication.service_log_retention_bytes
                 self.log.apply_retention(now_wall_ns, held_from, hold_bytes, self.states.may_drop)
             except LiftError as error:
                 logger.warning("%s: retention: %s", self.key, error)
@@ -447,7 +447,7 @@ class PartitionWorker:
                 self._node.counters["records that a service needed and retention removed"] += 1
                 logger.warning(
                     "%s: the log begins at %d now and a service's newest snapshot is at %d: it was truncated by command, or "
-                    "service_hold_bytes are not enough",
+                    "service_log_retention_bytes are not enough",
                     self.key,
                     self.log.log_start_offset,
                     held_from,

@@ -1,1 +1,1 @@
-"""The metadata group on PySyncObj: transport over NATS subjects, journal, bridge to the event loop."""
+"""The metadata group on PySyncObj: transport over NATS, journal, and the connection to the event loop."""

@@ -1,6 +1,5 @@
-"""The library's messages as protobuf, and nothing else: an unknown message, key or type is an error, never an object [M13].
-
-The bound of terms and indexes in the metadata group.
+"""Encodes the library's messages as protobuf. Unknown messages, keys or types are errors [M13]. Also the limits of terms
+and indexes.
 """
 
 from __future__ import annotations

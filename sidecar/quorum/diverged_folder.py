@@ -1,7 +1,7 @@
-"""The raft folder of a controller whose image differs from the majority's: marked when it is found, put aside by the next start.
+"""The Raft directory of a controller whose image differs from the majority: marked at once, quarantined at the next start.
 
-<data>/raft/diverged           the index where it was found; nothing of the folder is used any more
-<data>/raft-diverged/          what was put aside last, for people; one that is found later takes its place
+<data>/raft/diverged           index where it was found; the directory is not used any more
+<data>/raft-diverged/          the last quarantined directory; a later one replaces it
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sidecar.disk.files import replace_file, sync_folder
 
-logger = logging.getLogger("liftpy.raft")
+logger = logging.getLogger("liftpy.quorum")
 MARK = "diverged"
 
 

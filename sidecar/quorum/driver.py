@@ -1,8 +1,7 @@
-"""The tick driver: one member of the group inside one asyncio loop.
+"""The tick driver: runs one controller inside one asyncio event loop.
 
-One tick: inbox -> the library -> journal flushed -> outbox to the bus -> answers to their futures. Nothing leaves, and no
-future resolves, before the journal is on disk [M2, M4]. A tick runs on a timer and whenever something came in; when the log
-moved, a leader ticks once more at once, so that entries that came together leave together without waiting for a heartbeat.
+One tick: received messages, the library, flush of the journal, sent messages, results of futures. Nothing is sent, and
+no future resolves, before the journal is on disk [M2, M4]. A tick runs on a timer and after received messages.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from sidecar.quorum.journal import GroupJournal
 from sidecar.quorum.library import FAIL_REASON, RaftCore
 from sidecar.quorum.transport import SessionTransport
 
-logger = logging.getLogger("liftpy.raft")
+logger = logging.getLogger("liftpy.quorum")
 
 TICK_S = 0.05
 MAX_INBOX_FRAMES = 65_536

@@ -1,17 +1,15 @@
-"""The metadata group's journal: every entry, term and vote on disk, flushed before anything that shows them leaves [M2, M4].
+"""The journal of the metadata group: every entry, term and vote is on disk before anybody sees it [M2, M4].
 
-Behind the library's journal interface. Changes collect in memory until ``sync``, which writes them as ONE checksummed frame and
-flushes: so at most the last frame can be torn, and a torn one was never shown to anybody. Little endian::
+Changes collect in memory until ``sync``, which writes one checksummed frame and flushes it. So at most the last frame
+can be torn. Little endian::
 
     frame    u32 CRC-32C of the rest   u32 size of the records   records
     record   u8 kind   u64 a   u64 b   u32 n   n bytes
              ENTRY: a index, b term, command   CUT: drop entries from index a on   META: a term, b commit index, vote
 
-Dropping a prefix (after a snapshot) rewrites the file: temporary, flush, rename, flush of the folder [M8]. So does opening it: what
-was found may be in the page cache only, or on pages that a failed flush has marked clean, and must be on disk before anything of it is
-shown [S12, S4]. After a write or flush that failed nothing more is written to the file: behind a torn frame it would be damage [S13].
-A frame that is wrong with a right one behind it IS damage, and the journal refuses to open: a member that lost entries must not
-vote. So is a right frame that holds what no journal writes.
+Removing a prefix after a snapshot, and opening the file, rewrite it: temporary file, flush, rename, flush of the
+directory [M8, S12, S4]. After a failed write or flush nothing more is written [S13]. A bad frame with a good one after
+it is damage, and the journal refuses to open: a controller that lost entries must not vote.
 """
 
 from __future__ import annotations

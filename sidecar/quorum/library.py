@@ -1,8 +1,8 @@
-"""The one module that names PySyncObj's private parts. It checks version and names at start and refuses to run otherwise.
+"""Adapts PySyncObj. Only this module uses its private names. It checks version and names at start.
 
-What is replaced (each point is shown by a test that describes the library as shipped): pickle, by stand-ins that refuse;
-the journal, by ours; applying a command, by ``StateMachine.apply`` with the entry's index; the transport, by a subclass. What
-is kept: election, append and commit rules, and when to compact.
+Replaced are: pickle (by stand-ins that refuse), the journal, applying a command (``StateMachine.apply`` with the
+index), and the transport. Tests describe the original behavior. Kept are: election, append and commit rules, and the
+time of compaction.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""LogControllers: who forms the group by one member's log, which is what it counts majorities by [M10].
+"""``LogControllers``: the controller list by one controller's log, which decides its majorities [M10].
 
-The newest change that the log holds counts, committed or not: in the journal, else in the snapshot below it, else the list of the
-settings. A cut of the journal takes its changes back; a restart reads them again. Not what was applied: a member that has just started
-has applied nothing, and with a list that is two changes old it could be elected beside a leader that it does not know.
-
-A node that joins a group which runs has another list to begin with, of the feed: it is committed, so that nothing takes it back.
+The newest change in the journal counts, committed or not. Otherwise the snapshot, otherwise the settings. A truncation
+of the journal takes changes back. A node that joins a running group starts with the committed list of the feed.
 """
 
 from __future__ import annotations

@@ -1,17 +1,12 @@
-"""PeerSessions between members over an unreliable bus: what PySyncObj sees is FIFO, without duplicates or gaps.
+"""``PeerSessions``: ordered sessions between controllers over an unreliable bus, without duplicates or gaps.
 
-Each side draws a random epoch per peer; a hello carries the own epoch and the peer's as known. Once both sides name each
-other's, the session is up, and DATA frames carry both epochs and a sequence number. A gap, silence, a broken connection or
-an unreadable body ends the session, which the library sees as disconnected + connected. Frames of an older session are
-ignored; so are unknown senders. A hello that does not carry the own epoch may be of anybody: it is answered, and neither ends nor
-begins anything, because only who hears the answer can prove itself. Before a hello goes the list of
-the settings, and whether the log has one: where neither side's has, who has another list is refused. The peers are those of the log.
-Behind a hello stands what the sender's folder holds: whether its process is trusted is asked with every one, before anything else of it
-is heard. Every frame carries the sender's term, because the library's ``next_node_idx`` does not; and a frame whose term is out
-of reach is as if it had not come: a forged one would be adopted, and the next election would go beyond what numbers are bounded by, on
-every member and for good.
+Each side draws a random epoch per peer. When both have confirmed the other's epoch, the session is up. DATA frames
+carry both epochs and a sequence number. A gap, silence, a lost connection or an unreadable frame ends the session,
+which the library sees as disconnected and connected. Frames of older sessions and unknown senders are ignored. A hello
+that does not prove itself changes nothing. A hello also carries the controller list of the settings and the state of
+the sender's directory. Every frame carries the sender's term, and frames with impossible terms are ignored.
 
-``sidecar.quorum.transport`` puts the library on top; this file knows nothing of it, nor of NATS or a clock.
+``sidecar.quorum.transport`` connects it with the library.
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ from liftpy.core.wire.decode_errors import REFUSED
 from liftpy.errors import ProtocolError
 from sidecar.quorum.codec import MAX_NUMBER
 
-logger = logging.getLogger("liftpy.raft")
+logger = logging.getLogger("liftpy.quorum")
 
 CHUNK_BYTES = 256 * 1024
 """Of a message in one frame at most; fewer where the NATS server's max_payload wants it."""

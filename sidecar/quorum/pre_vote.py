@@ -1,12 +1,9 @@
-"""Pre-vote: a member asks whether a majority would vote for it before it raises its term (Raft, section 9.6 of the
-dissertation). Pure.
+"""Pre-vote: a controller asks whether a majority would vote for it before it raises its term (Raft dissertation, 9.6).
+Pure.
 
-A member that had no time for a second, or that alone does not hear the leader, finds nobody who would: the term stays, and the leader.
-Without the question its request for votes would depose a leader that the others hear, and on a busy machine the next starving member
-would depose the next one.
-
-A grant promises nothing, and nothing is stored. A member grants when it would vote: it leads nothing, has not heard a leader for the
-time in which a leader's leases rest on its silence, and its log is no further than the asker's.
+A controller that was suspended, or that alone does not hear the leader, gets no majority. So the term and the leader
+stay. A grant promises nothing and is not stored. A controller grants if it does not lead, has not heard a leader for
+the election time, and its log is not newer than the asker's.
 """
 
 from __future__ import annotations

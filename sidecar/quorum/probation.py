@@ -1,34 +1,22 @@
-"""Probation: a member whose folder is new, emptied or was put back from an older copy might have forgotten a vote or an entry, and
-so counts for nothing [M2, M4, S15]. That it was put back is found out by what the others know of it (``lineage.py``), at any time.
+"""Probation: a controller with a new, emptied or restored directory does not vote until it has caught up [M2, M4, S15].
 
-While it lasts the member casts no vote, acknowledges no append (it asks for what comes next instead, which no leader can count), and
-neither campaigns nor raises its term. It ends, for good, when
+Such a controller may have forgotten a vote or an entry. On probation it casts no vote, acknowledges no entry, and
+starts no election. Probation ends
 
-- the member has applied a barrier that was asked for since probation began in this process: the majority that has it does without
-  this member, so everything that was ever committed is in front of it. A leader, ``isReady`` and a snapshot in pieces prove nothing
-  of the kind; or
-- this is the first start of a group: every member has said, to this process, that its journal has never held anything. With the
-  operator's word a majority is enough: whoever gives it says that the others have never been members. One of them that comes later
-  finds members that are not new, and waits for the barrier.
+- when it has applied a barrier that was requested after its start: the majority behind the barrier does not need this
+  controller,
+- at the first start of a group, when every controller says that its journal was never used. With
+  ``bootstrap_majority``, a majority is enough.
 
-FolderLineage: whose memory a raft folder holds, and by which process each other member knows it [S15, M2, M4].
+``FolderLineage`` detects a directory that was restored from an older copy. Every process draws a nonce and stores it
+with earlier ones. Controllers store the nonce of each peer. If a peer's directory lacks the nonce that others know, its
+votes and acks are ignored until it has caught up.
 
-Goal: a folder that was put back from an older copy has forgotten votes and entries that it acknowledged; nobody may count on it before
-it has caught up. Constraint: the copy is like the original in all that it holds, its ``member`` marker included.
-Algorithm: every process draws a nonce, and stores it with those of the processes before it, before it says hello. A member stores
-the nonce of each peer that it hears, before it counts on it. A peer says in its hello which nonces its folder holds: when the one
-that it is known by is not among them, the folder has not seen what that process did. Who hears so believes neither its votes nor its
-acknowledgements, and the peer finds out by the same rule, as every hello names the nonce that the receiver is known by (of those that
-it does not believe itself it takes a majority). Once it has caught up, by a barrier that was committed without it, it counts what it
-had missed among its own: from then on it is believed again.
+Example: process A stops, the directory is copied, process B starts and acks entry 7. The copy is restored. Its next
+process C knows only A. A controller that knows B ignores C until C has applied a barrier.
 
-Worked example: process A stops, the folder is copied, process B starts, says hello, acknowledges entry 7. The copy is put back; its
-next process C holds C and A. A member that has heard B does not believe C, and tells it "B". C counts for nothing, applies a barrier,
-holds C, A and B, and is believed.
-
-What can't be told: that a folder went back behind a process that none of those who are there has ever heard; that all folders went
-back together; and a copy of a running folder, as it knows the process that went on after it. A peer of a version without nonces is
-believed.
+It cannot detect that all directories were restored together, or a copy of a running directory. Peers of versions
+without nonces are trusted.
 """
 
 from __future__ import annotations
@@ -198,7 +186,7 @@ def _parse(tail: bytes) -> tuple[int, int, tuple[int, ...]]:
     return nonce, known_as, tuple(found for (found,) in _NONCE.iter_unpack(tail[_TAIL.size :]))
 
 
-logger = logging.getLogger("liftpy.raft")
+logger = logging.getLogger("liftpy.quorum")
 
 MARKER = "member"
 """Name of the file that says that the folder's journal is that of a member which votes."""

@@ -1,9 +1,9 @@
-"""Raft's rules that the library does not keep, kept before it sees a message.
+"""Raft rules that the library does not keep, applied before it sees a message.
 
-- Truncate only on a real conflict: entries that are already held are stripped, and a re-sent append cuts nothing [M3].
-- A success answer never steps ``nextIndex`` back: what is in flight is not sent again; and an answer counts only in its term.
-- Snapshots are assembled and verified whole before the library may touch its dump file, are ignored when the log holds them
-  already, and never raise the commit index over entries that were not matched [M4].
+- Truncate only on a real conflict: entries that are already held are removed from a message [M3].
+- A successful answer never moves ``nextIndex`` back, and counts only in its term.
+- Snapshots are assembled and verified before the library touches its file. They are ignored if the log already holds
+  them, and never raise the commit index over unmatched entries [M4].
 """
 
 from __future__ import annotations

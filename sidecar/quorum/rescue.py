@@ -38,7 +38,7 @@ from sidecar.quorum.library import is_applied
 from sidecar.quorum.probation import MARKER
 from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
 
-logger = logging.getLogger("liftpy.raft")
+logger = logging.getLogger("liftpy.quorum")
 RESCUED = "rescued"
 """Name of the file in a raft folder that says that it began by a rescue."""
 BEFORE = "raft-before-rescue"
@@ -82,9 +82,9 @@ def locked(folders: list[Path]) -> Iterator[list[DataFolder]]:
         yield found
 
 
-def read_survivor(folder: DataFolder, namespace: str, *, elections: bool = True) -> Survivor:
-    """What a controller's folder holds; nothing in it is changed. ``namespace``, ``elections``: as the settings say them, for
-    clusters of feature level 1. Raises ConfigError (it is no controller's), CorruptionError, IncompatibleVersionError."""
+def read_survivor(folder: DataFolder) -> Survivor:
+    """What a controller's folder holds; nothing in it is changed. Raises ConfigError (it is no controller's),
+    CorruptionError, IncompatibleVersionError."""
     identity = folder.load_identity()
     raft = folder.raft
     if identity is None or not (raft / "journal").is_file():
@@ -98,7 +98,7 @@ def read_survivor(folder: DataFolder, namespace: str, *, elections: bool = True)
         journal = GroupJournal(Path(copy) / "journal", flush=False)
         entries = [entry for position in range(len(journal)) if isinstance(entry := journal[position], tuple)]
         journal.close()
-    fsm = ClusterFsm(namespace, elections=elections)
+    fsm = ClusterFsm()
     term, index = 0, 0
     if (raft / "snapshot").exists():
         snapshot = decode_snapshot_file((raft / "snapshot").read_bytes())

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from liftpy.core.metadata.controller_list import ControllerList
-from liftpy.core.metadata.feature_range import FIRST, LevelRange
+from liftpy.core.metadata.feature_range import UNSAID, LevelRange
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.state_checksum import NONE, AppliedDigests, Checkpoint
 from liftpy.core.wire.decode_errors import REFUSED
@@ -27,7 +27,7 @@ from sidecar.quorum.probation import Probation
 from sidecar.quorum.raft_rules import Hardening
 from sidecar.runtime import clock as clocks
 
-logger = logging.getLogger("liftpy.raft")
+logger = logging.getLogger("liftpy.quorum")
 
 VOTE_AGAIN_S = 0.4
 """How long after an append a follower votes for nobody. At least ``confirmed_within_s`` of the sessions of nodes; and no more than the
@@ -194,7 +194,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         """What a follower says of itself."""
         self.applied[sender] = answer["applied_index"]
         least, most = answer["levels"]
-        self.levels[sender] = LevelRange(least or FIRST, most or least or FIRST)
+        self.levels[sender] = LevelRange(least, most or least) if least else UNSAID
 
     def _compare(self, sender: str, checkpoint: Checkpoint) -> None:
         """Leader: whether all hold one image, as far as they have told."""

@@ -1,34 +1,34 @@
-"""Settings of a node and of the commands: a TOML file, the environment, flags. The only file that reads the environment.
+"""Settings of a node and of the commands, from a TOML file, the environment and flags.
 
-A flag wins over the environment (``LIFTPY_*``), which wins over the file, which wins over the default. Everything is
-checked as a whole before anything starts, and an error names the setting and where it came from.
+A flag wins over the environment (``LIFTPY_*``), the environment over the file, the file over the default. All settings are checked
+before the node starts. An error names the setting and its source. No other module reads the environment.
 
 The file::
 
-    node_id = "n1"                          # LIFTPY_NODE_ID, --node-id; this node's name, never given to another
-    data = "/var/lib/liftpy"                # LIFTPY_DATA, --data; folder of the logs and the metadata, one process each
+    node_id = "n1"                          # LIFTPY_NODE_ID, --node-id; name of this node
+    data = "/var/lib/liftpy"                # LIFTPY_DATA, --data; data directory
     nats = ["nats://a:4222"]                # LIFTPY_NATS, --nats (comma separated); servers of one NATS cluster
-    namespace = "liftpy"                    # LIFTPY_NAMESPACE, --namespace; of the cluster's own subjects, the same on all nodes
-    controllers = ["n1", "n2", "n3"]        # LIFTPY_CONTROLLERS; the nodes that form the metadata group
-    rack = ""                               # LIFTPY_RACK, --rack; where this node stands, for placement
-    weight = 1.0                            # LIFTPY_WEIGHT, --weight; this node's share of partitions, where placement weighs
-    status_port = 0                         # LIFTPY_STATUS_PORT; loopback page and metrics, 0: any free port, -1: off
-    probe_listen = ""                       # LIFTPY_PROBE_LISTEN; HOST:PORT of another address for probes and metrics, such as a pod's
-    page_hosts = []                         # LIFTPY_PAGE_HOSTS; names under which the page may be asked for, beside those of loopback
-    scrub_bytes_per_s = 1048576             # LIFTPY_SCRUB_BYTES_PER_S; how fast the logs are read back and checked, 0: never
-    inbox_prefixes = ["_INBOX*."]           # LIFTPY_INBOX_PREFIXES; only these are answered; *: nothing, or _x or -x
-    jetstream_api = ""                      # LIFTPY_JETSTREAM_API, --jetstream-api: domain of JetStream's read API; "": not answered
-    host_groups = true                      # LIFTPY_HOST_GROUPS; false: the coordinators of consumer groups run elsewhere
-    offer_files = false                     # LIFTPY_OFFER_FILES; true: readers on this host may be told where the segment files are
-    elections = true                        # LIFTPY_ELECTIONS; false: a partition waits for its leader to come back
-    bootstrap_majority = false              # --bootstrap-majority; for one start: controllers that are missing have never been any
-    metrics_streams = []                    # LIFTPY_METRICS_STREAMS; streams, or such as shop-*, with metrics of their own
-    workers = 1                             # LIFTPY_WORKERS, --workers: processes that the node's partitions are shared out among
-    memory_limit_bytes = 0                  # LIFTPY_MEMORY_LIMIT_BYTES; for publishes on their way, 0: 25 % of the cgroup or machine
-    log_format = "text"                     # LIFTPY_LOG_FORMAT, --log-format: text or json, one object a line
-    trace = "off"                           # LIFTPY_TRACE; otlp: spans of this node for messages whose sender records them
-    trace_endpoint = ""                     # LIFTPY_TRACE_ENDPOINT; URL of a collector, "": as OTEL_EXPORTER_OTLP_ENDPOINT says
-    log_level = "info"                      # LIFTPY_LOG_LEVEL, --log-level: debug, info, warning, error
+    namespace = "liftpy"                    # LIFTPY_NAMESPACE, --namespace; the same on all nodes
+    controllers = ["n1", "n2", "n3"]        # LIFTPY_CONTROLLERS; nodes that form the metadata group
+    rack = ""                               # LIFTPY_RACK, --rack; rack of this node, for placement
+    weight = 1.0                            # LIFTPY_WEIGHT, --weight; share of replicas of this node
+    status_port = 0                         # LIFTPY_STATUS_PORT; status page on loopback, 0: any free port, -1: off
+    probe_listen = ""                       # LIFTPY_PROBE_LISTEN; HOST:PORT for probes and metrics
+    dashboard_hostnames = []                         # LIFTPY_DASHBOARD_HOSTNAMES; more host names for the status page
+    scrub_bytes_per_s = 1048576             # LIFTPY_SCRUB_BYTES_PER_S; rate of checking the logs, 0: never
+    inbox_prefixes = ["_INBOX*."]           # LIFTPY_INBOX_PREFIXES; prefixes of reply subjects that are answered
+    jetstream_api = ""                      # LIFTPY_JETSTREAM_API, --jetstream-api; domain of the JetStream read API
+    run_group_coordinators = true                      # LIFTPY_RUN_GROUP_COORDINATORS; run coordinators of groups and queues
+    local_file_reads = false                     # LIFTPY_LOCAL_FILE_READS; let readers on this host open segment files
+    elections = true                        # LIFTPY_ELECTIONS; elect new leaders
+    bootstrap_majority = false              # --bootstrap-majority; first start without some controllers
+    metrics_streams = []                    # LIFTPY_METRICS_STREAMS; streams with metrics of their own
+    workers = 1                             # LIFTPY_WORKERS, --workers; processes of this node
+    memory_limit_bytes = 0                  # LIFTPY_MEMORY_LIMIT_BYTES; for publishes in progress, 0: 25 % of the memory
+    log_format = "text"                     # LIFTPY_LOG_FORMAT, --log-format; text or json
+    trace = "off"                           # LIFTPY_TRACE; off or otlp
+    trace_endpoint = ""                     # LIFTPY_TRACE_ENDPOINT; URL of an OpenTelemetry collector
+    log_level = "info"                      # LIFTPY_LOG_LEVEL, --log-level; debug, info, warning or error
     [credentials]                           # LIFTPY_CREDS_FILE, LIFTPY_USER, LIFTPY_PASSWORD, LIFTPY_TLS_CA_FILE...
     creds_file = "/etc/liftpy/node.creds"
     [replication]                           # LIFTPY_REPLICATION_<NAME>; fields of liftpy.config.ReplicationConfig
@@ -42,15 +42,16 @@ from __future__ import annotations
 import os
 import string
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import check_name
+from liftpy.core.base.renamed import SETTINGS
 from liftpy.core.base.worker_assignment import MOST_WORKERS
-from liftpy.core.metadata.feature_range import FIRST
+from liftpy.core.metadata.feature_range import NO_LEVEL
 from liftpy.core.metadata.subject_index import begins_under
 from liftpy.core.publish.memory_budget import LEAST_LIMIT_BYTES
 from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule, check_inbox_prefixes
@@ -87,7 +88,7 @@ _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """How a command reaches a cluster: servers, namespace, credentials; and whether it may change the cluster's own streams."""
+    """How a command reaches a cluster: NATS servers, namespace, credentials, and whether it may change internal streams."""
 
     nats: tuple[str, ...] = field(default=(DEFAULT_NATS,), repr=False)
     namespace: str = DEFAULT_NAMESPACE
@@ -101,45 +102,58 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """Everything that one sidecar needs to know before it starts.
-
-    ``controllers``: ids of the nodes that form the metadata group, the same list on every node. ``weight``: share of
-    partitions for weighted placement. ``status_port``: loopback page; 0 any free port, -1 off. ``elections``: the same on all.
-    ``probe_listen``: HOST:PORT where /livez, /readyz and /metrics are answered too, and nothing else; '': nowhere.
-    ``jetstream_api``: domain under which this node answers JetStream's stateless read API; '': it does not.
-    ``host_groups``: whether the coordinators of consumer groups run here, where replicas of ``_groups`` are.
-    ``offer_files``: whether readers are told this host and the folders of its partitions, to open the segment files themselves.
-    ``trace``: "otlp": this node's spans of messages whose sender records them go to ``trace_endpoint``; "off": none are made.
-    ``workers``: processes of the node, this one among them; they share its partitions out among themselves.
-    ``bootstrap_majority``: the operator's word, for the first start of the group, that controllers which can't be reached have never
-    been members of it.
-    """
+    """All settings of a node."""
 
     node_id: str
+    """Name of this node in the cluster. Never use the name of another node."""
     data: Path
+    """Data directory for the logs and the metadata. Each node needs its own."""
     nats: tuple[str, ...] = field(default=(DEFAULT_NATS,), repr=False)
+    """URLs of the NATS servers (one NATS cluster), comma separated in the environment."""
     namespace: str = DEFAULT_NAMESPACE
+    """Prefix of the cluster's own NATS subjects. Use the same value on all nodes and clients."""
     credentials: Credentials = field(default_factory=Credentials)
     controllers: tuple[str, ...] = ()
+    """Ids of the nodes that form the metadata group. Use the same list on all nodes."""
     rack: str = ""
+    """Rack, zone or room of this node. Placement spreads the replicas of a partition over racks."""
     weight: float = 1.0
+    """Share of replicas that this node gets compared with other nodes (0 to 1000)."""
     status_port: int = STATUS_OFF
+    """Port of the status page and metrics on the loopback address. 0: any free port. -1: off."""
     probe_listen: str = ""
-    page_hosts: tuple[str, ...] = ()
+    """HOST:PORT of another address for `/livez`, `/readyz` and `/metrics`, such as the address of a pod. Empty: none."""
+    dashboard_hostnames: tuple[str, ...] = ()
+    """Host names that a request to the status page may use in addition to the loopback names."""
     elections: bool = True
+    """Whether this cluster elects new leaders. With false, a partition waits until its leader is back."""
     bootstrap_majority: bool = False
+    """For the first start only: confirms that unreachable controllers never belonged to the metadata group. A majority of
+    the controllers may then form it."""
     log_level: str = "info"
+    """Lowest level of log lines: debug, info, warning or error."""
     memory_limit_bytes: int = 0
+    """Memory for publishes in progress, in bytes. 0: 25 % of the memory of the cgroup or the machine."""
     log_format: str = "text"
+    """Format of log lines: text, or json with one object per line."""
     metrics_streams: tuple[str, ...] = ()
+    """Names or patterns (`shop-*`) of streams that get metrics of their own."""
     trace: str = "off"
+    """Whether this node sends OpenTelemetry spans: off, or otlp for messages whose sender traces them."""
     trace_endpoint: str = field(default="", repr=False)
+    """URL of the OpenTelemetry collector. Empty: the value of `OTEL_EXPORTER_OTLP_ENDPOINT`."""
     scrub_bytes_per_s: int = 1024 * 1024
+    """Rate at which the node reads its logs and checks them for damage, in bytes per second (0 to 16 GiB). 0: never."""
     inbox_prefixes: tuple[str, ...] = DEFAULT_INBOX_PREFIXES
+    """Prefixes of the reply subjects that the node answers. `*` stands for nothing, or for a suffix such as `_x` or `-x`."""
     jetstream_api: str = ""
-    host_groups: bool = True
-    offer_files: bool = False
+    """JetStream domain under which this node answers the read part of the JetStream API. Empty: not answered."""
+    run_group_coordinators: bool = True
+    """Whether this node runs coordinators of groups and queues. With false, run them elsewhere."""
+    local_file_reads: bool = False
+    """Whether readers on this host may open the segment files themselves. It makes reading with Spark faster."""
     workers: int = 1
+    """Number of processes that share the partitions of this node. Use about one per core at most."""
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
 
     def __post_init__(self) -> None:
@@ -203,12 +217,12 @@ class NodeSettings:
 
     @property
     def is_controller(self) -> bool:
-        """Whether this node is a member of the metadata group."""
+        """Whether this node is a controller, a member of the metadata group."""
         return self.node_id in self.controllers
 
 
 def address_of(listen: str) -> tuple[str, int]:
-    """(host, port) of ``probe_listen``, an IPv6 address in brackets or not; raise ConfigError if it is none."""
+    """Return (host, port) of ``probe_listen``. Raise ConfigError if it is not valid."""
     host, _, port = listen.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not host or not set(host) <= _OF_HOSTS or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65_535:
@@ -217,9 +231,11 @@ def address_of(listen: str) -> tuple[str, int]:
 
 
 class GivenSettings:
-    """Where a node's settings come from. ``flags``: setting -> value as given on the command line, None where it was not given;
-    credentials flat among them. ``sources``: of the last ``load``: name, dotted in a section -> ``flag``, ``env`` or ``file``; others
-    have their defaults."""
+    """The sources of a node's settings: file, environment and flags.
+
+    ``flags``: setting -> value on the command line, None if it was not given. ``sources``: setting -> ``flag``, ``env``
+    or ``file``, as of the last ``load``. Other settings have their defaults.
+    """
 
     def __init__(
         self, config_file: Path | None, flags: Mapping[str, Any], environment: Mapping[str, str] | None = None
@@ -230,7 +246,7 @@ class GivenSettings:
         self.sources: Mapping[str, str] = {}
 
     def load(self) -> NodeSettings:
-        """Read and check them, whole; raise ConfigError for anything unknown, missing or wrong."""
+        """Read and check all settings. Raise ConfigError if one is unknown, missing or wrong."""
         table = _read_file(self._file)
         settings = _loaded(dict(table), self._flags, self._environment)
         own = self._sources(table, NodeSettings, _PREFIX, self._flags, skip=_SECTIONS)
@@ -267,7 +283,7 @@ def _loaded(table: dict[str, Any], flags: Mapping[str, Any], environment: Mappin
 def target_from(
     nats: str | None, namespace: str | None, flags: Mapping[str, str | None], environment: Mapping[str, str] | None = None
 ) -> Target:
-    """How to reach the cluster, from flags (None: not given) and the environment."""
+    """Return how to reach the cluster, from flags (None: not given) and the environment."""
     environment = os.environ if environment is None else environment
     urls = nats or environment.get(_PREFIX + "NATS") or DEFAULT_NATS
     space = namespace or environment.get(_PREFIX + "NAMESPACE") or DEFAULT_NAMESPACE
@@ -280,27 +296,29 @@ def search_path() -> str:
 
 
 def child_environment() -> dict[str, str]:
-    """The environment for a node started by ``liftpy dev``: ours, without the settings of any other node."""
+    """Return this process's environment without node settings, for a node that ``liftpy dev`` starts."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)}
 
 
 def dev_environment(environment: Mapping[str, str] | None = None) -> tuple[dict[str, str], list[str]]:
-    """Return the settings in ``LIFTPY_*`` that hold for all nodes of ``liftpy dev``, and the names of those that it does not use."""
+    """Return the ``LIFTPY_*`` settings for all nodes of ``liftpy dev``, and the names of those that it ignores."""
     environment = os.environ if environment is None else environment
     names = {_PREFIX + f.name.upper() for f in fields(NodeSettings) if f.name not in _SECTIONS}
     names |= {_REPLICATION_PREFIX + f.name.upper() for f in fields(ReplicationConfig)}
+    for prefix in (_PREFIX, _REPLICATION_PREFIX):
+        _check_renamed([name.removeprefix(prefix).lower() for name in names], (), environment, prefix)
     given = {name: environment[name] for name in sorted(names) if environment.get(name)}
     unused = [name for name in given if name in _NOT_OF_DEV]
     return {name: value for name, value in given.items() if name not in _NOT_OF_DEV}, unused
 
 
 def jetstream_environment(domain: str | None) -> dict[str, str]:
-    """Return the setting of the domain of JetStream's read API; None: it was not given."""
+    """Return the environment for a JetStream API domain. None: no setting."""
     return {} if domain is None else {_PREFIX + "JETSTREAM_API": domain}
 
 
 def supervised(environment: Mapping[str, str] | None = None) -> tuple[str, float]:
-    """(socket of whoever supervises this process, '' if nobody does; within how many s it wants to hear of it, 0: it does not)"""
+    """Return the notify socket of the supervisor ('' for none) and the watchdog interval in seconds (0 for none)."""
     environment = os.environ if environment is None else environment
     interval, owner = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", str(os.getpid()))
     mine = interval.isascii() and interval.isdigit() and owner == str(os.getpid())
@@ -308,34 +326,34 @@ def supervised(environment: Mapping[str, str] | None = None) -> tuple[str, float
 
 
 def was_said_to_be_open(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether somebody else has warned that this NATS server has no authorization."""
+    """Return whether another process has already warned that this NATS server has no authorization."""
     return bool((os.environ if environment is None else environment).get(_OPEN_NATS_SAID))
 
 
 def quiet_environment() -> dict[str, str]:
-    """What to add to the environment of a node that need not warn of that again."""
+    """Return the environment for a node that must not repeat that warning."""
     return {_OPEN_NATS_SAID: "1"}
 
 
 def worker_environment() -> dict[str, str]:
-    """The environment of a worker process of this node: ours, and where this program is, whatever the folder."""
+    """Return the environment of a worker process, including the path of this program."""
     path = [str(Path(__file__).resolve().parents[2]), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), **quiet_environment()}
 
 
 def credentials_environment(credentials: Credentials) -> dict[str, str]:
-    """The settings that give a child process these credentials; none of them shows in the list of processes."""
+    """Return the environment that gives a child process these credentials. They do not show in the process list."""
     values = {f.name: getattr(credentials, f.name) for f in fields(Credentials)}
     return {_PREFIX + name.upper(): value for name, value in values.items() if value}
 
 
 def workers_environment(workers: int) -> dict[str, str]:
-    """The same for how many processes a node has."""
+    """Return the environment that sets the number of worker processes."""
     return {_PREFIX + "WORKERS": str(workers)} if workers > 1 else {}
 
 
 def nats_environment(url: str) -> dict[str, str]:
-    """The same for where a child process connects: a URL may hold a password."""
+    """Return the environment that sets the NATS URL. A URL may contain a password, so it is not a flag."""
     return {_PREFIX + "NATS": url}
 
 
@@ -386,6 +404,7 @@ def _values(
 ) -> dict[str, Any]:
     known = {f.name: f for f in fields(cls) if f.name not in skip}
     unknown = sorted(set(table) - set(known))
+    _check_renamed(known, unknown, environment, prefix)
     if unknown:
         raise ConfigError(f"Unknown setting {unknown[0]!r}. Known settings: {', '.join(known)}.")
     values: dict[str, Any] = {}
@@ -395,6 +414,16 @@ def _values(
         if raw is not None:
             values[name] = _convert(name, raw, known_field)
     return values
+
+
+def _check_renamed(known: Collection[str], unknown: Iterable[str], environment: Mapping[str, str], prefix: str) -> None:
+    """Raise ConfigError for an old name of a setting, in the file or in the environment. The error names the new one."""
+    for name in unknown:
+        if SETTINGS.get(name) in known:
+            raise ConfigError(f"the setting {name} is now called {SETTINGS[name]}: rename it in the file")
+    for old, new in SETTINGS.items():
+        if new in known and environment.get(prefix + old.upper()):
+            raise ConfigError(f"{prefix}{old.upper()} is now called {prefix}{new.upper()}: rename it in the environment")
 
 
 def _convert(name: str, raw: Any, field: Any) -> Any:
@@ -532,7 +561,7 @@ def with_cluster(found: Sequence[dict[str, Any]], image: ClusterImage) -> list[d
     ``cluster``."""
     quota = image.default_quota
     said: dict[str, tuple[Any, Any]] = {
-        "feature_level": (image.feature_level, FIRST),
+        "feature_level": (image.feature_level, NO_LEVEL),
         **{f"default_quota.{f.name}": (getattr(quota, f.name), f.default) for f in fields(quota)},
     }
     without, times = defaults(), image.session_times

@@ -34,13 +34,13 @@ MOST_S = 0.02
 """Of the loop's time, in all its slices, for what has changed in partitions; a sample of the history takes what it leaves unread."""
 _SUMMED = {
     "duplicates": "publish_duplicates_total",
-    "message_ids_forgotten": "message_ids_forgotten_total",
-    "producers_forgotten": "producers_forgotten_total",
-    "replayed_bytes": "replayed_bytes_total",
-    "derived_states_written": "derived_states_written_total",
-    "derived_states_failed": "derived_states_failed_total",
-    "poison_envelopes": "poison_envelopes_total",
-    "refused_replies": "refused_replies_total",
+    "message_ids_forgotten": "message_ids_evicted_total",
+    "producers_forgotten": "producers_evicted_total",
+    "replayed_bytes": "dedup_state_replayed_bytes_total",
+    "derived_states_written": "dedup_state_checkpoints_total",
+    "derived_states_failed": "dedup_state_checkpoint_failures_total",
+    "poison_envelopes": "invalid_envelopes_total",
+    "refused_replies": "reply_subjects_rejected_total",
     "truncated_records": "truncated_records_total",
 }
 GAUGES = (
@@ -50,7 +50,7 @@ GAUGES = (
 """With a label ``stream``, beside BY_STREAM."""
 _SUMS_HERE = (
     "uncommitted_records", "partitions_at_min_isr", "partitions_quiet", "partitions_paused", "partitions_moving", "partitions_failed",
-    "assembling_bytes", "readers_waiting", "partitions_with_too_many_subjects", "partitions_with_set_aside_files",
+    "fragment_reassembly_bytes", "readers_waiting", "partitions_with_full_subject_index", "partitions_with_quarantined_files",
 )  # fmt: skip
 Labels = tuple[str, ...]
 MOST_ENDED = 16
@@ -114,11 +114,10 @@ class Figures:
 _HELD = {
     "journal_entries": "metadata_journal_entries",
     "journal_bytes": "metadata_journal_memory_bytes",
-    "window_operations": "metadata_window_operations",
-    "window_bytes": "metadata_window_bytes",
-    "compactions": "metadata_compactions",
+    "window_operations": "metadata_operations",
+    "window_bytes": "metadata_operations_bytes",
 }
-"""What a controller keeps of the metadata log -> its metric. The journal file has a metric of its own."""
+"""What a controller keeps of the metadata log, and the metric that shows it. The file has a metric of its own."""
 
 
 class NodeFigures:
@@ -128,6 +127,7 @@ class NodeFigures:
         self._reporter = reporter
         self._bounded = BoundedLabels()
         self._late_ticks = ResumingCount()
+        self._compactions = ResumingCount()
         self._audit_dropped = ResumingCount()
 
     async def gather(self) -> Figures:
@@ -143,7 +143,7 @@ class NodeFigures:
         _coordinators(found, reporter.coordinators())
         _lags(found, reporter.group_lags())
         counters = reporter.counted()
-        found.each("frames_refused_total", by_reason(counters).items())
+        found.each("frames_rejected_total", by_reason(counters).items())
         for level in (*LEVELS, "critical"):
             found.put("log_messages_total", LOGS.suppression.messages[level], level)
         found.put("log_suppressed_total", LOGS.suppression.left_out_count)
@@ -165,7 +165,7 @@ class NodeFigures:
                 took_s += slice_s
                 await asyncio.sleep(0)
                 began, cpu_began = time.monotonic(), time.thread_time()
-        found.put("scrape_unread_partitions", here.unread_count)
+        found.put("scrape_stale_partitions", here.unread_count)
         _counted(found, partitions.counts.all(), has_labels=bool(labels.patterns))
         for role in sorted(ROLES):
             found.put("partitions", here.total(role), role.lower())
@@ -189,7 +189,7 @@ class NodeFigures:
             if time.monotonic() - began > SLICE_S:
                 await asyncio.sleep(0)
                 began = time.monotonic()
-        found.put("services_gone", gone)
+        found.put("services_unregistered", gone)
         found.put("services_ended", ended)
         _services(found, services)
 
@@ -207,15 +207,18 @@ class NodeFigures:
         found.put("audit_dropped_total", self._audit_dropped.of(group.counters.get(LOST, 0)))
         held = group.held
         found.put("metadata_journal_bytes", held.get("journal_file_bytes", 0))
+        found.put("metadata_compactions_total", self._compactions.of(held.get("compactions", 0)))
         for name, metric in _HELD.items():
             if name in held:
                 found.put(metric, held[name])
+            else:
+                found.numbers[metric] = {}
         if group.is_controller:
             _cluster(found, reporter)
         else:
             for name in ("cluster_nodes", "cluster_streams", "cluster_partitions_offline", "cluster_partitions_electing"):
                 found.numbers[name] = {}
-            found.numbers["cluster_elections_total"] = found.numbers["cluster_folders_lost_total"] = {}
+            found.numbers["cluster_elections_total"] = found.numbers["cluster_data_directories_lost_total"] = {}
 
 
 def _gauges(sums: LabelSums, now_ns: int) -> tuple[float, ...]:
@@ -235,7 +238,7 @@ def _counted(found: Figures, counts: Counts, *, has_labels: bool) -> None:
         found.put(f"{name}_total", 0, *([OTHERS] if has_labels else []))
     for name, metric in _SUMMED.items():
         found.put(metric, counts.total(name))
-    found.each("publish_refused_total", counts.refused.items())
+    found.each("publish_rejected_total", counts.refused.items())
     found.each("publish_dropped_total", counts.dropped.items())
     found.each("quota_throttled_total", counts.throttled.items())
     found.each("standby_messages_total", counts.standby.items())
@@ -284,7 +287,7 @@ def _cluster(found: Figures, reporter: Reporter) -> None:
         states["fenced" if node.fenced else "drained" if node.leaving else "live"] += 1
     for state, count in states.items():
         found.put("cluster_nodes", count, state)
-    found.put("cluster_folders_lost_total", watch.folders_lost)
+    found.put("cluster_data_directories_lost_total", watch.folders_lost)
     found.put("cluster_streams", len(image.streams))
     found.put("cluster_partitions_offline", watch.offline)
     found.put("cluster_partitions_electing", watch.electing)
@@ -299,7 +302,7 @@ def _bus(found: Figures, reporter: Reporter) -> None:
         found.put("nats_messages_total", nats[f"{direction}_msgs"], direction)
         found.put("nats_bytes_total", nats[f"{direction}_bytes"], direction)
     for link in links.all():
-        found.put("connection_up", int(link.is_connected), link.name)
+        found.put("nats_connection_up", int(link.is_connected), link.name)
         found.put("nats_send_buffer_bytes", link.unsent_bytes, link.name)
         found.put("nats_reconnects_total", link.stats["reconnects"], link.name)
     kinds: Counter[str] = Counter()
@@ -308,8 +311,8 @@ def _bus(found: Figures, reporter: Reporter) -> None:
     found.each("nats_errors_total", kinds.items())
     inflow = links.ingest
     found.put("ingest_buffer_bytes", inflow.waiting_bytes)
-    found.put("publish_lost_with_connections_total", inflow.cuts.lost_messages)
-    found.put("publish_unknown_losses_total", inflow.cuts.unknown)
+    found.put("publish_lost_on_disconnect_total", inflow.cuts.lost_messages)
+    found.put("publish_lost_unknown_total", inflow.cuts.unknown)
 
 
 def _disk(found: Figures, reporter: Reporter) -> None:
@@ -317,17 +320,17 @@ def _disk(found: Figures, reporter: Reporter) -> None:
     found.put("disk_free_bytes", free)
     found.put("disk_size_bytes", size)
     place = reporter.flush_place
-    found.put("log_flushes_on_loop", int(place.on_loop))
-    found.put("log_flush_moves_total", place.moves)
+    found.put("flush_on_event_loop", int(place.on_loop))
+    found.put("flush_place_changes_total", place.moves)
     for where, count in (("loop", place.done_on_loop), ("thread", place.done_in_thread), ("tried_out", place.probed)):
         found.put("log_flushes_total", count, where)
     scrub = reporter.scrub()
     found.put("scrub_bytes_total", scrub.get("checked_bytes", 0))
-    found.put("scrub_findings_total", scrub.get("findings", 0))
+    found.put("scrub_damage_total", scrub.get("findings", 0))
     last_pass = scrub.get("last_full_pass_s", 0)
     found.put("scrub_age_seconds", max(0.0, time.time() - last_pass) if last_pass else -1)
     said = reporter.clock()
-    found.put("clock_doubted", int(bool(said["doubt"])))
+    found.put("clock_untrusted", int(bool(said["doubt"])))
     found.put("clock_skew_seconds", said["skew_s"])
     descriptors = reporter.descriptors()
     for name, key in (
@@ -335,16 +338,16 @@ def _disk(found: Figures, reporter: Reporter) -> None:
     ):  # fmt: skip
         found.put(name, descriptors.get(key, 0))
     copies, derived = reporter.partitions.copy_pace, reporter.partitions.derived
-    found.put("copied_bytes_total", copies.copied_bytes)
-    found.put("copied_backlog_bytes_total", copies.backlog_bytes)
-    found.put("copies_put_off_seconds_total", copies.waited_ns / 1e9)
-    found.put("copies_yielded_seconds_total", copies.yielded_ns / 1e9)
-    found.put("derived_bound_bytes", derived.bound_bytes)
-    found.each("derived_bytes", sorted(derived.by_kind.items()))
-    found.each("derived_refused_total", sorted(derived.refused.items()))
+    found.put("replica_copy_bytes_total", copies.copied_bytes)
+    found.put("replica_copy_backlog_bytes_total", copies.backlog_bytes)
+    found.put("copy_throttle_rate_seconds_total", copies.waited_ns / 1e9)
+    found.put("copy_throttle_load_seconds_total", copies.yielded_ns / 1e9)
+    found.put("dedup_state_limit_bytes", derived.bound_bytes)
+    found.each("dedup_state_bytes", sorted(derived.by_kind.items()))
+    found.each("dedup_state_rejected_total", sorted(derived.refused.items()))
     found.put("queued_bytes", reporter.room.used_bytes)
     found.put("queued_bytes_limit", reporter.room.limit_bytes)
-    found.put("ingest_unread_seconds", reporter.room.waited_ns / NS_PER_S)
+    found.put("ingest_queue_delay_seconds", reporter.room.waited_ns / NS_PER_S)
     found.put("held_bytes", reporter.intake.held_bytes)
     found.put("uncommitted_bytes", reporter.intake.unreplicated_bytes)
     found.put("readers_waiting_bytes", reporter.read_budget.used_bytes)
@@ -365,10 +368,10 @@ def _coordinators(found: Figures, coordinators: list[dict[str, Any]]) -> None:
     found.put("coordinators", len(leading), "leader")
     found.put("coordinators", sum(one["role"] == "FOLLOWER" for one in coordinators), "follower")
     found.put("coordinators", sum(bool(one["problem"]) for one in coordinators), "failing")
-    for name in ("groups", "group_members", "group_queues", "group_records_out"):
+    for name in ("groups", "group_members", "queue_partitions", "queue_inflight_records"):
         found.put(name, sum(one[name.removeprefix("group_")] for one in leading))
     found.put("coordinator_state_bytes", sum(one["state_bytes"] for one in coordinators))
-    found.put("coordinator_state_bound_bytes", max((one["bound_bytes"] for one in coordinators), default=0))
+    found.put("coordinator_state_limit_bytes", max((one["bound_bytes"] for one in coordinators), default=0))
 
 
 def _lags(found: Figures, lags: dict[str, GroupLag]) -> None:
@@ -386,7 +389,7 @@ def _services(found: Figures, services: list[dict[str, Any]]) -> None:
     leaders = [service for service in services if service.get("role") == "LEADER"]
     stuck = [service.get("since_output_s") or 0 for service in leaders if service.get("output_backlog")]
     ages = [service["since_snapshot_s"] for service in services if service.get("since_snapshot_s") is not None]
-    found.put("services_failing", sum(bool(service.get("failing")) for service in services))
+    found.put("services_blocked", sum(bool(service.get("failing")) for service in services))
     found.put("service_lag_records", max((service["lag"] for service in services), default=0))
     found.put("service_output_backlog", sum(service.get("output_backlog", 0) for service in leaders))
     found.put("service_output_age_seconds", max(stuck, default=0))

@@ -16,17 +16,20 @@ ASKED = b'{"health": true}'
 
 class Health:
     """``signs`` is called for each look; ``replicas``: those here, without learners, and whether each is in sync;
-    ``elsewhere``: why those in other processes of the node are not, '' where they are."""
+    ``elsewhere``: why those in other processes of the node are not, '' where they are; ``unknown_streams``: directories here of
+    streams that the cluster does not know, which make no node unhealthy."""
 
     def __init__(
         self,
         signs: Callable[[], Signs],
         replicas: Callable[[], Iterable[tuple[PartitionKey, bool]]],
         elsewhere: Callable[[], str] = lambda: "",
+        unknown_streams: Callable[[], list[str]] = list,
     ) -> None:
         self._signs = signs
         self._replicas = replicas
         self._elsewhere = elsewhere
+        self._unknown_streams = unknown_streams
         self._synced = Synced()
 
     def live(self) -> list[Check]:
@@ -49,7 +52,7 @@ class Health:
         says = {name: all(check.ok for check in checks) for name, checks in found.items()}
         says["synced"] = says["synced"] and says["ready"]
         checks = {check.name: check.why for rows in found.values() for check in rows}
-        return {"health": says, "checks": checks}
+        return {"health": says, "checks": checks, "unknown_streams": self._unknown_streams()}
 
 
 class LastHeard:

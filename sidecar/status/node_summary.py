@@ -92,7 +92,7 @@ def glance_at(found: Figures, reporter: Reporter) -> NodeSummary:
         at_min_isr=round(total("partitions_at_min_isr")),
         under_min_isr=round(total("partitions_under_min_isr")),
         failed=round(total("partitions_failed")),
-        services_failing=round(total("services_failing")),
+        services_blocked=round(total("services_blocked")),
         services_ended=round(total("services_ended")),
         ended_services=tuple(one[:MOST_ENDED_CHARS] for one in found.ended_services[:MOST_ENDED]),
         lag_records=round(largest("replica_lag_records")),

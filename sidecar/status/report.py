@@ -235,7 +235,7 @@ class Reporter:
             "dropped": dict(ingest.dropped),
             "held_bytes": worker.replica.held_bytes,
             "uncommitted_bytes": worker.replica.uncommitted_bytes,
-            "assembling_bytes": worker.fetches.assembling_bytes,
+            "fragment_reassembly_bytes": worker.fetches.fragment_reassembly_bytes,
             "poison_envelopes": worker.ingest.reader.poison_envelopes,
             "refused_replies": worker.ingest.reader.refused_replies,
             "protocol_frames": worker.ingest.reader.protocol_frames,

@@ -31,6 +31,7 @@ from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
+from sidecar.partition.deletions import MOST_UNKNOWN, UnknownStreams, is_directory
 from sidecar.runtime.logs import LEVELS, LOGS
 from sidecar.runtime.settings import STATUS_OFF, NodeSettings, address_of
 from sidecar.runtime.tasks import spawn
@@ -88,7 +89,7 @@ class StatusDesk:
         self._guard = RequestGuard("status", self._counters, self._reject)
         self.serving = Serving(self._respond, self._counters)
         self.probes = Serving(self.probed, self._counters)
-        self.change_hosts(settings.page_hosts)
+        self.change_hosts(settings.dashboard_hostnames)
         self._site: Site | None = None
         self._viewing: Viewing | None = None
         self._keeping: asyncio.Task[None] | None = None
@@ -99,6 +100,8 @@ class StatusDesk:
         """Tells other processes of the node."""
         self.on_reload: Callable[[], Awaitable[dict[str, Any]]] = _nothing_to_reload
         """Reads the settings again, and says what came of it."""
+        self.unknown: UnknownStreams | None = None
+        """Data here of streams that the cluster does not know; None: the node only starts."""
         self._gathering = 0
         self._figures: NodeFigures | None = None
         self._glances = GlanceDesk(self._glance, guard=self._guard)
@@ -189,8 +192,20 @@ class StatusDesk:
             spawn(self._guard.run(self._reload(reply, payload), reply), "reading the settings again")
 
     async def _reload(self, reply: bytes, payload: bytes) -> None:
-        said = await self.on_reload() if payload == RELOAD else {"error": f"asked is {RELOAD.decode()}, and nothing else"}
+        said = await (self.on_reload() if payload == RELOAD else self._remove_data(payload))
         self._answer(reply, json.dumps(said).encode())
+
+    async def _remove_data(self, payload: bytes) -> dict[str, Any]:
+        """Remove the named directories of streams that the cluster does not know."""
+        try:
+            names = load_json(payload)["remove_data"]
+        except (ValueError, TypeError, KeyError):
+            names = None
+        if not isinstance(names, list) or not 0 < len(names) <= MOST_UNKNOWN or not all(map(is_directory, names)):
+            return {"error": f'asked is {RELOAD.decode()} or {{"remove_data": [DIRECTORY, ...]}}, and nothing else'}
+        if self.unknown is None:
+            return {"error": "the node only starts: try again"}
+        return await self.unknown.remove(names)
 
     def begin_history(self) -> None:
         """Sample the node each second from now on: there is a reporter."""
@@ -258,7 +273,9 @@ class StatusDesk:
         path, _, query = words[1].partition(b"?") if len(words) >= 2 else (b"", b"", b"")
         if host_of(request) not in self._names:
             return http(
-                "421 Misdirected Request", TEXT, b"this page has the names 127.0.0.1 and localhost, and those of page_hosts\n"
+                "421 Misdirected Request",
+                TEXT,
+                b"this page has the names 127.0.0.1 and localhost, and those of dashboard_hostnames\n",
             )
         if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
             return http("405 Method Not Allowed", TEXT, b"GET only\n")

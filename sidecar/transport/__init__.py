@@ -1,1 +1,3 @@
-"""NATS: ingest, replication, reads, control, acks. The only folder besides ``sidecar/quorum`` that speaks to NATS."""
+"""NATS connections of a node: publishes, replication, reads, control, acks. Only this folder and ``sidecar/quorum`` use
+NATS.
+"""

@@ -1,12 +1,11 @@
-"""One of a node's NATS connections for data: nats-py for the handshake, credentials and reconnects; our own way in and out.
+"""One NATS data connection: nats-py does the handshake, credentials and reconnects, this module the data.
 
-Publishing, subscribing and receiving are synchronous here, because effects are carried out in order, without a task each: what
-is sent is given to the transport, in few writes for all of a turn of the event loop (``outlet.py``), and what comes is parsed where
-it arrives (``receiving.py``). Only this module, ``receiving.py`` and the parsers name private parts of nats-py;
-``check_nats_py`` refuses to run where they are missing.
+Publishing, subscribing and receiving are synchronous. Data is sent in few writes per turn of the event loop
+(``write_coalescer.py``). Only this module and the parsers use private names of nats-py, and ``check_nats_py`` refuses
+to run without them.
 
-Bounds: what waits to be sent is at most ``send_buffer_bytes``, of each connection; beyond that, and while disconnected,
-replication traffic is dropped and counted (the protocol repeats it), acks are kept up to ``_KEPT_BYTES``.
+Limits: at most ``send_buffer_bytes`` wait to be sent per connection. Beyond, and while disconnected, replication
+traffic is dropped and counted (the protocol repeats it). Acks are kept up to ``_KEPT_BYTES``.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from sidecar.transport.credentials import Keys
 from sidecar.transport.parser import Sink, SinkParser
 from sidecar.transport.write_coalescer import Buffer, Outlet
 
-logger = logging.getLogger("liftpy.bus")
+logger = logging.getLogger("liftpy.nats")
 
 SEND_BUFFER_BYTES = 64 * 1024 * 1024
 _KEPT_BYTES = 2 * 1024 * 1024

@@ -1,12 +1,13 @@
-"""A node's connections: none waits behind another, each has its own bound and comes back by itself [A11].
+"""The NATS connections of a node. Each has its own limits and reconnects by itself [A11].
 
-    metadata      the group's traffic, heartbeats, requests (``joining.py``)
-    replication   fetches and their answers, notices, presence and status, orders to services
-    ingest        what applications publish, and the acks (``inflow.py``)
-    reads         what readers ask and get
-    standby       what followers of streams with a standby hear (``standby_link.py``); only where there are such
+    metadata      traffic of the metadata group, heartbeats, requests
+    replication   fetches and their answers, notices, presence and status, services
+    ingest        publishes of applications, and their acks
+    reads         read requests and answers
+    standby       publishes for standby followers; only if there are such streams
 
-A leader whose replication is cut off, or whose publishers are for longer, makes way (``liftpy/core/replication/node_connections.py``).
+A leader without its replication connection, or without publishes for longer, transfers its leadership
+(``liftpy/core/replication/node_connections.py``).
 """
 
 from __future__ import annotations

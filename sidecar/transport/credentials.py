@@ -1,13 +1,10 @@
-"""What a node proves itself to NATS by: of all its connections at once, and changed while it runs.
+"""NATS credentials of all connections of a node, and their change while it runs.
 
-A connection takes what holds when it connects, again each time. ``change`` has all that are open connect anew: each is away for as long
-as that takes, and all its subscriptions come with it. ``prove`` tries other credentials first, on a connection of its own: what the
-server does not accept, or a user that may not hear what a node must, never takes the place of what works.
+``change`` makes all connections reconnect with new credentials. ``prove`` first tests them on a separate connection,
+including the permissions that a node needs. So bad credentials never replace working ones.
 
-What NATS does not let this node do: said at once and once, not found out as a time-out.
-
-While a node starts, a refusal in its own namespace ends the start: without that right nothing would ever come of it. Later, and for
-the subjects of streams, it is an error in the log: rights may be given back without a restart.
+Permission errors are reported at once. During the start, a missing permission in the node's own namespace ends the
+start. Later it is an error in the log, because permissions may return.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from liftpy.nats.parser import StrictConnection, watch_denials
 from liftpy.nats.transport import open_connection
 from sidecar.runtime.tasks import spawn
 
-logger = logging.getLogger("liftpy.bus")
+logger = logging.getLogger("liftpy.nats")
 
 PROVE_S = 3
 """So long a server may take to let a connection in that tries credentials."""
@@ -91,7 +88,7 @@ async def prove(servers: Sequence[str], subjects: Subjects, node_id: str, creden
             await connection.close()
     if denied:
         raise ConfigError(
-            f"NATS does not let this user subscribe to {denied[0]}. Give it the permissions that `liftpy rights "
+            f"NATS does not let this user subscribe to {denied[0]}. Give it the permissions that `liftpy permissions "
             "--role node` prints."
         )
 
@@ -123,7 +120,7 @@ class RightsWatch:
         self._counters["refused by NATS's rights"] += 1
         error = NotAllowedError(
             f"NATS does not let this node {'publish' if is_publish else 'subscribe'} on {subject}. Give its user "
-            f"the permissions that `liftpy rights --role node --namespace {self._namespace}` prints."
+            f"the permissions that `liftpy permissions --role node --namespace {self._namespace}` prints."
         )
         if self._is_starting and subject.startswith(f"{self._namespace}."):
             self._is_starting = False

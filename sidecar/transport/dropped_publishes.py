@@ -1,7 +1,4 @@
-"""What was dropped of publishes that nobody waits for: counted by reason, and said once a second at most [A11].
-
-A publisher that waits for an answer gets one. One that does not wait can't be told; so the node says it in its log, status and metrics.
-"""
+"""Counts dropped publishes without reply subject by reason, and logs them at most once a second [A11]."""
 
 from __future__ import annotations
 

@@ -1,20 +1,14 @@
-"""The connection that publishes come in by, and their acks go out: read quickly, taken in small steps.
+"""The connection for publishes and their acks: reads quickly, processes in small steps.
 
-A nats-server holds at most 64 MiB for a connection that reads too slowly, and then cuts it: what it held is lost. So the socket is read
-as fast as it gives, into a buffer of bytes as they came (compact: nothing is parsed), and what is in there is taken a few milliseconds
-at a time, so that fetches, heartbeats and answers never wait behind a burst [A11]. While a burst lasts a thread reads the socket
-(``socket_thread.py``): the loop gets to it once in a turn, and that may be late. The thread is not used with TLS.
+nats-server buffers at most 64 MiB for a slow connection, and then closes it. So the socket is read as fast as possible
+into a buffer of raw bytes, which is processed for a few milliseconds at a time [A11]. During a burst a thread reads the
+socket (not with TLS).
 
-When the buffer is half full the socket is left alone: the server then slows fast publishers down, before it cuts. ``Overflow`` says
-when it is about to: then the other half is used. When that is full as well, whole messages are left out, counted by their subscription,
-but for those that wait for an answer. What the server has sent before a connection was lost is taken all the same. While a partition
-can hold no more, ``Gate`` says how much to take.
+At half of the buffer the node stops reading, so that the server slows publishers down. ``Overflow`` says when the
+server is almost full. Then the other half is used. When the buffer is full, whole messages without reply subject are
+dropped and counted. ``Gate`` limits processing while partitions are full.
 
-What was lost with connections that a server cut: it knows what it had delivered, we know what arrived [A11].
-
-The difference was with the server, or on its way. Of connections that are closed a nats-server tells named accounts only, not the
-global one; there what it said last, while the connection was open, is the least that was lost. A server that is gone can't be asked.
-What is published before a connection is back, and heard by no subscription, isn't in any number either.
+The module also computes how many messages were lost when a server closed the connection.
 """
 
 from __future__ import annotations
@@ -120,7 +114,7 @@ class Cuts:
         return None
 
 
-logger = logging.getLogger("liftpy.bus")
+logger = logging.getLogger("liftpy.nats")
 
 _PIECE_BYTES = 64 * 1024
 """Parsed at a time; the clock is looked at in between."""

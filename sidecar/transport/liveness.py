@@ -1,7 +1,7 @@
-"""Whether a node is gone: the bus knows at once when its connection has ended.
+"""Checks whether a node is gone: NATS knows at once when its connection has ended.
 
-A node listens on ``<ns>.status.<node>`` as long as it is connected. A request there is answered by the node, or by NATS itself
-with "no responders", or by nobody (a node that stands still). Only the second is a proof.
+A connected node listens on ``<ns>.status.<node>``. A request is answered by the node, or by NATS with "no responders",
+or not at all (a hanging node). Only "no responders" proves that it is gone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""``<ns>.notify.<node>``: what leaders tell idle followers (PartitionNotification) and their replicas (LeaderNotice), what followers of
-quiet partitions ask leaders together (QuietFetches), how services are (ServiceReport), and what the metadata leader asks a leader
-(StepAside, LeaderQuestion)."""
+"""Sends and receives on ``<ns>.notify.<node>``: notices of leaders, combined fetches, service reports, and requests of the
+metadata leader.
+"""
 
 from __future__ import annotations
 

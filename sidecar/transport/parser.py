@@ -1,9 +1,7 @@
-"""The strict parser of the NATS protocol with a shorter way: whole reads at once, messages to sinks, synchronously.
+"""A strict and fast parser of the NATS protocol: whole reads at once, messages to callbacks, synchronously.
 
-nats-py's own parser and dispatch cost 6-10 us a message: three regular expressions, a Msg, a queue and a task switch. Here a
-message costs a search, a split and a slice; one whose line is that of the message before it, as in every burst of a publisher, a
-comparison and a slice. Everything that is not a well-formed message for a sink takes the way of
-``liftpy.nats.parser``: other commands and nats-py's own subscriptions go to nats-py, the rest is counted and left out [A12].
+nats-py needs 6-10 us per message. Here a message costs a search, a split and a slice, and even less if its line equals
+the one before. Other commands go to nats-py. Malformed data is counted and dropped [A12].
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What a nats-server holds for a connection of ours, and what it had delivered to one that it cut: it says so itself.
+"""Asks nats-server how much it holds for one of our connections, and how much it had sent to a closed one.
 
-Every account may ask about its own connections (``$SYS.REQ.ACCOUNT.PING.CONNZ``), over another connection, since an answer over the
-same one would come behind everything that the server holds. Where it does not answer (no right to publish there, no system account),
-it is asked seldom. While that other connection is away nobody is asked, and nobody is silent.
+Every account may ask about its own connections (``$SYS.REQ.ACCOUNT.PING.CONNZ``). The question uses another connection,
+because an answer on the same one would come last. Without an answer it is asked rarely.
 """
 
 from __future__ import annotations

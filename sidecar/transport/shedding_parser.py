@@ -1,8 +1,7 @@
-"""The parser of the ingest connection: it can leave out whole messages that nobody waits for, at a tenth of what taking them costs, and
-have those refused that somebody waits for (``Refuser``), at a quarter.
+"""The parser of the ingest connection: drops or rejects whole messages at a fraction of the cost of processing them.
 
-Nothing is cut: frames are walked one by one, as everywhere, but a run of frames with equal lines costs one comparison each, one with
-lines that differ in the reply a search. A message with a reply, or one that may ask for an ack in its envelope, is never left out.
+Messages without reply subject can be dropped, messages with one can be rejected (``Refuser``). A message that may ask
+for an ack in its envelope is never dropped.
 """
 
 from __future__ import annotations

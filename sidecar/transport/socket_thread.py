@@ -1,7 +1,7 @@
-"""A thread that empties a socket while the loop is busy: what the server could not send would stay with it, until it cuts us [A11].
+"""A thread that reads a socket while the event loop is busy, so that nats-server does not close the connection [A11].
 
-The loop reads once in a turn; on a busy machine a turn takes long, and six publishers at full speed fill the 64 MiB that a nats-server
-holds for a connection within a fraction of a second. The thread copies bytes, and nothing else.
+The loop reads once per turn. On a busy machine, six fast publishers fill the server's 64 MiB buffer within one turn.
+The thread only copies bytes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The connection that standbys hear by: opened when the first partition of this node stands by, and on no node where none does.
+"""The connection for standby followers. It opens when the first partition of this node becomes a standby.
 
-It has its own budget, so that what a node only listens to never stands before what it leads [A11]. A partition that is promoted goes on
-hearing by it, so that there is neither a gap nor an overlap; when the connection is lost, where both are the server's doing anyway, its
-leader goes over to the node's ingest connection.
+It has its own limits, so that standby messages never delay publishes to led partitions [A11]. A promoted partition
+keeps using it, without a gap or overlap. After a reconnect its leader uses the ingest connection.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from sidecar.transport.connection import Listener
 from sidecar.transport.ingest_connection import Inflow
 from sidecar.transport.parser import Sink
 
-logger = logging.getLogger("liftpy.bus")
+logger = logging.getLogger("liftpy.nats")
 
 _SETTLES_S = 1.0
 _AGAIN_S = 1.0

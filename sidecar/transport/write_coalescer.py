@@ -1,12 +1,7 @@
-"""Outlet: what a connection writes in one turn of the event loop leaves in few writes.
+"""``Outlet``: combines the messages of one turn of the event loop into few writes.
 
-A transport writes to the socket at once, message by message. Where a turn has one message, that is right. Where it has hundreds (an
-election of thousands of partitions: each asks, is asked and answers) each write wakes the server, which reads it alone and passes it on
-alone, and so it goes on at the other end. So the first AT_ONCE messages of a turn leave at once (a turn may flush before it ends, and
-whoever waits for an answer would wait for that), and those that follow them wait for each other: until the read that brings them about
-is over, until there are TOGETHER_BYTES of them, or until the turn ends.
-
-Who knows that more follows at once (an answer to each follower) says ``hold``, and ``release`` behind the last: that is one write.
+The first AT_ONCE messages of a turn are written at once. Further ones wait until the current read is processed, until
+TOGETHER_BYTES are collected, or until the turn ends. Callers that know that more follows use ``hold`` and ``release``.
 """
 
 from __future__ import annotations

@@ -23,20 +23,19 @@ from sidecar.workers.workers import Workers
 
 OWN = frozenset({
     "build_info", "node_info", "feature_level", "feature_level_supported", "disk_free_bytes", "disk_size_bytes", "metadata_has_leader",
-    "metadata_is_leader", "metadata_commit_index", "metadata_applied_index", "metadata_journal_bytes",
-    "metadata_journal_entries", "metadata_journal_memory_bytes", "metadata_window_operations", "metadata_window_bytes",
-    "metadata_compactions", "cluster_nodes",
+    "metadata_is_leader", "metadata_commit_index", "metadata_applied_index", "metadata_journal_bytes", "metadata_journal_entries",
+    "metadata_journal_memory_bytes", "metadata_operations", "metadata_operations_bytes", "metadata_compactions_total", "cluster_nodes",
     "cluster_streams", "cluster_partitions_offline", "cluster_partitions_electing", "cluster_elections_total",
-    "cluster_folders_lost_total", "partition_budget", "metadata_divergence_total", "metadata_leader_changes_total",
+    "cluster_data_directories_lost_total", "partition_budget", "metadata_divergence_total", "metadata_leader_changes_total",
     "metadata_late_ticks_total", "metadata_proposals_failed_total", "metadata_proposal_duration_seconds",
     "metadata_fsync_duration_seconds", "failover_duration_seconds",
 })  # fmt: skip
 MOST = frozenset({
     "replica_lag_records", "replica_lag_seconds", "service_lag_records", "service_output_age_seconds", "service_snapshot_age_seconds",
-    "recovery_duration_seconds", "clock_doubted", "clock_skew_seconds", "coordinator_state_bound_bytes",
-    "group_lag_seconds", "ingest_unread_seconds",
+    "recovery_duration_seconds", "clock_untrusted", "clock_skew_seconds", "coordinator_state_limit_bytes",
+    "group_lag_seconds", "ingest_queue_delay_seconds",
 })  # fmt: skip
-LEAST = frozenset({"nats_connected", "connection_up", "log_flushes_on_loop"})
+LEAST = frozenset({"nats_connected", "nats_connection_up", "flush_on_event_loop"})
 AGES = frozenset({"scrub_age_seconds"})
 """The largest, but -1 (never) is larger than any."""
 

@@ -19,10 +19,10 @@ from sidecar.runtime.settings import NodeSettings
 SHARED_OUT = {
     "ingest_buffer_bytes": 8192,
     "node_unreplicated_bytes": 512,
-    "node_derived_bytes": 512,
+    "node_dedup_state_bytes": 512,
     "node_standby_bytes": 512,
-    "copy_bytes_per_second": 1,
-    "copy_least_bytes_per_second": 1,
+    "copy_bytes_per_s": 1,
+    "copy_min_bytes_per_s": 1,
 }
 """Bounds of ``ReplicationConfig`` that are a node's -> what a process has at least; 0 stays 0."""
 

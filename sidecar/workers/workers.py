@@ -59,7 +59,7 @@ class Workers:
         self._proposals: set[asyncio.Task[None]] = set()
         self._has_begun = False
         config = settings.replication
-        most_silent = max(3, round(config.session_s / config.heartbeat_s))
+        most_silent = max(3, round(config.session_s / config.heartbeat_interval_s))
         self.handles = [
             WorkerHandle(WorkerShare(number, settings.workers), self, most_silent) for number in range(1, settings.workers)
         ]
@@ -76,7 +76,7 @@ class Workers:
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.replication.heartbeat_s)
+            await asyncio.sleep(self._settings.replication.heartbeat_interval_s)
             for handle in self.handles:
                 handle.beat()
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from liftpy.core.wire import envelope
 from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import ConfigError
-from sidecar.bench import systems
+from sidecar.bench import arrivals, cases, running, systems
 from sidecar.bench.dialects import LIFTBRIDGE, PLAIN, enveloped, field, number_field
 from sidecar.bench.measuring import measured
 from sidecar.bench.open_loop import Acks, quantiles
 from sidecar.bench.plot import bars
 from sidecar.bench.publisher import CountedAnswers
 from sidecar.bench.running import rows as rows_of
+from sidecar.cli.bench import bench
 from tests.bench.peer import consume
 from tests.bench.peer.batches import OURS, median, row, with_ratios
 from tests.clients.build import MissingError, Program
@@ -163,3 +169,94 @@ def test_a_report_has_medians_and_ratios_of_one_case() -> None:
     ]
     assert found[0]["figures"] == {"per_s": 40.0, "p50_ms": 6.0}
     assert bars({"rows": found}) == [("acked (p50_ms)", "peer", 0.5, False), ("idle (core)", "peer", 0.5, False)]
+
+
+class FakeSystem:
+    """A system that starts nothing. ``start_error``: what its start fails with."""
+
+    lacks: frozenset[str] = frozenset()
+
+    def __init__(self, start_error: str = "") -> None:
+        self._start_error = start_error
+
+    def __enter__(self) -> FakeSystem:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop nothing."""
+
+    def prepare(self) -> None:
+        if self._start_error:
+            raise SystemExit(self._start_error)
+
+
+def _yields_one_row(system: object, asked: cases.Asked) -> Iterator[cases.Row]:
+    yield {"case": "acked", "figures": {"per_s": 7.0}}
+
+
+def _fails_after_one_row(system: object, asked: cases.Asked) -> Iterator[cases.Row]:
+    yield {"case": "latency, 10 % of its peak", "figures": {"ack_p50_ms": 2.0}}
+    raise SystemExit("the reader of arrivals did not start")
+
+
+def _is_interrupted(system: object, asked: cases.Asked) -> Iterator[cases.Row]:
+    raise KeyboardInterrupt
+    yield {}
+
+
+def _run_bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, chosen: dict[str, cases.Case]) -> tuple[dict, list[dict], int]:  # type: ignore[type-arg]
+    """Run ``liftpy bench --json --out`` over two systems of which the second can't start."""
+    fakes = {"liftpy": lambda _: FakeSystem(), "jetstream": lambda _: FakeSystem("no port is free")}
+    for module in (running, systems):
+        monkeypatch.setattr(module, "SYSTEMS", fakes)
+    monkeypatch.setattr(running, "load_alone", lambda _: {})
+    monkeypatch.setattr(running, "warm", lambda _: None)
+    monkeypatch.setattr("sidecar.cli.bench.CASES", chosen)
+    monkeypatch.setattr("sidecar.cli.bench.chosen", lambda *_: tuple(fakes))
+    out = tmp_path / "results.jsonl"
+    done = CliRunner().invoke(bench, ["--json", "--rounds", "1", "--out", str(out)])
+    return json.loads(done.stdout), [json.loads(line) for line in out.read_text().splitlines()], done.exit_code
+
+
+def test_bench_case_fails_names_it_and_continues(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found, lines, code = _run_bench(monkeypatch, tmp_path, {"latency": _fails_after_one_row, "acked": _yields_one_row})
+    assert [row["case"] for row in found["rows"]] == ["latency, 10 % of its peak", "acked"]
+    assert [(one["system"], one["case"], one["error"]) for one in found["failures"]] == [
+        ("liftpy", "latency", "the reader of arrivals did not start"),
+        ("jetstream", "start", "no port is free"),
+    ]
+    assert [line["case"] for line in lines] == ["latency, 10 % of its peak", "latency", "acked", "start"]
+    assert code == 1
+
+
+def test_bench_interrupted_reports_what_it_has_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found, lines, code = _run_bench(monkeypatch, tmp_path, {"acked": _yields_one_row, "idle": _is_interrupted})
+    assert [row["figures"] for row in found["rows"]] == [{"per_s": 7.0}]
+    assert [line["case"] for line in lines] == ["acked"]
+    assert (found["is_complete"], code) == (False, 1)
+
+
+def test_arrivals_reader_told_to_end_while_it_closes_slowly_returns_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def reads_and_closes_slowly(port: int, stream: str, found: arrivals.Arrivals) -> None:
+        found.count = 3
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(20):  # turns of the loop in which the input is still readable
+                await asyncio.sleep(0)
+
+    monkeypatch.setattr(arrivals, "read_ours", reads_and_closes_slowly)
+    read_end, write_end = os.pipe()
+    errors: list[dict[str, object]] = []
+
+    async def run() -> dict[str, float]:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        return await arrivals.run(0, "bench", "liftpy")
+
+    with open(read_end) as given, open(write_end, "w") as asking:
+        monkeypatch.setattr(sys, "stdin", given)
+        asking.write("end\n")
+        asking.flush()
+        figures = asyncio.run(run())
+    assert figures["acked"] == 3
+    assert not errors

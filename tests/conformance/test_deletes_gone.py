@@ -1,10 +1,16 @@
-"""Compacted streams while replicas are away and readers have a fixed end: no deleted key comes back [D30], no key is missed [R11]."""
+"""Compacted streams while replicas are away and readers have a fixed end: no deleted key comes back [D30], no key is missed [R11].
+
+Readers that are slower than the deletes notice it [R12].
+"""
 
 from __future__ import annotations
+
+import pytest
 
 from liftpy.client import Client, ReadOptions
 from liftpy.config import StreamConfig
 from liftpy.core.wire.batch import Record
+from liftpy.errors import TombstonesMissedError
 from liftpy.testing.memory import MemoryCluster, memory_cluster
 
 SMALL = StreamConfig(segment_bytes=4096, compaction=True, dedup_window_s=0, delete_retention_s=0.001)
@@ -69,3 +75,45 @@ async def test_consumer_whose_end_was_fixed_before_a_compaction_reads_every_key(
         assert keys <= {record.key async for piece in pieces for record in piece.records()}
         exact = client.read_range("keys", 0, bounds.log_start_offset, bounds.end_offset, exact=True)
         assert max([piece.last_offset async for piece in exact], default=-1) < bounds.end_offset
+
+
+async def _delete_while_read(cluster: MemoryCluster, client: Client) -> None:
+    """Key ``a``, whose value was read, is deleted, and compaction drops value and tombstone on all nodes."""
+    await client.publish("keys", None, key=b"a")
+    await _fill(client)
+    while any(record.key == b"a" for record in await _records(client)):
+        cluster.keep_house()
+
+
+async def test_consumer_until_end_that_is_slower_than_the_deletes_raises() -> None:
+    async with memory_cluster() as cluster, cluster.client() as client:
+        await client.create_stream("keys", "data.keys", config=SMALL)
+        await client.publish("keys", b"old", key=b"a")
+        await _fill(client)
+        slow = client.consume("keys", until="end", options=ReadOptions(max_bytes=4096, read_ahead=1))
+        assert (await slow.getone()).key == b"a"  # type: ignore[union-attr]
+        await _delete_while_read(cluster, client)
+        with pytest.raises(TombstonesMissedError, match=r"keys/0.*Read again from the start"):
+            [record async for record in slow]
+        await slow.seek("earliest")
+        assert all([record.key != b"a" async for record in slow])
+
+
+async def test_consumer_that_follows_and_is_slower_than_the_deletes_says_so() -> None:
+    async with memory_cluster() as cluster, cluster.client() as client:
+        await client.create_stream("keys", "data.keys", config=SMALL)
+        await client.publish("keys", b"old", key=b"a")
+        await _fill(client)
+        follower = client.consume("keys", options=ReadOptions(max_bytes=4096, read_ahead=1))
+        assert (await follower.getone()).key == b"a"  # type: ignore[union-attr]
+        assert not follower.has_missed_tombstones
+        await _delete_while_read(cluster, client)
+        last = (await client.bounds("keys")).high_watermark
+        async for record in follower:
+            assert record.key != b"a"
+            if record.offset == last:
+                break
+        assert follower.has_missed_tombstones
+        await follower.seek("earliest")
+        assert (await follower.getone()) is not None
+        assert not follower.has_missed_tombstones

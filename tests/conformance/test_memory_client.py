@@ -186,7 +186,7 @@ async def test_a_follower_waits_with_its_fetch_and_a_reader_with_its_question() 
 
 
 async def test_leases_go_on_when_a_decision_changes_nothing() -> None:
-    short = ReplicationConfig(lease_s=0.5, heartbeat_s=0.1)
+    short = ReplicationConfig(lease_s=0.5, heartbeat_interval_s=0.1)
     async with memory_cluster(config=short) as cluster, cluster.client() as client:
         await client.create_stream("orders", "shop.orders")
         for _ in range(3):
@@ -272,7 +272,7 @@ def test_a_service_answers_and_puts_out() -> None:
             cluster.serve(Counting, "counting", "commands")
         client.create_stream("commands", "data.commands", replicas=3)
         client.create_stream("results", "data.results")
-        cluster.serve(Counting, "counting", "commands", output_stream="results", tick_s=0.05)
+        cluster.serve(Counting, "counting", "commands", output_stream="results", tick_interval_s=0.05)
         answers = [client.call_service("counting", "commands", b"x", key=b"a", timeout_s=30).value for _ in range(7)]
         assert answers == [b"%d" % n for n in range(1, 8)]
         cluster.kill_leader("commands")

@@ -34,7 +34,7 @@ from tests.unit.node.full_walk import kept, walked
 _STREAM = StreamConfig(
     min_isr=2, retention_records=40, segment_bytes=4096, compaction=True, dedup_window_s=0.05, max_message_bytes=300
 )
-_IN_THREADS = ("partitions_with_set_aside_files", "derived_states_written", "derived_states_failed")
+_IN_THREADS = ("partitions_with_quarantined_files", "derived_states_written", "derived_states_failed")
 """They change in threads, and it is said when those are done."""
 _READ = "liftpy.orders.0.read."
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-ENDLESS = ("liftpy dev", "liftpy page")
+ENDLESS = ("liftpy dev", "liftpy dashboard")
 LONGEST_S = 90.0
 """A command that takes longer is given up."""
 _POLL_S = 0.05

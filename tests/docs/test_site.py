@@ -42,6 +42,7 @@ def test_the_reference_has_every_setting_error_event_command_and_format() -> Non
     assert "`log_level`" in settings["log_level"]
     assert "| live |" in settings["log_level"]
     assert "| live |" not in settings["node_id"]
+    assert "0.001 to 3,600" in settings["replication.session_s"]
     used = set(re.findall(r"^```\{from-code\} ([\w-]+)$", "\n".join(pages().values()), re.MULTILINE))
     assert used == set(tables), "made and shown nowhere, or the other way round"
     assert "`STALE`" in tables["errors"]
@@ -53,7 +54,9 @@ def test_the_reference_has_every_setting_error_event_command_and_format() -> Non
 def test_what_has_no_text_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     unsaid = type("UnsaidError", (), {"__doc__": None})
     monkeypatch.setattr(from_code, "errors_of_the_code", lambda: [unsaid])
-    monkeypatch.setattr(from_code, "_of_the_file", dict)
+    monkeypatch.setattr(
+        from_code, "_behind", lambda module, name: {"session_s": "Time."} if name == "ReplicationConfig" else {}
+    )
     missing = from_code.missing()
     assert "setting rack" in missing
     assert "error UnsaidError" in missing

@@ -17,7 +17,7 @@ from tests.docs.running import Reader, UnexpectedOutputError, commands, compare,
 
 INSTALLING = ("python3 -m venv", ". .venv/", "pip install")
 """Done already where tests run; ``python -m tests.system.newcomer`` does it."""
-PARTS = {"--data shop-data": "--data shop-data --port 0", "liftpy page": "liftpy page --listen 127.0.0.1:0"}
+PARTS = {"--data shop-data": "--data shop-data --port 0", "liftpy dashboard": "liftpy dashboard --listen 127.0.0.1:0"}
 
 
 @pytest.fixture

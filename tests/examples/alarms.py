@@ -2,7 +2,7 @@
 
 Run it beside node n1::
 
-    liftpy service tests.examples.alarms:Alarms --stream readings --output confirmed --route high=warnings \\
+    liftpy service tests.examples.alarms:Alarms --stream readings --output-stream confirmed --route high=warnings \\
         --node n1 --data /var/lib/alarms
 """
 

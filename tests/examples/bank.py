@@ -9,7 +9,8 @@ out. Such a record is passed over by all nodes (``on_error``) and kept in the de
 
 Run it beside node n1; where version 1 ran before, node by node while commands go on::
 
-    liftpy service tests.examples.bank:Bank --stream bank --output receipts --dead-letter unpaid --node n1 --data /var/lib/bank
+    liftpy service tests.examples.bank:Bank --stream bank --output-stream receipts --dead-letter-stream unpaid \\
+        --node n1 --data /var/lib/bank
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def start_service(
     node: str,
     data: Path,
     output: str,
-    snapshot_every: int,
+    snapshot_interval_records: int,
     nats_url: str,
     more: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
@@ -35,8 +35,8 @@ def start_service(
         "--stream": stream,
         "--node": node,
         "--data": str(data / node),
-        "--output": output,
-        "--snapshot-every": str(snapshot_every),
+        "--output-stream": output,
+        "--snapshot-interval-records": str(snapshot_interval_records),
         "--nats": nats_url,
     }
     command = [sys.executable, "-c", "from sidecar.cli.main import main; main()", "service", module_and_class]

@@ -2,7 +2,8 @@
 
 Which record is passed over stands in the stream itself, so all nodes do the same; the record goes to the dead-letter stream::
 
-    liftpy service tests.examples.strict:Strict --stream numbers --output sums --dead-letter refused --node n1 --data /var/lib/strict
+    liftpy service tests.examples.strict:Strict --stream numbers --output-stream sums --dead-letter-stream refused \\
+        --node n1 --data /var/lib/strict
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ NS = 1_000_000_000
 def run(
     service: Service, records: list[Record], *, every: int = 1000, snapshot: Any = None
 ) -> tuple[ServiceMachine, list[Any]]:
-    machine = ServiceMachine(service, Identity("example", "s", "u", 0), snapshot_every=every, outbox=Outbox("u/0"))
+    machine = ServiceMachine(service, Identity("example", "s", "u", 0), snapshot_interval_records=every, outbox=Outbox("u/0"))
     machine.start(snapshot)
     return machine, machine.apply(records).snapshots
 

@@ -2,7 +2,8 @@
 
 What is outside is a folder here: the handler says in ``begun`` that it runs, and waits while there is a file ``hold``::
 
-    liftpy service tests.examples.till:Till --set folder=/tmp/till --stream payments --output receipts --tick-s 1 --node n1 --data d
+    liftpy service tests.examples.till:Till --set folder=/tmp/till --stream payments --output-stream receipts --tick-interval 1 \\
+        --node n1 --data d
 """
 
 from __future__ import annotations

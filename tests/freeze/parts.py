@@ -214,13 +214,13 @@ group list --json
 group show nothing
 stream alter orders --retention-age 100 --dry-run
 stream alter orders --retention-age 100
-stream alter orders --replication-factor 9
+stream alter orders --replicas 9
 stream pause wide
 stream resume wide
-stream truncate orders --before 2 --dry-run
-stream truncate orders --before 2 --yes
+stream delete-records orders --before 2 --dry-run
+stream delete-records orders --before 2 --yes
 stream purge orders --subject shop.orders --dry-run
-stream add-partitions wide --to 3
+stream add-partitions wide --partitions 3
 stream delete small --yes
 stream delete small --yes
 stream delete _groups --yes

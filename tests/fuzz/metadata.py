@@ -10,7 +10,6 @@ import crc32c
 from liftpy.core.metadata import codec as cluster_codec
 from liftpy.core.metadata.controller.admission import RequestAcl, refusal
 from liftpy.core.metadata.controller.preflight import without_log
-from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.controller_list import ControllerList, list_from_pb, list_of, list_to_pb, well_formed
 from liftpy.core.metadata.feed import FeedSubscription
 from liftpy.core.metadata.image import ClusterImage
@@ -19,6 +18,7 @@ from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2
 from liftpy.errors import CorruptionError, IncompatibleVersionError, InvariantError, ProtocolError, StorageError
+from tests.born import born_fsm, registration
 from tests.fuzz.decoder import NAMES, RNG, Decoder, messages
 from tests.fuzz.mutate import spoiled
 
@@ -30,7 +30,7 @@ def _request(**fields: Any) -> bytes:
 def _requests() -> list[bytes]:
     pb = cluster_pb2
     nodes = [
-        _request(registerNode=pb.RegisterNode(nodeId=n, folderId=n, start=1, nonce=1, partitionBudget=99))
+        _request(registerNode=registration(nodeId=n, folderId=n, start=1, nonce=1, partitionBudget=99))
         for n in ("n1", "n2", "n3")
     ]
     streams = [_request(createStream=pb.CreateStream(name=s, subject=f"data.{s}", partitions=2)) for s in ("orders", "u1")]
@@ -42,11 +42,11 @@ class _Applied:
 
     def __init__(self) -> None:
         self.count = 0
-        self.fsm = ClusterFsm(elections=True)
+        self.fsm = born_fsm(elections=True)
 
     def __call__(self, data: bytes) -> None:
         if self.count % 500 == 0:
-            self.fsm = ClusterFsm(elections=True)
+            self.fsm = born_fsm(elections=True)
             for index, request in enumerate(_REQUESTS[:5], 1):
                 self.fsm.apply(request, index)
         self.count += 1
@@ -63,14 +63,14 @@ def _doors(data: bytes) -> None:
     wrong = fit(request, len(data)) or refusal(RequestAcl.NODE, "n1", request) or refusal(RequestAcl.ADMIN, "", request)
     if not wrong:
         refusal(RequestAcl.INFO, "", request)
-    without_log(_IMAGE, request, 5, ClusterFsm().rules)
+    without_log(_IMAGE, request, 5, born_fsm().rules)
 
 
 _REQUESTS = _requests()
 
 
 def _image() -> ClusterImage:
-    fsm = ClusterFsm(elections=True)
+    fsm = born_fsm(elections=True)
     for index, request in enumerate(_REQUESTS[:5], 1):
         fsm.apply(request, index)
     return fsm.image

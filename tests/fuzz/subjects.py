@@ -4,8 +4,11 @@ Three nodes run, with JetStream's read API, the coordinators of groups and a str
 with half surrogates, years 1 and 9999, numbers of 400 digits; frames of every class with extreme contents; overheard frames, spoiled.
 Half of them name a reply subject that is no inbox.
 
-What must hold: no node ends or restarts, the publisher goes on, and no message leaves on a subject on which nodes have nothing to say.
-A sniffer on ``>`` knows what was sent from here, and on which subjects nodes publish by themselves.
+Frames are forged on the subjects of the metadata group, the feed and the inboxes of nodes, too. With ``--roles`` the NATS server knows
+users: requests are sent under each role but the nodes' own, and whole answers are forged into inboxes where a node waits.
+
+What must hold: no node ends or restarts, the publisher goes on, no committed record changes, and no message leaves on a subject on
+which nodes have nothing to say. A sniffer on ``>`` knows what was sent from here, and on which subjects nodes publish by themselves.
 """
 
 from __future__ import annotations
@@ -17,29 +20,38 @@ import random
 import sys
 import time
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from liftpy.client import Client, connect
+from liftpy.client import Client, Credentials, connect
 from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
+from liftpy.core.wire.permissions import AccessRole, Scope, as_nats_conf, rights_of
 from liftpy.core.wire.subjects import SERVER_CONNECTIONS, Subjects, jetstream_api
 from liftpy.errors import LiftError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.parser import StrictConnection
 from sidecar.dev.cluster import DevCluster
+from sidecar.dev.nats_server import NatsServer
 from tests.system.garbage.making import Maker, Overheard, Said, command
 from tests.system.garbage.run import Link
 from tests.system.garbage.targets import Place, matches, targets
 
 STREAM, DATA, DOMAIN, GROUP = "fuzz", "data.fuzz", "liftpy", "readers"
+KEPT, KEPT_RECORDS = "kept", 100
+"""A stream to which nothing is published after the start."""
 PARTITIONS = 2
 NODES = 3
+NAMESPACE = "acme"
+"""Of a cluster whose NATS server has users."""
 SETTINGS = {"LIFTPY_JETSTREAM_API": DOMAIN, "LIFTPY_REPLICATION_GROUPS_PARTITIONS": "1"}
 PER_S = 1500
 _BLOCK = 25
 _KEPT_OWN = 400_000
 _DEADLINE_S = 60.0
 _MAX_LINE = 3_000
+_WHERE_HEARD = ("raft", "inbox", "feed", "notify")
+"""Rows whose frames go to the very subject on which one was heard, where a node waits."""
 _LOOK_S = 2.0
 
 JS_REQUESTS = (
@@ -55,7 +67,7 @@ FIELDS = {
     ),
     "status": ("history", "partitions", "streams", "events", "metrics", "settings", "after", "glance"),
     "control_level": ("level", "for_s"),
-    "control_settings": ("reload",),
+    "control_settings": ("reload", "remove_data"),
     "control_events": ("after", "since_ns", "count"),
 }  # fmt: skip
 """Fields of the rows whose requests are JSON."""
@@ -86,6 +98,8 @@ class Verdict:
     untouched: list[str] = field(default_factory=list)
     """Subscriptions of nodes to which nothing was sent."""
     published: int = 0
+    denied: dict[str, int] = field(default_factory=dict)
+    """Requests that the NATS server did not let through, by role."""
     problems: list[str] = field(default_factory=list)
     failed_requests: dict[str, int] = field(default_factory=dict)
     """Requests whose handler raised what nobody expected: the node rejected them and went on."""
@@ -110,6 +124,7 @@ class Verdict:
             f"seed {self.seed}: {self.sent.total()} requests in {self.seconds:.0f} s on {len(self.sent)} kinds of subjects, "
             f"{self.answers} answers, {self.published} records published beside them\n"
             f"  sent: {dict(self.sent)}\n  refused: {self.refused}\n"
+            f"  denied by NATS: {self.denied or 'nothing'}\n"
             f"  failed requests (rejected, the node went on): {self.failed_requests or 'none'}"
         )
 
@@ -154,11 +169,39 @@ def odd_json(rng: random.Random, row: str) -> bytes:
     return text[: rng.randrange(len(text) + 1)] if rng.random() < 0.03 else b"[" * 5000 if rng.random() < 0.002 else text
 
 
-class Fuzz:
-    """One run on a cluster that is up. The run ends after ``seconds`` or after ``requests``, whichever is not 0."""
+ALL, NODE_USER = "all", AccessRole.NODE.value
+"""Users who may do everything, and who run the nodes."""
 
-    def __init__(self, cluster: DevCluster, seed: int, *, seconds: float = 0.0, requests: int = 0, per_s: int = PER_S) -> None:
+
+def configuration(namespace: str) -> str:
+    """Of a nats-server with a user for each role. The password of each is its name."""
+    scopes = {
+        AccessRole.NODE: Scope(namespace, data_subjects=(DATA, f"{DATA}.>", KEPT), replies=("_INBOX",), jetstream=DOMAIN),
+        AccessRole.PUBLISHER: Scope(namespace, data_subjects=(DATA, f"{DATA}.>"), inbox_prefix="_INBOX_publisher"),
+        AccessRole.READER: Scope(namespace, streams=(STREAM,), inbox_prefix="_INBOX_reader", jetstream=DOMAIN),
+        AccessRole.OPERATOR: Scope(namespace, inbox_prefix="_INBOX_operator", principal="mallory"),
+        AccessRole.MEMBER: Scope(namespace, streams=(STREAM,), inbox_prefix="_INBOX_member"),
+        AccessRole.STATUS: Scope(namespace, inbox_prefix="_INBOX_status"),
+        AccessRole.SERVICE: Scope(namespace, streams=(STREAM,), inbox_prefix="_INBOX_service", services=("bank",)),
+    }
+    users = [f"{{ user: {r.value}, password: {r.value}, {as_nats_conf(rights_of(r, s))} }}" for r, s in scopes.items()]
+    return "authorization: { users: [\n" + "\n".join([f"{{ user: {ALL}, password: {ALL} }}", *users]) + "\n] }\n"
+
+
+class Fuzz:
+    """One run on a cluster that is up. The run ends after ``seconds`` or after ``requests``, whichever is not 0.
+
+    ``port``: of a NATS server with the users of ``configuration``; 0: the cluster has one that lets everybody do everything.
+    """
+
+    def __init__(
+        self, cluster: DevCluster, seed: int, *, seconds: float = 0.0, requests: int = 0, per_s: int = PER_S, port: int = 0
+    ) -> None:
         self._cluster, self._seconds, self._requests, self._per_s = cluster, seconds, requests, per_s
+        self._port = port
+        self._login = {"user": ALL, "password": ALL} if port else {}
+        self._acked: list[tuple[int, int, bytes]] = []
+        """Partition, offset and value of each record that the publisher here got an ack for."""
         self._rng = random.Random(seed)
         self._subjects = Subjects(cluster.namespace)
         self._place = Place(self._subjects, tuple(cluster.nodes), STREAM, DATA, PARTITIONS)
@@ -185,10 +228,14 @@ class Fuzz:
     async def run(self) -> Verdict:
         """Send the requests, then check the cluster."""
         out = self.out
-        async with await connect(self._cluster.nats_url, self._cluster.namespace) as client:
+        who = Credentials(**self._login) if self._login else None
+        async with await connect(self._cluster.nats_url, self._cluster.namespace, credentials=who) as client:
             await client.create_stream(STREAM, DATA, partitions=PARTITIONS)
+            await client.create_stream(KEPT, KEPT)
+            for number in range(KEPT_RECORDS):
+                await client.publish(KEPT, b"kept %d" % number)
             sniffer = StrictConnection(Counter())  # nats-py's own would not stand what is said here
-            await sniffer.connect(self._cluster.nats_url)
+            await sniffer.connect(self._cluster.nats_url, **self._login)
             await self._led(client)
             await sniffer.subscribe(">", cb=self._overhear)
             tasks = [asyncio.create_task(self._publish(client)), asyncio.create_task(self._consume(client))]
@@ -237,9 +284,11 @@ class Fuzz:
         return list(dict.fromkeys(found))
 
     async def _send(self, rows: list[tuple[str, str]], sniffer: Any) -> None:
-        assert self._cluster.nats is not None
         maker = Maker(self._rng, self._place, self._heard, sniffer.max_payload)
-        link, began = Link(self._cluster.nats.port), time.monotonic()
+        maker.forges_answers = bool(self._port)
+        roles = [role.value for role in AccessRole if role is not AccessRole.NODE] if self._port else []
+        links = {role: Link(self._port, user=role, **{"pass": role}) for role in roles} or {"": Link(self._nats_port())}
+        began = time.monotonic()
         number, look_at = 0, began
 
         def has_more() -> bool:
@@ -255,9 +304,15 @@ class Fuzz:
             for _ in range(_BLOCK):
                 block.append(self._request(maker, *rows[number % len(rows)], number))
                 number += 1
-            await asyncio.wait_for(link.send(block), _DEADLINE_S)
+            await asyncio.wait_for(self._rng.choice(list(links.values())).send(block), _DEADLINE_S)
             await asyncio.sleep(max(0.0, began + number / self._per_s - time.monotonic()))
-        await link.close()
+        for role, link in links.items():
+            self.out.denied |= {role: link.denied} if link.denied else {}
+            await link.close()
+
+    def _nats_port(self) -> int:
+        assert self._cluster.nats is not None
+        return self._cluster.nats.port
 
     def _request(self, maker: Maker, row: str, subject: str, number: int) -> bytes:
         rng = self._rng
@@ -273,11 +328,8 @@ class Fuzz:
         if words[0] == b"PUB":
             payload, where = rest[:-2], words[1].decode("utf-8", "surrogateescape")
             self._sent(where, payload)
-            if (
-                row not in ("raft", "inbox", "feed", "data_subject", "groups", "events_stream")
-                and rng.random() < 0.7
-                and len(where) < _MAX_LINE
-            ):
+            if rng.random() < 0.7 and len(where) < _MAX_LINE:
+                subject = where if row in _WHERE_HEARD else subject
                 self._sent(subject, payload)
                 return command(subject, reply, b"", payload)
         else:
@@ -352,7 +404,9 @@ class Fuzz:
     async def _publish(self, client: Client) -> None:
         while not self._ended.is_set():
             try:
-                await client.publish(STREAM, b"own %d" % self.out.published)
+                value = b"own %d" % self.out.published
+                ack = await client.publish(STREAM, value)
+                self._acked.append((ack.partition, ack.offset, value))
                 self.out.published += 1
             except LiftError:
                 await asyncio.sleep(0.1)
@@ -385,6 +439,18 @@ class Fuzz:
                 await asyncio.sleep(0.2)
         return found
 
+    async def _unchanged(self, client: Client) -> None:
+        """Each record that was acknowledged is where it was."""
+        kept = [record.value async for record in client.consume(KEPT, start="earliest", until="end")]
+        assert kept == [b"kept %d" % number for number in range(KEPT_RECORDS)], (
+            "records of the stream that nothing was sent to changed"
+        )
+        acked = list(self._acked)
+        for partition in range(PARTITIONS):
+            found = {r.offset: r.value async for r in client.consume(STREAM, partition, start="earliest", until="end")}
+            changed = [(at, value) for part, at, value in acked if part == partition and found.get(at) != value]
+            assert not changed, f"acknowledged records changed in partition {partition}: {changed[:5]}"
+
     async def _works(self, client: Client) -> None:
         """Everybody answers as before."""
         try:
@@ -397,6 +463,8 @@ class Fuzz:
                 answer = await client.transport.request(question, b"", 10.0)
                 assert json.loads(answer)["streams"] >= PARTITIONS
                 await client.describe_cluster()
+            async with asyncio.timeout(_DEADLINE_S):
+                await self._unchanged(client)
         except (LiftError, TimeoutError, AssertionError) as error:
             self.out.problems.append(f"the cluster does not answer as before: {error!r}")
         failed, refused = Counter[str](), Counter[str]()
@@ -406,15 +474,23 @@ class Fuzz:
         self.out.failed_requests, self.out.refused = dict(failed), dict(refused)
 
 
-def fuzz_subjects(seconds: float, seed: int, per_s: int = PER_S, *, verbose: bool = False) -> Verdict:
-    """Run on a cluster of its own."""
+def fuzz_subjects(seconds: float, seed: int, per_s: int = PER_S, *, verbose: bool = False, roles: bool = False) -> Verdict:
+    """Run on a cluster of its own. ``roles``: on a NATS server with a user for each role."""
 
     def show(node: str, line: str) -> None:
         if verbose or "CRITICAL" in line or "request failed" in line or "Error" in line:
             print(f"{node} | {line}"[:400], file=sys.stderr, flush=True)
 
-    with DevCluster(NODES, settings=SETTINGS, on_line=show) as cluster:
-        run = Fuzz(cluster, seed, seconds=seconds, per_s=per_s)
+    with ExitStack() as stack:
+        more: dict[str, Any] = {"settings": SETTINGS}
+        port = 0
+        if roles:
+            server = stack.enter_context(NatsServer(config=configuration(NAMESPACE)))
+            port = server.port
+            login = {"LIFTPY_USER": NODE_USER, "LIFTPY_PASSWORD": NODE_USER}
+            more = {"settings": SETTINGS | login, "nats_url": server.url, "namespace": NAMESPACE}
+        cluster = stack.enter_context(DevCluster(NODES, on_line=show, **more))
+        run = Fuzz(cluster, seed, seconds=seconds, per_s=per_s, port=port)
         try:
             return asyncio.run(run.run())
         except (TimeoutError, LiftError) as error:
@@ -429,14 +505,15 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--per-s", type=int, default=PER_S, help="requests in a second at most")
+    parser.add_argument("--roles", action="store_true", help="send under each role, on a NATS server with users")
     parser.add_argument("--verbose", action="store_true", help="print what the nodes log")
     given = parser.parse_args()
-    verdict = fuzz_subjects(given.minutes * 60, given.seed, given.per_s, verbose=given.verbose)
+    verdict = fuzz_subjects(given.minutes * 60, given.seed, given.per_s, verbose=given.verbose, roles=given.roles)
     print(verdict.text())
     wrong = verdict.wrong()
     print(
         "\n".join(f"WRONG: {text}" for text in wrong)
-        or "VERDICT: PASSED: no node ended, and nothing left outside the inbox rule"
+        or "VERDICT: PASSED: no node ended, no committed record changed, and nothing left outside the inbox rule"
     )
     sys.exit(1 if wrong else 0)
 

@@ -1,7 +1,7 @@
 """A nats-server in operator mode: users are JWTs, signed by an account, and the rights stand in them. Made here, or by ``nsc``.
 
 What is made here is what the NATS documentation says a JWT holds (version 2 of its claims), signed with nkeys; no server and no tool of
-NATS is asked for it. ``nsc`` runs with folders of its own, and is told what ``liftpy rights --format nsc`` prints, by a shell.
+NATS is asked for it. ``nsc`` runs with folders of its own, and is told what ``liftpy permissions --format nsc`` prints, by a shell.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The users of a nats-server under which the tests of roles run: one for each role, with what ``liftpy rights`` prints for it."""
+"""The users of a nats-server under which the tests of roles run: one for each role, with what ``liftpy permissions`` prints for it."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ EXAMPLES: dict[str, tuple[str, Callable[[], Service]]] = {
 QUICK = {
     "LIFTPY_REPLICATION_LEASE_S": "1.0",
     "LIFTPY_REPLICATION_SESSION_S": "1.4",
-    "LIFTPY_REPLICATION_HEARTBEAT_S": "0.1",
+    "LIFTPY_REPLICATION_HEARTBEAT_INTERVAL_S": "0.1",
     "LIFTPY_REPLICATION_MAX_LEADER_TIMEOUT_S": "1.5",
     "LIFTPY_REPLICATION_CANDIDATE_TIMEOUT_S": "1.0",
     "LIFTPY_REPLICATION_SERVICE_GRACE_S": "1.5",
@@ -72,12 +72,12 @@ class Running:
             node=node,
             data=self.data,
             output=self.outputs,
-            snapshot_every=EVERY,
+            snapshot_interval_records=EVERY,
             nats_url=self.bench.cluster.nats_url,
             more=(
                 "--name",
                 self.name,
-                *(("--dead-letter", self.dead_letters) if self.example in DEAD_LETTERS else ()),
+                *(("--dead-letter-stream", self.dead_letters) if self.example in DEAD_LETTERS else ()),
                 *self.more,
             ),
         )
@@ -164,7 +164,7 @@ class Running:
         machine = ServiceMachine(
             EXAMPLES[self.example][1](),
             Identity(self.name, self.stream, uid, 0),
-            snapshot_every=EVERY,
+            snapshot_interval_records=EVERY,
             outbox=Outbox(f"{uid}/0"),
         )
         machine.start(None)

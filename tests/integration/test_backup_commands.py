@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from liftpy.client import ReadOptions
 from liftpy.client.group_admin import describe_cursor, set_cursor
 from liftpy.core.base.ids import PartitionKey
 from tests import fork_server
@@ -22,6 +23,8 @@ pytestmark = pytest.mark.processes
 
 LIFTPY = [sys.executable, "-c", "from sidecar.cli.main import main; main()", "backup"]
 VALUES = [b"%d" % number * 9 for number in range(500)]
+DROPPED = 30
+LAST = DROPPED + len(VALUES) - 1
 
 
 class Commands:
@@ -56,13 +59,16 @@ async def test_backups_are_taken_listed_verified_pruned_restored_and_drilled(
     """One ``create`` is killed halfway, a bit of a piece is flipped; all while a restore and a drill run beside what there is [R9]."""
     commands = Commands(bench.cluster.nats_url, tmp_path / "store")
     stream = await bench.create(stream_name)
+    async with bench.client.producer(stream_name, id="job") as producer:
+        await (await producer.send_many(VALUES[:DROPPED]))
+    await bench.client.truncate_before(stream_name, 0, DROPPED)  # the backup knows the producer, whose records it does not have
     key, cursor = PartitionKey(stream_name, stream.uid, 0), f"c{stream_name}"
     async with await bench.client.publisher(stream_name) as publisher:
         await asyncio.gather(*[await publisher.send(value) for value in VALUES])
     await bench.until(lambda: _said(set_cursor(bench.client, cursor, {key: 77})), "a cursor has a position")
 
     first = await commands.run("create", "--stream", stream_name)
-    assert first["streams"] == {stream_name: {"0": [0, len(VALUES) - 1]}}
+    assert first["streams"] == {stream_name: {"0": [DROPPED, LAST]}}
     of_it, into = ("--backup", first["backup"]), f"{stream_name}-then"
     async with asyncio.TaskGroup() as group:
         restoring = group.create_task(
@@ -70,8 +76,12 @@ async def test_backups_are_taken_listed_verified_pruned_restored_and_drilled(
         )
         drilling = group.create_task(commands.run("drill", *of_it))
         await _killed_damaged_and_found(commands, bench, stream_name, first["backup"])
-    assert restoring.result()["streams"][into]["offsets"] == [[0, len(VALUES) - 1]]
-    assert await bench.values_on("n2", into, len(VALUES)) == VALUES
+    assert restoring.result()["streams"][into]["offsets"] == [[DROPPED, LAST]]
+    async with bench.client.producer(into, id="job") as producer:
+        assert producer.next_sequence(0) == DROPPED, "its records are gone, and its place is known"
+    on_n2 = ReadOptions(node="n2", patience_s=10)
+    found = [record.value async for record in bench.client.consume(into, start="earliest", until="end", options=on_n2)]
+    assert found == VALUES
     assert (drilling.result()["streams"], drilling.result()["records"]) == (1, len(VALUES))
     assert not [name for name in (await bench.client.describe_cluster()).image.streams if name.startswith("drill-")]
 
@@ -82,8 +92,8 @@ async def test_backups_are_taken_listed_verified_pruned_restored_and_drilled(
     assert pruned["backups"] == [first["backup"]]
     assert len(pruned["waits_for"]) == 1, "the one that was killed may still be running, for all that is known here"
     prom = tmp_path / "backup.prom"
-    (listed,) = await commands.run("list", "--max-age", "1", "--metrics-file", str(prom))
-    assert f'liftpy_backup_whole{{store="{commands.store}"}} 1.0' in prom.read_text()
+    (listed,) = await commands.run("list", "--max-age", "1h", "--metrics-file", str(prom))
+    assert f'liftpy_backup_valid{{store="{commands.store}"}} 1.0' in prom.read_text()
     assert (listed["since"], listed["faults"]) == (first["backup"], [])
 
 
@@ -95,7 +105,7 @@ async def _killed_damaged_and_found(commands: Commands, bench: Bench, stream_nam
     dying.kill()
     assert await dying.wait() == -9
     verified, second = await asyncio.gather(commands.run("verify", first), commands.run("create", "--stream", stream_name))
-    assert (verified["files"], verified["faults"]) == (2, [])
+    assert (verified["files"], verified["faults"]) == (3, [])
     assert second["since"] == first, "the one that was killed is none"
 
     (piece,) = [path for path in commands.pieces() if second["backup"] in path.name]

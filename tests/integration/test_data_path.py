@@ -265,14 +265,14 @@ async def test_the_status_page_and_the_metrics_are_on_loopback(bench: Any, strea
     report = json.loads(await asyncio.to_thread(get, "/status"))
     assert report["node"] == leader
     assert any(p["stream"] == stream_name and p["role"] == "LEADER" for p in report["partitions"])
-    assert all(p["assembling_bytes"] == 0 for p in report["partitions"])
+    assert all(p["fragment_reassembly_bytes"] == 0 for p in report["partitions"])
     assert report["connections"]["ingest"]["lost_with_connections"] == 0
     metrics = await asyncio.to_thread(get, "/metrics")
     for name in (
         "ingest_records_total",
-        "assembling_bytes",
-        "publish_lost_with_connections_total",
-        "publish_unknown_losses_total",
+        "fragment_reassembly_bytes",
+        "publish_lost_on_disconnect_total",
+        "publish_lost_unknown_total",
     ):
         assert f"\nliftpy_{name} " in metrics
     assert f'href="/stream/{stream_name}"' in await asyncio.to_thread(get, "/")

@@ -113,7 +113,7 @@ def said_until(process: subprocess.Popen[str], wanted: str) -> None:
 
 
 def test_a_node_that_is_killed_under_dev_comes_back(started: Callable[..., subprocess.Popen[str]]) -> None:
-    dev = started("dev", "--nodes", "3", "--port", "0", "--json", "--restart-after", "0.5")
+    dev = started("dev", "--nodes", "3", "--port", "0", "--json", "--restart-delay", "0.5")
     said = ready(dev)
     os.kill(said["nodes"]["n1"]["pid"], signal.SIGKILL)
     said_until(dev, "node n1 was killed by SIGKILL; it is started again in 0.5 s")
@@ -128,7 +128,7 @@ def test_a_node_that_is_killed_under_dev_comes_back(started: Callable[..., subpr
 
 
 def test_dev_gives_up_on_a_node_that_ends_again_and_again(started: Callable[..., subprocess.Popen[str]]) -> None:
-    dev = started("dev", "--nodes", "1", "--port", "0", "--json", "--restart-after", "0")
+    dev = started("dev", "--nodes", "1", "--port", "0", "--json", "--restart-delay", "0")
     said = ready(dev)
     folder = Path(said["nodes"]["n1"]["data"])
     os.kill(said["nodes"]["n1"]["pid"], signal.SIGSTOP)

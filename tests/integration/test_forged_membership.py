@@ -79,7 +79,13 @@ async def test_nobody_registers_in_the_place_of_a_node_that_runs(bench: Any, str
     index = (await ask_as(bench, "n1", describeCluster=pb.DescribeCluster())).index
     for node in ("n1", "n2", "n3"):
         other = pb.RegisterNode(
-            nodeId=node, folderId="somewhere else", start=1, nonce=4711, cleanStop=True, minLevel=1, maxLevel=SPOKEN.most
+            nodeId=node,
+            folderId="somewhere else",
+            start=1,
+            nonce=4711,
+            cleanStop=True,
+            minLevel=SPOKEN.least,
+            maxLevel=SPOKEN.most,
         )
         refused = await ask_as(bench, node, registerNode=other)
         assert refused.error == pb.ControlResponse.EXISTS, refused
@@ -94,7 +100,7 @@ async def test_nobody_registers_in_the_place_of_a_node_that_runs(bench: Any, str
             bench,
             node,
             registerNode=pb.RegisterNode(
-                nodeId=node, folderId="somewhere else", start=1, nonce=5, minLevel=1, maxLevel=SPOKEN.most
+                nodeId=node, folderId="somewhere else", start=1, nonce=5, minLevel=SPOKEN.least, maxLevel=SPOKEN.most
             ),
         )
         assert refused.error == pb.ControlResponse.EXISTS, refused

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from liftpy.client import sync
-from liftpy.core.metadata.features import SPOKEN, STRICT
+from liftpy.core.metadata.features import SPOKEN
 from sidecar.cli.main import main
 from sidecar.dev.cluster import DevCluster
 
@@ -51,7 +51,7 @@ def command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 
 
 def check_upgrade(capsys: pytest.CaptureFixture[str], *url: str) -> None:
-    """A new cluster is at the newest level: there is nothing to finalize; back to level 2, which has no way back."""
+    """A new cluster is at the newest level: there is nothing to finalize, and no way back from the first level."""
     level = SPOKEN.most
     code, said = command(capsys, "upgrade", "check", *url)
     assert (code, said.count("[+]"), f"level {level} holds, nothing to finalize" in said) == (0, 5, True), said
@@ -63,14 +63,8 @@ def check_upgrade(capsys: pytest.CaptureFixture[str], *url: str) -> None:
     assert (code, report["level"], {n: shown["speaks"] for n, shown in report["nodes"].items()}) == (
         0, level, {f"n{number}": [SPOKEN.least, level] for number in (1, 2, 3)},
     )  # fmt: skip
-    for now in range(level, STRICT, -1):
-        assert command(capsys, "upgrade", "revert", *url) == (0, f"the feature level is {now - 1}, it was {now}\n"), (
-            "nothing uses it"
-        )
-    report = json.loads(command(capsys, "upgrade", "report", "--json", *url)[1])
-    code, said = command(capsys, "upgrade", "revert", *url)
-    assert (code, said.strip()) == (1, "; ".join(report["in_the_way_back"]))
-    assert command(capsys, "upgrade", "finalize", *url) == (0, f"the feature level is {level}, it was {STRICT}\n")
+    assert report["in_the_way_back"] == [f"there is no level before {level}"]
+    assert command(capsys, "upgrade", "revert", *url) == (1, f"there is no level before {level}\n")
 
 
 def test_what_is_live_ready_and_synced_through_faults(
@@ -84,7 +78,7 @@ def test_what_is_live_ready_and_synced_through_faults(
             until(lambda node=node: row(cluster, node) == (200, 200, 200), "all is well")
         code, said = command(capsys, "health", "--synced", "--cluster", "--probe", *url)
         assert (code, said.count("[+]")) == (0, 7), said
-        assert command(capsys, "node", "may-stop", "n1", *url) == (0, "n1 may stop\n")
+        assert command(capsys, "node", "can-stop", "n1", *url) == (0, "n1 may stop\n")
         port = cluster.nodes["n2"].status_url.rpartition(":")[2]
         assert command(capsys, "health", "--live", "--port", port)[0] == 0
 
@@ -98,10 +92,10 @@ def test_what_is_live_ready_and_synced_through_faults(
         until(lambda: "DEGRADED" in command(capsys, "top", "--once", *url)[1], "top says that n2 is silent, then fenced")
         assert (row(cluster, "n1"), row(cluster, "n2"), row(cluster, "n3")) == ((200, 200, 200), (0, 0, 0), (200, 200, 200))
         assert command(capsys, "health", "--node", "n2", *url)[0] == 3
-        until(lambda: command(capsys, "node", "may-stop", "n1", *url)[0] == 1, "the group would lose its majority")
+        until(lambda: command(capsys, "node", "can-stop", "n1", *url)[0] == 1, "the group would lose its majority")
         code, said = command(capsys, "upgrade", "check", *url)
         assert (code, "[-] n2: does not answer" in said) == (1, True), said
-        reasons = json.loads(command(capsys, "node", "may-stop", "n1", "--json", *url)[1])["reasons"]
+        reasons = json.loads(command(capsys, "node", "can-stop", "n1", "--json", *url)[1])["reasons"]
         assert any("metadata group" in reason for reason in reasons)
         cluster.nodes["n2"].send(signal.SIGCONT)
         until(lambda: row(cluster, "n2") == (200, 200, 200), "it goes on")

@@ -20,7 +20,7 @@ async def published_and_read(url: str, cluster: DevCluster) -> None:
     async with await connect(url) as client:
         async with await client.publisher("orders", 0) as publisher:
             await publisher.send(b"before")
-            code, said = await asyncio.to_thread(liftpy, cluster, "stream", "add-partitions", "orders", "--to", "4")
+            code, said = await asyncio.to_thread(liftpy, cluster, "stream", "add-partitions", "orders", "--partitions", "4")
             assert code == 0, said
             assert len(said["partitions"]) == 4
             await publisher.send(b"after")

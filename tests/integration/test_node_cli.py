@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -31,57 +32,110 @@ def nodes(cluster: DevCluster) -> set[str]:
     return {node["node_id"] for node in found["nodes"]}
 
 
-def test_a_node_that_is_gone_for_good_is_forgotten_and_no_other() -> None:
-    with DevCluster(4) as cluster:
-        code, said = liftpy(cluster, "node", "remove", "n4", "--timeout", "0.5")
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[DevCluster]:
+    with DevCluster(4) as running:
+        yield running
+
+
+def test_a_node_that_is_gone_for_good_is_forgotten_and_no_other(cluster: DevCluster) -> None:
+    code, said = liftpy(cluster, "node", "remove", "n4", "--timeout", "0.5")
+    assert (code, said["code"]) == (2, "CONFIG")
+    assert said["detail"] == "node 'n4' is alive: stop it first"
+    code, said = liftpy(cluster, "node", "remove", "n5")
+    assert (code, said["code"]) == (1, "NOT_FOUND")
+    assert "there are: n1, n2, n3, n4" in said["detail"]
+    assert cluster.nodes["n4"].terminate() == 0
+    assert liftpy(cluster, "node", "remove", "n4", "--dry-run")[1]["removed"] is False
+    assert nodes(cluster) == {"n1", "n2", "n3", "n4"}
+    code, said = liftpy(cluster, "node", "remove", "n4")
+    assert (code, said) == (0, {"node": "n4", "removed": True, "dry_run": False, "controller": False})
+    assert nodes(cluster) == {"n1", "n2", "n3"}
+    cluster.nodes["n4"].start()
+    cluster.nodes["n4"].wait_ready()
+    assert nodes(cluster) == {"n1", "n2", "n3", "n4"}
+    code, said = liftpy(cluster, "stream", "create", "held", "--subject", "held", "--partitions", "4")
+    assert code == 0, said
+    cluster.nodes["n4"].kill()
+    for more in ((), ("--dry-run",)):
+        code, said = liftpy(cluster, "node", "remove", "n4", *more)
         assert (code, said["code"]) == (2, "CONFIG")
-        assert said["detail"] == "node 'n4' is alive: stop it first"
-        code, said = liftpy(cluster, "node", "remove", "n5")
-        assert (code, said["code"]) == (1, "NOT_FOUND")
-        assert "there are: n1, n2, n3, n4" in said["detail"]
-        assert cluster.nodes["n4"].terminate() == 0
-        assert liftpy(cluster, "node", "remove", "n4", "--dry-run")[1]["removed"] is False
-        assert nodes(cluster) == {"n1", "n2", "n3", "n4"}
-        code, said = liftpy(cluster, "node", "remove", "n4")
-        assert (code, said) == (0, {"node": "n4", "removed": True, "dry_run": False, "controller": False})
-        assert nodes(cluster) == {"n1", "n2", "n3"}
-        cluster.nodes["n4"].start()
-        cluster.nodes["n4"].wait_ready()
-        assert nodes(cluster) == {"n1", "n2", "n3", "n4"}
-        code, said = liftpy(cluster, "stream", "create", "held", "--subject", "held", "--partitions", "4")
+        assert said["detail"].startswith("node 'n4' holds 3 replicas of held: 0 are on their way to others, 3 wait")
+        assert "liftpy node drain n4" in said["detail"]
+    assert nodes(cluster) == {"n1", "n2", "n3", "n4"}
+    start(cluster, "n4")
+    code, said = liftpy(cluster, "stream", "delete", "held", "--yes")
+    assert code == 0, said
+
+
+def start(cluster: DevCluster, name: str) -> None:
+    cluster.nodes[name].start()
+    cluster.nodes[name].wait_ready()
+
+
+def text(cluster: DevCluster, *words: str) -> str:
+    done = fork_server.run(
+        [*LIFTPY, *words, "--nats", cluster.nats_url], capture_output=True, text=True, timeout=60, check=False
+    )
+    return str(done.stdout) + str(done.stderr)
+
+
+def test_a_node_that_missed_a_deletion_names_the_data_and_removes_it_when_asked(cluster: DevCluster) -> None:
+    for name, partitions in (("gone", "4"), ("kept", "4")):
+        code, said = liftpy(cluster, "stream", "create", name, "--subject", name, "--partitions", partitions)
         assert code == 0, said
-        cluster.nodes["n4"].kill()
-        for more in ((), ("--dry-run",)):
-            code, said = liftpy(cluster, "node", "remove", "n4", *more)
-            assert (code, said["code"]) == (2, "CONFIG")
-            assert said["detail"].startswith("node 'n4' holds 3 replicas of held: 0 are on their way to others, 3 wait")
-            assert "liftpy node drain n4" in said["detail"]
-        assert nodes(cluster) == {"n1", "n2", "n3", "n4"}
+    folders = cluster.data / "n4" / "streams"
+    deadline = time.monotonic() + 30
+    while set(held := {path.name.split("-")[0]: path.name for path in folders.iterdir()}) != {"gone", "kept"}:
+        assert time.monotonic() < deadline, held
+        time.sleep(0.02)
+    gone, kept = held["gone"], held["kept"]
+    cluster.nodes["n4"].kill()
+    code, said = liftpy(cluster, "stream", "delete", "gone", "--yes")
+    assert code == 0, said
+    start(cluster, "n4")
+    assert liftpy(cluster, "node", "remove-data", "n4")[1]["unknown"] == [gone]
+    found = {node["node_id"]: node["unknown_streams"] for node in liftpy(cluster, "status")[1]["nodes"]}
+    assert found == {"n1": [], "n2": [], "n3": [], "n4": [gone]}
+    line = f"n4 keeps data of streams that the cluster does not know: {gone}: liftpy node remove-data n4"
+    for command in ("status", "health"):
+        assert line in text(cluster, command)
+    for wrong in ((kept,), (gone, kept), ("../raft",), ("gone",)):
+        code, said = liftpy(cluster, "node", "remove-data", "n4", *wrong, "--yes")
+        assert (code, said["code"]) == (2, "CONFIG"), said
+        assert f"it has {gone}" in said["detail"]
+        assert {gone, kept} <= {path.name for path in folders.iterdir()}
+    code, said = liftpy(cluster, "node", "remove-data", "n4", gone, "--yes")
+    assert (code, said["removed"]) == (0, [gone]), said
+    assert not (folders / gone).exists()
+    assert (folders / kept).exists()
+    assert not [path for path in (cluster.data / "n4" / "held").iterdir() if path.name.startswith(gone)]
+    assert "keeps data" not in text(cluster, "health")
+    assert liftpy(cluster, "node", "remove-data", "n4")[1]["unknown"] == []
+    code, said = liftpy(cluster, "stream", "delete", "kept", "--yes")
+    assert code == 0, said
+    while held := sorted(path.name for path in folders.glob("*-*")):
+        assert time.monotonic() < deadline + 30, held
+        time.sleep(0.02)
 
 
-def test_a_node_that_was_removed_while_it_stood_still_is_told_and_stops() -> None:
+def test_a_node_that_was_removed_while_it_stood_still_is_told_and_stops(cluster: DevCluster) -> None:
     """Before, it was answered NOT_FOUND for ever, and ran on without a word."""
-    with DevCluster(4) as cluster:
-        removed = cluster.nodes["n4"]
-        removed.send(signal.SIGSTOP)
-        code, said = liftpy(cluster, "node", "remove", "n4", "--timeout", "30")
-        assert (code, said["removed"]) == (0, True)
-        removed.send(signal.SIGCONT)
-        deadline = time.monotonic() + 30
-        while removed.running:
-            assert time.monotonic() < deadline, list(removed.log)
-            time.sleep(0.05)
-        assert "exit code 1" in removed.how_it_ended
-        critical = [line for line in removed.log if "CRITICAL" in line]
-        assert len(critical) == 1, list(removed.log)
-        for what in (
-            "node 'n4' was removed from the cluster",
-            "so it stops",
-            "start it: it joins",
-            "delete the data directory",
-        ):
-            assert what in critical[0]
-        assert nodes(cluster) == {"n1", "n2", "n3"}
-        removed.start()
-        removed.wait_ready()
-        assert nodes(cluster) == {"n1", "n2", "n3", "n4"}
+    removed = cluster.nodes["n4"]
+    removed.send(signal.SIGSTOP)
+    code, said = liftpy(cluster, "node", "remove", "n4", "--timeout", "30")
+    assert (code, said["removed"]) == (0, True)
+    removed.send(signal.SIGCONT)
+    deadline = time.monotonic() + 30
+    while removed.running:
+        assert time.monotonic() < deadline, list(removed.log)
+        time.sleep(0.05)
+    assert "exit code 1" in removed.how_it_ended
+    critical = [line for line in removed.log if "CRITICAL" in line]
+    assert len(critical) == 1, list(removed.log)
+    for what in ("node 'n4' was removed from the cluster", "so it stops", "start it: it joins", "delete the data directory"):
+        assert what in critical[0]
+    assert nodes(cluster) == {"n1", "n2", "n3"}
+    removed.start()
+    removed.wait_ready()
+    assert nodes(cluster) == {"n1", "n2", "n3", "n4"}

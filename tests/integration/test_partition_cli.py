@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from liftpy.client import connect
+from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.wire.batch import Record
 from liftpy.errors import LogTruncatedError
 from sidecar.dev.cluster import DevCluster
@@ -69,15 +71,15 @@ def test_the_oldest_records_are_given_up(cluster: DevCluster) -> None:
 
     asyncio.run(publish())
     dry = {"stream": "old", "dry_run": True, "begins": [_truncated(6, 6, 9)]}
-    assert liftpy(cluster, "stream", "truncate", "old", "--before", "6", "--dry-run") == (0, dry)
+    assert liftpy(cluster, "stream", "delete-records", "old", "--before", "6", "--dry-run") == (0, dry)
     assert len(asyncio.run(read(cluster, "old"))) == 9
-    assert liftpy(cluster, "stream", "truncate", "old", "--before", "6", "--yes") == (0, dry | {"dry_run": False})
+    assert liftpy(cluster, "stream", "delete-records", "old", "--before", "6", "--yes") == (0, dry | {"dry_run": False})
     until(lambda: [r.offset for r in asyncio.run(read(cluster, "old"))] == [6, 7, 8], "the log begins at 6")
-    code, refused = liftpy(cluster, "stream", "truncate", "old", "--before", "10", "--yes")
+    code, refused = liftpy(cluster, "stream", "delete-records", "old", "--before", "10", "--yes")
     assert (code != 0, "offset 10 is outside 6..9" in refused) == (True, True), refused
-    ago = liftpy(cluster, "stream", "truncate", "old", "--before", "-1h", "--yes")
+    ago = liftpy(cluster, "stream", "delete-records", "old", "--before", "-1h", "--yes")
     assert ago == (0, {"stream": "old", "dry_run": False, "begins": [_truncated(6, 0, 3)]})
-    code, all_of_it = liftpy(cluster, "stream", "truncate", "old", "--before", "new", "--yes")
+    code, all_of_it = liftpy(cluster, "stream", "delete-records", "old", "--before", "new", "--yes")
     assert (code, all_of_it["begins"]) == (0, [_truncated(9, 3, 3)])
     until(lambda: not asyncio.run(read(cluster, "old")), "nothing is left")
 
@@ -102,7 +104,7 @@ def test_a_leadership_is_moved_and_given_back(cluster: DevCluster) -> None:
         (["transfer", "moves", "7"], 1, "partitions 0 to 2"),
         (["transfer", "nothing"], 1, "no stream"),
         (["elect", "moves"], 2, "already has a leader"),
-        (["elect", "moves", "--yes-lose-data"], 2, "needs --unclean"),
+        (["elect", "moves", "--confirm", "moves/0"], 2, "needs --unclean"),
     ],
 )
 def test_what_is_not_possible_is_said(cluster: DevCluster, words: list[str], exit_code: int, text: str) -> None:
@@ -128,7 +130,7 @@ def test_an_unclean_election_is_only_on_command_and_seen_by_everybody(cluster: D
     code, said = liftpy(cluster, "partition", "elect", "lossy")
     assert code == 2
     assert "live" in said
-    code, elected = liftpy(cluster, "partition", "elect", "lossy", "--unclean", "--yes-lose-data")
+    code, elected = liftpy(cluster, "partition", "elect", "lossy", "--unclean", "--confirm", "lossy/0")
     assert (code, elected["leader"], elected["unclean_elected"]) == (0, follower, True), elected
     until(lambda: state(cluster, "lossy")["leader"] == follower, "the other one leads")
     with pytest.raises(LogTruncatedError, match="at most those below 0 are the same"):
@@ -140,3 +142,31 @@ def test_an_unclean_election_is_only_on_command_and_seen_by_everybody(cluster: D
     cluster.nodes[leader].start()
     cluster.nodes[leader].wait_ready()
     until(lambda: set(state(cluster, "lossy")["isr"]) == {leader, follower}, "both are in the ISR")
+
+
+async def partition_of(cluster: DevCluster, stream: str) -> PartitionState:
+    async with await connect(cluster.nats_url) as client:
+        return (await client.stream(stream)).partitions[0]
+
+
+def test_partition_whose_only_replica_lost_its_folder_waits_for_an_operator(cluster: DevCluster) -> None:
+    """It does not come back by itself with an empty log [S17, C10]."""
+
+    async def publish() -> str:
+        async with connect(cluster.nats_url) as client:
+            stream = await client.create_stream("alone", "alone", replicas=1)
+            await client.publish("alone", b"1")
+            return stream.partitions[0].leader or ""
+
+    node = asyncio.run(publish())
+    cluster.nodes[node].kill()
+    (folder,) = (cluster.data / node / "streams").glob("alone-*")
+    shutil.rmtree(folder)
+    cluster.nodes[node].start()
+    cluster.nodes[node].wait_ready()
+    until(lambda: asyncio.run(partition_of(cluster, "alone")).incomplete, "the cluster knows that the node has lost something")
+    found = asyncio.run(partition_of(cluster, "alone"))
+    assert (found.status, found.isr) == (PartitionStatus.OFFLINE, (node,))
+    code, elected = liftpy(cluster, "partition", "elect", "alone", "--unclean", "--yes-lose-data")
+    assert (code, elected["leader"]) == (0, node), elected
+    assert asyncio.run(read(cluster, "alone")) == []

@@ -48,7 +48,7 @@ def test_planted_secrets_are_found_nowhere(tmp_path: Path, monkeypatch: pytest.M
                 time.sleep(0.05)
     text = "\n".join(said)
     events = [json.loads(line)["event"] for line in said if line.startswith('{"ts"')]
-    assert {"node.up", "replica.step", "bus.back"} <= set(events), "debug lines were looked at, as JSON"
+    assert {"node.up", "replica.step", "nats.reconnected"} <= set(events), "debug lines were looked at, as JSON"
     for planted in RECORD:
         assert planted not in text, [line for line in said if planted in line][:3]
     assert "trying on" in text or "is back" in text

@@ -23,7 +23,7 @@ PARTITIONS = 12
 
 @pytest.fixture
 def three() -> Iterator[DevCluster]:
-    with DevCluster(3, settings={**QUICK, "LIFTPY_REPLICATION_QUIET_ROUNDS": "2"}, on_line=show) as running:
+    with DevCluster(3, settings={**QUICK, "LIFTPY_REPLICATION_IDLE_POLLS_BEFORE_QUIET": "2"}, on_line=show) as running:
         yield running
 
 

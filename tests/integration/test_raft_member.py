@@ -99,7 +99,7 @@ async def controllers(url: str, tmp_path: Path) -> AsyncIterator[Controllers]:
 
 
 def register(node_id: str) -> pb.ControlRequest:
-    return pb.ControlRequest(registerNode=pb.RegisterNode(nodeId=node_id, minLevel=1, maxLevel=SPOKEN.most))
+    return pb.ControlRequest(registerNode=pb.RegisterNode(nodeId=node_id, minLevel=SPOKEN.least, maxLevel=SPOKEN.most))
 
 
 def create(name: str) -> pb.ControlRequest:

@@ -1,5 +1,5 @@
-"""A cluster on a nats-server whose users have the rights of their roles, as ``liftpy rights`` prints them: what each has to do works,
-and each subject that it must not reach is denied."""
+"""A cluster on a nats-server whose users have the rights of their roles, as ``liftpy permissions`` prints them: what each has to do
+works, and each subject that it must not reach is denied."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def _a_service_works(cluster: DevCluster, folder: Path) -> None:
         node=leader,
         data=folder,
         output="out",
-        snapshot_every=100,
+        snapshot_interval_records=100,
         nats_url=cluster.nats_url,
         more=("--namespace", NS, "--user", "service", "--inbox-prefix", scope.inbox_prefix),
         environment={"LIFTPY_PASSWORD": "service-secret"},
@@ -323,7 +323,7 @@ def test_a_node_without_its_rights_ends_and_says_which(lacking: str, tmp_path: P
         done = _node(server.url, tmp_path, LIFTPY_USER="node", LIFTPY_PASSWORD="secret")
     assert done.returncode == 1, done.stderr
     assert f"NATS does not let this node {lacking} on acme." in done.stderr
-    assert "liftpy rights --role node --namespace acme" in done.stderr
+    assert "liftpy permissions --role node --namespace acme" in done.stderr
 
 
 def _node(url: str, folder: Path, until: Callable[[str], bool] | None = None, **environment: str) -> Any:
@@ -347,4 +347,4 @@ def test_a_start_without_authorization_says_so_once(tmp_path: Path) -> None:
         done = _node(server.url, tmp_path, until=lambda line: '"ready"' in line)
     warnings = [line for line in done.stderr.splitlines() if "WARNING" in line and "lets everybody in" in line]
     assert len(warnings) == 1, done.stderr
-    assert done.stderr.count("liftpy rights") == 1
+    assert done.stderr.count("liftpy permissions") == 1

@@ -77,7 +77,7 @@ async def test_warnings_are_copied_once_by_sensor_over_the_death_of_the_leaders_
             node=node,
             data=tmp_path,
             output="confirmed",
-            snapshot_every=50,
+            snapshot_interval_records=50,
             nats_url=cluster.nats_url,
             more=("--route", "high=warnings"),
         )

@@ -24,7 +24,13 @@ TIMEOUT_S = 30.0
 def begin(data: Path, url: str) -> subprocess.Popen[Any]:
     """A service over a stream that is nowhere."""
     return start_service(
-        "tests.examples.chain:Chain", stream="s", node="n1", data=data, output="out", snapshot_every=100, nats_url=url
+        "tests.examples.chain:Chain",
+        stream="s",
+        node="n1",
+        data=data,
+        output="out",
+        snapshot_interval_records=100,
+        nats_url=url,
     )
 
 

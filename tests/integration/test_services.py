@@ -25,7 +25,7 @@ from liftpy.nats.transport import Transport, open_connection
 from liftpy.service import Outbox
 from liftpy.service.output_writer import Emitter
 from liftpy.service.settings import ServiceSettings
-from sidecar.cli.page import ClusterSite
+from sidecar.cli.dashboard import ClusterSite
 from sidecar.cli.service import EXIT_CONFIG, EXIT_PLACE_TAKEN, store_now
 from sidecar.cli.status import gather
 from sidecar.dev.cluster import DevCluster
@@ -412,7 +412,7 @@ async def test_one_process_runs_an_instance_over_each_partition(run: Any) -> Non
 
 async def test_an_effect_that_dies_with_its_process_runs_again_elsewhere_and_has_one_result(run: Any, tmp_path: Path) -> None:
     """And a timer fires meanwhile, on a stream where nothing arrives."""
-    service: Running = await run("till", more=("--set", f"folder={tmp_path}", "--tick-s", "0.1"))
+    service: Running = await run("till", more=("--set", f"folder={tmp_path}", "--tick-interval", "0.1"))
     bench, hold, begun = service.bench, tmp_path / "hold", tmp_path / "begun"
     hold.touch()
     await bench.client.publish(service.stream, b"7 cents")

@@ -161,7 +161,7 @@ def test_compact_of_a_stream_whose_keys_are_rewritten_meanwhile_has_every_key(la
     assert latest() == {f"key-{offset % 7}": offset for offset in range(193, 200)}
     append(log, 10)
     log.deletes_end = 150
-    with pytest.raises(DataLossError, match="--anew"):
+    with pytest.raises(DataLossError, match="--rebuild"):
         next_step(plan, table_at(plan.output))
     assert next_step(replace(plan, anew=True), table_at(plan.output)).waiting == 210
 

@@ -1,4 +1,5 @@
-"""Spark under the role ``reader``, as ``liftpy rights`` prints it, on a real nats-server: driver and executors need nothing else."""
+"""Spark under the role ``reader``, as ``liftpy permissions`` prints it, on a real nats-server: driver and executors need nothing
+else."""
 
 from __future__ import annotations
 

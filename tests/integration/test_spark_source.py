@@ -252,7 +252,7 @@ def test_retention_behind_a_checkpoint_is_an_error_or_a_warning(streams: Streams
 # ---- a real cluster --------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def dev() -> Iterator[DevCluster]:
-    with DevCluster(3, settings={"LIFTPY_OFFER_FILES": "true"}) as cluster:
+    with DevCluster(3, settings={"LIFTPY_LOCAL_FILE_READS": "true"}) as cluster:
         yield cluster
 
 

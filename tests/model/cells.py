@@ -45,7 +45,7 @@ from tests.model.structure import Interned, Names, Structure
 NOW = 1
 _LONG_AGO = -(10**18)
 KEY = PartitionKey("s", "u", 0)
-CONFIG = ReplicationConfig(quiet_rounds=1 << 20)
+CONFIG = ReplicationConfig(idle_polls_before_quiet=1 << 20)
 Record = tuple[int, int]
 """(LeaderEpoch, number of the publish)."""
 Message = tuple[Any, ...]

@@ -25,6 +25,7 @@ from liftpy.core.metadata.directory_identity import DirectoryIdentity
 from liftpy.core.metadata.idempotency_cache import IdempotencyCache
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.born import born_fsm, registration
 from tests.model.search import Broken
 from tests.model.structure import Interned
 
@@ -102,10 +103,10 @@ class ControlModel:
     # ---- the first state ---------------------------------------------------------------------------------------------
     def first(self) -> State:
         """All nodes have registered, the stream is there, a leads it and all are in sync."""
-        fsm, nodes = ClusterFsm(elections=True), []
+        fsm, nodes = born_fsm(elections=True), []
         for number, name in enumerate(NODES, 1):
             starts = DirectoryIdentity(f"folder-{name}").next(number)
-            request = pb.RegisterNode(nodeId=name)
+            request = registration(nodeId=name)
             starts.tell(request)
             self._apply_to(fsm, pb.ControlRequest(registerNode=request))
             nodes.append(Node(starts.taken(), number, 0, number))
@@ -135,12 +136,12 @@ class ControlModel:
         """(image after it, whether it was accepted)."""
         found = self._applied.get((number, data))
         if found is None:
-            fsm = ClusterFsm(elections=True)
+            fsm = born_fsm(elections=True)
             before: ClusterImage = self._images[number]
             fsm.image = before
             try:
                 response = self._apply_to(fsm, pb.ControlRequest.FromString(data))
-                restored = ClusterFsm(elections=True)
+                restored = born_fsm(elections=True)
                 restored.restore(fsm.snapshot())
                 check(_held(restored.image) == _held(fsm.image), "M7", _held(restored.image), "is not", _held(fsm.image))
                 self._look(before, fsm.image, pb.ControlRequest.FromString(data), response)
@@ -261,7 +262,7 @@ class ControlModel:
                 empty = Node(DirectoryIdentity(f"new-{name}"), 0, 0, 0, lost=bool(node.data))
                 yield (name, "folder is emptied"), with_node(empty, left=spent)
         starts = node.starts.next(self._nonce(state))
-        request = pb.RegisterNode(nodeId=name, previousIncarnation=node.stored, flushedAlways=True)
+        request = registration(nodeId=name, previousIncarnation=node.stored, flushedAlways=True)
         starts.tell(request)
         data = pb.ControlRequest(registerNode=request).SerializeToString(deterministic=True)
         applied = self._apply(state.image, data)

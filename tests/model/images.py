@@ -21,6 +21,7 @@ from liftpy.core.metadata.image import ClusterImage, Counters, LeaderReport, Nod
 from liftpy.core.metadata.record_builder import Rules
 from liftpy.core.metadata.replay import replay_all
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.born import registration
 from tests.model.cells import KEY, Message, in_name_order
 from tests.model.search import Broken
 from tests.model.structure import Interned, Names, Structure
@@ -81,7 +82,7 @@ def request_of(message: Message, image: ClusterImage) -> pb.ControlRequest:
         return pb.ControlRequest(unfenceNode=pb.UnfenceNode(nodeId=message[1], incarnation=image.nodes[message[1]].incarnation))
     if kind == "registers":
         known = image.nodes[message[1]].incarnation
-        return pb.ControlRequest(registerNode=pb.RegisterNode(nodeId=message[1], previousIncarnation=known, flushedAlways=True))
+        return pb.ControlRequest(registerNode=registration(nodeId=message[1], previousIncarnation=known, flushedAlways=True))
     if kind == "positions are waited for no longer":
         return pb.ControlRequest(concludeElection=pb.ConcludeElection(**where, epoch=partition.epoch))
     if kind == "candidate is passed over":

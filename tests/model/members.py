@@ -88,7 +88,7 @@ class Machine:
     """A state machine that remembers everything that was applied; in the place of ``ClusterFsm``."""
 
     spoken = SPOKEN
-    feature_level = 1
+    feature_level = SPOKEN.most
     digest = b""
 
     def __init__(self) -> None:
@@ -266,7 +266,7 @@ class Member:
             for name, value in zip(_PEER, values, strict=True):
                 setattr(log.peers[node_id], name, value)
         log.transport._hardening._snapshots = {name: bytearray(parts) for name, parts in snapshots}  # type: ignore[union-attr]
-        log.transport.levels = {}  # for operators only; and at level 1 there are no checkpoints
+        log.transport.levels = {}  # for operators only; and an image without a digest makes no checkpoints
         log.transport._echoes, log.transport._confirmed = {}, {}
         log.transport._leader_heard_at = log.transport._transfer_asked_at = -math.inf  # whoever asks for a vote has waited
         log.transport.sessions.outbox.clear()

@@ -118,7 +118,12 @@ class Alter(Feature):
 
     async def act(self, world: World, rng: random.Random) -> None:
         change: dict[str, Any] = rng.choice(
-            ({"segment_age_s": 60.0}, {"retention_bytes": 1 << 40}, {"max_held_s": 5.0}, {"quota_records_per_s": 1000})
+            (
+                {"segment_age_s": 60.0},
+                {"retention_bytes": 1 << 40},
+                {"min_isr_hold_timeout_s": 5.0},
+                {"quota_records_per_s": 1000},
+            )
         )
         await world.altered(**change)
         await world.write(rng, 5)

@@ -191,8 +191,12 @@ class KeyFilter(Feature):
             keys = {record.key for record in log.records if record.key is not None}
             for key in sorted(keys)[:3]:
                 found = await read_all(world.client.consume(world.stream, partition, keys=[key], until="end", options=READ))
-                wanted = [record.offset for record in log.records if record.key == key]
-                assert [r.offset for r in found] == wanted, f"key {key!r} gives {[r.offset for r in found]}, not {wanted}"
+                offsets, wanted = [r.offset for r in found], [r.offset for r in log.records if r.key == key]
+                if offsets != wanted and world.model.may_shorten:  # compaction has dropped old delete markers since
+                    later = await read_all(world.client.consume(world.stream, partition, until="end", options=READ))
+                    still = {record.offset for record in later}
+                    wanted = [offset for offset in wanted if offset in still or offset in offsets]
+                assert offsets == wanted, f"key {key!r} gives {offsets}, not {wanted}"
 
 
 class SeveralPartitions(Feature):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import tempfile
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from tests.pairs.model import WRITING_ERRORS
 from tests.pairs.table import FEATURES
 from tests.pairs.world import World
 
+_TICK_S, _LATE_S = 0.05, 0.5
 LONGEST_S = 120.0
 """A scenario that takes longer is a violation by itself."""
 
@@ -49,6 +51,8 @@ async def play(features: Sequence[Feature], seed: int, cluster: ClusterUnderTest
     name = f"pairs-{seed}" if cluster is None else f"pairs-{seed}-{random.randrange(1 << 32):x}"
     with tempfile.TemporaryDirectory(prefix="pairs-") as scratch:
         world = World(name, Path(scratch), processes=cluster)
+        load = _Load()
+        watching = asyncio.create_task(load.watch())
         try:
             async with asyncio.timeout(LONGEST_S), world.running(settings):
                 try:
@@ -59,7 +63,30 @@ async def play(features: Sequence[Feature], seed: int, cluster: ClusterUnderTest
         except Exception as error:  # whatever it is, it is shown with the command that repeats it
             where = traceback.extract_tb(error.__traceback__)[-1]
             world.model.violate(f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})")
-        return world.model.violations
+        finally:
+            watching.cancel()
+        return [f"{violation}{load.said}" for violation in world.model.violations]
+
+
+class _Load:
+    """Notices that this process did not get the CPU in time: then a timeout says nothing about the cluster."""
+
+    def __init__(self) -> None:
+        self._late_s = 0.0
+
+    async def watch(self) -> None:
+        """Measure how late the event loop wakes a task."""
+        while True:
+            before_s = time.monotonic()
+            await asyncio.sleep(_TICK_S)
+            self._late_s = max(self._late_s, time.monotonic() - before_s - _TICK_S)
+
+    @property
+    def said(self) -> str:
+        """For the end of a violation."""
+        if self._late_s < _LATE_S:
+            return ""
+        return f" [this process was {self._late_s:.1f} s late for the CPU: repeat the scenario on an idle machine]"
 
 
 async def _play(features: Sequence[Feature], world: World, rng: random.Random) -> None:

@@ -44,7 +44,7 @@ class ReplicatedService(Feature):
         self._outputs = await world.side_stream("outputs")
         assert world.memory is not None
         serve = world.memory.serve
-        await asyncio.to_thread(lambda: serve(Echo, "echo", world.stream, output_stream=self._outputs, tick_s=0.1))
+        await asyncio.to_thread(lambda: serve(Echo, "echo", world.stream, output_stream=self._outputs, tick_interval_s=0.1))
 
     async def check(self, world: World) -> None:
         if world.recreations:

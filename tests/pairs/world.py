@@ -41,9 +41,9 @@ _QUICK = ReplicationConfig(
     candidate_timeout_s=1.0,
     max_idle_wait_s=0.3,
     notice_interval_s=0.3,
-    copy_piece_bytes=4096,
-    copy_bytes_per_second=150_000,
-    copy_least_bytes_per_second=0,
+    copy_fetch_bytes=4096,
+    copy_bytes_per_s=150_000,
+    copy_min_bytes_per_s=0,
 )
 READ = ReadOptions(patience_s=QUIET_S, wait_s=0.2, answer_timeout_s=1.0)
 

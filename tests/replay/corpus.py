@@ -3,10 +3,9 @@
 A digest covers the answers of its block's entries and the image after the last one, so that a decision that comes to something else
 on any entry shows within ``BLOCK`` entries: which is a new feature level, never a fix (``liftpy/core/metadata/features.py``).
 
-``entries.zst``: zstd of, for each history, its length in entries (4 bytes, big endian), then of each entry its size (4) and its bytes.
-``entries-L.zst``: the same, of what can be asked for from level L on; no digest of a level below has them.
-``level-N.digests``: one line for each history, the digests of its blocks in hex. A history at a level above the first begins with the
-entry that sets the level, which is not in the file.
+``entries*.zst``: zstd of, for each history, its length in entries (4 bytes, big endian), then of each entry its size (4) and its bytes.
+``level-N.digests``: one line for each history, the digests of its blocks in hex. A history begins with the entry that sets the level,
+which is not in the file.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import zstandard
 
 from liftpy.core.metadata.codec import image_to_bytes
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.features import FEATURES, Feature
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 BLOCK = 50
@@ -31,9 +31,8 @@ _HEX = 2 * DIGEST_SIZE
 History = list[bytes]
 
 
-ENTRIES = FOLDER / "entries.zst"
-LATER = {4: FOLDER / "entries-4.zst", 5: FOLDER / "entries-5.zst"}
-"""Level -> what came with it."""
+ENTRIES = {name: FOLDER / f"{name}.zst" for name in ("entries", "entries-quotas", "entries-times")}
+"""Name -> histories: of all kinds, of quotas, of session times."""
 
 
 def path_of(level: int) -> Path:
@@ -41,9 +40,9 @@ def path_of(level: int) -> Path:
     return FOLDER / f"level-{level}.digests"
 
 
-def digests_of(history: History, level: int) -> list[bytes]:
+def digests_of(history: History, level: int, features: tuple[Feature, ...] = FEATURES) -> list[bytes]:
     """What the code that runs makes of the entries at the level: one digest for each block."""
-    fsm = ClusterFsm(elections=True)
+    fsm = ClusterFsm(elections=True, features=features)
     digests, answers = [], hashlib.blake2b(digest_size=DIGEST_SIZE)
     for index, entry in enumerate(opening(level) + history, 1):
         answers.update(fsm.apply(entry, index))
@@ -55,19 +54,16 @@ def digests_of(history: History, level: int) -> list[bytes]:
 
 
 def opening(level: int) -> History:
-    """The entry that sets the level, for one above the first."""
-    if level == 1:
-        return []
+    """The entry that sets the level."""
     rules = pb.ClusterRules(namespace="liftpy", elections=True)
     request = pb.ControlRequest(
         operationId=b"feature level...", timeNs=1, setFeatureLevel=pb.SetFeatureLevel(level=level, rules=rules)
     )
-    if level >= 5:
-        request.setFeatureLevel.sessionTimes.CopyFrom(pb.SessionTimes(sessionMs=2000, leaseMs=900))
+    request.setFeatureLevel.sessionTimes.CopyFrom(pb.SessionTimes(sessionMs=2000, leaseMs=900))
     return [request.SerializeToString()]
 
 
-def write_entries(histories: list[History], path: Path = ENTRIES) -> None:
+def write_entries(histories: list[History], path: Path) -> None:
     """Keep them."""
     parts = []
     for history in histories:
@@ -76,9 +72,9 @@ def write_entries(histories: list[History], path: Path = ENTRIES) -> None:
     path.write_bytes(zstandard.ZstdCompressor(level=22).compress(b"".join(parts)))
 
 
-def read_entries(level: int) -> Iterator[History]:
-    """The histories of a level."""
-    for path in (ENTRIES, *(path for first, path in LATER.items() if first <= level)):
+def read_entries() -> Iterator[History]:
+    """All histories."""
+    for path in ENTRIES.values():
         yield from _read_file(path)
 
 
@@ -102,7 +98,7 @@ def _read_file(path: Path) -> Iterator[History]:
 
 def record(level: int) -> None:
     """Write what the code that runs makes of them at the level."""
-    lines = (b"".join(digests_of(history, level)).hex() for history in read_entries(level))
+    lines = (b"".join(digests_of(history, level)).hex() for history in read_entries())
     path_of(level).write_text("".join(f"{line}\n" for line in lines))
 
 
@@ -110,7 +106,7 @@ def differences(level: int) -> list[str]:
     """Where the code that runs comes to something else than what was recorded; of each history the first place."""
     found = []
     recorded = path_of(level).read_text().split()
-    for number, (history, line) in enumerate(zip(read_entries(level), recorded, strict=True)):
+    for number, (history, line) in enumerate(zip(read_entries(), recorded, strict=True)):
         now = b"".join(digests_of(history, level)).hex()
         wrong = next(
             (at for at in range(0, max(len(now), len(line)), _HEX) if now[at : at + _HEX] != line[at : at + _HEX]), None

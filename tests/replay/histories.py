@@ -125,7 +125,7 @@ class RecordedWorld(World):
 
 
 class QuotaWorld(RecordedWorld):
-    """One in which streams get quotas, and the cluster a default: what came with levels 3 and 4."""
+    """One in which streams get quotas, and the cluster a default."""
 
     def something(self) -> None:
         """Half of it is about quotas."""
@@ -154,8 +154,7 @@ class QuotaWorld(RecordedWorld):
 
 
 class TimesWorld(RecordedWorld):
-    """One in which the cluster's session times change: what came with level 5. The world's own image is of level 1, so it counts
-    the changes itself."""
+    """One in which the cluster's session times change. It counts the changes that it asks for, some of which are wrong."""
 
     change, settled = 0, True
 
@@ -178,8 +177,12 @@ class TimesWorld(RecordedWorld):
         self.ask(setSessionTimes=pb.SetSessionTimes(sessionMs=session_ms, leaseMs=lease_ms, change=change))
 
 
-LATER_WORLDS = {4: QuotaWorld, 5: TimesWorld}
-"""Level -> what its own entries are of."""
+WORLDS: dict[str, tuple[type[RecordedWorld], int, int]] = {
+    "entries": (RecordedWorld, 20, 1000),
+    "entries-quotas": (QuotaWorld, 2, 500),
+    "entries-times": (TimesWorld, 2, 500),
+}
+"""Name of a file of entries -> what its histories are of, how many there are, and how many entries each has."""
 
 _BATCHED = {
     "reassign", "beginCopy", "truncateBefore", "purgeRecords", "reportPurged", "wakePartition", "electLeader", "leaveIsr",

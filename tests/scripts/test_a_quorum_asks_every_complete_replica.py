@@ -56,7 +56,7 @@ def test_one_that_lacks_records_makes_it_too_and_the_best_leads() -> None:
 
 
 def test_nobody_is_told_no_while_a_replica_outside_the_isr_may_keep_it() -> None:
-    with Stage(nodes=5, factor=5, min_isr=4, quorum=True, quiet_rounds=10) as s:
+    with Stage(nodes=5, factor=5, min_isr=4, quorum=True, idle_polls_before_quiet=10) as s:
         a, b, c, d, e = s.leader, *s.followers
         s.publish(2)
         s.settle()

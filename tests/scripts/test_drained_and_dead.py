@@ -32,7 +32,7 @@ def drain(s: Stage, node: str, leaving: bool = True) -> None:
 
 
 def factor(s: Stage, count: int) -> None:
-    """``liftpy stream alter --replication-factor``."""
+    """``liftpy stream alter --replicas``."""
     response = s.command(pb.ControlRequest(alterStream=pb.AlterStream(name=STREAM, replicationFactor=count)))
     assert response.error == pb.ControlResponse.OK, response.detail
 

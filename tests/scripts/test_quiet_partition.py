@@ -48,7 +48,7 @@ def test_a_publish_in_the_quiet_is_acknowledged_as_fast_as_ever() -> None:
 
 
 def test_records_that_are_lost_on_their_way_are_fetched() -> None:
-    with Stage(probe_after=0) as s:  # nobody else looks for who holds HW back
+    with Stage(follower_ping_delay_s=0) as s:  # nobody else looks for who holds HW back
         _, _, c = be_quiet(s)
         lost = s.hold("data", "wake", receiver=c, at_most=1)
         sent = s.send()

@@ -12,6 +12,7 @@ from __future__ import annotations
 from liftpy.config import NS_PER_S
 from liftpy.core.metadata.sessions import PLACE_KEPT_S
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.born import registration
 from tests.scripts.stage import Stage
 from tests.sim.clock import MS
 
@@ -21,8 +22,8 @@ KILLS = ("whoever registers takes the place", "who is fenced has stopped")
 def forge(s: Stage, node: str) -> list[pb.ControlResponse]:
     """A registration in the name of ``node`` is on its way; what is answered."""
     answers: list[pb.ControlResponse] = []
-    registration = pb.RegisterNode(nodeId=node, folderId="another", start=9, nonce=99, cleanStop=True, flushedAlways=True)
-    request = pb.ControlRequest(operationId=s.cluster.group.new_operation_id(), registerNode=registration)
+    asked = registration(nodeId=node, folderId="another", start=9, nonce=99, cleanStop=True, flushedAlways=True)
+    request = pb.ControlRequest(operationId=s.cluster.group.new_operation_id(), registerNode=asked)
     s.cluster.group.propose(node, request, lambda answer: answers.append(answer) if answer else None)
     return answers
 

@@ -72,7 +72,7 @@ def test_a_hiccup_or_what_is_short_is_nothing() -> None:
 
 @pytest.mark.parametrize(("slow_ms", "within_s"), [(SLOW_MS, 12), (VERY_SLOW_MS, 20)])
 def test_a_slow_follower_leaves_and_comes_back(slow_ms: float, within_s: float) -> None:
-    with Stage(slow_flush_out_s=10.0) as s:
+    with Stage(slow_flush_isr_backoff_s=10.0) as s:
         a, b, c = s.leader, *s.followers
         assert max(publish_for(s, 1)) < QUICK_S
         s.slow_disk(c, slow_ms)
@@ -91,7 +91,7 @@ def test_a_slow_follower_leaves_and_comes_back(slow_ms: float, within_s: float) 
 @pytest.mark.parametrize("slow_ms", [SLOW_MS, VERY_SLOW_MS])
 @pytest.mark.parametrize("quorum", [False, True])
 def test_a_slow_leader_hands_over(slow_ms: float, quorum: bool) -> None:
-    with Stage(quorum=quorum, slow_flush_out_s=10.0) as s:
+    with Stage(quorum=quorum, slow_flush_isr_backoff_s=10.0) as s:
         a, b, c = s.leader, *s.followers
         publish_for(s, 1)
         s.slow_disk(a, slow_ms)
@@ -128,7 +128,7 @@ def test_nobody_makes_way_below_min_isr_or_for_a_leader_alone(factor: int, min_i
 
 
 def test_it_stays_out_longer_each_time() -> None:
-    with Stage(slow_flush_out_s=2.0) as s:
+    with Stage(slow_flush_isr_backoff_s=2.0) as s:
         c = s.followers[1]
         publish_for(s, 1)
         out_s = []
@@ -144,7 +144,7 @@ def test_it_stays_out_longer_each_time() -> None:
 
 
 def test_a_leadership_lasts_before_it_is_handed_on() -> None:
-    with Stage(leader_rest_s=40.0, slow_flush_out_s=5.0) as s:
+    with Stage(min_leadership_s=40.0, slow_flush_isr_backoff_s=5.0) as s:
         publish_for(s, 1)
         first = s.leader
         s.slow_disk(first, SLOW_MS)
@@ -171,7 +171,7 @@ def test_a_day_that_is_slow_for_all_changes_nothing() -> None:
 
 
 def test_who_is_slow_is_welcome_when_nobody_else_is_there() -> None:
-    with Stage(slow_flush_out_s=5.0) as s:
+    with Stage(slow_flush_isr_backoff_s=5.0) as s:
         a, b, c = s.leader, *s.followers
         publish_for(s, 1)
         s.slow_disk(c, SLOW_MS)

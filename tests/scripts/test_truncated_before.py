@@ -1,18 +1,20 @@
 """An operator gives up the oldest records: every replica's log begins there, also that of one that was away, and the next leader's.
+Retention gives up what is committed only.
 
 Shows D26.
 """
 
 from __future__ import annotations
 
+from liftpy.config import StreamConfig
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import STREAM, Stage
 
-KILLS: tuple[str, ...] = ()
+KILLS = ("retention does not stop at HW",)
 
 
 def truncate(s: Stage, offset: int) -> None:
-    """``liftpy stream truncate``."""
+    """``liftpy stream delete-records``."""
     request = pb.TruncateBefore(stream=STREAM, uid=s.cluster.key.uid, partition=0, offset=offset)
     response = s.command(pb.ControlRequest(truncateBefore=request))
     assert response.error == pb.ControlResponse.OK, response.detail
@@ -70,3 +72,18 @@ def test_one_that_lacks_what_is_given_up_begins_where_the_leader_does() -> None:
         s.until(lambda: len(s.isr) == 3)
         s.settle()
         assert (begins(s, away), s.ids(away)) == (10, [11, 12])
+
+
+def test_retention_keeps_what_is_not_committed() -> None:
+    """The leader has appended more than the stream keeps, and no follower has fetched it."""
+    with Stage(stream=StreamConfig(segment_bytes=4096, retention_records=10), reader=False) as s:
+        s.publish(5)
+        s.settle()
+        leader, high_watermark = s.leader, s.hw(s.leader)
+        s.isolate(*s.followers)
+        for _ in range(40):
+            s.send(records=50)
+        s.until(lambda: len(s.replica(leader).log.segments) > 2)
+        s.replica(leader).apply_retention(0)
+        assert s.hw(leader) == high_watermark
+        assert begins(s, leader) <= high_watermark + 1

@@ -65,7 +65,7 @@ def test_it_jumps_while_the_leader_leads() -> None:
 
 @pytest.mark.parametrize("off_s", [10 * 365 * 86_400, -60])
 def test_reports_a_minute_apart_do_not_add_up_whatever_the_metadata_leaders_clock_says(off_s: int) -> None:
-    with Stage(quiet_rounds=10) as s:  # a follower that sleeps is out of the ISR before it reports
+    with Stage(idle_polls_before_quiet=10) as s:  # a follower that sleeps is out of the ISR before it reports
         a, b, c = s.leader, *s.followers
         epoch = s.leader_epoch
         s.publish(1)

@@ -533,7 +533,9 @@ class Checkers:
             if after is None or after.incarnation == node.incarnation or incarnation != node.incarnation:
                 continue
             silent_s = (cluster.clock.now_ns - beat_ns) / NS_PER_S
-            every_s = heartbeat_every_s(cluster.plan.own_config("group").heartbeat_s, cluster.group.image.session_times)
+            every_s = heartbeat_every_s(
+                cluster.plan.own_config("group").heartbeat_interval_s, cluster.group.image.session_times
+            )
             check(silent_s >= every_s, "C12", after, "takes the place of", incarnation, silent_s)
 
     def _partition_changed(

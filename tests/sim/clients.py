@@ -308,7 +308,7 @@ class SimTable:
             ids = ids_in(piece.batch)[piece.first_index : piece.end_index]
             for offset, message_id in zip(piece.offsets().tolist(), ids, strict=True):
                 self._found[key_of(message_id, deletes=deletes)] = offset, message_id
-        if progress.missed_deletes:
+        if progress.missed_tombstones:
             self.cluster.counters["table: deletes went while it was read"] += 1
             self._progress = None
         elif progress.done:

@@ -375,7 +375,7 @@ class Cluster:
 
     def _copies_take_s(self) -> float:
         """How long all copies may take that are still to be made: each node copies no faster than it may."""
-        rate = self.config.copy_bytes_per_second
+        rate = self.config.copy_bytes_per_s
         wanted = [(self.leader(key), len(self.group.partition(key.stream, key.partition).target)) for key in self.keys]
         left_bytes = sum(leader.log.size_bytes * count for leader, count in wanted if leader is not None)
         return left_bytes / rate if rate else 0.0

@@ -232,19 +232,19 @@ class FakeNode:
             self._polls.add(waiting)
             waiting.add_done_callback(self._polls.discard)
             return
-        head, batches = self._answer(node, stream, int(partition), request)
+        head, batches = self.answer(node, stream, int(partition), request)
         await message.respond(frames.read_response_header(head) + b"".join(batches))
 
     async def _tell_later(self, message: Msg, node: str, name: str, number: int, request: client_pb2.ReadRequest) -> None:
         """When there is more than what is below the request's offset, or its time is over."""
         give_up_at = time.monotonic() + request.waitMs / 1000
-        head, _ = self._answer(node, name, number, request)
+        head, _ = self.answer(node, name, number, request)
         while head.error == _Error.OK and head.highWatermark < request.offset and time.monotonic() < give_up_at:
             await asyncio.sleep(_POLL_S)
-            head, _ = self._answer(node, name, number, request)
+            head, _ = self.answer(node, name, number, request)
         await message.respond(frames.read_response_header(head))
 
-    def _answer(
+    def answer(
         self, node: str, name: str, number: int, request: client_pb2.ReadRequest
     ) -> tuple[client_pb2.ReadResponse, list[bytes]]:
         head = client_pb2.ReadResponse(node=node, leader=self.node_ids[0], nextOffset=request.offset)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from liftpy.config import ReplicationConfig, SessionTimes
@@ -21,6 +22,7 @@ from liftpy.core.metadata.failure_reports import LeaderQuestion, ProbeResult
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.born import born_image
 from tests.sim.clock import MS, Clock
 
 _TICK_NS = 50 * MS
@@ -32,11 +34,14 @@ Gate = Callable[[str, str, Callable[[], None]], bool]
 
 class SimGroup:
     """``watch(old, new)`` is called at each change of the true image; nodes learn of it later through ``deliver``. ``times``: the group
-    begins at the newest feature level, with them in its image; None: at the first one."""
+    begins with an entry that sets them; None: with an image without times, so that
+    each process goes by its own settings, which say the same, and no grant of a trace says how long it is."""
 
     def __init__(self, clock: Clock, seed: int, config: ReplicationConfig, times: SessionTimes | None = None) -> None:
         self.clock = clock
         self.fsm = ClusterFsm(elections=True)
+        if times is None:
+            self.fsm.image = replace(born_image(), session_times=None)
         self.duties = ActiveController(config, self.fsm.rules)
         self.images: list[ClusterImage] = [self.fsm.image]
         """Every image that there was, in order."""

@@ -129,7 +129,9 @@ OWN_TIMES = ((0.3, 0.2), (2.0, 0.5), (9.0, 8.0), (60.0, 50.0))
 def own_times(config: ReplicationConfig, name: str) -> ReplicationConfig:
     """With times that are nobody else's business: for the settings of a node that is not to go by them."""
     session_s, lease_s = random.Random(f"{name}/own times").choice(OWN_TIMES)
-    return replace(config, session_s=session_s, lease_s=lease_s, heartbeat_s=min(config.heartbeat_s, lease_s / 2))
+    return replace(
+        config, session_s=session_s, lease_s=lease_s, heartbeat_interval_s=min(config.heartbeat_interval_s, lease_s / 2)
+    )
 
 
 PROFILES: dict[str, tuple[str, ...]] = {
@@ -219,7 +221,7 @@ def _slow_flushes(rng: random.Random | None) -> dict[str, Any]:
         return {"slow_flush_factor": 0.0}
     return {
         "slow_flush_s": rng.choice((0.03, 0.1)), "slow_flush_factor": rng.choice((2.0, 8.0)), "slow_flush_time_s": 0.6,
-        "slow_flush_out_s": rng.choice((0.3, 1.0)), "leader_rest_s": rng.choice((0.5, 5.0)),
+        "slow_flush_isr_backoff_s": rng.choice((0.3, 1.0)), "min_leadership_s": rng.choice((0.5, 5.0)),
     }  # fmt: skip
 
 
@@ -247,16 +249,18 @@ def draw_plan(seed: int, profile: str | None = None, horizon_s: float = 600.0) -
     lasting, many, moving = profile in ("lasting", _MANY, _LEADERS), profile == _MANY, profile == _MOVES
     if lasting:
         bad, noise = 0.0, replace(noise, loss=0.0, duplicate=0.0, spike=0.0)
-        config = replace(config, heartbeat_s=0.25, lease_s=1.5, session_s=2.0, max_idle_wait_s=0.4)  # few events a second
+        config = replace(
+            config, heartbeat_interval_s=0.25, lease_s=1.5, session_s=2.0, max_idle_wait_s=0.4
+        )  # few events a second
     if profile == _DRAINS:
         rng = drawn("drains")
         node_count, factor, min_isr, by_quorum = rng.choice((4, 5)), rng.choice((2, 3)), rng.choice((1, 2)), False
         nodes = [f"n{i}" for i in range(1, node_count + 1)]
-        config = replace(config, replacement_grace_s=rng.choice((1.0, 4.0, 300.0)), copies_at_once=rng.choice((1, 64)))
+        config = replace(config, replacement_grace_s=rng.choice((1.0, 4.0, 300.0)), max_copies=rng.choice((1, 64)))
     if moving:
         node_count, factor, min_isr, by_quorum = _draw_moving_shape(seed)
         nodes = [f"n{i}" for i in range(1, node_count + 1)]
-        config = replace(config, copy_bytes_per_second=drawn("copy").choice((0, 2000, 20_000)))
+        config = replace(config, copy_bytes_per_s=drawn("copy").choice((0, 2000, 20_000)))
     if many:  # so that a fault takes the majority of some partitions, and leaves that of others whole, on the same nodes
         node_count, factor, by_quorum, min_isr = 5, 3, False, drawn("many").choice((2, 3))
         nodes, config = [f"n{i}" for i in range(1, 6)], replace(config, **_LITTLE)
@@ -344,9 +348,9 @@ def _with_deletes(seed: int, streams: tuple[StreamPlan, ...]) -> tuple[StreamPla
 
 def _draw_config(seed: int) -> ReplicationConfig:
     rng = random.Random(f"{seed}/config")
-    heartbeat_s, lease_s, session_s = rng.choice(((0.25, 1.5, 2.0), (0.1, 0.5, 0.7), (0.05, 0.2, 0.3)))
+    heartbeat_interval_s, lease_s, session_s = rng.choice(((0.25, 1.5, 2.0), (0.1, 0.5, 0.7), (0.05, 0.2, 0.3)))
     return ReplicationConfig(
-        heartbeat_s=heartbeat_s,
+        heartbeat_interval_s=heartbeat_interval_s,
         lease_s=lease_s,
         session_s=session_s,
         max_lag_time_s=rng.choice((0.6, 1.5, 5.0)),
@@ -355,10 +359,10 @@ def _draw_config(seed: int) -> ReplicationConfig:
         fetch_timeout_s=rng.choice((0.3, 1.0)),
         replication_max_bytes=rng.choice((4096, 16_384, 1 << 20)),
         candidate_timeout_s=rng.choice((0.3, 2.0)),
-        hw_checkpoint_s=rng.choice((0.2, 1.0)),
+        hw_checkpoint_interval_s=rng.choice((0.2, 1.0)),
         max_lag_records=rng.choice((0, 0, 0, 50)),
-        probe_after=random.Random(f"{seed}/probe").choice((0.0, 0.02, 0.1, 0.3)),
-        quiet_rounds=random.Random(f"{seed}/quiet").choice((1, 1, 2, 10)),
+        follower_ping_delay_s=random.Random(f"{seed}/probe").choice((0.0, 0.02, 0.1, 0.3)),
+        idle_polls_before_quiet=random.Random(f"{seed}/quiet").choice((1, 1, 2, 10)),
         **_bounds(random.Random(f"{seed}/intake")),
         **_slow_flushes(_drags(seed)),
     )

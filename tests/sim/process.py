@@ -150,7 +150,7 @@ class Process:
         self.wishes = RequestBatcher()
         self.intake = NodeIntake()
         self.room = MemoryBudget(late_s=_LATE_S)
-        self.derived = NodeDerived(self.cluster.config.node_derived_bytes)
+        self.derived = NodeDerived(self.cluster.config.node_dedup_state_bytes)
         self.leaving = Leaving(self, self._stop_replica, self._deleted, self._look_again)
         self.quiet = QuietFetches(self.cluster.config)
         self.confirmed: set[int] = set()
@@ -455,7 +455,7 @@ class Process:
             self.host, self.node_id, self.incarnation, self.image.index,
             lambda answer: self.run(lambda: self._heard(answer, sent_ns)),
         )  # fmt: skip
-        every_s = heartbeat_every_s(self.config.heartbeat_s, self.image.session_times)
+        every_s = heartbeat_every_s(self.config.heartbeat_interval_s, self.image.session_times)
         self.later(round(every_s * S), self._heartbeat)
 
     def _heard(self, answer: pb.ControlResponse, sent_ns: int) -> None:
@@ -470,7 +470,7 @@ class Process:
     def _checkpoint(self) -> None:
         for replica in self.replicas.values():
             replica.checkpoint()
-        self.later(round(self.cluster.config.hw_checkpoint_s * S), self._checkpoint)
+        self.later(round(self.cluster.config.hw_checkpoint_interval_s * S), self._checkpoint)
 
     def _keep_house(self) -> None:
         self.keep_house()

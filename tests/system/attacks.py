@@ -1,7 +1,7 @@
 """``python -m tests.system.attacks [--rounds 40] [--elections 6]``: what users with a role try against a cluster, on real processes.
 
-Three nodes, a service and NATS users run, each user with what ``liftpy rights`` prints for its role. One more user, the auditor, may
-hear everything: no attack uses it.
+Three nodes, a service and NATS users run, each user with what ``liftpy permissions`` prints for its role. One more user, the auditor,
+may hear everything: no attack uses it.
 
 - A reader sends requests to JetStream's read API whose contents no handler expects: half surrogates, years 1 and 9999. A node must not
   end or restart, and must answer a whole request.
@@ -339,7 +339,7 @@ def _cluster() -> Iterator[DevCluster]:
             node=leader,
             data=Path(folder),
             output="out",
-            snapshot_every=100,
+            snapshot_interval_records=100,
             nats_url=server.url,
             more=("--namespace", NS, "--user", "service", "--inbox-prefix", "_INBOX_service"),
             environment={"LIFTPY_PASSWORD": "service-secret"},

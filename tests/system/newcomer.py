@@ -25,7 +25,7 @@ from tests.docs.running import Reader, UnexpectedOutputError, compare
 PAGE = "docs/tutorial.md"
 LONGEST_S = 900.0
 """Of one command: pip may fetch half a gigabyte."""
-OTHER_PORTS = {"--data shop-data": "--data shop-data --port 0", "liftpy page": "liftpy page --listen 127.0.0.1:0"}
+OTHER_PORTS = {"--data shop-data": "--data shop-data --port 0", "liftpy dashboard": "liftpy dashboard --listen 127.0.0.1:0"}
 _PORTS = (4222, 8223)
 
 

@@ -78,7 +78,9 @@ class PartitionCopy:
     all up to there is in ``pieces``, which follow on each other. ``before``: the chain before the first one. ``compacted_end``:
     where the compaction of the replicas had looked when they were read, exclusive, at most the end of the copy; a restored log
     that ends below it would lack keys [R11]. ``deletes_end``: delete markers below it, exclusive, were gone from all logs that
-    were read [D30]. ``state``: None where the records of the copy say all that is known of producers and message ids."""
+    were read [D30]. ``state``: producers and message ids as a replica knew them; None: the copy has none. ``knows_dropped``: whether
+    the copy says what was known of producers and message ids whose records were dropped below ``start``: by ``state``, or because
+    nothing was known. False: a program or a node of an earlier version did not tell."""
 
     partition: int
     start: int
@@ -88,6 +90,7 @@ class PartitionCopy:
     compacted_end: int = 0
     deletes_end: int = 0
     state: StateCopy | None = None
+    knows_dropped: bool = False
 
     @property
     def chain(self) -> str:
@@ -272,7 +275,11 @@ def _partition_said(p: PartitionCopy) -> dict[str, Any]:
         for piece in p.pieces
     ]
     compaction = {"compacted_end": p.compacted_end, "deletes_end": p.deletes_end}
-    state = {} if p.state is None else {"state": {**_file_said(p.state.file), "end": p.state.end}}
+    state: dict[str, Any] = {}
+    if p.state is not None:
+        state = {"state": {**_file_said(p.state.file), "end": p.state.end}}
+    elif p.knows_dropped:
+        state = {"state": None}
     return {
         **{name: offset for name, offset in compaction.items() if offset},
         **state,
@@ -329,7 +336,8 @@ def _partition(said: Any, stream: str, uid: str, number: int, path_of_state: str
         before=_matched(_CHAIN, said["before"]),
         compacted_end=whole_number(said.get("compacted_end", 0), 0, _MAX),
         deletes_end=whole_number(said.get("deletes_end", 0), 0, _MAX),
-        state=_state(said["state"], path_of_state) if "state" in said else None,
+        state=_state(said["state"], path_of_state) if said.get("state") is not None else None,
+        knows_dropped="state" in said,
     )
     if found.compacted_end > found.high_watermark + 1:
         raise ValueError(f"the data of {stream}/{number} end too early: they lack newer records of compacted keys")

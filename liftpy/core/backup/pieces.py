@@ -109,7 +109,7 @@ def why_other_producers(kept: State, served: bytes) -> str:
 
     The replica has read on in its log since, so a producer may have gone on. It may have expired if time has passed in the log.
     """
-    state = decode_state(served)
+    state = decode_state(served) if served else kept._replace(parts={})
     if state is None:
         return "its state of producers can't be read"
     before, now = (_producers(one) for one in (kept, state))

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from liftpy.errors import InvalidNameError
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+_FOLDER = re.compile(r"([A-Za-z0-9_-]{1,64})-([0-9a-f]{6,}-[0-9a-f]+)", re.ASCII)
+"""A stream's name and uid (``RecordBuilder.next_stream_uid``)."""
 _SUBJECT_TOKEN = re.compile(r"[^\s.*>\x00-\x1f\x7f]+")
 _RIGHTS_TOKEN = re.compile(r"""[^\s.*>"'\\\x00-\x1f\x7f]+""")
 """What may stand in a configuration and on a command line as it is."""
@@ -68,6 +70,12 @@ def check_new_stream(name: str) -> str:
             f"Invalid stream name {shown(name)}. It must not start with -, because commands would read it as an option."
         )
     return name
+
+
+def split_folder(name: str) -> tuple[str, str] | None:
+    """Return stream and uid of a directory ``<stream>-<uid>``; None if the name is no such one. Both may have a ``-``."""
+    found = _FOLDER.fullmatch(name)
+    return (found[1], found[2]) if found else None
 
 
 def check_uid(uid: str) -> str:

@@ -1,4 +1,6 @@
-"""Old module names, for one release.
+"""Old names: modules, settings, options and commands.
+
+SETTINGS, OPTIONS and COMMANDS have no alias. Where a user still gives an old name, the error says the new one.
 
 The modules of 0.1.0 moved into the folders that ARCHITECTURE.md describes. ``import liftpy.wire.batch`` still works: it gives
 ``liftpy.core.wire.batch`` and a DeprecationWarning. The next release removes this module. ``docs/renamed.md`` shows the table.
@@ -12,6 +14,88 @@ import warnings
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+SETTINGS = {
+    "copies_at_once": "max_copies",
+    "copies_per_node": "max_copies_per_node",
+    "copy_bytes_per_second": "copy_bytes_per_s",
+    "copy_least_bytes_per_second": "copy_min_bytes_per_s",
+    "copy_piece_bytes": "copy_fetch_bytes",
+    "copy_share": "copy_duty_cycle",
+    "dedup_bytes": "partition_message_id_bytes",
+    "effects_at_once": "max_concurrent_effects",
+    "emit_poll_s": "emit_poll_interval_s",
+    "heartbeat_s": "heartbeat_interval_s",
+    "host_groups": "run_group_coordinators",
+    "hw_checkpoint_s": "hw_checkpoint_interval_s",
+    "ingest_late_s": "max_queue_delay_s",
+    "leader_rest_s": "min_leadership_s",
+    "max_held_s": "min_isr_hold_timeout_s",
+    "node_derived_bytes": "node_dedup_state_bytes",
+    "offer_files": "local_file_reads",
+    "page_hosts": "dashboard_hostnames",
+    "preferred_leaders_every": "preferred_leader_interval_s",
+    "probe_after": "follower_ping_delay_s",
+    "producer_bytes": "partition_producer_bytes",
+    "quiet_rounds": "idle_polls_before_quiet",
+    "service_ended_s": "service_ended_retention_s",
+    "service_hold_bytes": "service_log_retention_bytes",
+    "slow_flush_out_s": "slow_flush_isr_backoff_s",
+    "snapshot_every": "snapshot_interval_records",
+    "snapshot_fetch_s": "snapshot_fetch_timeout_s",
+    "snapshot_piece_bytes": "snapshot_chunk_bytes",
+    "state_checkpoint_s": "state_checkpoint_interval_s",
+    "subjects_bytes": "partition_subject_index_bytes",
+    "tick_s": "tick_interval_s",
+}
+"""Settings of nodes, streams and services: old name -> new name."""
+
+COMMANDS = {
+    "controllers rescue": "controllers force-recover",
+    "node may-stop": "node can-stop",
+    "page": "dashboard",
+    "rights": "permissions",
+    "settings session": "settings node-session",
+    "stream truncate": "stream delete-records",
+}
+"""Commands: old name -> new name."""
+
+OPTIONS = {
+    "backup prune --died": "--unfinished",
+    "consume --filter": "--subject",
+    "controllers force-recover --as": "--new-controllers",
+    "controllers force-recover --yes": "--confirm",
+    "dashboard --host": "--hostname",
+    "dev --restart-after": "--restart-delay",
+    "node drain --timeout-s": "--timeout",
+    "partition elect --yes-lose-data": "--confirm STREAM/PARTITION",
+    "partition move --timeout-s": "--timeout",
+    "publish --ack": "--ack-policy",
+    "rebalance --leaving": "--without",
+    "rebalance --timeout-s": "--timeout",
+    "service run --dead-letter": "--dead-letter-stream",
+    "service run --output": "--output-stream",
+    "service run --snapshot-every": "--snapshot-interval-records",
+    "service run --tick-s": "--tick-interval",
+    "service skip --dead-letter": "--dead-letter-stream",
+    "settings node-session --lease-s": "--lease",
+    "settings node-session --session-s": "--session",
+    "spark archive --every": "--trigger-interval",
+    "spark audit --patience": "--timeout",
+    "spark compact --anew": "--rebuild",
+    "spark replay --to": "--until",
+    "spark stats --every": "--bucket",
+    "spark stats --patience": "--timeout",
+    "stream add-partitions --to": "--partitions",
+    "stream alter --max-held": "--min-isr-hold-timeout",
+    "stream alter --replication-factor": "--replicas",
+    "stream alter --timeout-s": "--timeout",
+    "stream create --ack": "--ack-policy",
+    "stream create --codec": "--compression",
+    "stream create --commit": "--commit-policy",
+    "stream create --max-held": "--min-isr-hold-timeout",
+}
+"""Options: command and old name -> new name."""
 
 MODULES = {
     "liftpy.backup": "liftpy.core.backup",

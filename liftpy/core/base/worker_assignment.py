@@ -12,6 +12,8 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 
+from liftpy.core.base.ids import split_folder
+
 MOST_WORKERS = 64
 
 
@@ -35,10 +37,10 @@ class WorkerShare:
         if self.of == 1:
             return True
         folder, _, number = name.rpartition("/")
-        stream = folder.rpartition("-")[0]
-        if not stream or not (number.isascii() and number.isdigit()):
+        split = split_folder(folder)
+        if split is None or not (number.isascii() and number.isdigit()):
             return self.number == 0
-        return self.holds(stream, int(number))
+        return self.holds(split[0], int(number))
 
 
 WHOLE = WorkerShare()

@@ -96,7 +96,7 @@ NO_FIGURES = {"groups": 0, "members": 0, "queues": 0, "records_out": 0, "state_b
 
 
 class GroupCoordinator(Service):
-    """Run it beside every replica of a partition of the stream of groups, with ``tick_s`` = 1 and no output stream."""
+    """Run it beside every replica of a partition of the stream of groups, with ``tick_interval_s`` = 1 and no output stream."""
 
     on_error = "skip"
     emits = False

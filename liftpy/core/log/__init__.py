@@ -1,1 +1,1 @@
-"""One partition's log over a storage seam: segments, index, epoch cache, retention, compaction, Arrow. Pure."""
+"""The log of one partition over a storage interface: segments, index, epoch cache, retention, compaction, Arrow. Pure."""

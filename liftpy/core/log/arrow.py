@@ -1,7 +1,7 @@
-"""Record batches into Arrow, by numpy and buffer slices: no Python loop over records. The one place that imports pyarrow.
+"""Converts record batches into Arrow with NumPy, without a Python loop over records. Only this module imports pyarrow.
 
-A column of several batches is joined once: its bytes are concatenated (for a single uncompressed batch they are handed on in
-place), its ends shifted. ``to_arrow`` gives the log's own columns; ``ARRAYS`` the builders for other schemas (Spark's).
+A column of several batches is concatenated once. For a single uncompressed batch nothing is copied. ``to_arrow``
+returns the columns of the log. ``ARRAYS`` has the builders for other schemas, such as Spark's.
 """
 
 from __future__ import annotations

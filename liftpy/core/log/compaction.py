@@ -1,49 +1,25 @@
-"""Compaction: keep the last record of each key, at its offset, in fewer and smaller segments.
+"""Compaction: keeps the last record of each key at its offset, in fewer and smaller segments.
 
-Goal: a log of keyed records whose size follows the number of keys; or of subjects; or without what a purge gives up (which records go,
-``superseded.py`` says). Constraints: only sealed, flushed segments wholly at or below HW; offsets and epoch starts stay [D13]; batches
-still follow on each other without a gap, so that a follower that fetches them needs no exception [D15]. Whoever opens the log learns
-how far each producer is from the stamps of its batches: of a producer's last one they stay, though none of its records does [A4].
+It also applies ``max_per_subject`` and purges. It works on sealed, flushed segments below the high watermark. Offsets
+and epoch starts stay [D13], and batches follow each other without a gap, so that followers need no exception [D15]. The
+last sequence stamps of a producer stay [A4].
 
-Algorithm: (1) a forward pass learns the last offset of each key, until ``MAX_KEYS`` are held; (2) a second pass rewrites the
-segments: a batch loses the records that are superseded and keeps its extent; batches that lose all become one filler,
-a header without records, per run of them and epoch; the last one of a producer that has not expired becomes a control batch with
-its stamps (``build_remains``), which a later run drops when the producer has gone on. A log that ends within a filler elsewhere is
-served the rest of it.
-(3) The new files take the place of the old ones, each group by one rename; what a crash leaves of the old group lies within the
-new file's offsets and is removed when the folder is opened.
+1. A first pass learns the last offset of each key, up to ``MAX_KEYS``.
+2. A second pass rewrites the segments. A batch loses replaced records and keeps its offset range. Runs of empty batches
+become one filler, a header without records. The last batch of a live producer becomes a control batch with its stamps.
+3. New files replace the old ones, each group by one rename. After a crash, old files whose offsets a new file covers
+are deleted.
 
-Worked example: a=1 b=1 | a=2 | b=2 c=1 (batches at 0, 2, 3): key a's last offset is 2, b's 3, c's 4. Batch 0 becomes a filler
-over 0..1; batches 2 and 3 stay as they are. After a=3 at 5, batch 2 goes too: the filler is over 0..2.
+Example: a=1 b=1 | a=2 | b=2 c=1 (batches at 0, 2, 3). Batch 0 becomes a filler over 0..1. After a=3 at 5, batch 2 is
+replaced too, and the filler covers 0..2.
 
-``Compaction.run`` is made for another thread: it only reads sealed segments and writes ``.tmp`` files.
+Which records go: with ``compaction``, a record that a later one of its key follows, and a tombstone after
+``delete_retention_s``. With ``max_per_subject``, a record with enough later ones of its subject. And records that match
+a purge below its end. Records that may have a message id stay for the deduplication window [A3], and then they also
+keep the record that replaced them [D29].
 
-Which records go when a log is cleaned: by key, by count of a subject, by purges. Pure; one pass to learn, a second one to judge.
-
-Goal: one mask for each batch, whatever the rules. Rules: with ``compaction`` a record goes that a later one of its key follows, and a
-tombstone after ``delete_retention_s``; with ``max_per_subject`` one that so many of its subject follow; one that fits a purge and lies
-below its end. Records without a key, or a subject, are none of the first two's. Whatever may have a message id stays for the dedup
-window: who opens the log learns the ids from it [A3].
-
-A record that stays for its message id alone keeps what superseded it: the newest record of its key, and what a purge would take of its
-key or subject. Else the old value would be the newest one, until the window is over [D29]. A run tells until when something stays for
-that (``ids_held_until_ns``), and a purge too: it is not done before. The window ends by the clock as well as by log time, because
-nothing moves log time on in a stream that nobody publishes to.
-
-``deletes_end`` tells which delete markers, and other newest records of a key, are gone: see ``horizon.py`` [D30].
-
-Worked example: ``max_per_subject`` 2, subjects s s t s at 0..3: s has three, so offset 0 goes.
-
-Cleaning: when a run of compaction is worth it, and which purges a log is done with. Pure.
-
-A run reads all sealed, committed segments, so it comes when enough of them is new, or when a purge
-(``liftpy/core/base/purge.py``) waits that it
-can finish: all that lies below the purge's end is sealed, flushed and committed, and nothing of it stays any more because it may have
-a message id. What a run kept for its message id alone goes with a run when the dedup window is over, also in a stream that nobody
-publishes to any more.
-
-A purge that is done is undone where the log is cut below its end, or begins afresh: what comes in its place may be from a replica
-that is not done.
+``Compaction.run`` may run in another thread: it only reads sealed segments and writes ``.tmp`` files. ``Cleaning``
+decides when a run is worth it, and which purges are done.
 """
 
 from __future__ import annotations
@@ -69,7 +45,7 @@ MAX_KEYS = 4_000_000
 
 @dataclass(slots=True, kw_only=True)
 class Superseded:
-    """``learn`` all batches in order, then ask for ``kept`` of the same in the same order."""
+    """Finds replaced records: ``learn`` all batches in order, then ask for ``kept`` of the same batches in the same order."""
 
     config: StreamConfig
     now_wall_ns: int
@@ -250,7 +226,7 @@ class CompactedFile:
 
 @dataclass(slots=True, kw_only=True)
 class Compaction:
-    """One run over ``inputs`` (sealed segments, ascending, all below HW + 1)."""
+    """One compaction run over ``inputs`` (sealed segments in ascending order, below the high watermark + 1)."""
 
     storage: Storage
     config: StreamConfig
@@ -417,7 +393,7 @@ def _batches(segment: Segment) -> Iterator[RecordBatch]:
 
 @dataclass(slots=True)
 class Cleaning:
-    """Of one log."""
+    """Decides when one log is compacted."""
 
     purges: tuple[Purge, ...] = ()
     """As the metadata has them."""

@@ -1,25 +1,18 @@
-"""The compaction horizon: up to where a replica's log has been compacted, or was fetched from a log that was [D5, R3].
+"""The compaction horizon: the offset below which records of this log may be compacted away [D5, R3].
 
-Goal: a key is never gone on one replica only. Compaction drops a record because a later one of its key exists. Where that later one
-is cut afterwards (an unclean election: nothing else cuts below HW), the key would be gone here, and still be there on a replica that
-had not compacted.
-Rule: everything below the horizon (exclusive) may lack what was superseded by a record below it; so a log that ends below its
-horizon, on a leader that does not hold those records, is fetched anew and not gone on with
-(``liftpy.core.replication.follower``). A replica
-that fetches compacted batches does not know how far its leader's compaction has looked; never past HW, so it takes the leader's.
+A key must never disappear on one replica only. Compaction drops a record because a later one of its key exists. If an
+unclean election then truncates the later record, the key would be gone here. So a log that ends below its horizon, on a
+leader without those records, is fetched again from the start (``liftpy.core.replication.follower``). A follower takes
+over the horizon of its leader.
 
-The horizon is durable before what it tells of: stored before a compaction's outputs take their places, and before a compacted batch
-is appended. Where the file is gone or damaged, a log that shows traces of compaction (fewer records than offsets) counts as compacted
-to the end of what compaction can have seen: its sealed segments, and the active one where that shows traces itself.
+The horizon is stored before the results of a compaction replace the old files. If its file is lost, a log with gaps
+counts as compacted up to its sealed segments.
 
-The horizon also says how far delete markers are gone [D30]: ``deletes_end``. Compaction drops a delete marker together with the older
-records of its key. A follower that fetched such an older record before, and asks for what follows now, would never hear of the delete.
-The leader refuses its fetch, and it starts afresh. An empty log takes the leader's ``deletes_end`` over before it fetches: all that it
-gets from this leader is from a log that had dropped these markers already. Another leader may not have, so it counts for one
-LeaderEpoch.
+``deletes_end`` is the offset below which tombstones may be gone [D30]. A follower that fetched an older record before
+and missed the tombstone would keep the deleted key. So the leader rejects its fetch, and the follower starts again.
 
-Worked example: a=1 at 0, a=2 at 9, HW 9. Compaction drops offset 0, the horizon is 10. A new leader's log ends at 5: cut to 5, this log
-would hold no a at all, and the leader's holds a=1. It starts afresh.
+Example: a=1 at 0, a=2 at 9. Compaction drops offset 0, and the horizon is 10. A new leader's log ends at 5. Truncated
+to 5, this log would have no a at all, but the leader has a=1. So this replica starts again.
 """
 
 from __future__ import annotations
@@ -41,8 +34,11 @@ _NOT_KNOWN = -1
 
 
 class Horizon(NamedTuple):
-    """``end_offset``: exclusive, 0: never compacted. ``leader_epoch``: no record below it was written in a later one. ``deletes_end``:
-    exclusive, 0: none; below it the newest record of a key may be gone, as a delete marker goes when it is old."""
+    """Compaction horizon of a log. ``end_offset``: exclusive, 0: never compacted.
+
+    ``leader_epoch``: no record below it has a later one. ``deletes_end``: exclusive, 0: none. Tombstones below it may
+    be gone.
+    """
 
     end_offset: int = 0
     leader_epoch: int = 0

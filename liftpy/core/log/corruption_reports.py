@@ -1,9 +1,8 @@
-"""Rechecks: what a replica does when somebody says that it served wrong bytes [S14].
+"""``Rechecks``: what a replica does when a reader or follower reports damaged bytes [S14].
 
-A follower or reader that meets a wrong CRC says at which offset. The server reads that one block from the file again, whatever it
-checked before. Bad: its own damage, repaired as any other (``Log.met_damage``). Right: counted, and no more: the bytes were spoilt on
-their way, or the complaint is made up. So all that a complaint can cost is the read of a block, and how often is bounded here: one
-each ``EVERY_NS`` for each follower, and one for all readers together.
+The replica reads the reported block from the file again. If it is damaged, it is repaired as any other damage
+(``Log.met_damage``). If not, the report is only counted. The number of checks is limited: one each ``EVERY_NS`` per
+follower, and one for all readers together.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ READERS = ""
 
 
 class Recheck(Enum):
-    """What became of a complaint; the values are the names of counters."""
+    """Result of a corruption report. The values are names of counters."""
 
     DAMAGED = "complaints: damage found"
     SOUND = "complaints: own copy is right"
@@ -28,7 +27,7 @@ class Recheck(Enum):
 
 
 class Rechecks:
-    """Who has complained when."""
+    """Limits the checks after corruption reports."""
 
     def __init__(self) -> None:
         self._last_ns: OrderedDict[str, int] = OrderedDict()

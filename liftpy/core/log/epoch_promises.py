@@ -1,21 +1,15 @@
-"""The journal of promises: the LeaderEpochs that this node's candidates have promised to follow, one file for all its partitions.
+"""The journal of promised LeaderEpochs: one file for all partitions of a node.
 
-Goal: an election of thousands costs a node a few flushes, and not two for each candidate. Constraint: a promise is on the disk before
-anybody acts on it [protocol: Promotion], and is found by the next process.
+A candidate must store its epoch before it acts [protocol: Promotion]. With one file, an election of thousands of
+partitions needs a few flushes.
 
-Format, little endian: magic ``LFPJ`` and version; then frames, each with all promises that were stored together:
-CRC-32C of what follows in the frame, its length, and for each promise LeaderEpoch, length of the key, key. A frame holds as a whole or
-not at all. What lies behind the first frame that does not fit is not read: a write that was torn was never acted on.
+Format, little endian: magic ``LFPJ`` and version, then frames. A frame has the CRC-32C of the rest, its length, and for
+each promise the LeaderEpoch, the length of the key, and the key. Nothing after the first frame that does not fit is
+read: it was never acted on.
 
-What must be durable before what. ``store`` returns when its frame is flushed, and only then is anybody told. A promise that a killed
-process had written and not flushed was never acted on: it does not matter whether the next process, or the one after a power cut, sees
-it, since whoever becomes a candidate promises anew before it acts. So an opening believes what it reads and flushes nothing for it.
-It writes the file anew all the same, atomically, one promise for each partition: nothing is ever appended behind a torn
-frame, and pages that a failed flush has left clean are not the file any more [S4]. A flush that fails is final: nothing more is
-promised by this process. Older versions kept a promise in the partition's checkpoint: the log takes the higher of the two.
-
-Bound: written anew when it has grown to ``_GROWTH`` times what it held then, and ``_LEAST_BYTES`` at least; about 50 bytes
-for each partition that was ever a candidate here and is still held.
+``store`` returns when the frame is flushed. Opening rewrites the file atomically with one promise per partition,
+because pages after a failed flush are not trusted [S4]. A failed flush is final: this process makes no more promises.
+The file is also rewritten when it has grown to ``_GROWTH`` times its size.
 """
 
 from __future__ import annotations

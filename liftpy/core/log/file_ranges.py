@@ -1,17 +1,14 @@
-"""Borders: how many bytes a range of offsets takes, and where its batches begin, so that who reads it in parts cuts no batch in two.
+"""Sizes and batch boundaries of offset ranges, and their places in the files.
 
-Found through the sparse index: a block of about INDEX_INTERVAL_BYTES is looked at for each border, whatever the range holds. Positions
-count the bytes of batches from the range's first one on, over the borders of segments. So they, and the borders, are a function of the
-batches alone: the same on every replica of a stream that is not compacted, however its segments were cut there.
+Readers that split a range use batch boundaries, so that no batch is cut in two. They are found through the sparse
+index. Boundaries count bytes from the first batch of the range, so they are the same on every replica of a stream that
+is not compacted.
 
-Worked example: batches of 100 bytes and 10 records at 0, 10, ... 90, the range [5, 87): it takes 900 bytes. Every 250 bytes: the last
-batches that begin at or before 250, 500 and 750 are those at 20, 50 and 70. Every 25 records from 5 on: 30, 50 and 70.
+Example: batches of 100 bytes and 10 records at 0, 10, ... 90, and the range [5, 87) takes 900 bytes. Every 250 bytes:
+the batches at 20, 50 and 70.
 
-Where a range of offsets lies in the files of a log: for a reader on the same host that opens them itself.
-
-What is told is right when it is told. Retention and compaction remove and replace whole files, and who has opened one keeps what it
-was; a cut shortens a file in place. So a reader opens all of them at once and checks each batch; where anything does not fit he asks a
-node as everybody does.
+A reader on the same host may open the files itself. Retention and compaction replace whole files, and an open file
+stays readable. The reader opens all files at once and checks each batch. If something does not fit, it asks a node.
 """
 
 from __future__ import annotations
@@ -33,8 +30,9 @@ MAX_BORDERS = 128
 
 @dataclass(frozen=True, slots=True)
 class RangeSize:
-    """``size_bytes``: stored, of all batches that hold the range. ``borders``: offsets, ascending, each the first of a batch and within
-    the range; ``positions``: bytes before each."""
+    """Size of an offset range. ``size_bytes``: stored size of its batches. ``borders``: first offsets of batches inside
+    the range. ``positions``: bytes before each.
+    """
 
     size_bytes: int
     borders: tuple[int, ...] = ()
@@ -65,7 +63,7 @@ def measure(log: Log, start: int, end: int, *, every_bytes: int = 0, every_recor
 
 
 class _Range:
-    """``_begins``: of each segment, the position of its first byte, counted from the range's first batch: not above 0 for the first."""
+    """An offset range over segments. ``_begins``: position of the first byte of each segment, relative to the first batch."""
 
     def __init__(self, segments: Sequence[Segment], start: int, end: int) -> None:
         self._segments, self._start, self._end = segments, start, end

@@ -1,14 +1,10 @@
-"""Reads that are not just what follows: records that a filter keeps, without some columns, and backwards. Over one partition's log.
+"""Reads with a filter, with fewer columns, or backwards, over the log of one partition.
 
-An answer looks at about LOOK_BYTES of the log at most, however few of them it keeps, and says how far it has looked: a filter that
-keeps nothing costs a node no more at a time than a read that keeps all, and the reader's position goes on. A batch of which all records
-are kept is given as it lies; of another one those that are kept, at their offsets, sealed anew. Its CRC-32C was checked before, so that
-damage is not sealed.
+An answer examines about LOOK_BYTES of the log at most, and says how far it got. So a filter that matches nothing costs
+no more than a normal read. A batch whose records all match is returned as it is. Otherwise the matching records are
+returned at their offsets in a new batch, after a check of the CRC-32C.
 
-Backwards, ``offset`` is exclusive: the batches that lie below it, as many as fit, ascending in the answer; where to go on is the base
-offset of the first of them.
-
-Without some columns, each batch is narrowed, and an answer stands for about LOOK_BYTES of the log too.
+Backwards, ``offset`` is exclusive: the answer has the batches below it, in ascending order.
 """
 
 from __future__ import annotations

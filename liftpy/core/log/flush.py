@@ -1,4 +1,4 @@
-"""Flush: one group commit. It is made on the log's thread, run in any other one, and completed on the log's thread."""
+"""``Flush``: one group commit. It is created and completed on the thread of the log, and runs in any thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SealJob:
 
 @dataclass(slots=True)
 class Flush:
-    """What one group commit covers: everything below ``end_offset`` (exclusive)."""
+    """One group commit. It covers everything below ``end_offset`` (exclusive)."""
 
     storage: Storage
     active: LogFile

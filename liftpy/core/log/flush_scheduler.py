@@ -1,24 +1,13 @@
-"""FlushPlace: whether the event loop waits for the next flush of a log, or hears of its end from a thread.
+"""``FlushPlace``: decides whether a flush runs on the event loop or in a thread.
 
-Goal: no turn of the loop to hand a flush over and none to hear of its end, which cost more than the flush, where the disk is fast.
-Constraint: nothing waits for long behind a flush on the loop. A disk is not asked what it is; what it takes is measured, flush by
-flush, for all logs of a node together.
+On a fast disk, switching to a thread costs more than the flush. The node measures the duration of all flushes. Flushing
+starts in a thread. Each short flush (at most ``SHORT_S``) adds a point, and a longer one removes ``_MISS``. With enough
+points, flushing moves to the event loop. One flush of ``LONG_S`` moves it back at once, and so does an average above
+``SLOW_S``. After such an error, twice as many points are needed, up to ``_MOST_POINTS``. Large flushes, sealing a
+segment, and more than ``MOST_WAITING`` logs in one turn always use threads.
 
-Algorithm. In a thread at first. There a flush of at most ``SHORT_S`` adds a point, another one takes ``_MISS`` away: flushing moves
-to the loop when there are enough. A node that starts tries out some short flushes before anybody waits for one, in a thread
-(``PROBES``: as many as there are points wanted); they count by the same rule. On the loop one flush of ``LONG_S`` moves it back at
-once (the loop does not wait any longer for it), and so does an average above ``SLOW_S``. If that happens within ``_TRUSTED``
-flushes, twice as many points are wanted for the next time, up to ``_MOST_POINTS``. Even while short ones run on the loop, a flush
-goes to a thread if it is of much, if it seals a segment (that writes an index and flushes a folder), or if more than
-``MOST_WAITING`` logs want theirs in the same turn of the loop: those then flush side by side.
-
-Bound. A disk that is slow half of the time has 32 points once in 10^9 flushes; one that is slow for a fifth of them soon has. It
-costs the loop ``LONG_S``, or a few shorter flushes, and after the n-th such error in a row at least 32 * 2^n
-flushes (512 at most) run in threads before the next can happen.
-
-Worked example: a disk takes 0.1 ms. The 32 flushes that the start tries out take 3 ms, and the first publish is flushed on the loop.
-One takes 30 ms, or an hour: the loop stands still for 20 ms of it, once, goes on with other work, and the next 64 flushes, or more if
-some of them are not short, run in threads.
+Example: a disk takes 0.1 ms. The 32 test flushes at the start take 3 ms, and the first publish is flushed on the loop.
+One flush takes 30 ms: the loop waits at most 20 ms, and the next 64 flushes run in threads.
 """
 
 from __future__ import annotations

@@ -1,22 +1,16 @@
-"""GroupCommit: when the flushes and checkpoints of one log begin, and what counts as flushed. Both shells use it.
+"""``GroupCommit``: decides when flushes and checkpoints of one log begin, and what counts as flushed.
 
-Goal: as few flushes as possible, each as early as the stream's policy asks. Constraint: at most one flush of a log runs at a time, at
-most one checkpoint, and neither while files are cut, removed or replaced.
-
-Algorithm. The states of the flush are
+At most one flush and one checkpoint of a log run at a time, and neither while files are truncated, deleted or replaced.
 
     idle -- wanted --> WANTED -- start --> RUNNING -- ended --> idle, or WANTED again
 
-With the policy ``always`` every append wants a flush. What is appended while one runs wants the next: one flush for all of it. With
-``interval`` the first append arms a timer, and the timer wants the flush; with ``none`` nothing does, and the operating system writes
-when it likes. Under these two an appended record counts as flushed at once: the operator chose that. Work that changes files goes
-through ``alone``: what runs is waited for and counted first, nothing begins meanwhile, then what is not flushed yet wants a flush.
-A shell that can't wait for so long asks by ``alone_later``: nothing begins from then on, and the work is done when what runs is over.
+With the policy ``always`` every append requests a flush. Appends during a flush share the next one. With ``interval``
+the first append starts a timer. With ``none`` the operating system writes. Under these two, appended records count as
+flushed at once. Work that changes files runs through ``alone`` (or ``alone_later``), when nothing else runs. A failed
+flush is final [S4].
 
-A failed flush is final [S4]: nothing begins any more.
-
-Worked example (``always``): ten batches are appended while the flush of an earlier one runs. Its end counts one batch as flushed and
-begins the second flush; the end of that one counts ten.
+Example (``always``): ten batches are appended during a flush. Its end counts one batch as flushed and begins the second
+flush, which counts ten.
 """
 
 from __future__ import annotations
@@ -34,7 +28,7 @@ T = TypeVar("T")
 
 
 class FlushShell(Protocol):
-    """What a shell does for a ``GroupCommit``."""
+    """The shell of a ``GroupCommit``."""
 
     def begin(self) -> None:
         """A flush is wanted: call ``start``, now or soon, and run what it returns."""
@@ -59,7 +53,7 @@ class FlushShell(Protocol):
 
 
 class GroupCommit:
-    """Of one log. Only called on the log's own thread."""
+    """Group commit of one log. Call it only on the log's own thread."""
 
     __slots__ = (
         "_again",

@@ -1,4 +1,4 @@
-"""Looking into a partition's folder without changing a byte: what ``liftpy log dump`` and ``verify`` show."""
+"""Inspects a partition directory without changing it, for ``liftpy log dump`` and ``verify``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from liftpy.errors import UnknownFormatError
 
 @dataclass(frozen=True, slots=True)
 class SegmentReport:
-    """One segment as a walk over all its bytes finds it. ``fault`` '' when everything is right."""
+    """Result of scanning one segment. ``fault`` '': everything is correct."""
 
     name: str
     file_size_bytes: int

@@ -1,13 +1,11 @@
-"""EpochCache: which LeaderEpoch wrote which offsets of a log [D12, D13, D14].
+"""``EpochCache``: which LeaderEpoch wrote which offsets of a log [D12, D13, D14].
 
-A list of (LeaderEpoch, offset of its FIRST record), ascending in both: what a scan of the log gives, on the leader as on a
-follower. An epoch without a record has no entry; there is no sentinel but epoch 0, which no leader has. Ends are exclusive.
+It is a list of (LeaderEpoch, offset of its first record), ascending in both. An epoch without records has no entry.
+Ends are exclusive. For an empty log, the epoch of the newest deleted record is kept, so that the replica ranks
+correctly in an election [C9].
 
-Worked example: entries (1, 0), (4, 7) and log end 10 mean offsets 0-6 were written in epoch 1 and 7-9 in epoch 4.
-Asked for epoch 3, the answer is (1, 7): the largest epoch not above 3, and where it ends.
-
-A log that retention has emptied has no entry, and yet a position: of the newest record that it has dropped the epoch is kept beside the
-entries. Without it a replica that had everything would rank, in an election, behind one whose tail nobody else ever had [C9].
+Example: entries (1, 0), (4, 7) and log end 10 mean: epoch 1 wrote 0-6, epoch 4 wrote 7-9. The answer for epoch 3 is (1,
+7).
 """
 
 from __future__ import annotations

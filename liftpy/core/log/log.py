@@ -1,10 +1,9 @@
-"""Log: one partition's segmented log. Synchronous; the storage does the I/O, the caller runs the flushes where it likes.
+"""``Log``: the segmented log of one partition. Synchronous: the storage does the I/O, the caller runs the flushes.
 
-    append -> (begin_flush -> Flush.run in any thread -> complete_flush) -> flushed_end_offset -> positions told to others
+    append -> (begin_flush -> Flush.run in any thread -> complete_flush) -> flushed_end_offset -> positions for other nodes
 
-Group commit: while one Flush runs, further batches are appended, and the next Flush covers them all. An error from a flush is
-final: the log is closed and nothing is acknowledged any more [S4]. What is handed out by ``read`` stays valid through
-truncation, retention and close.
+Batches that are appended during a flush share the next one. A flush error is final: the log closes and nothing is acked
+any more [S4]. Data that ``read`` returned stays valid after truncation, retention and close.
 """
 
 from __future__ import annotations

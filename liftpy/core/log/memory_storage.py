@@ -1,9 +1,8 @@
-"""Storage in memory that fails as a disk does: what is not synced is lost, or partly lost, when the power goes.
+"""Storage in memory that fails like a disk: unsynced data is lost, or partly lost, in a power cut.
 
-For tests and the simulator. ``crash`` gives the folder as a power cut would leave it, or as a kill does: then everything is there to
-be read, and what was not synced still is not. A sync that fails does what Linux does: the pages count as clean from then on, so that
-the file shows them, every later sync says yes, and a power cut takes them all the same. ``fail_after`` stops the storage
-after its k-th call, so that a test can kill every operation at every call.
+It is for tests and the simulator. ``crash`` leaves the directory as a power cut or a kill would. A failed sync behaves
+as on Linux: later syncs succeed, but a power cut loses the data. ``fail_after`` fails the k-th call, so that a test can
+fail every operation.
 """
 
 from __future__ import annotations

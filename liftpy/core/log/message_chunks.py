@@ -1,5 +1,4 @@
-"""What of a log goes into one message: whole batches, or, where not even one fits, a piece of it (see
-``liftpy.core.wire.chunking``)."""
+"""Selects the part of a log that fits into one message: whole batches, or a piece of a large one."""
 
 from __future__ import annotations
 
@@ -12,8 +11,10 @@ from liftpy.core.wire.chunking import NOTHING, Held, Piece
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """``chunks``: whole batches back to back, or with ``piece`` its data. ``next_offset``: where to go on; with a piece that does
-    not move. ``size_bytes``: of all chunks. ``looked_bytes``: what they take in the log, where columns were left out."""
+    """A part of a log for one message. ``chunks``: whole batches, or one piece. ``next_offset``: where to continue.
+
+    ``size_bytes``: size of all chunks. ``looked_bytes``: their size in the log, before columns were removed.
+    """
 
     chunks: tuple[memoryview, ...]
     size_bytes: int

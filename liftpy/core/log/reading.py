@@ -1,4 +1,4 @@
-"""Reading: whole batches out of a list of segments, by offset and by timestamp, found through the sparse indexes."""
+"""Reads whole batches from segments by offset or timestamp, through the sparse indexes."""
 
 from __future__ import annotations
 

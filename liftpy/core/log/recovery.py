@@ -1,24 +1,19 @@
-"""Opening a partition's folder: what is right is kept, a torn tail is cut, damage is set aside and reported [S1, S3, S5-S7], and what
-is kept is on the disk before anyone is shown it [S4, S12].
+"""Opens a partition directory: keeps good data, truncates a torn tail, quarantines damage [S1, S3, S5-S7]. Kept data is
+made durable before anybody sees it [S4, S12].
 
-1. Files of an interrupted replacement are removed, a split that was interrupted is completed (``proving.py``); the checkpoint is
-   read, or does without.
-2. Sealed segments are taken from their index where it fits the file; else they are walked. The last one is always walked.
-   A segment whose offsets the one before it covers was merged into that one: removed.
-3. A fault with nothing right behind it, in the last segment, is a torn tail: cut. So is one, or a missing end, in a segment without
-   an index, where the segments behind it hold nothing right either: a power cut between a roll and its flush may leave the new name
-   and not the bytes before it. Any other fault is damage: the segment (and
-   all behind it) is set aside (``set_aside.py``), what was right before the fault is kept as a segment of its own, and
-   the report says which offsets are gone, so that the replica leaves the ISR and fetches them again.
-4. Unless the node stopped in good order, what is not proven durable is written again (``proving.py``). Then segments that nothing is
-   appended to get the index that they lack, never before.
-5. HW is clamped to the log [D7]. A checkpoint above the log means that committed records are missing: the report says so.
+1. Files of an interrupted replacement are deleted, an interrupted split is completed (``rewrite_unflushed.py``), and
+the checkpoint is read.
+2. Sealed segments use their index if it fits. Others are read completely, the last one always.
+3. A fault in the last segment with nothing good after it is a torn tail, and is truncated. Any other fault is damage:
+the segment and all later ones are quarantined, and the report names the missing offsets. The replica then leaves the
+ISR and fetches them again.
+4. After an unclean stop, data that is not proven durable is written again. Then sealed segments get their missing
+index.
+5. The high watermark is limited to the log [D7]. If the checkpoint is above the log, committed records are missing, and
+the report says so.
 
-Files that recovery set aside: kept until the replica holds the records again, so that damage never fills a disk for good.
-
-A damaged segment becomes ``<name>.log.damaged-<n>``: evidence, and all that is left if no other replica has its records. The
-segments behind it were right but can't be joined to the log any more: ``<name>.log.behind-<n>``. Both are what an operator could save
-records from, as long as nobody else has them; whoever calls ``drop_set_aside`` knows that somebody has.
+Quarantined files are kept until the replica holds the records again: ``<name>.log.damaged-<n>`` for damaged segments,
+``<name>.log.behind-<n>`` for good ones after them. ``drop_set_aside`` deletes them.
 """
 
 from __future__ import annotations
@@ -81,7 +76,9 @@ class Damage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenReport:
-    """What opening found. ``cut_bytes``: of a torn tail; ``walked_bytes``: read to find out; ``damage``: set aside."""
+    """Result of opening a log. ``cut_bytes``: size of a torn tail. ``walked_bytes``: bytes read. ``damage``: quarantined
+    parts.
+    """
 
     cut_bytes: int = 0
     walked_bytes: int = 0

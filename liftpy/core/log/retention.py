@@ -1,13 +1,11 @@
-"""Retention: which whole segments may go, so that a log keeps to its age, bytes and count.
+"""Retention: which whole segments to delete by age, size and number of records.
 
-Goal: bounded disk use. Constraint: whole segments only, never the active one (the log rolls it first when all
-of it is too old), never a record above HW [D26].
-Algorithm: the new log start is the largest base of a segment such that everything before it is (a) too old, or (b) more than
-the log may hold, counted from its newest record backwards. It is a pure function of summaries, so that it can be shown before
-it is done.
+It never deletes the active segment or a record above the high watermark [D26]. The new log start is the largest segment
+base below which everything is too old, or exceeds the size or number, counted from the newest record. It is a pure
+function, so that it can be previewed.
 
-Worked example: segments of 10 records [0..9] [10..19] [20..29] [30..], HW 25, ``retention_records`` 15: 30 records are held
-with the active one empty; dropping the first leaves 20, dropping the second would leave 10 < 15: the log start becomes 10.
+Example: segments of 10 records at 0, 10, 20 and an empty active one, high watermark 25, ``retention_records`` 15.
+Deleting the first segment leaves 20 records. Deleting the second would leave 10. So the log start becomes 10.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ AT_ONCE = 32
 
 
 class Retained(Protocol):
-    """What retention needs to know of a segment."""
+    """Summary of a segment for retention."""
 
     base_offset: int
     next_offset: int

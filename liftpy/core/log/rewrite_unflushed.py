@@ -1,22 +1,20 @@
-"""Proving: what an opening takes for durable, and what it writes again before anyone is shown it [S1, S4, S12].
+"""Makes unproven data durable when a log is opened after an unclean stop [S1, S4, S12].
 
-After a kill, what was written and not flushed is in the page cache only. After a flush that failed it is worse: Linux takes the
-pages for clean, and the next ``fdatasync`` of the file says yes without writing them. So an opening that does not follow a clean
-stop believes no flush. On the disk is:
+After a kill, unflushed data may be only in the page cache. After a failed flush, Linux marks the pages clean, and the
+next ``fdatasync`` succeeds without writing. So only this counts as durable:
 
-(a) a sealed segment whose checksummed index fits it: an index is only ever written after the flush of its segment and of its name;
-(b) what lies at or below the checkpoint's HW: that is never stored above what a flush has made durable.
+- a sealed segment whose checksummed index fits (the index is written after the flush),
+- data at or below the high watermark of the checkpoint.
 
-Everything else is copied into a new file, which is flushed and takes the place of the old: other pages and other blocks than those that
-failed. Only what is not proven is copied: a file whose beginning is proven is split there, so that opening costs about what was
-appended since the last checkpoint (a second), and not the whole segment. A disk without room for a copy has the bytes
-written once more where they are, which makes the pages dirty again.
+All other data is copied into a new file, which is flushed and replaces the old one. A file with a proven beginning is
+split there, so that only data since the last checkpoint is copied. A disk without room gets the bytes written again in
+place.
 
-Splitting a segment at position P, where a batch of offset o begins; it survives a death at any step:
+Splitting at position P, where a batch of offset o begins, survives a crash at any step:
 
-1. the rest is written to ``<o>.log.tmp`` and flushed, then renamed to ``<base>.log.<P>-<o>.tail``: from here on it is known;
-2. ``<base>.log`` is cut at P;
-3. the tail is renamed to ``<o>.log``. ``finish_splits`` does 2 and 3 where a process died between.
+1. The rest is written to ``<o>.log.tmp``, flushed, and renamed to ``<base>.log.<P>-<o>.tail``.
+2. ``<base>.log`` is truncated at P.
+3. The tail is renamed to ``<o>.log``. ``finish_splits`` completes 2 and 3 after a crash.
 """
 
 from __future__ import annotations

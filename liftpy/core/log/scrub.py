@@ -1,12 +1,11 @@
-"""Scrub: reads what lies on the disk again, a piece at a time, so that a flipped bit is found before it is needed [S14].
+"""Scrub: reads the logs on disk again, piece by piece, to find flipped bits early [S14].
 
-Goal: every flushed byte of every log is read back and checked once when its segment is sealed, and again and again at a low rate.
-A ``Scan`` walks one file; it holds nothing of the log's but its name and bounds, so that it may run in any thread, beside appends,
-cuts and retention. So what it says is a suspicion: the file may have been cut or replaced meanwhile. ``confirmed`` looks again, on the
-log's own thread, at the one block, if the segment is still the log's; only that is damage.
+Each segment is checked once when it is sealed, and repeatedly at a low rate. A ``Scan`` reads one file in any thread,
+while the log may change. So a fault is only a suspicion. ``confirmed`` checks the block again on the log's thread, and
+only that counts as damage.
 
-What a pass proves: each batch was right (CRC, order, size) as the system gave it when its memory of the file had been dropped. Pages
-that are mapped by readers or dirty stay in memory and are read from there; a device may answer from its own cache.
+A pass checks CRC, order and size of each batch, as the operating system returned it. Pages in memory and the cache of
+the device may hide a fault.
 """
 
 from __future__ import annotations

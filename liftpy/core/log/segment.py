@@ -1,4 +1,4 @@
-"""Segment: one file of batches back to back, its sparse index in memory, and the walk that finds what a file holds."""
+"""``Segment``: one file of batches with a sparse index in memory, and the scan that finds its contents."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def index_name(base_offset: int) -> str:
 
 @dataclass(slots=True)
 class Segment:
-    """One segment and what is known of it. Sizes and positions in bytes of its file."""
+    """One segment. Sizes and positions are bytes of its file."""
 
     base_offset: int
     """Inclusive: the log end offset when the file was made."""
@@ -220,7 +220,9 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """What a walk over a file found. ``end``: up to where it is right; ``valid_behind``: a right batch lies past the fault."""
+    """Result of scanning a file. ``end``: position up to which it is correct. ``valid_behind``: a correct batch follows
+    the fault.
+    """
 
     end: int
     fault: str = ""

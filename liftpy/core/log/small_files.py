@@ -1,11 +1,8 @@
-"""The small files of a partition's folder: checkpoints and segment indexes. Checksummed; a torn file counts as missing.
+"""The small files of a partition directory: checkpoints and segment indexes. A torn file counts as missing.
 
-``high-watermark``: HW, log start offset and the LeaderEpoch that was persisted last. ``leader-epochs``: the epoch cache as of
-the last checkpoint; the log itself always wins over it, but of a log that retention has emptied it holds the epoch of the record before
-its start, which nothing else tells. ``compaction-horizon``: see ``horizon.py``. ``<base>.index``: a pure cache of
-a SEALED segment: what a walk over it would find. All: magic, version, body, CRC-32C over all before it; little endian.
-
-Checkpoints: what a log stores about itself beside its segments (HW and log start, epochs), written only where it has changed.
+``high-watermark``: high watermark, log start and last stored LeaderEpoch. ``leader-epochs``: the epoch cache of the
+last checkpoint. ``compaction-horizon``: see ``compaction_point.py``. ``<base>.index``: the result of scanning a sealed
+segment. Format: magic, version, body, CRC-32C. Little endian.
 """
 
 from __future__ import annotations
@@ -54,7 +51,7 @@ class IndexEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SegmentSummary:
-    """What a walk over a segment finds. ``next_offset``: exclusive; ``entries``: sparse, ascending."""
+    """Summary of a segment. ``next_offset``: exclusive. ``entries``: sparse index, ascending."""
 
     base_offset: int
     next_offset: int

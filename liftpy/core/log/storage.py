@@ -1,11 +1,9 @@
-"""The storage seam: what a log asks of a disk. Implemented by ``sidecar.disk`` (files) and ``liftpy.core.log.memory_storage``.
+"""The storage interface of a log. ``sidecar.disk`` implements it with files, ``liftpy.core.log.memory_storage`` in memory.
 
-THE CONTRACT. One folder per partition; names are flat. What was written is durable only after ``sync`` of its file, and a
-created, renamed or removed name only after ``sync_folder``; a crash may keep any prefix of what is not durable of each file.
-Every method raises StorageError (NoSpaceError for a full disk) and nothing else. All calls come from one thread, but for
-``LogFile.sync``, ``Storage.replace`` and ``sync_folder``, which a flush runs in another one while appends go on (never two
-``replace`` of one name at once), and compaction, which reads sealed files and writes files that nothing else knows of. So does
-who writes ``state-`` files, and removes older ones.
+THE CONTRACT. Each partition has one directory with flat names. Written data is durable after ``sync`` of its file. A
+created, renamed or deleted name is durable after ``sync_folder``. A crash may keep any prefix of the rest of each file.
+Methods raise only StorageError (NoSpaceError for a full disk). All calls come from one thread, except ``LogFile.sync``,
+``Storage.replace`` and ``sync_folder`` of a flush, compaction of sealed files, and writers of ``state-`` files.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ class LogFile(Protocol):
 
 
 class Storage(Protocol):
-    """One partition's folder."""
+    """The directory of one partition."""
 
     def names(self) -> list[str]:
         """The names in the folder, sorted."""

@@ -1,1 +1,1 @@
-"""The control plane: records, image, decide and replay, placement. Pure."""
+"""The metadata of a cluster: records, image, decisions, replay and placement. Pure."""

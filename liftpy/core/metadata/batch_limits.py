@@ -1,4 +1,4 @@
-"""How large batches of requests are: for who makes them and who decides them. Pure; here because clients make some, and decide none."""
+"""Size limits of request batches, for clients that send them and controllers that decide them. Pure."""
 
 from __future__ import annotations
 

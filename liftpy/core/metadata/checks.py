@@ -1,7 +1,6 @@
-"""The invariants of the control plane as code: run after every simulated step, and wherever a test moves an image.
+"""Invariants of the metadata as code. The simulator and tests check them after every step.
 
-``check_image`` looks at one image, ``check_step`` at two that follow one another, ``LeadershipHistory`` at all that a
-test has seen.
+``check_image`` checks one image, ``check_step`` two consecutive ones, ``LeadershipHistory`` all images of a test.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def _check_change(image: ClusterImage, old: PartitionState, new: PartitionState,
 
 
 class LeadershipHistory:
-    """Who led, or was the candidate, in which LeaderEpoch, over everything that was seen [C1]."""
+    """Leaders and candidates of all LeaderEpochs that a test has seen [C1]."""
 
     def __init__(self) -> None:
         self._leaders: dict[tuple[PartitionKey, int], tuple[str, int]] = {}

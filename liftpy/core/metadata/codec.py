@@ -1,13 +1,11 @@
-"""Image values <-> their protobufs. Encoding is canonical: the same image gives the same bytes on every node [M5].
+"""Encodes image values as protobuf and back. The same image gives the same bytes on every node [M5].
 
-Every field of the image that is not derived is here; a new one that is forgotten is found by the round-trip tests.
-
-StreamConfig <-> its protobuf. A field that is not set means the default; a wrong one is a ConfigError that names it.
+A missing field of a StreamConfig means the default. A wrong one raises a ConfigError that names it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from enum import Enum
 from itertools import chain
@@ -28,7 +26,7 @@ from liftpy.config import (
 )
 from liftpy.core.base.partition import MoveReason, PartitionState, PartitionStatus, Pause, Purge, PurgedBy
 from liftpy.core.metadata.controller_list import list_from_pb, list_to_pb
-from liftpy.core.metadata.feature_range import FIRST
+from liftpy.core.metadata.feature_range import NO_LEVEL
 from liftpy.core.metadata.idempotency_cache import IdempotencyCache, Operation
 from liftpy.core.metadata.image import ClusterImage, ClusterRules, Counters, LeaderReport, NodeImage, StreamImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -59,7 +57,7 @@ def config_to_pb(config: StreamConfig) -> pb.StreamConfig:
         readOnly=config.read_only,
         maxMessageBytes=config.max_message_bytes,
         optimisticConcurrency=config.optimistic_concurrency,
-        maxHeldS=config.max_held_s,
+        maxHeldS=config.min_isr_hold_timeout_s,
         maxPerSubject=config.max_per_subject,
         quotaRecordsPerS=config.quota_records_per_s,
         quotaBytesPerS=config.quota_bytes_per_s,
@@ -88,7 +86,7 @@ def config_from_pb(message: pb.StreamConfig) -> StreamConfig:
         read_only=message.readOnly,
         max_message_bytes=message.maxMessageBytes,
         optimistic_concurrency=message.optimisticConcurrency,
-        max_held_s=message.maxHeldS,
+        min_isr_hold_timeout_s=message.maxHeldS,
         max_per_subject=message.maxPerSubject,
         quota_records_per_s=message.quotaRecordsPerS,
         quota_bytes_per_s=message.quotaBytesPerS,
@@ -107,25 +105,42 @@ def quota_from_pb(message: pb.DefaultQuota) -> DefaultQuota:
     return DefaultQuota(records_per_s=message.recordsPerS, bytes_per_s=message.bytesPerS, by_token=message.byToken)
 
 
-def camel_case(field: str) -> str:
-    """The name in the protobuf of a field of StreamConfig."""
+_WIRE_NAMES = {"min_isr_hold_timeout_s": "maxHeldS"}
+"""Fields of StreamConfig whose name in the protobuf is another one."""
+
+
+_STORED_NAMES = {"min_isr_hold_timeout_s": "max_held_s"}
+"""Fields of StreamConfig -> their names in the texts of feature level 5."""
+
+
+def stored_text(error: ConfigError) -> str:
+    """Return the text of a rejection, as all controllers store it: a setting that was renamed has the name of feature level 5.
+
+    The text is part of the image. Two versions that store other texts hold other images.
+    """
+    text = str(error)
+    for now, at_level_5 in _STORED_NAMES.items():
+        text = text.replace(now, at_level_5)
+    return text
+
+
+def wire_name(field: str) -> str:
+    """Return the name in the protobuf of a field of StreamConfig."""
     first, *others = field.split("_")
-    return first + "".join(word.capitalize() for word in others)
+    return _WIRE_NAMES.get(field, first + "".join(word.capitalize() for word in others))
 
 
-_ALTERABLE = {camel_case(field): field for field in ALTERABLE}
+_ALTERABLE = frozenset(wire_name(field) for field in ALTERABLE)
 
 
-def altered(
-    config: StreamConfig, wanted: pb.StreamConfig, changed: Iterable[str], alterable: Collection[str] = ALTERABLE
-) -> StreamConfig:
+def altered(config: StreamConfig, wanted: pb.StreamConfig, changed: Iterable[str]) -> StreamConfig:
     """``config`` with the fields of ``wanted`` that ``changed`` names, as the protobuf has them; raise ConfigError for one that is
-    fixed (not ``alterable``, at the cluster's feature level), or out of its bounds."""
+    fixed, or out of its bounds."""
     whole = config_to_pb(config)
     for name in changed:
-        if _ALTERABLE.get(name) not in alterable:
+        if name not in _ALTERABLE:
             raise ConfigError(
-                f"Cannot change {name!r} of an existing stream. You can change: {', '.join(alterable)}. For other "
+                f"Cannot change {name!r} of an existing stream. You can change: {', '.join(ALTERABLE)}. For other "
                 "settings, create a new stream."
             )
         setattr(whole, name, getattr(wanted, name))
@@ -464,8 +479,7 @@ def _head_to_pb(image: ClusterImage, operations: bool) -> pb.Image:
     head.nodes.extend(node_to_pb(image.nodes[name]) for name in sorted(image.nodes))
     for uid, partition in sorted(image.reports):
         head.reports.extend(report_to_pb(uid, partition, report) for report in image.reports[uid, partition])
-    if image.feature_level > FIRST:
-        head.featureLevel = image.feature_level
+    head.featureLevel = image.feature_level
     if image.rules is not None:
         head.rules.CopyFrom(rules_to_pb(image.rules))
     if image.default_quota != NO_QUOTA:
@@ -481,15 +495,20 @@ def _head_to_pb(image: ClusterImage, operations: bool) -> pb.Image:
 
 
 def image_from_bytes(data: bytes) -> ClusterImage:
-    """The image of ``image_to_bytes``; raises IncompatibleVersionError for one that says more than this version understands,
-    DecodeError or
-    a ValueError for anything else."""
+    """The image of ``image_to_bytes``; raises IncompatibleVersionError for one that says more than this version understands, or that
+    names no feature level although something was decided [M14]; DecodeError or a ValueError for anything else."""
     message = pb.Image.FromString(data)
     if has_unknown_fields(message):
         raise IncompatibleVersionError(
             "The metadata image has fields of a newer version. Start the newer version of liftpy on this node."
         )
-    return image_from_pb(message)
+    image = image_from_pb(message)
+    if image.feature_level == NO_LEVEL and image.is_used:
+        raise IncompatibleVersionError(
+            "UNSUPPORTED: The metadata image has no feature level. Start the version of liftpy that wrote it, and run "
+            "`liftpy upgrade finalize` there."
+        )
+    return image
 
 
 def image_from_pb(message: pb.Image) -> ClusterImage:
@@ -509,7 +528,7 @@ def image_from_pb(message: pb.Image) -> ClusterImage:
         operations=IdempotencyCache.of([operation_from_pb(operation) for operation in message.operations]),
         reports=Map(reports),
         controllers=list_from_pb(message.controllers),
-        feature_level=message.featureLevel or FIRST,
+        feature_level=message.featureLevel,
         rules=rules_from_pb(message.rules) if message.HasField("rules") else None,
         default_quota=quota_from_pb(message.defaultQuota),
         session_times=times_from_pb(message.sessionTimes) if message.HasField("sessionTimes") else None,

@@ -1,24 +1,18 @@
-"""ControllerList: who forms the metadata group, and the single steps by which that changes [M10]. Pure.
+"""``ControllerList``: the members of the metadata group, and the single steps of a change [M10]. Pure.
 
-Goal: controllers come and go by the group's own log, one at a time, without a restart of anybody; whatever dies on the way, the change
-goes on, or is left in a state from which the same command finishes it. Constraint: two majorities that decide on their own must share
-a member, at every moment, and after every crash.
-
-Algorithm (Raft, dissertation 4.1 to 4.2). A change is an entry of the log that holds the whole new list. It counts from the moment at
-which it is APPENDED, committed or not: a member follows the newest one in its snapshot and journal, and goes back when that is cut. The
-list of the settings counts where there is none. A list has, besides those who vote, at most one learner, who is sent the log and counts
-for nothing, and at most one voter who is to leave. They are in the log, so the metadata leader goes on with what another one has begun:
+Controllers change by the group's own log, one at a time (Raft dissertation, 4.1 to 4.2). A change is an entry with the
+whole new list. It counts from the moment that it is appended. A list has voters, at most one learner without vote, and
+at most one voter that is leaving:
 
     add N          voters V            learner N               N has caught up:  voters V + N
     remove O       voters V            leaving O               O does not lead:  voters V - O
     replace O N    voters V            learner N, leaving O    N has caught up:  voters V + N, leaving O;  then voters V + N - O
 
-The order of a replacement keeps a majority where O is dead: of three, two live; N comes, and three of four live; O goes, and three of
-three do. A leader that is to leave hands over first. Nobody proposes a step before the one before it is committed, nor before it has
-committed an entry of its own term: else a leader of before, which does not know the newest list, could commit beside it.
+The order of a replacement keeps a majority if O is dead. A leader that leaves transfers its leadership first. A step is
+proposed only after the previous one is committed, and after an entry of the leader's own term is committed.
 
-Worked example: {n1, n2, n3}, n3 is dead. ``replace n3 n4`` at 70: voters n1 n2 n3, learner n4, leaving n3. n4 has everything at 85:
-voters n1 n2 n3 n4, leaving n3, committed by n1, n2, n4. At 86: voters n1 n2 n4. n3 comes back, hears nobody, asks, follows the feed.
+Example: {n1, n2, n3}, n3 is dead. ``replace n3 n4``: voters n1 n2 n3, learner n4. n4 catches up: voters n1 n2 n3 n4,
+committed by n1, n2, n4. Then voters n1 n2 n4.
 """
 
 from __future__ import annotations
@@ -41,7 +35,7 @@ _MAX_TIME_NS = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class ControllerList:
-    """Who forms the metadata group. The empty one, in an image: those of the settings, which nobody has changed yet."""
+    """Members of the metadata group. The empty list in an image means: the list of the settings."""
 
     voters: tuple[str, ...] = ()
     """By id."""
@@ -122,7 +116,7 @@ def list_of(entry: bytes, index: int) -> ControllerList | None:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """What the metadata leader knows when it is asked for a change."""
+    """State of the group when a change is requested."""
 
     now: ControllerList
     """As its log says."""
@@ -152,7 +146,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class NoChange:
-    """There is nothing to propose: it is so, or goes on by itself."""
+    """No step to propose: the list is as wanted, or changes by itself."""
 
     detail: str
 

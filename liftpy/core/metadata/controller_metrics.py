@@ -1,9 +1,7 @@
-"""What a controller counts of the cluster by watching the image: elections, fail-overs, partitions without a leader. Pure.
+"""Metrics of the cluster that a controller derives from images: elections, failovers, leaderless partitions. Pure.
 
-Each controller counts what it has seen itself, since it began: the largest of them is the cluster's figure, never their sum.
-An election is ``unclean`` where an operator had somebody elected who may lack something, a ``transfer`` where the leader before is in
-the ISR of the new one (it has handed over), else ``clean``. A fail-over lasts from when this controller first saw the partition
-without a leader until it is Online again; what the session or the report took before that is not in it.
+Each controller counts what it has seen since its start. The largest value of all controllers is the cluster's, not the
+sum. A failover lasts from the moment that this controller sees the partition without a leader until it is Online.
 """
 
 from __future__ import annotations
@@ -23,8 +21,11 @@ _ELECTING = (PartitionStatus.ELECTION, PartitionStatus.CANDIDATE_FOUND)
 
 
 class ControllerMetrics:
-    """Give it each change of the image. ``failovers``: where their durations go, in s; ``tell``: is told of each, of its kind, and
-    since when the partition had no leader, monotonic ns."""
+    """Counts elections and failovers from changes of the image.
+
+    ``failovers``: receives durations in seconds. ``tell``: receives each election, its kind, and when the partition
+    lost its leader.
+    """
 
     def __init__(
         self, failovers: Histogram | None = None, tell: Callable[[PartitionKey, str, int], None] | None = None

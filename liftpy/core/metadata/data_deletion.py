@@ -1,11 +1,8 @@
-"""Whether a partition's data may go: what a node that only follows the feed asks a controller first. Pure.
+"""Decides whether the data of a partition may be deleted on a node that is not a controller. Pure.
 
-Goal: data goes only by a committed change that names it [M11]. A controller's image is made of such changes. The image of any other
-node is made of what came on the feed, where whoever may publish can put a record; it decides what runs, never alone what is deleted.
-
-Algorithm: the node asks for the stream, by its unique id, with a read that the group orders in its log, so that no controller answers
-which knows less than was committed. Data may go when the stream is not there, or its partition has its replicas elsewhere. Any other
-answer says that the image is wrong; no answer says nothing, and is asked for again.
+Data is deleted only by a committed change that names it [M11]. Such a node gets its image from the feed, and anybody
+with publish permission could forge a record there. So it asks a controller about the stream, by its unique id, with a
+linearizable read. The data may go if the stream does not exist, or its replicas are elsewhere.
 """
 
 from __future__ import annotations
@@ -18,8 +15,9 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 class Departures:
-    """Which partitions went from a node by a change that its image has shown. One that the image merely does not know stays: it may be
-    older than what is held, or of another cluster [M11]."""
+    """Partitions that left a node by a change that its image has shown. A partition that is only missing in the image
+    stays [M11].
+    """
 
     def __init__(self, node_id: str) -> None:
         self._node_id = node_id

@@ -1,15 +1,10 @@
-"""Descriptions of the cluster, in pages that fit into a message: made by controllers, put together by who asked. Pure.
+"""Descriptions of the cluster in pages that fit into a message. Pure.
 
-Goal: however many nodes, streams and partitions there are, an answer is at most some KiB, and the cluster is described whole.
+The request names the place after which the page begins, so controllers keep nothing between pages, and any controller
+may answer the next one. Nodes come by id, then streams by name. A large stream continues on the next page, by its uid.
 
-Algorithm: a page says what lies behind a place, and the place is in the request: no controller keeps anything between two pages,
-and another may answer the next one. Nodes come by id, then streams by name; a stream that does not fit is continued on the next
-page, by its uid. Pages are of different moments: a stream that was deleted meanwhile is left out, one that was made again begins
-again.
-
-Worked example: 3 nodes, streams ``a`` (2 partitions) and ``b`` (10,000). Page 1: the nodes, ``a``, ``b`` to partition 1,199,
-``more``. Page 2 is asked for with afterStream ``b``, its uid, fromPartition 1,200; and so on. Somebody deletes ``b`` and makes it
-again: the next page has it from partition 0, with another uid, and what was there of the old one is dropped.
+Example: 3 nodes, streams ``a`` (2 partitions) and ``b`` (10,000). Page 1: the nodes, ``a``, and ``b`` up to partition
+1,199. Page 2 begins at ``b``, partition 1,200.
 """
 
 from __future__ import annotations
@@ -42,7 +37,7 @@ def page_bytes(asked_bytes: int, max_payload_bytes: int) -> int:
 
 
 class _Room:
-    """What a page can still take. The first item always fits: without it no page would make progress."""
+    """Remaining room of a page. The first item always fits."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._left_bytes = limit_bytes
@@ -149,7 +144,7 @@ def cut_stream(response: pb.ControlResponse, limit_bytes: int) -> None:
 
 
 class ClusterPages:
-    """Who asks: ``request`` the next page until it is None; give each to ``add``; then ``cluster`` is whole."""
+    """Assembles the description of the cluster: send ``request`` until it is None, and pass each page to ``add``."""
 
     def __init__(self) -> None:
         self.cluster = pb.ClusterDescription()
@@ -200,7 +195,7 @@ def _follows(known: pb.Stream, part: pb.Stream) -> bool:
 
 
 class StreamPages:
-    """The same of one stream: ``add`` the answer that has the beginning, ask for ``request`` until it is None."""
+    """Assembles the description of one stream: ``add`` the first answer, then send ``request`` until it is None."""
 
     def __init__(self) -> None:
         self.stream = pb.Stream()

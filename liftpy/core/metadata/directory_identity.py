@@ -1,16 +1,11 @@
-"""Starts of a data folder: what tells the next process on a folder from one on an older copy of it [S15, C7, C12].
+"""Detects a data directory that was restored from an older copy, when a node registers [S15, C7, C12].
 
-Goal: a folder that went back in time never counts as complete; a restart costs nothing, not even several that died while they
-registered. Constraint: a copy is like the original in all that it holds, its id and its count of starts included.
-Algorithm: every process draws a nonce, and stores it with the number of its start before it asks to be registered; the folder
-also keeps the nonces of the starts before. The image knows the start and the nonce that registered last. The folder has seen what
-that process did only if it holds its nonce: it follows if its start is above the known one and the known nonce is among its own.
+A copy is equal to the original, including its id and its number of starts. So every process draws a nonce, and stores
+it with the number of its start before it registers. The directory keeps earlier nonces. The image knows the start and
+nonce that registered last. A directory is a successor only if its start is higher and the known nonce is among its own.
 
-Worked example: start 1 (nonce A) registers; the folder is copied; start 2 (B) registers and acknowledges. The copy is put back. Its
-next process is start 2 too, with nonce C, and knows A alone: it does not follow start 2 (B), however often it is started.
-
-A copy of a running folder knows the nonce of the process that still writes to the original. So that this one is gone is asked for
-on the bus before the next one registers (``predecessor.py``), and what the copy lacks shows when its log is compared.
+Example: start 1 (nonce A) registers, the directory is copied, start 2 (B) registers and acks. The copy is restored. Its
+next process is start 2 with nonce C, and knows only A. So it does not follow start 2 (B).
 """
 
 from __future__ import annotations
@@ -27,7 +22,7 @@ MAX_EARLIER_NONCES = 16
 
 @dataclass(frozen=True, slots=True)
 class DirectoryIdentity:
-    """What a data folder knows of the processes that have started on it; durable."""
+    """Starts and nonces of the processes of a data directory. Durable."""
 
     folder_id: str
     """Drawn when the folder was made: an emptied folder is another one."""
@@ -66,7 +61,7 @@ def stopped_cleanly(*, failed: bool, opened: bool, logs_are_clean: bool, repairs
 
 
 class ProcessRelation(Enum):
-    """How a process that registers relates to the one that has registered last."""
+    """Relation of a registering process to the one that registered last."""
 
     FOLLOWS = "follows"
     """It starts on the folder that the other has left, as far as can be told."""

@@ -1,11 +1,9 @@
-"""Whether a process that starts may take the place of the one that runs, or ran, under its node id. Pure.
+"""Decides whether a starting process may replace another process with the same node id. Pure.
 
-Goal: a copy of a data folder that is started beside the original harms neither it nor its data; a restart after a kill waits for
-nobody. Constraint: the lock of a data folder [S10] knows nothing of a copy, and a copy of a running folder is like the original.
-Algorithm: the bus is asked for the node (``<ns>.status.<node>``) before this process says anything under its id. "No responders" is a
-proof that nobody is there: go on. An answer proves that somebody is, who may be stopping: ask again, and give up after ``wait_s``.
-Silence proves nothing: a process that stands still, or a machine that is gone and whose connection NATS still holds. After a few
-times it is taken for a process that is to be deposed, which finds itself fenced when it wakes.
+The lock of a data directory [S10] does not detect a copy of the directory. So the starting process asks NATS for the
+node (``<ns>.status.<node>``). "No responders" proves that nobody is there. An answer proves that another process runs:
+ask again, and give up after ``wait_s``. No answer proves nothing. After some tries, the other process is treated as
+hanging, and will find itself fenced.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ DEFAULT_SILENCES = 3
 
 
 class Sign(Enum):
-    """What came of one question."""
+    """Result of one question to NATS."""
 
     ABSENT = "nobody listens"
     PRESENT = "it answered"
@@ -30,7 +28,7 @@ class Sign(Enum):
 
 
 class Verdict(Enum):
-    """What to do next."""
+    """Next step of the check."""
 
     ASK = "ask again"
     GO_ON = "take its place"
@@ -38,7 +36,7 @@ class Verdict(Enum):
 
 
 class Predecessor:
-    """One inquiry. ``now_ns`` is monotonic."""
+    """One check for another process. ``now_ns`` is monotonic."""
 
     def __init__(self, now_ns: int, wait_s: float = DEFAULT_WAIT_S, silences: int = DEFAULT_SILENCES) -> None:
         self._deadline_ns = now_ns + round(wait_s * NS_PER_S)

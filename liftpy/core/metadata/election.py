@@ -1,17 +1,11 @@
-"""Who leads next: the states of an election and the choice of a candidate ("Electing a leader" of the protocol).
+"""Elections: the states of an election and the choice of a candidate ("Electing a leader" in the protocol).
 
-Goal: after the loss of a leader, the member of the ISR that has most leads next, and nothing committed is lost.
+After the loss of a leader, the ISR member with the most records leads next, and nothing committed is lost. Only live
+ISR members are eligible [C5], except the deposed leader, skipped candidates, and members that lost data [C10]. Every
+candidate gets a LeaderEpoch of its own [C2]. The ISR is frozen until the end. With the commit policy ``quorum`` every
+complete replica is eligible, and a majority must have reported its position in this election.
 
-Constraint: only the ISR as of apply is eligible [C5], and of it only who is live, not the deposed leader, not passed over
-in this election, and not known to have lost data [C10]. When nobody of it is, those are who left it while HW stood still,
-because they left fewer than ``min.isr`` behind: they hold all that was committed, too. Every candidate gets a LeaderEpoch of
-its own [C2]. The ISR is frozen until the end, but for a member that comes back incomplete [C7]. With the commit policy
-``quorum`` any majority of the replica set may hold a committed record: every complete replica is eligible, a majority must
-have told its position in this very election, in which it follows nobody, and the best of them is taken; without a majority
-only the last leader itself will do. Who has been passed over, as the leader of a planned transfer is, tells like the others, if
-so many others have told that no majority is without one of them: so one of two replicas can hand over to the other.
-
-Algorithm::
+::
 
                      one eligible, or all told their positions
     ONLINE --begin--> ELECTION --------conclude--------> CANDIDATE_FOUND --finish--> ONLINE
@@ -21,30 +15,16 @@ Algorithm::
       |               OFFLINE <----------------------- nobody left
       +------------------+ a member of the ISR comes back: begin
 
-Candidates are ranked by (last epoch, newest offset) downwards, those who did not tell last; then whoever led last, which has only
-restarted; then by the number of partitions that they lead; then by replica order.
+Candidates are ranked by (last epoch, newest offset), then the last leader, then the number of led partitions, then
+replica order.
 
-Worked example: replicas and ISR a b c, a leads and dies. b told (epoch 4, offset 90), c (epoch 4, offset 93). c is the
-candidate in a new LeaderEpoch; b follows it. c makes no progress: b is the candidate in the next LeaderEpoch, and
-succeeds: Online, leader b, ISR b c.
+Example: ISR a b c, a leads and dies. b reports (epoch 4, offset 90), c (epoch 4, offset 93). c is the candidate in a
+new LeaderEpoch. If c makes no progress, b is the next candidate.
 
-The metadata leader's clocks over elections: how long positions are waited for, and how long a candidate may be silent. Pure.
-
-Like sessions it is run by the metadata leader only and logs nothing but its proposals: ConcludeElection after
-``election_wait_s`` (where nobody was deposed, because the leader came back as another process, after a session: whoever is
-silent for so long is fenced, and HW waits for all the others anyway), PassOver when the candidate showed no progress for
-``candidate_timeout_s``, ElectLeader for an Offline partition with a live eligible member after ``retry_s`` (its candidates
-failed, and may not fail again). A candidate that shows progress is not cut short, however long its replay. A new metadata
-leader starts all clocks anew.
-
-A node that has thousands of partitions to open, to tell positions of and to promote itself in takes its time, and none of them is
-silent because its turn has not come. So a clock that waits for a node waits on while that node gets on with any partition: tells a
-position that it had not told, or finishes a promotion. Both are used up by being done; and nobody is waited for longer than
-``PATIENCE`` time-outs of candidates.
-
-Worked example: all nodes of 2,000 partitions were killed and are back. Each is the candidate of 667, and finishes 200 a second. Without
-the rule those whose turn comes after two seconds are passed over, and the next candidate has even more to do: 3,900 promotions for
-nothing. With it there are 2,000 promotions.
+Timers of the metadata leader: ConcludeElection after ``election_wait_s``, PassOver when a candidate makes no progress
+for ``candidate_timeout_s``, ElectLeader for an Offline partition after ``retry_s``. A timer waits while the node makes
+progress with any partition, at most ``PATIENCE`` timeouts, because a node with thousands of partitions processes them
+one after the other.
 """
 
 from __future__ import annotations

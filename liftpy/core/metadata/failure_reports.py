@@ -1,19 +1,12 @@
-"""Accusations: what followers say about a silent leader, before it goes into the log. Run by the metadata leader only. Pure.
+"""Failure reports: what followers report about a silent leader. Only the metadata leader runs this. Pure.
 
-Goal: a leader that serves is not deposed by the one node that is cut off, and one that serves nobody makes way.
+One node that is cut off must not depose a working leader. With three or more ISR members, a majority of the followers
+decides [C9]. With two members there is one witness, so the metadata leader checks: it asks the accused leader whether
+it serves, and the witness whether it is reachable. The report counts only if the witness answered and the accused did
+not within ``ANSWER_NS``, or said that it does not serve.
 
-Constraint: in an ISR of three or more a majority of the followers decides, each by what it sees itself, and apply counts them [C9].
-In an ISR of two there is one witness, in an ISR of one none; one report alone proves nothing. And apply has no clock: an entry's
-wall time may be years off, and may not void or make a report.
-
-Algorithm: every report gets the metadata leader's own monotonic time and its term, so that apply can compare the reports of one
-metadata leader, and of no other. A report against a leader with at most one follower in its ISR is kept back: the accused is asked
-over the bus whether it serves, and the witness whether it can be reached at all. The report goes into the log, marked, when the witness
-answered and the accused did not within ``ANSWER_NS``, or said itself that it does not serve. Else it is dropped; a witness that
-still hears nothing reports again.
-
-Worked example: ISR a b, a leads. b's cable is out: it reports a; a answers that it serves (c fetches from it), the report is
-dropped, and b leaves the ISR by lag. Or a's cable is out: a does not answer, b does: the report is logged, and b is elected.
+Example: ISR a b, a leads. The cable of b is out: b reports a, but a answers. The report is dropped, and b leaves the
+ISR. Or the cable of a is out: a does not answer, b does, and b is elected.
 """
 
 from __future__ import annotations
@@ -34,7 +27,7 @@ _ASKED_FROM = 2
 
 
 class ProbeResult(Enum):
-    """What came of a question."""
+    """Result of a question to a node."""
 
     SERVES = "serves"
     """It leads in the epoch of the question, with a lease, and can be fetched from."""
@@ -46,7 +39,7 @@ class ProbeResult(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LeaderQuestion:
-    """To be put to ``node`` over the bus: does it serve as the leader of ``leader_epoch``?"""
+    """Question to ``node``: does it serve as the leader of ``leader_epoch``?"""
 
     key: PartitionKey
     leader_epoch: int

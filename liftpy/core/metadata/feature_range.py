@@ -1,4 +1,4 @@
-"""LevelRange: the feature levels that a process speaks, as it says them in its messages. Pure."""
+"""``LevelRange``: the feature levels that a process supports. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-FIRST = 1
-"""The level of an image that names none, and the only one of a node that says no range."""
+NO_LEVEL = 0
+"""Of the image of a new group: nothing is decided before its level is."""
 
 
 class SaysLevels(Protocol):
@@ -35,20 +35,32 @@ class LevelRange:
         message.minLevel, message.maxLevel = self.least, self.most
 
 
+UNSAID = LevelRange(1, 1)
+"""Range of a message that names none. No version that was released speaks it, so such a node is rejected. The controllers keep the
+text of the rejection, and it names the range: it stays what it is."""
+
+
 def said(message: SaysLevels) -> LevelRange:
-    """The range in a message; of one that has none, the first level alone."""
-    return LevelRange(message.minLevel or FIRST, message.maxLevel or message.minLevel or FIRST)
+    """Return the range that a message names, ``UNSAID`` if it names none."""
+    return LevelRange(message.minLevel, message.maxLevel or message.minLevel) if message.minLevel else UNSAID
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureLevels:
-    """What a client is told."""
+    """Feature level of the cluster, and the levels of its nodes.
+
+    Attributes:
+        level: Feature level of the cluster.
+        spoken: Node id -> range of levels that it supports. None: not known.
+        versions: Node id -> version.
+        reasons: Reasons why the requested level cannot be finalized. (): it can.
+    """
 
     level: int
-    """That holds."""
+    """Feature level of the cluster."""
     spoken: Mapping[str, LevelRange | None]
-    """By node; None: the metadata leader has not heard it."""
+    """Node id -> range of levels that it supports. None: not known."""
     versions: Mapping[str, str]
-    """By node, as it registered."""
+    """Node id -> version."""
     reasons: tuple[str, ...] = ()
-    """Why the level that was asked for can't be set; (): it can."""
+    """Reasons why the requested level cannot be finalized. (): it can."""

@@ -1,18 +1,14 @@
-"""Feature levels: what a cluster's controllers have agreed to decide, write and say, as one number in the image. Pure.
+"""Feature levels: what the controllers decide, write and send, as one number in the image. Pure.
 
-Goal: during a rolling upgrade two versions apply the same entries and must come to the same image. So a decision never asks which
-version runs: it asks the image for its level, and anything that makes the same entry come to other records, an answer's words or a bug
-fix included, is a new level with a row here. Until an operator finalizes it, every version decides as the level before.
+During a rolling upgrade, two versions apply the same entries and must reach the same image. So decisions depend on the
+level in the image, never on the running version. Any change that makes an entry decide differently, including bug fixes
+and answer texts, needs a new level here. A released row never changes.
 
-Constraint: a row never changes once it is released: versions that are out know it. A version speaks all levels from the first row to
-the last; where it drops old ones, the first row is the oldest level that it still speaks.
+The metadata leader finalizes a level that all nodes and controllers support. From then on nodes without it are
+rejected, and exit with code 78.
 
-Algorithm: a node says its range when it registers and with each heartbeat. The metadata leader finalizes a level that all registered
-nodes and all controllers speak; apply checks that no other node has registered meanwhile. From then on who does not speak it is
-refused, and ends with exit code 78.
-
-Worked example: nodes a and b speak 1..2, c is of the version before and says nothing: 1..1. ``finalize`` is refused and names c. c is
-replaced by 1..2 and heard; the level becomes 2. Somebody starts the old version on c again: it is refused, with both ranges.
+A released row never changes. A version supports all levels from the first row to the last. What the first row brought
+is unconditional. An image without a level is that of a new group: its first entry that decides anything sets the level.
 """
 
 from __future__ import annotations
@@ -20,58 +16,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from liftpy.config import ALTERABLE, ALTERABLE_AT_FIRST, NO_QUOTA, QUOTA_SETTINGS
-from liftpy.core.metadata.feature_range import FIRST, LevelRange
+from liftpy.core.metadata.feature_range import NO_LEVEL, LevelRange
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import IncompatibleVersionError
 
 UNSUPPORTED = "UNSUPPORTED: "
 """Before the detail of an INVALID: the other side is of another version, and the request may well make sense there."""
-STRICT = 2
-"""From this level on apply stops at what it does not know, the image holds the rules, and what is applied has a digest."""
-QUOTAS = 3
-"""From this level on streams may have quotas."""
-QUOTAS_NEED = (
-    f"{UNSUPPORTED}quotas of publishes need feature level {QUOTAS}, the cluster is at level {{level}}: liftpy upgrade finalize"
-)
-
-DEFAULT_QUOTA = 4
-"""From this level on the cluster may have a default quota, and streams be exempt from it."""
-DEFAULT_QUOTA_NEEDS = (
-    f"{UNSUPPORTED}a default quota, and streams that are exempt from it, need feature level {DEFAULT_QUOTA}, "
-    "the cluster is at level {level}: liftpy upgrade finalize"
-)
-
-SESSION_TIMES = 5
-"""From this level on session and lease are in the image, and the answer to a heartbeat says how long a lease it grants."""
-SESSION_TIMES_NEED = (
-    f"{UNSUPPORTED}session times of the whole cluster need feature level {SESSION_TIMES}, "
-    "the cluster is at level {level}: liftpy upgrade finalize"
-)
-
-
-def _with_quotas(image: ClusterImage) -> list[str]:
-    """``liftpy upgrade revert`` waits until these have none."""
-    return [f"stream {name} has a quota" for name, stream in sorted(image.streams.items()) if stream.config.needs_quotas]
-
-
-def _with_default_quota(image: ClusterImage) -> list[str]:
-    """``liftpy upgrade revert`` waits until there is nothing of it."""
-    said = ["the cluster has a default quota"] if image.default_quota != NO_QUOTA else []
-    exempt = (name for name, stream in sorted(image.streams.items()) if stream.config.quota_exempt)
-    return said + [f"stream {name} is exempt from the default quota" for name in exempt]
-
-
-def _with_unsettled_times(image: ClusterImage) -> list[str]:
-    """``liftpy upgrade revert`` waits until nothing that was granted by others than the last ones may count."""
-    times = image.session_times
-    return [] if times is None or times.is_settled else [f"the session times were only just changed: {times.words}"]
+FIRST = 5
+"""The oldest level that this version speaks. Levels 1 to 4 were never released."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One level. Never changed once it is released."""
+    """One feature level. A released one never changes."""
 
     level: int
     version: str
@@ -82,31 +40,12 @@ class Feature:
     """It writes nothing that a version of the level before can't read."""
     in_use: Callable[[ClusterImage], list[str]] = lambda _: []
     """What of the image needs the level, for people: what has to go before the way back."""
+    asked: Callable[[pb.ControlRequest], str] = lambda _: ""
+    """What of a request needs the level, for people; '': nothing. A batch is asked item by item."""
 
 
 FEATURES: tuple[Feature, ...] = (
-    Feature(FIRST, "before 0.1.0", "baseline: behavior of releases without feature levels"),
-    Feature(
-        2,
-        "0.1.0",
-        "controllers stop at unknown requests and compare digests; the image has the namespace and the elections setting; "
-        "metadata snapshots have version 2",
-    ),
-    Feature(QUOTAS, "0.1.0", "streams can have publish quotas", has_way_back=True, in_use=_with_quotas),
-    Feature(
-        DEFAULT_QUOTA,
-        "0.1.0",
-        "the cluster can have a default quota, and streams can be exempt from it",
-        has_way_back=True,
-        in_use=_with_default_quota,
-    ),
-    Feature(
-        SESSION_TIMES,
-        "0.1.0",
-        "the cluster sets session and lease times for all nodes, instead of the settings of each node",
-        has_way_back=True,
-        in_use=_with_unsettled_times,
-    ),
+    Feature(FIRST, "0.1.0", "baseline: everything that the first release decides, writes and sends"),
 )
 
 
@@ -129,34 +68,22 @@ def refused_level(level: int, who: str, spoken: LevelRange) -> str:
 
 def check_level(image: ClusterImage, spoken: LevelRange) -> None:
     """Raise IncompatibleVersionError unless this version speaks the level of an image that it has read."""
-    refused = refused_level(image.feature_level, "this version", spoken)
+    refused = refused_level(image.feature_level, "this version", spoken) if image.feature_level != NO_LEVEL else ""
     if refused:
         raise IncompatibleVersionError(refused)
 
 
-def why_not_yet(request: pb.ControlRequest, level: int) -> str:
+def why_not_yet(request: pb.ControlRequest, level: int, features: tuple[Feature, ...]) -> str:
     """Why what is asked for must not be logged at ``level``, '' if it may: a controller of a version before would not know it."""
-    if level >= SESSION_TIMES:
-        return ""
     for part in (request, *(item.request for item in request.batch.requests)):
-        if part.HasField("setSessionTimes") or part.HasField("settleSessionTimes"):
-            return SESSION_TIMES_NEED.format(level=level)
-        if level >= DEFAULT_QUOTA:
-            continue
-        asked = part.alterStream if part.HasField("alterStream") else part.createStream
-        config = asked.config
-        if level < QUOTAS and (config.quotaRecordsPerS or config.quotaBytesPerS or config.quotaByToken):
-            return QUOTAS_NEED.format(level=level)
-        if config.quotaExempt or part.HasField("setDefaultQuota"):
-            return DEFAULT_QUOTA_NEEDS.format(level=level)
+        for feature in features:
+            what = feature.asked(part) if feature.level > level else ""
+            if what:
+                return (
+                    f"{UNSUPPORTED}{what} needs feature level {feature.level}, the cluster is at level {level}: "
+                    "liftpy upgrade finalize"
+                )
     return ""
-
-
-def alterable_at(level: int) -> tuple[str, ...]:
-    """The settings that a stream may be given anew at a level; refusals list them, so those of older levels stay as they are."""
-    if level >= DEFAULT_QUOTA:
-        return ALTERABLE
-    return (*ALTERABLE_AT_FIRST, *QUOTA_SETTINGS) if level >= QUOTAS else ALTERABLE_AT_FIRST
 
 
 def feature_of(level: int, features: tuple[Feature, ...]) -> Feature | None:
@@ -165,10 +92,9 @@ def feature_of(level: int, features: tuple[Feature, ...]) -> Feature | None:
 
 
 def why_no_way_back(image: ClusterImage, features: tuple[Feature, ...]) -> list[str]:
-    """Why the level of ``image`` can't be left for the one before; [] if it can."""
+    """Why the level of ``image`` can't be left for the one before, which is spoken; [] if it can."""
     now = feature_of(image.feature_level, features)
-    if now is None or now is features[0]:
-        return [f"This version supports no level before {image.feature_level}."]
+    assert now is not None
     if not now.has_way_back:
         return [
             f"Level {now.level} has written data that older versions cannot read ({now.gates}). To go back, restore a backup."

@@ -1,16 +1,8 @@
-"""The feed: how nodes that are not controllers learn the image. Snapshot plus records in order. Pure.
+"""The feed: how nodes that are not controllers follow the image. Pure.
 
-The metadata leader publishes a FeedEntry for what it applied; each names the index before it, so that a lost one is
-seen. An entry with ``index == previousIndex`` and no records only says where the head is; published on an interval it
-shows a loss at the end. A node that misses something asks, on the side channel, for the entries after its index, or,
-where these are no longer held, for the chunks of a snapshot. Every controller keeps the latest records, so that a new
-metadata leader can go on where the old one stopped.
-
-The other end of the feed: a node that is not a controller follows the image. Pure; the shell moves the bytes.
-
-Entries that follow the own image are applied; a gap is asked for, from the entries that are still held or as a snapshot
-in chunks; an entry that comes while something is missing waits in a bounded buffer. Whatever does not fit (a record that
-can't follow, a chunk with a wrong checksum, another snapshot in between) leads to a fresh start, never to a guess.
+The metadata leader publishes a FeedEntry for each applied entry. It names the index before it, so a gap is noticed. An
+entry without records only names the head. A node with a gap asks for the missing entries, or for a snapshot in chunks.
+Entries that arrive too early wait in a limited buffer. Anything that does not fit leads to a new start.
 """
 
 from __future__ import annotations
@@ -220,7 +212,8 @@ MAX_UNREADABLE = 3
 
 
 class FeedSubscription:
-    """One node's copy of the image. ``request`` says what to ask for; ``entry_received`` and ``response_received`` feed it.
+    """One node's copy of the image. ``request`` says what to ask for. ``entry_received`` and ``response_received`` feed
+    it.
 
     Both return whether the image changed.
     """

@@ -1,4 +1,4 @@
-"""Forwarding: a request is asked again under one operation id until somebody has decided it, or its time is over. Pure."""
+"""Repeats a request under one operation id until it is decided or its time is over. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def error_response(request: pb.ControlRequest, error: pb.ControlResponse.Error, 
 
 
 class Forwarding:
-    """One request on its way. Until ``decided`` or ``left_ns`` is 0: attempt, ``answered``, ``PAUSE_NS``; then ``response`` counts."""
+    """One forwarded request. Repeat attempts until ``decided``, or until ``left_ns`` is 0. Then ``response`` is the
+    answer.
+    """
 
     def __init__(self, request: pb.ControlRequest, deadline_ns: int) -> None:
         self.request = request

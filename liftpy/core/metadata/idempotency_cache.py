@@ -1,12 +1,8 @@
-"""The window of done operations: a request that comes twice is applied once [protocol: The metadata group].
+"""The window of finished operations: a repeated request is applied once [protocol: The metadata group].
 
-A caller that hears nothing retries with the same operation id, on any node, through any metadata leader; the first
-entry of that id decides, the later ones get its answer. The window is part of the image, so that it survives
-snapshots, and is bounded by count, by size and by age: a retry later than that is a new operation.
-
-Age is measured by what entries say of the time, and one entry may come from a clock that is years off. So it is the sum of the
-steps between one operation and the next, none of which counts below zero or above ``MAX_STEP_NS``: a wrong clock neither
-empties the window nor keeps it for ever, and hours without requests do not empty it either.
+A client without an answer repeats its request with the same operation id. The first entry decides, later ones get its
+answer. The window is part of the image. It is limited by number, size and age. The age is the sum of the steps between
+operations, each limited to ``MAX_STEP_NS``, so that one wrong clock neither empties the window nor keeps it forever.
 """
 
 from __future__ import annotations
@@ -28,7 +24,7 @@ _EVICT_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One done operation."""
+    """One finished operation."""
 
     operation_id: bytes
     time_ns: int

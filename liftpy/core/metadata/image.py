@@ -1,13 +1,8 @@
-"""The image: everything the metadata group knows, as one frozen value with structural sharing.
+"""The image: everything that the metadata group knows, as one frozen value with structural sharing.
 
-A change makes a new image that shares all that did not change, so that an image can be kept, compared and encoded
-while the next entries are applied, and two images are compared by identity of their parts (``diff.py``).
-Iteration over an ``immutables.Map`` follows the hash, which differs between processes: whatever is decided or encoded
-from it goes through ``sorted`` first.
-
-The trail: which streams the latest changes of an image touched, so that a difference looks at those alone.
-
-Derived and never encoded: two images that do not come from one another (one was restored) are compared in full.
+A change creates a new image that shares all unchanged parts. So images can be kept, compared by identity, and encoded
+while later entries are applied. The iteration order of an ``immutables.Map`` differs between processes, so decisions
+and encodings use ``sorted``. The trail lists the streams that the latest changes touched. It is not encoded.
 """
 
 from __future__ import annotations
@@ -21,6 +16,7 @@ from liftpy.config import NO_QUOTA, AckPolicy, CommitPolicy, DefaultQuota, Sessi
 from liftpy.core.base.ids import PartitionKey, is_internal
 from liftpy.core.base.partition import HeldPartition, PartitionState, PartitionStatus
 from liftpy.core.metadata.controller_list import ControllerList
+from liftpy.core.metadata.feature_range import NO_LEVEL
 from liftpy.core.metadata.idempotency_cache import IdempotencyCache
 from liftpy.core.metadata.subject_index import SubjectIndex
 
@@ -95,7 +91,7 @@ class NodeImage:
 
 @dataclass(frozen=True, slots=True)
 class StreamImage:
-    """One stream; made again under its name it has another ``uid`` [R9]."""
+    """One stream. If it is deleted and created again, it has another ``uid`` [R9]."""
 
     name: str
     uid: str
@@ -204,7 +200,7 @@ class LeaderReport:
 
 @dataclass(frozen=True, slots=True)
 class ClusterRules:
-    """What decisions are told besides the log: in the image from level 2 on, before that each controller's settings say it."""
+    """Settings of decisions. The settings of the leader give them when the group begins. Then the image holds them."""
 
     namespace: str = "liftpy"
     """The cluster's own first subject token: no stream may be attached to it."""
@@ -233,16 +229,16 @@ class ClusterImage:
     """By (stream uid, partition): at most one report per witness, in the order of arrival."""
     controllers: ControllerList = field(default_factory=ControllerList)
     """Who forms the metadata group, as of ``index``; index 0: nobody has changed those of the settings."""
-    feature_level: int = 1
-    """By which apply decides (``features.py``)."""
+    feature_level: int = NO_LEVEL
+    """By which apply decides (``features.py``); ``NO_LEVEL``: the group is new."""
     rules: ClusterRules | None = None
-    """None: as the settings of each controller say, which must not differ."""
+    """None: the group is new."""
     default_quota: DefaultQuota = NO_QUOTA
-    """Of streams without one of their own; from level 4 on."""
+    """Of streams without one of their own."""
     session_times: SessionTimes | None = None
-    """None, below level 5: as the settings of each process say, which must not differ."""
+    """None: the group is new, and each process goes by its own settings."""
     digest: bytes = field(default=b"", compare=False)
-    """Of the records of all entries since level 2; b'': of a level before, or on a node that only follows the feed."""
+    """Of the records of all entries since the level was set; b'': there is none yet, or a node only follows the feed."""
     hosted: Hosted = field(default_factory=Map)
     """Node id -> stream name -> the partitions that the node holds, as a replica or as a learner, ascending."""
     replica_counts: Map[str, int] = field(default_factory=Map)
@@ -268,8 +264,13 @@ class ClusterImage:
         return stream.held(partition, self.default_quota, self.longest_lease_ns)
 
     @property
+    def is_used(self) -> bool:
+        """Whether anything but the level was ever decided on it."""
+        return bool(self.nodes or self.streams or self.counters != Counters() or self.controllers.index)
+
+    @property
     def longest_lease_ns(self) -> int:
-        """That any node may hold; 0: as the settings of each process say."""
+        """That any node may hold; 0: the group is new, and each process goes by its own settings."""
         return 0 if self.session_times is None else self.session_times.longest_lease_ns
 
     def partitions_of(self, node_id: str) -> Iterator[tuple[StreamImage, PartitionState]]:

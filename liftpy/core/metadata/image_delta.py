@@ -1,10 +1,7 @@
-"""The difference of two images, found by identity: what both share costs nothing to compare.
+"""The difference of two images, as records that turn the first one into the second. Pure.
 
-What leads from one image to another, as records: for a process that holds the first one and is to hold the second. Pure.
-
-The second need not be the next after the first: of images that follow fast only the newest is passed on. Left out is what decides and
-shows nothing (counters, operations, reports). What records can't say (an image that was given up for another one) is None: then the
-image goes as a whole.
+Shared parts are compared by identity. The parent process of a multi-process node sends the difference to its workers.
+If records cannot express it, the result is None, and the whole image is sent.
 """
 
 from __future__ import annotations
@@ -142,7 +139,7 @@ def _changed_keys(
 
 
 class _Unsayable(Exception):
-    """No records lead there."""
+    """Records cannot express the difference."""
 
 
 def entry_between(old: ClusterImage, new: ClusterImage) -> pb.FeedEntry | None:

@@ -1,7 +1,7 @@
-"""What a node makes of the metadata leader's answers: when a heartbeat extends its leases, and what came of a registration. Pure.
+"""A node's view of its session: when a heartbeat answer extends the leases, and the result of a registration. Pure.
 
-An answered heartbeat extends the lease from the moment it was SENT, and only once the local image is as new as the answer: a node
-that was paused must first see what it has lost [D22].
+An answer extends the lease from the moment that the heartbeat was sent, and only when the local image is as new as the
+answer [D22].
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_WAITING = 64
 
 
 class Registered(Enum):
-    """What an answer to a registration means."""
+    """Meaning of an answer to a registration."""
 
     TAKEN_IN = "this process is the node now"
     TAKEN = "another process runs in its place: ask again for as long as one may need to end"
@@ -43,7 +43,7 @@ def registered(response: pb.ControlResponse) -> Registered:
 
 
 class Granted(NamedTuple):
-    """A lease."""
+    """A granted lease."""
 
     sent_ns: int
     """When the heartbeat was sent, monotonic: from there it runs."""
@@ -52,7 +52,9 @@ class Granted(NamedTuple):
 
 
 class AnsweredHeartbeats:
-    """Those whose answers were made on an image that is not seen here yet. Both return the lease that counts now; None: none."""
+    """Heartbeat answers that wait until the local image is as new as they are. Both methods return the current lease,
+    None: none.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[Granted, int]] = deque(maxlen=MAX_WAITING)

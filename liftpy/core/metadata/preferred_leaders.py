@@ -1,8 +1,8 @@
-"""Preferred leaders: a partition's first replica leads it, so that leaderships are spread as the placement spread the replicas. Pure.
+"""Preferred leaders: moves leaderships back to the first replica of a partition. Pure.
 
-After a node was away its leaderships stay where they went. ``misplaced`` names what could go back; ``PreferredLeaders`` has the
-metadata leader move it by planned transfers, if that is enabled: not at once, but when a partition has been misplaced at two
-looks in a row, at most ``MOVES_AT_ONCE`` of them per look, and never while an election is under way anywhere.
+``misplaced`` lists partitions with another leader. If the setting is on, ``PreferredLeaders`` moves them by planned
+transfers: when they were misplaced at two checks in a row, at most ``MOVES_AT_ONCE`` per check, and never during an
+election.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What moves, as people are shown it, and as placement counts it. Pure, from the image alone."""
+"""Shows which replicas move, for status output and for placement. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from liftpy.core.metadata.image import ClusterImage, StreamImage
 
 
 class Phase(Enum):
-    """Where a swap is."""
+    """Phase of a swap."""
 
     WAITS = "waits"
     """For its turn, or for its partition to be whole, or for its node to be there."""
@@ -25,7 +25,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Movement:
-    """One partition that moves."""
+    """One partition whose replicas move."""
 
     stream: str
     uid: str

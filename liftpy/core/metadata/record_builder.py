@@ -1,7 +1,6 @@
-"""A decision in the making: takes from the counters, collects records, ends as (records, response).
+"""Builds the result of a decision: records and a response.
 
-Shared by the decisions of every family. It reads an image and never changes one; the counters it took from become one
-CountersMoved record at the end, so that nothing that an entry used can be used again [C2].
+The counters that a decision used become one CountersMoved record, so that no value is used twice [C2].
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ MAX_DETAIL_LENGTH = 600
 
 
 class Decision(NamedTuple):
-    """What a request does: records to replay, in order, and the answer to the caller."""
+    """Result of a request: records to replay in order, and the answer."""
 
     records: tuple[Record, ...]
     response: pb.ControlResponse
@@ -40,8 +39,9 @@ def refuse(error: pb.ControlResponse.Error, detail: str, partition: PartitionSta
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the code that applies is told besides the log. The first two are the settings': the same on every controller, or they
-    diverge; from level 2 on those of the image hold instead."""
+    """Settings of decisions. A new group takes the first two from the settings into its image. From then on those of the
+    image apply.
+    """
 
     namespace: str = "liftpy"
     elections: bool = False
@@ -55,7 +55,7 @@ class Rules:
 
 
 class RecordBuilder:
-    """One decision's records so far, and the counters as they will be after it."""
+    """Collects the records of one decision, and the counters after it."""
 
     def __init__(self, image: ClusterImage, now_ns: int, rules: Rules) -> None:
         self.image = image

@@ -1,7 +1,6 @@
-"""Records: what a decision did. ``replay`` applies them, on the controllers at once, on the other nodes from the feed.
+"""Records: the changes that a decision made. ``replay`` applies them on controllers and other nodes.
 
-A closed union of frozen values; protobufs are made only where bytes are needed. A record holds the state after it, not
-the step to it, so that replay decides nothing.
+A record holds the state after the change, so that replay decides nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class PartitionsAdded:
 
 @dataclass(frozen=True, slots=True)
 class StreamAltered:
-    """The stream ``stream`` with the unique id ``uid`` is to have so many replicas of each partition, and these settings."""
+    """The stream ``stream`` with ``uid`` gets this number of replicas and these settings."""
 
     stream: str
     uid: str
@@ -124,14 +123,14 @@ class FeatureLevelSet:
 
 @dataclass(frozen=True, slots=True)
 class DefaultQuotaSet:
-    """What streams without a quota of their own have from now on."""
+    """The quota of streams without a quota of their own."""
 
     quota: DefaultQuota
 
 
 @dataclass(frozen=True, slots=True)
 class SessionTimesSet:
-    """By which sessions and leases are granted from now on."""
+    """The session and lease times from now on."""
 
     times: SessionTimes
 

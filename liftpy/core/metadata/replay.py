@@ -1,7 +1,6 @@
-"""``replay(image, record) -> image``: the one way in which an image changes, live and on recovery.
+"""``replay(image, record) -> image``: the only way to change an image.
 
-Pure and without decisions. A record that does not fit the image is an InvariantError: the decision that made it, or the
-order in which it arrived, is wrong.
+It is pure and decides nothing. A record that does not fit raises InvariantError.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""How large a control request may be, looked at before anything is kept of it or put into the metadata group's log. Pure.
+"""Size limits of control requests, checked before anything is kept or logged. Pure.
 
-Goal: no asker can fill the memory of every controller. Constraint: no field is forgotten, those of later versions
-included: so fields are walked by what the protocol says they are, not by a list of their names.
-Algorithm: a request as a whole, each of its texts and each of its lists has a bound. Reasons, which are for people alone, are cut.
+The whole request, each text and each list has a limit. Fields are found from the protobuf schema, so that no field is
+forgotten. Reasons, which are only for people, are shortened.
 """
 
 from __future__ import annotations

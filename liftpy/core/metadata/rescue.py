@@ -1,13 +1,8 @@
-"""The image with which a metadata group begins again that has lost its majority for good. Pure.
+"""The image of a metadata group that is rebuilt after a permanent loss of its majority. Pure.
 
-Goal: of what the surviving log held nothing is undone, and nothing that was decided behind its end, and is lost, can be taken for
-what is decided from now on. So all sources of what is never used twice leap: whatever the lost entries have given to anybody, a
-LeaderEpoch, an Epoch, an incarnation, the id of a stream, lies below what is given next [C1, C2]. No partition has a leader: each
-gets a new one, of its ISR as far as it is known, in a LeaderEpoch beyond the leap, which a leader of a lost entry can't have [D22].
-All nodes are fenced until they are heard; a copy that was under way begins again.
-
-What is lost: streams, settings, moves and ISR changes of the entries behind the end. An ISR that had shrunk there is its former self,
-and records that were committed by the smaller one are lost if none of its members is among those that an election hears.
+Everything in the surviving log is kept. All counters (LeaderEpoch, Epoch, incarnations, stream ids) jump, so that
+values of lost entries are never used again [C1, C2]. No partition has a leader, all nodes are fenced until they are
+heard, and copies start again. Lost are streams, settings, moves and ISR changes after the end of the surviving log.
 """
 
 from __future__ import annotations

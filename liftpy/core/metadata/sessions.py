@@ -1,37 +1,19 @@
-"""NodeSessions: the metadata leader's view of who is alive. Heartbeats in, leases and proposals out. Pure.
+"""``NodeSessions``: the metadata leader's view of which nodes are alive. Heartbeats in, leases and proposals out. Pure.
 
-Only the metadata leader runs it, and none of it is logged but its proposals: FenceNode when a node's heartbeats stop for
-``session_s``, UnfenceNode when they are back. A new metadata leader knows no heartbeats, so every session restarts with
-it, in full.
+The metadata leader proposes FenceNode when a node sends no heartbeat for ``session_s``, and UnfenceNode when heartbeats
+return. A new metadata leader starts all sessions anew.
 
-A lease lets a node acknowledge as leader of its partitions [D22]. It runs from the moment at which the node SENT the
-heartbeat that was answered, for ``lease_s``, and so ends before this side fences the node: lease_s < session_s. A
-metadata leader that has been replaced without knowing must not go on granting: it grants only while its own leadership
-was confirmed by a majority less than ``confirmed_within_s`` ago. Its successor needs an election time-out (0.5 s or
-more) to appear and then waits a whole session: confirmed_within_s + lease_s <= election time-out + session_s.
+A lease lets a node ack as leader [D22]. It lasts ``lease_s`` from when the answered heartbeat was sent, so it ends
+before the session. The metadata leader grants leases only while a majority confirmed its leadership less than
+``confirmed_within_s`` ago: confirmed_within_s + lease_s <= election timeout + session_s.
 
-From feature level 5 on both times are the image's, and each answer says how long a lease it grants: a node counts no other one,
-whatever its own image or settings say. They may change while nodes run. A session's deadline never shrinks: an answer before may have
-granted a longer lease. A metadata leader that begins counts with the times before the last change too, until that is settled: its
-predecessor may have granted by them, if it had not applied the change yet, so for each pair confirmed_within_s + lease_s (old) <=
-election time-out + session_s (the longer one). Who has led for the longest session since it
-applied the change knows that no lease of the times before can still run, neither its own nor a predecessor's, and proposes
-SettleSessionTimes. The next change is refused until then.
+From feature level 5 on, the times are in the image and may change at run time. Until a change is settled, the longer
+times count.
 
-A node that is late is asked for on the bus (``overdue``). If the bus says that nobody is there (``gone``: its process died, or
-its connection did), its session ends as soon as its lease has, and not ``session_s`` after its last heartbeat: what the rest
-of the session is for, a node that is slow but there, is ruled out. The next heartbeat makes it whole again. What the metadata
-leader before granted has ended by then too: confirmed_within_s < election time-out, and the lease is counted from the begin.
-
-Who registers takes the place of a process that has ended, never of one that runs (``keeps_its_place``): as long as heartbeats come,
-and until the bus has said that nobody is there. That the running process is fenced proves nothing: anyone with the node's rights may
-say that it stops, and on a machine that is loaded many times over sessions end though all processes run; what they have, a stranger
-or a copy must not get in that second. Where the bus says nothing, a host that is suspended keeps its place for ``PLACE_KEPT_S``. The
-bus is asked at once when a place is wanted, so that a quick restart waits for little more than one heartbeat that does not come.
-
-Where all nodes were started at once nobody is heard for as long as opening thousands of logs takes. Then there is nobody to take over
-either: nobody's session ends before the first heartbeat came, and from it on the others may take as long again; both up to
-``COLD_START_S``. Else the first one to come back would be elected everywhere, for it would be the only one that lives.
+A late node is checked over NATS. If NATS says that it is not connected, its session ends together with its lease. A
+process with a registered node id keeps its place while it sends heartbeats, and until NATS says that it is gone. A
+suspended host keeps it for ``PLACE_KEPT_S``. After a start of all nodes, sessions wait up to ``COLD_START_S``, because
+opening thousands of logs takes time.
 """
 
 from __future__ import annotations
@@ -198,7 +180,7 @@ class NodeSessions:
         else:
             self._session_ns, self._lease_ns = times.session_ms * NS_PER_MS, times.lease_ms * NS_PER_MS
             self._longest_session_ns, self._longest_lease_ns = times.longest_session_ns, times.longest_lease_ns
-        every_ns = round(heartbeat_every_s(config.heartbeat_s, times) * NS_PER_S)
+        every_ns = round(heartbeat_every_s(config.heartbeat_interval_s, times) * NS_PER_S)
         self._missed_ns = round(_MISSED_AFTER_HEARTBEATS * every_ns)
         self._late_ns = _LATE_AFTER_HEARTBEATS * every_ns
         self._retry_ns = self._session_ns // 2

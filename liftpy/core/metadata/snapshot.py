@@ -1,7 +1,7 @@
-"""The snapshot: a header and the serialized image, compressed. What a controller restores and a new node is fed.
+"""The snapshot: a header and the compressed image, for controllers that restore and nodes that join.
 
-Layout, big endian: magic ``LFTI`` (4) | version, 1 or, from feature level 2 on, 2 (2) | codec, 1: zstd (2) | index of the image (8) |
-size of the serialized image (8) | CRC-32C of header bytes 0-24 and the body (4) | body. Nothing in it is ever unpickled [M13].
+Layout, big endian: magic ``LFTI`` (4) | version, 2 (2) | codec, 1: zstd (2) | index of the image (8) | size of the
+serialized image (8) | CRC-32C of header bytes 0-24 and the body (4) | body. Nothing is unpickled [M13].
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import zstandard
 from google.protobuf.message import DecodeError
 
 from liftpy.core.metadata.codec import image_from_bytes, image_to_bytes
-from liftpy.core.metadata.features import STRICT
+from liftpy.core.metadata.features import FIRST
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.errors import CorruptionError, IncompatibleVersionError, InvariantError, LiftError, UnknownFormatError
 
 MAGIC = b"LFTI"
-VERSION = 1
-LEVELLED = 2
-"""Version of an image that names its feature level."""
+VERSION = 2
+_OF_LEVEL_1 = 1
+"""Version that was never released: its images named no feature level."""
 MAX_IMAGE_SIZE_BYTES = 1 << 30
 _CODEC_ZSTD = 1
 _LEVEL = 1
@@ -33,13 +33,8 @@ def encode_snapshot(image: ClusterImage, *, operations: bool = True) -> bytes:
     """The snapshot of ``image``. Pure, and the image is frozen: may run in a thread beside further applies."""
     data = image_to_bytes(image, operations=operations)
     body = zstandard.ZstdCompressor(level=_LEVEL).compress(data)
-    head = _HEAD.pack(MAGIC, version_at(image.feature_level), _CODEC_ZSTD, image.index, len(data))
+    head = _HEAD.pack(MAGIC, VERSION, _CODEC_ZSTD, image.index, len(data))
     return head + _CRC.pack(crc32c.crc32c(body, crc32c.crc32c(head))) + body
-
-
-def version_at(level: int) -> int:
-    """The version of snapshots that is written at a feature level."""
-    return LEVELLED if level >= STRICT else VERSION
 
 
 def decode_snapshot(data: bytes) -> ClusterImage:
@@ -49,11 +44,13 @@ def decode_snapshot(data: bytes) -> ClusterImage:
     if len(data) < HEADER_SIZE_BYTES or data[:4] != MAGIC:
         raise CorruptionError("The metadata snapshot is not a snapshot file: it is too short, or its magic bytes are wrong.")
     _, version, codec, index, size_bytes = _HEAD.unpack_from(data)
-    if version not in (VERSION, LEVELLED) or codec != _CODEC_ZSTD:
+    if version == _OF_LEVEL_1:
         raise UnknownFormatError(
-            f"The metadata snapshot has version {version}, codec {codec}, but this version reads {VERSION} and "
-            f"{LEVELLED}. Start a newer version of liftpy."
+            f"The metadata snapshot has version {version}, but this version of liftpy reads {VERSION}. Run "
+            f"`liftpy upgrade finalize` with the version that wrote it, up to feature level {FIRST}, and upgrade then."
         )
+    if version != VERSION or codec != _CODEC_ZSTD:
+        raise UnknownFormatError(f"snapshot: version {version}, codec {codec}; this program reads version {VERSION}")
     (crc,) = _CRC.unpack_from(data, _HEAD.size)
     body = data[HEADER_SIZE_BYTES:]
     if crc32c.crc32c(body, crc32c.crc32c(data[: _HEAD.size])) != crc:
@@ -73,9 +70,4 @@ def decode_snapshot(data: bytes) -> ClusterImage:
         raise CorruptionError(f"The metadata snapshot is damaged: it cannot be decoded: {error}.") from error
     if image.index != index:
         raise InvariantError(f"invariant M7 does not hold: header says index {index}, image {image.index}")
-    if version != version_at(image.feature_level):
-        raise CorruptionError(
-            f"The metadata snapshot is damaged: its version is {version}, but its image has feature level "
-            f"{image.feature_level}."
-        )
     return image

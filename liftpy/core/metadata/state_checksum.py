@@ -1,4 +1,4 @@
-"""The digest of what was applied: a chain over all records since feature level 2, one on every controller. Pure.
+"""The digest of what was applied: a chain over all records since the feature level was set, one on every controller. Pure.
 
     digest(n) = BLAKE2b-64(digest(n - 1), index of the entry, its records as protobufs)
 
@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from liftpy.core.base.cooperative_apply import PER_STEP, Steps
-from liftpy.core.metadata.features import STRICT
+from liftpy.core.metadata.feature_range import NO_LEVEL
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.records import Record, record_to_pb
 
@@ -38,8 +38,8 @@ Checkpoint = tuple[int, bytes]
 
 
 def digesting(after: ClusterImage, records: tuple[Record, ...]) -> Steps[bytes]:
-    """The digest after the entry that made ``after`` of the image before, whose digest it still holds; b'' below level 2."""
-    if after.feature_level < STRICT:
+    """The digest after the entry that made ``after`` of the image before, whose digest it still holds; b'' while the group is new."""
+    if after.feature_level == NO_LEVEL:
         return b""
     chain = hashlib.blake2b(after.digest, digest_size=DIGEST_SIZE)
     chain.update(after.index.to_bytes(8, "big"))
@@ -58,7 +58,7 @@ NONE: Checkpoint = (0, b"")
 
 
 class AppliedDigests:
-    """Of one member. ``every``: entries between two."""
+    """Digests of one controller. ``every``: entries between two digests."""
 
     def __init__(self, node_id: str, every: int = EVERY) -> None:
         self._node_id = node_id
@@ -77,7 +77,7 @@ class AppliedDigests:
         """Who, and where; of what is held."""
 
     def applied(self, before: int, index: int, digest: bytes) -> None:
-        """An entry was applied, ``before`` was the one before it. Below level 2 there is no digest."""
+        """An entry was applied, ``before`` was the one before it. While the group is new there is no digest."""
         if digest and before // self._every != index // self._every:
             self._keep(self._node_id, index, digest)
             self.newest = (index, digest)

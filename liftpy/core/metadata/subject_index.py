@@ -26,7 +26,7 @@ REST = ">"
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """What begins with the tokens on the way here."""
+    """Subjects that begin with the tokens on the path to this node."""
 
     streams: tuple[tuple[str, int], ...] = ()
     """(name, number of partitions) of the streams whose subject ends here, by name."""

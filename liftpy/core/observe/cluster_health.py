@@ -96,7 +96,7 @@ def _nodes(glances: Mapping[str, NodeSummary | None], said: list[NodeSummary]) -
     for text, runbook, found in (
         ("NATS is away from part of", "bus-flapping", [one.node for one in said if not one.nats_connected]),
         ("logs have failed on", "partition-failed", [one.node for one in said if one.failed]),
-        ("services stand still on", "service-failing", [one.node for one in said if one.services_failing]),
+        ("services stand still on", "service-failing", [one.node for one in said if one.services_blocked]),
         ("services have ended on", "service-ended", [one.node for one in said if one.services_ended]),
         ("the disk is nearly full on", "disk-full", [one.node for one in said if one.disk_free < DISK_LOW]),
         ("publishes are refused by", "overloaded", [one.node for one in said if one.queued >= QUEUED_HIGH]),

@@ -59,7 +59,7 @@ class NodeSummary:
     at_min_isr: int = 0
     under_min_isr: int = 0
     failed: int = 0
-    services_failing: int = 0
+    services_blocked: int = 0
     services_ended: int = 0
     ended_services: tuple[str, ...] = ()
     """Of those, the first ``MOST_ENDED``: what has ended, and why, in at most ``MOST_ENDED_CHARS``."""

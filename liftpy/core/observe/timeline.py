@@ -31,12 +31,12 @@ _OF = {
     "unclean_election": "unclean",
     "partition_offline": "offline",
     "node_fenced": "fenced",
-    "folder_lost": "fenced",
+    "data_directory_lost": "fenced",
     "service_ended": "offline",
     "election": "election",
-    "transfer": "election",
+    "leadership_transfer": "election",
     "isr_changed": "isr",
-    "feature_level": "upgrade",
+    "feature_level_changed": "upgrade",
 }
 
 
@@ -54,7 +54,7 @@ def marks_of(event: Mapping[str, Any]) -> list[tuple[str, str]]:
     kind = str(event.get("kind", ""))
     mark = _OF.get(kind, "other")
     was, now = str(event.get("was", "")), str(event.get("now", ""))
-    if kind in ("election", "transfer", "unclean_election"):
+    if kind in ("election", "leadership_transfer", "unclean_election"):
         return [(now, mark)]
     if kind == "partition_offline":
         return [(was, mark)]
@@ -84,7 +84,7 @@ def marks(events: Iterable[Mapping[str, Any]], step: int) -> list[tuple[int, str
 
 TOGETHER_NS = 2 * NS_PER_S
 """An election of thousands is decided in several entries of the log."""
-_LEADERS = ("election", "transfer", "partition_offline")
+_LEADERS = ("election", "leadership_transfer", "partition_offline")
 _Event = dict[str, Any]
 
 

@@ -1,1 +1,1 @@
-"""From published messages to record batches, and from commits to acks: what decides, for every shell. Pure."""
+"""Publishing: from messages to record batches, and from commits to acks. Pure."""

@@ -1,15 +1,12 @@
-"""Answers to publishers: who waits for which offset, and what is said to whom [A1, A2, A5].
+"""Acks: which publisher waits for which offset, and how it is answered [A1, A2, A5].
 
-A plain publish with a reply inbox is answered as JetStream answers (JSON), an enveloped ``Message`` with an Ack envelope. Only
-inbox subjects are answered: a publisher must not be able to make a node publish on a subject of its choice. Waiting publishers
-are kept per batch, in offset order, so that a commit frees them from the front without looking at each. Consecutive messages of one
-inbox whose sender says that he counts them get one Ack for the run (``liftpy/core/wire/ack_ranges.py``); a no is said to each.
+A plain publish with a reply inbox gets a JetStream answer (JSON), an enveloped ``Message`` gets an Ack envelope. Only
+inbox subjects are answered: a publisher must not make a node publish on any other subject. Waiting publishers are kept
+per batch in offset order. Consecutive messages of one inbox may get one Ack for a run
+(``liftpy/core/wire/ack_ranges.py``). Each rejection is answered separately.
 
-Answers that were written to a connection and may have been lost with it: sent again when the connection is back. Pure.
-
-A NATS server that dies takes along what it had not read. Who leads on has answered then, as far as it and its successors know, and
-nobody else would answer. So the newest answers are kept, bounded in bytes and in age (a lease: who had none for longer has answered
-nobody), and sent once more, with the same sequences: a client drops the answer to a request that has ended.
+Also here: acks that may have been lost with a NATS connection are sent again after a reconnect. The newest acks are
+kept for the time of a lease, limited in bytes.
 """
 
 from __future__ import annotations
@@ -62,7 +59,7 @@ MOST_UNTOLD = 1000
 
 
 class AckShell(Protocol):
-    """What carries the answers."""
+    """The shell of acks: sends answers."""
 
     def send_lines(self, lines: Sequence[bytes]) -> None:
         """Send whole ``PUB`` lines of the NATS protocol, each with its payload."""
@@ -70,7 +67,7 @@ class AckShell(Protocol):
 
 @dataclass(slots=True)
 class Envelope:
-    """What an enveloped publish wants in its Ack."""
+    """Data that an enveloped publish wants in its Ack."""
 
     correlation_id: str
     ack_inbox: str
@@ -386,7 +383,7 @@ UNSURE_BYTES = 2 * 1024 * 1024
 
 
 class AckResendBuffer:
-    """Of one connection. ``note`` what is written, as it is written; ``again`` when it is back. Times are monotonic ns."""
+    """Recent acks of one connection. ``note`` adds a written ack. ``again`` returns them after a reconnect."""
 
     def __init__(self, bound_bytes: int = UNSURE_BYTES, age_ns: int = UNSURE_NS) -> None:
         self._bound_bytes = bound_bytes

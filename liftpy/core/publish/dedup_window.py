@@ -1,24 +1,15 @@
-"""RecentIds: which message ids a partition's log holds within the window, and at which offset [A3]. Pure.
+"""``RecentIds``: the message ids in a partition's log within the deduplication window, with their offsets [A3]. Pure.
 
-Goal: a message that is sent again under its ``Nats-Msg-Id`` is not stored again, whoever leads. Constraint: it is a function of the
-log; what is cut is forgotten, and what is not committed yet makes nothing expire. Memory is bounded.
+A message that is sent again with the same ``Nats-Msg-Id`` is not stored again, whoever leads. The ids follow from the
+log: truncated records are forgotten, and uncommitted ones expire nothing. Time is log time, the largest batch timestamp
+so far. An id is also known for the whole window by the node's monotonic clock, because wall clocks may jump.
 
-Algorithm: every batch is taken, in the order of the log. Those above HW are the tail, which a cut shortens; HW folds them into what is
-kept. Time is log time: the largest timestamp of a batch so far, so that a clock that falls behind expires nothing. What is kept goes
-from the front when log time has passed it by the window. A lookup judges by the log time that the asker's record would have: an id
-that is older than the window then is a new one, also in a log that was idle.
-Log time is made by wall clocks, and those jump: so an id is known for the window at least by the monotonic clock of this node, too,
-counted from when it was taken here. A leader whose wall clock is an hour ahead stores nothing twice that is sent again now.
+A leader accepts a new id only if there is memory for it (``lacks``). A follower must accept what its leader accepted.
+If its memory is full, it drops the oldest ids. Until these have left the window, unknown ids are rejected
+(``is_blind``).
 
-A leader takes an id only while there is room for it (``lacks``). Where there is none all the same, for who follows takes what its
-leader took, the oldest go early, and which was the last of them is remembered: until that has left the window, who is not known here
-may be one of those that are gone, and is refused (``is_blind``).
-
-An id that stands there twice (the window had passed, or it was a command, which is stored each time) counts for its newest record. If
-that one is cut, the one before it counts again.
-
-Worked example, window 120 s: "a" is stored at 7, in a batch of t = 1000 s. At t = 1100 s it is a duplicate of 7; at t = 1121 s it is a
-new message. A batch of t = 1121 s above HW drops nothing: it may be cut, and a leader whose clock is right may be asked again.
+Example with a window of 120 s: "a" is stored at offset 7 with t = 1000 s. At t = 1100 s it is a duplicate of 7. At t =
+1121 s it is a new message.
 """
 
 from __future__ import annotations
@@ -51,7 +42,7 @@ _BATCH_BYTES = 296
 
 
 class Stored(NamedTuple):
-    """Where a message id stands. ``last_offset``: of its batch, inclusive; both are committed together [D23]."""
+    """Place of a message id. ``last_offset`` is the last offset of its batch: both are committed together [D23]."""
 
     offset: int
     last_offset: int
@@ -59,8 +50,7 @@ class Stored(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Taken:
-    """One batch. ``time_ns``: log time. ``known_ns``: monotonic, when it was taken here. ``ids`` and ``offsets``: of
-    the records that have one; () once they are forgotten."""
+    """Message ids of one batch. ``time_ns``: log time. ``known_ns``: monotonic time of its arrival here."""
 
     last_offset: int
     time_ns: int
@@ -83,7 +73,7 @@ class RecentIds:
     def __init__(self, window_ns: int, max_bytes: int, now_ns: Callable[[], int], node: NodeDerived | None = None) -> None:
         self.window_ns = window_ns
         self._now_ns = now_ns
-        self.share = Share(node, self.name, max_bytes, "dedup_bytes")
+        self.share = Share(node, self.name, max_bytes, "partition_message_id_bytes")
         self.in_hand = self.share.beside()
         """Of those that a leader has taken, and that are not in the log yet."""
         self.forgotten = 0

@@ -1,12 +1,8 @@
-"""RollingDigest: what a producer's records were, in sequence order, in 36 bytes, however they were batched. Pure.
+"""``RollingDigest``: a digest of a producer's records in sequence order, independent of their batches. 36 bytes. Pure.
 
-Goal: a producer that repeats itself after a death must repeat itself exactly; one that does not is told, before anything is stored.
-Constraint: no Python statement meets a record; and the same records have the same digest in batches of any size, since who comes back
-may batch in another way.
-
-Algorithm: nine CRC-32C, one over each piece of a record, all records of a producer back to back: sizes and bytes of values and of keys,
-the number of headers, sizes and bytes of their names and of their values. In a batch each of them lies in one piece already. A size is
-u32 little endian, that of a null all ones; a column that a batch does not have counts as nulls, or as no headers.
+A producer that repeats its records must repeat the same ones. The digest detects differences before anything is stored.
+It consists of nine CRC-32C values, one for each kind of column: sizes and bytes of values and keys, header counts, and
+sizes and bytes of header names and values.
 """
 
 from __future__ import annotations

@@ -1,32 +1,26 @@
-"""The data subject of a partition: what has arrived together becomes one batch, bounded; then sealed where the core says.
+"""``Ingest``: combines the messages of one partition that arrive together into a batch, and lets the core append it.
 
-A sink call appends to a list; the batch is taken once the socket's whole read has been dispatched. What the core does not take at
-once waits here under its token, in the form in which it will be sealed; the core bounds that
-(``liftpy/core/replication/inflight_limits.py``). Two more
-bounds hold: what one read of the socket has brought, and the publishers that wait for an ack. Beyond either a publish that waits for
-an answer is refused with OVERLOADED, one that does not is dropped; both are counted, what was dropped by its reason.
+Messages wait in a list until the whole read of the socket is dispatched. Batches that the core does not append at once
+are held under a token (limits: ``liftpy/core/replication/inflight_limits.py``). Two more limits apply: the messages of
+one socket read, and the publishers that wait for an ack. Beyond a limit, a publish with reply subject is rejected with
+OVERLOADED, and one without is dropped and counted.
 
-A message whose id is in the log within the window, or in hand, is left out: who waits for an answer to it gets that of the record, as
-``duplicate``, when the record's own publisher gets his, and never before (``recent_ids.py``).
+A message whose id is known is not stored. Its publisher gets the ack of the stored record, with ``duplicate``, and not
+before the record's own publisher gets its ack.
 
-What a publish expects of the log that it is stored behind, and whether it is so [protocol: Conditions]. Pure.
+Conditions [protocol: Conditions]: a publish may expect the last sequence of the stream, of a subject or of a filter, or
+the last message id. The leader checks this against the whole log, including uncommitted records. If its subject index
+is not complete, the publish waits for it, within limits. Beyond a limit the answer is 503.
 
-Goal: optimistic concurrency as JetStream's: the last sequence of the stream, of a subject, or of a filter over subjects; the
-message id of the last record. Constraint: judged by the whole log, what is not committed yet included, and by the records of the
-same batch before it.
-
-Algorithm: the first expectation of a run of messages that does not hold is told. Of several messages it only says that they have to be
-looked at one by one.
-
-A leader that does not know all subjects yet (``last_of_subjects.py``) judges a publish at once where the subject is known. Other
-conditional publishes wait for the index (``IndexWait``), bounded in count, bytes and time; beyond a bound the answer is 503. Publishes
-behind a waiting one pass it: the leader judges each publish by the log as it is when the leader judges it.
+Messages of one read are judged together. Messages that cannot be stored are removed in one pass, and the others become one batch. So
+the cost of a read grows with the number of its messages, and never with its square.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import count
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 
 from liftpy.config import AckPolicy, Codec, ReplicationConfig, StreamConfig
 from liftpy.core.base.instruments import PublishTimes
@@ -37,7 +31,7 @@ from liftpy.core.publish.last_per_subject import MANY
 from liftpy.core.publish.log_state import LogState
 from liftpy.core.publish.log_state_part import Numbering
 from liftpy.core.publish.memory_budget import NO_LIMIT, PartitionRoom
-from liftpy.core.publish.message_decoder import MessageColumns, MessageDecoder, RawMessage, runs_of
+from liftpy.core.publish.message_decoder import MessageColumns, MessageDecoder, RawMessage, runs_of, split_at
 from liftpy.core.publish.overload import IDS_LOST, KnownIds, Overload
 from liftpy.core.publish.pending_batch import (
     RECORD_OVERHEAD_BYTES,
@@ -67,7 +61,8 @@ UNINDEXED = Rejection(
 )
 _FULL = Rejection(
     RejectReason.NO_SPACE,
-    "insufficient resources: the stream has more subjects than subjects_bytes hold, no last sequence of a subject can be expected",
+    "insufficient resources: the stream has more subjects than partition_subject_index_bytes hold, no last sequence of a subject can "
+    "be expected",
     (503, 10023),
 )
 _TOO_MANY = Rejection(
@@ -77,29 +72,45 @@ _TOO_MANY = Rejection(
 )
 
 
-def unexpected(
-    expected: Mapping[int, int],
-    of_others: Mapping[int, Expected],
-    subjects: Sequence[str],
-    derived: LogState,
-    end_offset: int,
-) -> Rejection | None:
-    """The first last sequence that is not as expected; None: all are. ``expected``: record index -> offset; ``of_others``: record index
-    -> what else; both ascending. ``subjects``: of the records, which go to ``end_offset`` and behind it."""
-    for index, offset in expected.items():
-        if offset != end_offset + index:
-            return wrong_sequence(end_offset + index)
+def unmet_conditions(
+    columns: MessageColumns, derived: LogState, end_offset: int, *, of_ids: bool = True
+) -> dict[int, Rejection]:
+    """Record index -> why what the message expects of the log does not hold, ascending; empty: everything holds.
+
+    A message is judged as if those before it, except the ones that are found here, were stored from ``end_offset`` on. Not ``of_ids``:
+    what is expected of the last message id is not looked at.
+    """
+    unmet: dict[int, Rejection] = {}
     before: dict[str, int] = {}
-    seen = 0
-    for index, wanted in of_others.items():
-        if wanted.sequence is None:
-            continue
-        before.update(zip(subjects[seen:index], count(end_offset + seen), strict=False))
-        seen = index
-        unfit = _of_subject(wanted, subjects[index], before, derived)
-        if unfit is not None:
-            return unfit
-    return None
+    seen, end, last_id = 0, end_offset, derived.ids.last_id
+    """Of the messages up to ``seen``, exclusive, ``before`` has the last offset by subject; they end at ``end``, exclusive."""
+    subjects, ids = columns.subjects, columns.ids
+    asks_subjects = any(wanted.sequence is not None for wanted in columns.of_others.values())
+    for index in sorted(columns.expected.keys() | columns.of_others.keys()):
+        count = index - seen
+        if asks_subjects and count:
+            before.update(zip(subjects[seen:index], range(end, end + count), strict=True))
+        if count:
+            last_id = ids.get(index - 1, b"")
+        seen, end = index, end + count
+        why = _unmet(columns, index, before, last_id if of_ids else None, derived, end)
+        if why is not None:
+            unmet[index] = why
+            seen = index + 1
+    return unmet
+
+
+def _unmet(
+    columns: MessageColumns, index: int, before: Mapping[str, int], last_id: bytes | None, derived: LogState, end_offset: int
+) -> Rejection | None:
+    if columns.expected.get(index, end_offset) != end_offset:
+        return wrong_sequence(end_offset)
+    wanted = columns.of_others.get(index)
+    if wanted is None:
+        return None
+    if wanted.sequence is not None and (why := _of_subject(wanted, columns.subjects[index], before, derived)) is not None:
+        return why
+    return wrong_last_id(last_id) if last_id is not None and wanted.last_id and wanted.last_id != last_id else None
 
 
 def _of_subject(wanted: Expected, own: str, before: Mapping[str, int], derived: LogState) -> Rejection | None:
@@ -118,19 +129,10 @@ def _of_subject(wanted: Expected, own: str, before: Mapping[str, int], derived: 
     return None if wanted.sequence == last_sequence else wrong_sequence(last_sequence)
 
 
-def index_key(of_others: Mapping[int, Expected], own: str) -> str:
-    """The subject whose last offset a single publish waits for; "": the whole index, for a filter."""
-    subject = next((wanted.subject for wanted in of_others.values()), "") or own
+def index_key(wanted: Expected, own: str) -> str:
+    """The subject whose last offset a publish to ``own`` waits for; "": the whole index, for a filter."""
+    subject = wanted.subject or own
     return "" if has_wildcards(subject) else subject
-
-
-def unexpected_id(of_others: Mapping[int, Expected], ids: Mapping[int, bytes], last_id: bytes) -> Rejection | None:
-    """The first message id of a last record that is not as expected. ``ids``: record index -> message id; ``last_id``: of the log."""
-    for index, wanted in of_others.items():
-        stands = ids.get(index - 1, b"") if index else last_id
-        if wanted.last_id and wanted.last_id != stands:
-            return wrong_last_id(stands)
-    return None
 
 
 _UNDECIDED = Rejection(RejectReason.NOT_LEADER, "the leader has changed before this was decided; it is not stored")
@@ -142,7 +144,9 @@ _NOBODY = Numbering(0, 0, 0, None)
 
 
 class Ingest:
-    """One partition's data subject. ``feed`` takes PublishesReceived; the core answers by ``seal`` or ``reject``."""
+    """Combines publishes of one partition into batches. ``feed`` receives PublishesReceived. The core answers with
+    ``seal`` or ``reject``.
+    """
 
     def __init__(
         self,
@@ -384,24 +388,43 @@ class Ingest:
         """Submit them; a message that can't be read for a reason nobody thought of costs itself, not its neighbours [A6]."""
         try:
             messages = self._overload.in_time(messages)
-            if messages:
-                self._submit(messages)
         except Exception as error:
-            if len(messages) == 1:
-                self._shell.sink_failed(messages[0][0], error)
-                return
-            for message in messages:
-                self._take([message])
+            self._failed(messages, error, self._take)
+            return
+        if messages:
+            self._submit_piece(messages)
+
+    def _submit_piece(self, messages: list[RawMessage]) -> None:
+        """Submit a part of a read. What goes wrong with it does not touch the other parts."""
+        try:
+            self._submit(messages)
+        except Exception as error:
+            self._failed(messages, error, self._submit_piece)
+
+    def _failed(self, messages: list[RawMessage], error: Exception, again: Callable[[list[RawMessage]], None]) -> None:
+        """Give up one message, or halve several until the one that fails is alone."""
+        if len(messages) == 1:
+            self._shell.sink_failed(messages[0][0], error)
+            return
+        half = len(messages) // 2
+        again(messages[:half])
+        again(messages[half:])
+
+    def _submit_at(self, messages: list[RawMessage], alone: Collection[int]) -> None:
+        """Submit those at the indices ``alone`` each by itself, and the runs between them together, in the order of arrival."""
+        for piece in split_at(messages, alone):
+            self._submit_piece(piece)
 
     def _submit(self, messages: list[RawMessage]) -> None:
         now_wall_ns = self.wall_ns()
         columns = self.reader.read(messages, now_wall_ns)
         if columns.apart:
-            self._alone(messages)
+            self._submit_at(messages, columns.apart)
             return
-        if columns.unfit is not None:
-            if self._alone(messages):
-                self._refuse(columns.publishers, columns.unfit)
+        if columns.unfit:
+            self._refuse_some(columns, columns.unfit)
+            if rest := [message for index, message in enumerate(messages) if index not in columns.unfit]:
+                self._submit_piece(rest)
             return
         if columns.asked is not None:
             self._tell_of_producer(columns.asked, columns.publishers)
@@ -409,9 +432,8 @@ class Ingest:
         if columns.ids and (repeats := self._repeats(columns, now_wall_ns)):
             self._leave_out(repeats, columns, messages)
             return
-        if columns.unfit_then is not None and not self._has_nothing_unfit_to_store(columns):
-            if self._alone(messages):
-                self._refuse_or_wait(columns, messages, self._unexpected(columns) or columns.unfit_then)
+        if columns.unfit_then and not self._has_nothing_unfit_to_store(columns):
+            self._refuse_by_settings(columns, messages)
             return
         if columns.ids and self._has_no_room(columns, messages, now_wall_ns):
             return
@@ -426,7 +448,7 @@ class Ingest:
         )
         if 0 < plain_count < len(messages) and (acks_are_full or not self._takes()):
             for run in runs_of(messages, replies):
-                self._submit(run)
+                self._submit_piece(run)
             return
         if acks_are_full:
             self._overload.turn_away(messages)
@@ -434,8 +456,9 @@ class Ingest:
         bound = bool(columns.expected or columns.of_others)
         if bound and not self._as_expected(columns, messages):
             return
-        if bound and not self._takes() and not self._alone(messages):
-            return  # who is bound to an offset does not wait, and nobody else is refused for it
+        if bound and len(messages) > 1 and not self._takes():  # who is bound does not wait, and nobody else is refused for it
+            self._submit_at(messages, sorted(columns.expected.keys() | columns.of_others.keys()))
+            return
         if self.reader.quota is not None and self._over_quota(self.reader.quota, columns, messages, numbering, now_wall_ns):
             return
         body = self._measured(columns, messages)
@@ -539,8 +562,8 @@ class Ingest:
         if columns.claim is not None and self._is_known(columns.claim, columns):
             return False  # who is told no must not find it stored [A2]
         if columns.batch is None and len(columns.ids) < len(messages):
-            self._submit([message for index, message in enumerate(messages) if index not in columns.ids])
-            self._submit([messages[index] for index in columns.ids])
+            self._submit_piece([message for index, message in enumerate(messages) if index not in columns.ids])
+            self._submit_piece([messages[index] for index in columns.ids])
             return True
         ids.share.refused(columns.publishers.record_count)
         if not ids.is_blind(now_wall_ns):
@@ -565,20 +588,35 @@ class Ingest:
         return found
 
     def _leave_out(self, repeats: dict[int, Stored | None], columns: MessageColumns, messages: list[RawMessage]) -> None:
-        """Keep who waits for an answer to a repeated message, and submit the others. What repeats one of these is looked at again
-        behind them, alone: the first may have been refused."""
-        repeated_here, lowest = [], None
-        for index, stored in repeats.items():
+        """Keep who waits for an answer to a repeated message, and submit the others. A message that repeats one of these is checked
+        again behind them: the first may have been rejected."""
+        ids_in_hand, find = self._ids_in_hand, self._derived.ids.find
+        repeated_here = [i for i, stored in repeats.items() if stored is None and columns.ids[i] not in ids_in_hand]
+        here = set(repeated_here)
+        self._answer_repeats({index: stored for index, stored in repeats.items() if index not in here}, columns)
+        if fresh := [message for index, message in enumerate(messages) if index not in repeats]:
+            self._submit_piece(fresh)
+        now_wall_ns = self.wall_ns()
+        known: dict[int, Stored | None] = {}
+        for index in repeated_here:
             message_id = columns.ids[index]
-            if stored is None and message_id not in self._ids_in_hand:
-                repeated_here.append(index)
-                continue
+            stored = None if message_id in ids_in_hand else find(message_id, now_wall_ns)
+            if stored is not None or message_id in ids_in_hand:
+                known[index] = stored
+            else:
+                self._submit_piece([messages[index]])
+        self._answer_repeats(known, columns)
+
+    def _answer_repeats(self, repeats: Mapping[int, Stored | None], columns: MessageColumns) -> None:
+        """Let publishers wait for the ack of the record that they repeat. ``repeats``: as ``_repeats``, all stored or in hand."""
+        lowest = None
+        for index, stored in repeats.items():
             self.counters.duplicates += 1
             publishers = columns.publishers.only(index)
             if publishers.wanted is AckPolicy.NONE or self._acks.count + self._again_count >= self._config.ingest_queue_records:
                 continue  # beyond the bound in silence: it is stored, and whoever asks again is told
             if stored is None:
-                in_hand, first = self._ids_in_hand[message_id]
+                in_hand, first = self._ids_in_hand[columns.ids[index]]
                 in_hand.again.append((first, publishers))
                 self._again_count += 1
             else:
@@ -586,48 +624,64 @@ class Ingest:
                 lowest = stored.last_offset if lowest is None else min(lowest, stored.last_offset)
         if lowest is not None:
             self._feed(DuplicateReceived(last_offset=lowest))
-        fresh = [message for index, message in enumerate(messages) if index not in repeats]
-        if fresh:
-            self._submit(fresh)
-        for index in repeated_here:
-            self._submit([messages[index]])
 
     def _measured(self, columns: MessageColumns, messages: list[RawMessage]) -> Body | None:
-        """The body of the batch, as it will be sealed [A10]; None if it is more than a log holds in one: then nothing is appended, and
-        several messages are judged one by one."""
+        """The body of the batch, as it will be sealed [A10]; None if it is more than a log holds in one: then nothing is appended of
+        it, and several messages are submitted in halves."""
         try:
             return body_of(columns, self.reader.codec)
         except BatchTooLargeError as error:
-            if self._alone(messages):
+            if len(messages) > 1:
+                half = len(messages) // 2
+                self._submit_piece(messages[:half])
+                self._submit_piece(messages[half:])
+            else:
                 detail = f"{error.size_bytes} bytes as a record, at most {MAX_BATCH_BYTES} are stored"
                 self._refuse(columns.publishers, Rejection(RejectReason.TOO_LARGE, detail))
             return None
 
     def _as_expected(self, columns: MessageColumns, messages: list[RawMessage]) -> bool:
-        """Check what is expected of the log. A batch of which something is wrong is split into messages, each judged on its own."""
-        unfit = self._unexpected(columns) or unexpected_id(columns.of_others, columns.ids, self._derived.ids.last_id)
-        if unfit is not None and self._alone(messages):
-            self._refuse_or_wait(columns, messages, unfit)
-        return unfit is None
+        """Check what is expected of the log. If something is wrong, reject the messages or submit them in parts, and return False.
 
-    def _refuse_or_wait(self, columns: MessageColumns, messages: list[RawMessage], unfit: Rejection) -> None:
-        """Refuse one message, or let it wait for the index that its condition needs."""
-        if unfit is UNINDEXED and not self._left and self._derived.lacks:
-            key = index_key(columns.of_others, columns.subjects[0])
-            if self._derived.index_wait.add(messages[0], key, lambda message: self._take([message])):
-                return
-        self._refuse(columns.publishers, unfit)
-
-    def _unexpected(self, columns: MessageColumns) -> Rejection | None:
+        What a message may expect depends on those before it, which may be rejected for other reasons. Messages whose condition does not
+        hold are therefore judged when everything before them is: a run of them at once, since nothing is stored between them.
+        """
         end_offset = self._log_end_offset()
-        return unexpected(columns.expected, columns.of_others, columns.subjects, self._derived, end_offset)
+        unmet = unmet_conditions(columns, self._derived, end_offset)
+        if not unmet:
+            return True
+        if len(unmet) == len(messages):
+            self._refuse_or_wait(columns, messages, unmet)
+            return False
+        for _, run in groupby(range(len(messages)), key=unmet.__contains__):
+            self._submit_piece([messages[index] for index in run])
+        return False
 
-    def _alone(self, messages: list[RawMessage]) -> bool:
-        """Whether it is one message; several are submitted one by one, since what is wrong with one is not the others' fault."""
-        if len(messages) > 1:
-            for message in messages:
-                self._submit([message])
-        return len(messages) == 1
+    def _refuse_or_wait(self, columns: MessageColumns, messages: list[RawMessage], unmet: Mapping[int, Rejection]) -> None:
+        """Refuse messages, or let them wait for the index that their condition needs."""
+        waits = set[int]()
+        if not self._left and self._derived.lacks:
+            for index, unfit in unmet.items():
+                if unfit is UNINDEXED:
+                    key = index_key(columns.of_others[index], columns.subjects[index])
+                    if self._derived.index_wait.add(messages[index], key, lambda message: self._take([message])):
+                        waits.add(index)
+        self._refuse_some(columns, {index: unfit for index, unfit in unmet.items() if index not in waits})
+
+    def _refuse_by_settings(self, columns: MessageColumns, messages: list[RawMessage]) -> None:
+        """Refuse what the stream's settings don't allow, and submit the others. A message that expects something is told first whether
+        that is right: it is judged alone, behind those before it."""
+        bound = columns.expected.keys() | columns.of_others.keys()
+        unfit = columns.unfit_then
+        if len(messages) == 1:
+            unmet = unmet_conditions(columns, self._derived, self._log_end_offset(), of_ids=False)
+            self._refuse_or_wait(columns, messages, unmet or unfit)
+            return
+        plain = {index: why for index, why in unfit.items() if index not in bound}
+        self._refuse_some(columns, plain)
+        left = [index for index in range(len(messages)) if index not in plain]
+        alone = [place for place, index in enumerate(left) if index in unfit]
+        self._submit_at([messages[index] for index in left], alone)
 
     def _over_quota(
         self, quota: Quota, columns: MessageColumns, messages: list[RawMessage], numbering: Numbering | None, now_ns: int
@@ -645,7 +699,7 @@ class Ingest:
         self.counters.not_stored(refused, unfit.reason)
         self._say_no(refused, unfit, [waits_ms[index] for index in over])
         if within := [message for message, wait_ms in zip(messages, waits_ms, strict=True) if not wait_ms]:
-            self._submit(within)
+            self._submit_piece(within)
         return True
 
     def _known(self, columns: MessageColumns) -> dict[int, Stored | None] | None:
@@ -657,6 +711,13 @@ class Ingest:
     def _given_up(self, count: int) -> None:
         """So many were left out unread: more came than the node's buffer and the server hold."""
         self.counters.drop(INGEST_OVERFLOW, count)
+
+    def _refuse_some(self, columns: MessageColumns, unfit: Mapping[int, Rejection]) -> None:
+        """Refuse the messages at these indices, those with the same reason in a row at once."""
+        for why, run in groupby(unfit.items(), key=itemgetter(1)):
+            indices = [index for index, _ in run]
+            whole = len(indices) == len(columns.values)
+            self._refuse(columns.publishers if whole else columns.publishers.only(*indices), why)
 
     def _refuse(self, publishers: Publishers, unfit: Rejection) -> None:
         self.counters.not_stored(publishers, unfit.reason)

@@ -1,16 +1,13 @@
-"""What a JetStream publisher's headers ask for, and which of it is refused. Pure.
+"""Checks the JetStream headers of a publish: which are supported, and which lead to a rejection. Pure.
 
-Goal: no promise is broken in silence. A header that a JetStream server would act on is acted on here, or the publish is refused before
-anything is appended, with the code and the text that the publisher's client knows. Names of headers are case-sensitive, as there.
+A header that a JetStream server would act on is either acted on here, or the publish is rejected with the code and text
+of nats-server. Header names are case-sensitive. A message without a ``Nats-`` header costs one search of its bytes.
+Checks run in the order of nats-server.
 
-Algorithm: a message without a ``Nats-`` header and without the reply of a fast batch costs one search of its bytes. The checks of any
-other are made in the order of nats-server's; those that come after the expected sequence are judged after it.
+Example: ``Nats-Rollup: all`` with ``Nats-Expected-Last-Sequence: 7`` on a stream whose last sequence is 9 gets "wrong
+last sequence: 9". With 9, it gets "rollup not permitted".
 
-Worked example: ``Nats-Rollup: all`` with ``Nats-Expected-Last-Sequence: 7`` on a stream whose last is 9 is answered "wrong last
-sequence: 9"; with 9, "rollup not permitted".
-
-Source: nats-server 2.15, ``jetstream_batching.go``, ``stream.go``, ``errors.json``. What is known of a ``Nats-Msg-Id`` is in
-``recent_ids.py``.
+Source: nats-server 2.15, ``jetstream_batching.go``, ``stream.go``, ``errors.json``.
 """
 
 from __future__ import annotations
@@ -86,7 +83,7 @@ _MAX_DIGITS = 19
 
 
 class Expected(NamedTuple):
-    """What a publish expects of the log besides its last sequence."""
+    """Conditions of a publish besides the last sequence."""
 
     sequence: int | None
     """The last one of a subject, 0: it has none; -1, which none ever is, for what is no number; None: nothing."""

@@ -1,24 +1,15 @@
-"""LastOfSubjects: the offset of the last record of each subject in a partition's log, for
-``Nats-Expected-Last-Subject-Sequence``. Pure.
+"""``LastOfSubjects``: the last offset of each subject, for ``Nats-Expected-Last-Subject-Sequence``. Pure.
 
-Goal: a publish that expects the last sequence of its subject is judged by all of the log, what is not committed yet included.
-Constraint: nobody pays who does not ask; memory is bounded; what is cut is forgotten.
+The index starts with the first such publish. From then on each new batch is added, and the log before it is read
+backwards in slices (``LogState.look_back``). A known subject can be answered at once. An unknown one waits until the
+whole log is read. A stream with one literal subject needs no index. A truncation removes the entries of the truncated
+batches.
 
-Algorithm: nothing is kept before the first such publish. Then every batch is taken, one entry for each subject of it, and the log
-below is read backwards, in slices (``LogState.look_back``). What has been read is right at once: a subject that is known
-needs no look further back, only one that is not known yet waits for the beginning of the log. A replica that meets a record that
-was published so begins too, so that it is ready when it is to lead. A stream with one literal subject keeps nothing: its last
-record is the log's.
+Memory is limited. If removing deleted subjects does not help, the index is dropped, and such publishes are rejected
+until retention has deleted half of the subjects, or the node has memory again.
 
-Batches above HW are the tail. A cut drops them; what they hid counts again, since they lie beside what is kept and not in it. A
-cut below where reading backwards began begins anew.
-
-A subject below the log's start has no last record. Beyond the bound in bytes, what retention has taken is swept out; if that is not
-enough, all is let go and such publishes are refused, until retention has passed half of the subjects that were known then; or, where
-it was the node that had no room, until it has some again.
-
-Worked example: a log of a@0 b@1 a@2, HW 1, and a first publish that expects something of "b": the table begins at 3, reads back,
-and knows a: 2, b: 1. Then b@3 and a cut to 3: b is 1 again.
+Example: log a@0 b@1 a@2, high watermark 1, and a first publish that expects something of "b". The index begins at 3,
+reads back, and finds a: 2, b: 1.
 """
 
 from __future__ import annotations
@@ -144,7 +135,7 @@ class LastOfSubjects:
         node: NodeDerived | None = None,
     ) -> None:
         self._literal = literal
-        self.share = Share(node, self.name, max_bytes, "subjects_bytes")
+        self.share = Share(node, self.name, max_bytes, "partition_subject_index_bytes")
         self._log_start_offset = log_start_offset
         self._read_on = read_on
         self.wanted = False

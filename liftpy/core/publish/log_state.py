@@ -1,16 +1,11 @@
-"""LogState: what ingest keeps of a partition's log on each replica, and how it comes to know it [protocol: Promotion].
+"""``LogState``: the state that a replica derives from its log: message ids, producers, subjects [protocol: Promotion].
 
-It is a fixed set of parts, each a pure function of the same log (``Part``): ``ids`` is what message ids are known, ``producers``
-who has numbered what, ``subjects`` the last record of each subject. One ``end_offset`` stands for all of them: every part has
-taken every batch below it that it needs. Only ``subjects`` may lack what lies below, and reads backwards meanwhile: no publish
-waits for it but those that ask for it.
+Each part is a pure function of the log. One ``end_offset`` applies to all parts. Only ``subjects`` may lack older
+records, and it reads them backwards in the background.
 
-It is fed with every batch that is appended here, the leader's own and fetched ones, so that a promotion finds it ready. Whoever
-has just opened a log knows nothing of it: ``replay`` reads what is needed, in slices, and a leader takes publishes when it has
-reached the log's end. What is appended meanwhile is replayed too.
-
-Where it begins: at the first batch that may lie within the longest reach of a part, seen from the record at HW. Not from the log's end:
-what is above HW may be cut, and then log time falls.
+Every appended batch is added, also on followers, so that a promotion finds the state ready. After a restart, ``replay``
+reads the needed part of the log in slices. A leader accepts publishes when the replay has reached the log end. The
+replay begins at the first batch within the longest window, counted back from the high watermark.
 """
 
 from __future__ import annotations
@@ -42,8 +37,7 @@ REPLAY_BYTES = 64 * 1024
 
 
 class LogState:
-    """Of one replica. The shell tells it of every change of ``log``, after it. ``now_ns``: the node's monotonic clock.
-    ``subject``: that the partition listens on."""
+    """The derived state of one replica. The shell reports every change of ``log`` afterwards."""
 
     def __init__(
         self,
@@ -54,7 +48,7 @@ class LogState:
         producers: Producers | None = None,
         *,
         subject: str = "",
-        subjects_bytes: int = 1 << 20,
+        partition_subject_index_bytes: int = 1 << 20,
         node: NodeDerived | None = None,
     ) -> None:
         self._log = log
@@ -68,7 +62,7 @@ class LogState:
         self.ids = RecentIds(window_ns, max_bytes, now_ns, node)
         self.producers = Producers(0, count_for(max_bytes), 0, node) if producers is None else producers
         self.subjects = LastOfSubjects(
-            self._literal, subjects_bytes, lambda: log.log_start_offset, lambda: self.on_lacking(), node
+            self._literal, partition_subject_index_bytes, lambda: log.log_start_offset, lambda: self.on_lacking(), node
         )
         self.index_wait = IndexWait(now_ns, node)
         """Publishes that wait until ``subjects`` knows what they expect."""
@@ -394,7 +388,14 @@ def derived_state(
     node's monotonic clock. ``held``: what the node holds; None: it joins later."""
     window_ns = round(stream.dedup_window_s * NS_PER_S)
     log.producer_expiry_ns = expiry_ns = round(node.producer_expiry_s * NS_PER_S)  # compaction keeps what is to be known here
-    producers = Producers(expiry_ns, count_for(node.producer_bytes), expiry_ns, held)
+    producers = Producers(expiry_ns, count_for(node.partition_producer_bytes), expiry_ns, held)
     return LogState(
-        log, window_ns, node.dedup_bytes, now_ns, producers, subject=subject, subjects_bytes=node.subjects_bytes, node=held
+        log,
+        window_ns,
+        node.partition_message_id_bytes,
+        now_ns,
+        producers,
+        subject=subject,
+        partition_subject_index_bytes=node.partition_subject_index_bytes,
+        node=held,
     )

@@ -1,17 +1,12 @@
-"""NodeDerived: what all partitions of a node keep of their logs (message ids, producers, subjects) takes in memory, bounded. Pure.
+"""``NodeDerived``: limits the memory for message ids, producers and subjects over all partitions of a node. Pure.
 
-Goal: many partitions with full windows do not add up without a bound. Constraint: what is inside a window is never forgotten in
-silence: a repeat would be stored twice. A follower can't refuse what its leader has taken.
+An id inside its window must never be forgotten silently: a repeated message would be stored twice. A follower cannot
+reject what its leader accepted. So a leader accepts new ids up to 7/8 of both limits (partition and node), and rejects
+more. The rest is for followers and uncommitted records. A part that grows beyond a limit drops as much of its own state
+as it grew, remembers this, and rejects unknown ids as leader until nothing is missing any more.
 
-Algorithm: each part of each partition has a ``Share``, and says what it holds. Who leads takes something new up to seven eighths of
-both bounds, that of the share and that of the node, and refuses it from there on: the rest is for what leaders on other nodes take, and
-for what is not committed yet. Whoever grows beyond a bound all the same lets go of as much of its own as it has grown by, and no
-more: nobody pays for his neighbours. He remembers up to when it was, and takes nothing as leader that it could have told him about,
-until nothing is missing any more (``recent_ids.py``, ``producers.py``, ``last_of_subjects.py``).
-
-Worked example: of 512 MiB 448 are taken, by ids of ten partitions. An eleventh is published to with ids: refused. A leader elsewhere
-takes some, and this node follows: kept, up to 512 MiB. Behind that the follower's oldest ids go. If it is elected then, it answers
-repeats that it knows, and refuses ids that it does not, until what it let go is older than the window.
+Example: 448 of 512 MiB are used. A publish with a new id to any partition that this node leads is rejected. As a
+follower, the node still accepts ids up to 512 MiB. Beyond, it drops its oldest ids.
 """
 
 from __future__ import annotations
@@ -25,7 +20,7 @@ _UNBOUNDED = 1 << 62
 
 @dataclass(slots=True)
 class NodeDerived:
-    """Of one node. ``bound_bytes``: of memory."""
+    """Memory limit for the derived state of one node. ``bound_bytes``: the limit."""
 
     bound_bytes: int = _UNBOUNDED
     size_bytes: int = 0
@@ -36,8 +31,9 @@ class NodeDerived:
 
 
 class Share:
-    """Of one part of one partition, named ``kind``. ``bound_bytes``: of its own; ``setting``: how that is called. All sizes are of
-    memory, in bytes."""
+    """Memory limit of one part (``kind``) of one partition. ``setting``: name of the setting. All sizes are in bytes of
+    memory.
+    """
 
     __slots__ = ("_node", "bound_bytes", "kind", "setting", "size_bytes")
 
@@ -77,7 +73,7 @@ class Share:
         if self.size_bytes + beside_bytes + more_bytes > self.bound_bytes * _OPEN_NUMERATOR // _OPEN_DENOMINATOR:
             return self.setting
         is_open = node.size_bytes + more_bytes <= node.bound_bytes * _OPEN_NUMERATOR // _OPEN_DENOMINATOR
-        return "" if is_open else "node_derived_bytes"
+        return "" if is_open else "node_dedup_state_bytes"
 
     def fits(self, more_bytes: int) -> bool:
         """Whether what belongs to something that is known already can grow by ``more_bytes``."""

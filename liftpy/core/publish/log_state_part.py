@@ -1,12 +1,8 @@
-"""What a part of the derived state is: a function of the log, told of every change of it by ``LogState``. Pure.
+"""Base class of the parts of ``LogState``, and the column format of their state files. Pure.
 
-A part keeps what it makes of the batches above HW so that a cut can take it back, and folds it into what it keeps when HW passes it.
-It checks no offsets: that batches follow each other, and that no cut goes below what is committed, is seen to for all parts at once.
-
-Columns of a state file, made and read in slices. Pure.
-
-A call into C is one in which no other thread of Python has its turn: a million numbers at once are 0.1 s, in which a node
-answers nobody. So is the end of a list of a million new objects. What is made here comes in pieces, and is never one whole.
+A part keeps the effects of batches above the high watermark separately, so that a truncation can undo them, and merges
+them when they are committed. Columns are encoded and decoded in slices, because one call over a million numbers would
+block the node for 0.1 s.
 """
 
 from __future__ import annotations
@@ -24,8 +20,11 @@ from liftpy.core.wire.producer_note import Partitioning, SourcePosition
 
 
 class Numbering(NamedTuple):
-    """What a producer has numbered in a batch. ``columns``: its records, from index ``first`` on; None: some are gone (compaction).
-    ``name``: '' where the batch does not say it. ``position``: of what it was made from. ``partitioning``: None: it does not say."""
+    """Sequence numbers of a producer in a batch.
+
+    ``columns``: its records from index ``first``. None: compaction removed some. ``name`` '': not in the batch.
+    ``position``: source position. ``partitioning`` None: not in the batch.
+    """
 
     producer_id: int
     epoch: int
@@ -38,7 +37,9 @@ class Numbering(NamedTuple):
 
 
 class NewBatch(NamedTuple):
-    """What parts are told of a batch in the log. Offsets are inclusive. ``record_count`` 0: compaction has left its offsets alone."""
+    """A batch in the log, as parts see it. Offsets are inclusive. ``record_count`` 0: only its offsets remain after
+    compaction.
+    """
 
     base_offset: int
     last_offset: int
@@ -55,7 +56,7 @@ class NewBatch(NamedTuple):
 
 
 class Part(Protocol):
-    """One piece of derived state."""
+    """One part of the derived state."""
 
     @property
     def name(self) -> str:

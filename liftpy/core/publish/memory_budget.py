@@ -1,20 +1,15 @@
-"""MemoryBudget: what a whole node may hold of publishes on their way, whatever its partitions may hold each. Pure.
+"""``MemoryBudget``: limits the memory for publishes in progress over a whole node. Pure.
 
-Goal: a thousand partitions, each within its own bound, don't take more memory than the node has. Constraint: a node that can't take
-more says so to who publishes; it never stops replicating, nor its part in the metadata group, whose memory is not counted here.
+Ten times a second it adds up: read but unprocessed, held, appended but uncommitted, waiting publishers, standby
+buffers, waiting readers. Standby buffers and readers count only up to a share. Up to 4/5 of ``limit_bytes`` nothing
+changes. Beyond, the limits of all partitions shrink linearly, down to nothing at the limit. So the longest queues are
+limited first.
 
-Algorithm: what is held for publishes is summed up ten times a second: read and not looked at, held back, appended and not committed,
-publishers that wait, what is heard standing by, readers that wait. The last two count with their shares at most, so that they can't
-shut publishes out for good. Up to four fifths of ``limit_bytes`` nothing changes. From there on each partition's own bound shrinks, in
-a straight line, to nothing at the limit: so the largest queues meet theirs first, and at the limit every new publish is refused
-(dropped, where nobody waits for an answer). It opens again as queues drain.
+Time is limited too: ``Lateness`` rejects publishes with reply subject when the oldest unprocessed one has waited too
+long.
 
-Memory is not all: what waits unread for long is answered late. So the oldest byte that was read and not looked at has an age, seen
-whenever some were, and ``Lateness`` says whether who waits for an answer is refused for it. What nobody waits for is taken all the
-same: a burst of it is what the buffer is for. A loop that stood still sees nothing old: the age counts looks.
-
-Worked example: a limit of 1,000 MiB, 900 are held: half of the last fifth is left, so a partition whose own bound is 64 MiB takes a
-publish while it holds less than 32. At 1,000 none does.
+Example: a limit of 1,000 MiB, 900 are in use. Half of the last fifth is left, so a partition with a limit of 64 MiB
+accepts publishes while it holds less than 32.
 """
 
 from __future__ import annotations
@@ -45,7 +40,7 @@ DEFAULT_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldByNode:
-    """What a node holds now, in bytes."""
+    """Memory for publishes in progress on a node, in bytes."""
 
     unread: int = 0
     held_back: int = 0
@@ -61,7 +56,7 @@ def limit_of(setting_bytes: int, memory_bytes: int) -> int:
 
 
 class MemoryBudget:
-    """Of one node. ``limit_bytes`` 0: there is no limit; ``late_s`` 0: nothing is late."""
+    """Memory and delay limits of one node. ``limit_bytes`` 0: no memory limit. ``late_s`` 0: no delay limit."""
 
     __slots__ = (
         "_lateness", "_looks", "is_late", "is_limited", "is_pressed", "late_ns", "limit_bytes", "open_part", "used_bytes", "waited_ns",
@@ -124,7 +119,7 @@ class MemoryBudget:
 
 
 class PartitionRoom:
-    """Of one partition. ``own_bytes``: its own bound; ``queued``: what it holds, beside what has just come."""
+    """Room of one partition. ``own_bytes``: its limit. ``queued``: bytes that it holds already."""
 
     __slots__ = ("_own_bytes", "_queued", "node")
 

@@ -1,15 +1,12 @@
-"""From NATS messages to the columns of a record batch: plain bytes, headers, and the enveloped ``Message``.
+"""Decodes NATS messages into the columns of a record batch: plain bytes, headers, and the enveloped ``Message``.
 
-The columns are what ``liftpy.core.wire.batch.build_batch`` takes. A run of plain messages never meets a loop of Python statements
-over records; a message with headers or an envelope is looked at on its own. Whatever looks like an envelope and is not one is
-stored as plain bytes [A6].
-
-Messages that came together, taken apart by whether somebody waits for an answer to them. Pure.
+``liftpy.core.wire.batch.build_batch`` takes the columns. Runs of plain messages are processed without a Python loop per
+record. A message that looks like an envelope but is not one is stored as plain bytes [A6].
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -78,12 +75,12 @@ class MessageColumns:
     """That a producer has numbered."""
     asked: Question | None = None
     """The one message asks how a process may go on; there is nothing to store."""
-    apart: bool = False
-    """One of several messages is a whole batch: they are to be read one by one."""
-    unfit: Rejection | None = None
-    """One of them can't be stored as it is, and why; its other columns are not filled in."""
-    unfit_then: Rejection | None = None
-    """The same, said only to who expects the right offset."""
+    apart: list[int] = field(default_factory=list)
+    """Indices of whole batches among several messages. Each is to be read alone; no other column is filled in."""
+    unfit: dict[int, Rejection] = field(default_factory=dict)
+    """Record index -> why the message can't be stored as it is, ascending. Its other columns are not complete."""
+    unfit_then: dict[int, Rejection] = field(default_factory=dict)
+    """The same for messages that are rejected only after their expected offset was found right. Ascending."""
 
 
 class MessageDecoder:
@@ -142,11 +139,11 @@ class MessageDecoder:
         values: list[bytes | None] = [message[2] for message in messages]
         replies = [message[1] for message in messages]
         asked: list[bytes] = []
-        fast_batch = False
+        fast_batches: list[int] = []
         if any(replies):
-            replies, fast_batch = self._allowed(replies)
+            replies, fast_batches = self._allowed(replies)
             if self._policy is AckPolicy.NONE:
-                asked, replies, fast_batch = replies, [b""] * len(replies), False
+                asked, replies, fast_batches = replies, [b""] * len(replies), []
         subjects = self._subjects(messages)
         columns = MessageColumns(
             values=values,
@@ -156,57 +153,64 @@ class MessageDecoder:
         if any(asked):  # nobody else answers here: a service that reads the record may
             columns.replies = [reply.decode() if reply else None for reply in asked]
         magic = envelope.MAGIC
-        if fast_batch:
-            columns.unfit = jetstream_headers.FAST_BATCH
-            return columns
         self._alike = {}
         special = [i for i, m in enumerate(messages) if m[3] or m[2].startswith(magic)]
+        if special and len(messages) > 1 and (apart := self._whole_batches(messages, special)):
+            columns.apart = apart
+            return columns
+        if fast_batches:
+            columns.unfit = dict.fromkeys(fast_batches, jetstream_headers.FAST_BATCH)
+            special = [index for index in special if index not in columns.unfit]
         if special and self._policy is not AckPolicy.NONE:
             special = self._take_ordinary(columns, messages, special, now_wall_ns)
         opened_count = len(columns.ids)
         for index in special:
-            opened = self._opened_batch(messages[index])
+            opened = self._opened_batch(messages[index]) if len(messages) == 1 else None
             if opened is None:
                 self._look_into(columns, index, messages[index], now_wall_ns)
-            elif len(messages) > 1:
-                columns.apart = True
-                break
             else:
                 self._look_into_batch(columns, messages[index], *opened, now_wall_ns)
         if 0 < opened_count < len(columns.ids):
             columns.ids = dict(sorted(columns.ids.items()))
-        if columns.unfit_then is None and (self.max_message_bytes or self.wants_offsets):
-            columns.unfit_then = self._why_not_here(columns, messages)
+        if fast_batches and len(columns.unfit) > len(fast_batches):
+            columns.unfit = dict(sorted(columns.unfit.items()))
+        if self.max_message_bytes or self.wants_offsets:
+            self._judge_by_settings(columns, messages)
         return columns
 
-    def _why_not_here(self, columns: MessageColumns, messages: Sequence[RawMessage]) -> Rejection | None:
-        """What this stream's own settings have against it, though another stream would take it."""
-        if self.wants_offsets and len(columns.expected.keys() | columns.of_others.keys()) < len(messages):
-            return _NO_OFFSET
+    def _judge_by_settings(self, columns: MessageColumns, messages: Sequence[RawMessage]) -> None:
+        """Note in ``unfit_then`` what this stream's own settings have against a message, though another stream would take it."""
+        found: dict[int, Rejection] = {}
         most = self.max_message_bytes
         if columns.batch is not None:
-            size_bytes = largest_record_bytes(columns.batch.columns)
+            sizes = [largest_record_bytes(columns.batch.columns)]
         else:
-            size_bytes = max(len(payload) + len(block) for _, _, payload, block in messages)
-        return (
-            Rejection(RejectReason.TOO_LARGE, f"{_TOO_LARGE}: {size_bytes} bytes, {most} here")
-            if 0 < most < size_bytes
-            else None
-        )
+            sizes = [len(payload) + len(block) for _, _, payload, block in messages]
+        if 0 < most < max(sizes):
+            for index, size_bytes in enumerate(sizes):
+                if size_bytes > most:
+                    found[index] = Rejection(RejectReason.TOO_LARGE, f"{_TOO_LARGE}: {size_bytes} bytes, {most} here")
+        if self.wants_offsets:
+            bound = columns.expected.keys() | columns.of_others.keys()
+            if len(bound) < len(messages):
+                found.update((index, _NO_OFFSET) for index in range(len(messages)) if index not in bound)
+        if found:
+            columns.unfit_then = dict(sorted((found | columns.unfit_then).items()))
 
     def is_command(self, columns: MessageColumns, index: int) -> bool:
         """Whether the record names who is to answer it: sent again under its message id it is stored again, for the service that
         reads it knows the id, and answers once more (``liftpy/core/services/replies.py``)."""
         return columns.replies is not None and columns.replies[index] is not None
 
-    def _allowed(self, replies: list[bytes]) -> tuple[list[bytes], bool]:
-        """Those that may be answered; and whether one of them is a fast batch's."""
+    def _allowed(self, replies: list[bytes]) -> tuple[list[bytes], list[int]]:
+        """Those that may be answered; and the indices of those that are a fast batch's."""
         if len(replies) > 1 and self._inboxes.allows_all(replies, jetstream_headers.FAST_BATCH_REPLY):
-            return replies, False
+            return replies, []
         allows = self._inboxes.allows
         kept = [reply if reply and allows(reply) else b"" for reply in replies]
         self.refused_replies += sum(1 for before, after in zip(replies, kept, strict=True) if before and not after)
-        return kept, any(reply.endswith(jetstream_headers.FAST_BATCH_REPLY) for reply in replies)
+        suffix = jetstream_headers.FAST_BATCH_REPLY
+        return kept, [index for index, reply in enumerate(replies) if reply.endswith(suffix)]
 
     def _subjects(self, messages: Sequence[RawMessage]) -> list[str]:
         own = self._own_subject
@@ -225,16 +229,17 @@ class MessageDecoder:
             elif (published := self._opened(payload)) is not None:
                 self._note_publisher(columns, index, message, published, now_wall_ns)
         if len(block) > jetstream_headers.MAX_BLOCK_BYTES:
-            columns.unfit = jetstream_headers.BLOCK_TOO_LARGE
+            columns.unfit[index] = jetstream_headers.BLOCK_TOO_LARGE
             return
         if block.count(b"\n") > MAX_HEADERS + 2:  # its status line and its end
-            columns.unfit = _TOO_MANY_HEADERS
+            columns.unfit[index] = _TOO_MANY_HEADERS
             return
         headers = parse_headers(block) if block else []
         asks = jetstream_headers.asks(block)
         if published is not None:
-            columns.unfit = self._why_not(published, headers) or columns.unfit
-            if columns.unfit is not None:
+            unfit = self._why_not(published, headers)
+            if unfit is not None:
+                columns.unfit[index] = unfit
                 return
             self._take(columns, index, published)
             headers += [(header.name, header.value) for header in published.headers]
@@ -242,9 +247,11 @@ class MessageDecoder:
         if asks and self._policy is not AckPolicy.NONE:
             unfit = jetstream_headers.why_not_first(headers, self._key.stream, self._key.partition)
             if unfit is not None:
-                columns.unfit = unfit
+                columns.unfit[index] = unfit
                 return
-            columns.unfit_then = jetstream_headers.why_not_then(headers) or columns.unfit_then
+            unfit = jetstream_headers.why_not_then(headers)
+            if unfit is not None:
+                columns.unfit_then[index] = unfit
             expected = jetstream_headers.expected_in(headers)
             if expected is not None:
                 columns.of_others[index] = expected
@@ -260,14 +267,14 @@ class MessageDecoder:
                     self.refused_replies += 1
             elif name == TOMBSTONE:
                 if value != b"1" or columns.values[index]:
-                    columns.unfit = _NO_TOMBSTONE
+                    columns.unfit[index] = _NO_TOMBSTONE
                     return
                 columns.values[index] = None
             elif name == MESSAGE_ID:
                 if is_id(value):
                     columns.ids.setdefault(index, value)
                 elif len(value) > MAX_ID_BYTES and self._policy is not AckPolicy.NONE:
-                    columns.unfit = jetstream_headers.ID_TOO_LONG
+                    columns.unfit[index] = jetstream_headers.ID_TOO_LONG
                     return
             elif name == jetstream_headers.EXPECTED_LAST_SEQUENCE and value:  # of several the first counts
                 columns.expected.setdefault(index, jetstream_headers.number_of(value))
@@ -366,6 +373,13 @@ class MessageDecoder:
         return None
 
     # ---- whole batches -------------------------------------------------------------------------------------------------------
+    def _whole_batches(self, messages: Sequence[RawMessage], special: list[int]) -> list[int]:
+        """Indices of messages that look like a whole batch. A stream that answers nobody keeps batches of others as plain bytes."""
+        found = [index for index in special if messages[index][2][_KIND] == BATCH and messages[index][2].startswith(MAGIC)]
+        if found and self._policy is AckPolicy.NONE:
+            found = [index for index in found if self._opened_batch(messages[index]) is not None]
+        return found
+
     def _opened_batch(self, message: RawMessage) -> tuple[client_pb2.BatchPublish, memoryview] | None:
         """What a BatchPublish for this partition holds; None: it is none, or one that a stream that answers nobody keeps as it is."""
         payload = message[2]
@@ -385,19 +399,19 @@ class MessageDecoder:
         wanted = Envelope(head.correlationId, head.ackInbox, subject, policy, now_wall_ns)
         self._note_wanted(columns, 0, wanted)
         if not self._is_ours(head):
-            columns.unfit = self._misaddressed(head)
+            columns.unfit[0] = self._misaddressed(head)
         elif is_internal(self._key.stream):
-            columns.unfit = Rejection(RejectReason.UNSUPPORTED, f"stream {self._key.stream} is {_NO_PRODUCERS}")
+            columns.unfit[0] = Rejection(RejectReason.UNSUPPORTED, f"stream {self._key.stream} is {_NO_PRODUCERS}")
         elif message[3]:
             detail = "a batch has its headers in its records: none beside it would be heeded"
-            columns.unfit = Rejection(RejectReason.MALFORMED, detail)
+            columns.unfit[0] = Rejection(RejectReason.MALFORMED, detail)
         elif head.askedProducer:
             if batch:
-                columns.unfit = Rejection(RejectReason.MALFORMED, "a question of a producer bears no batch")
+                columns.unfit[0] = Rejection(RejectReason.MALFORMED, "a question of a producer bears no batch")
             try:
                 note = _note(head)
             except UnfitBatchError as error:
-                columns.unfit = Rejection(error.reason, str(error))
+                columns.unfit[0] = Rejection(error.reason, str(error))
                 return
             asked = (head.askedProducer, head.producerInstance, head.producerSequence)
             acked = (head.producerAckedOffset, head.producerAckedEpoch) if head.HasField("producerAckedOffset") else None
@@ -408,10 +422,10 @@ class MessageDecoder:
                 columns.batch = published = body_to_store(batch, subject, self.codec, note.encode() if any(note) else b"")
                 columns.claim = _claim(head, published, note)
             except UnfitBatchError as error:
-                columns.unfit = Rejection(error.reason, str(error))
+                columns.unfit[0] = Rejection(error.reason, str(error))
                 return
             except BatchTooLargeError as error:
-                columns.unfit = Rejection(RejectReason.TOO_LARGE, str(error))
+                columns.unfit[0] = Rejection(RejectReason.TOO_LARGE, str(error))
                 return
             columns.ids = published.ids
             columns.publishers.batch_records = wanted.record_count = published.body.record_count
@@ -515,6 +529,18 @@ def _column(columns: MessageColumns, name: str) -> list[object]:
 
 
 _KIND = slice(TYPE_POSITION, TYPE_POSITION + 1)
+
+
+def split_at(messages: list[RawMessage], alone: Collection[int]) -> Iterator[list[RawMessage]]:
+    """Split ``messages`` in their order: each index of ``alone``, which ascends, becomes a piece, and so does each run between two."""
+    start = 0
+    for index in alone:
+        if start < index:
+            yield messages[start:index]
+        yield [messages[index]]
+        start = index + 1
+    if start < len(messages):
+        yield messages[start:]
 
 
 def runs_of(messages: list[RawMessage], replies: Sequence[bytes]) -> Iterator[list[RawMessage]]:

@@ -1,11 +1,9 @@
-"""Overload: who is refused because there is no room, or no time, for what has come to one partition. Pure.
+"""``Overload``: rejects publishes to one partition when there is no room or no time for them. Pure.
 
-Goal: more is published than the node can take, and what it takes meanwhile is not much less than before. So a no must cost a fraction
-of what taking a message costs. Messages that somebody waits for are refused unread (``Refuser``): of each little more than its line was
-looked at. Who is told no must not find it stored [A2]: so one with an id that is known is read first; so is an envelope.
-
-Somebody waits for an answer: he is told, with the time after which he had better come again. Nobody does: it is dropped, and counted.
-A leader that can't be sure that nobody else stores it refuses nobody for being late.
+A rejection must cost a fraction of storing a message. So publishes with a reply subject are rejected almost unread
+(``Refuser``). A rejected message must never be stored [A2], so messages with a known id and envelopes are read first.
+The rejection tells when to retry. Publishes without reply subject are dropped and counted. A leader that is not sure
+whether another node stores a message does not reject it for being late.
 """
 
 from __future__ import annotations
@@ -41,9 +39,11 @@ class KnownIds(NamedTuple):
 
 
 class Overload:
-    """Of one partition, as a ``Refuser``. ``is_full``: whether what has arrived, and was not taken, leaves no room for more; ``known``:
-    indices of those messages that are stored, in hand, or repeat an earlier one of them (None), or None: it is a batch that is stored;
-    ``say_no`` tells publishers, now or later."""
+    """Rejects publishes of one partition, as a ``Refuser``.
+
+    ``is_full``: whether received publishes leave no room for more. ``known``: indices of messages that are stored or
+    repeated. ``say_no``: sends rejections.
+    """
 
     def __init__(
         self,

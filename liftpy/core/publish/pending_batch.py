@@ -1,4 +1,4 @@
-"""What ingest counts, and what it holds of publishes that the core has not had appended yet."""
+"""Counters of ingest, and the publishes that the core has not appended yet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RECORD_OVERHEAD_BYTES = 24
 
 @dataclass(slots=True, kw_only=True)
 class IngestCounters:
-    """For status and metrics; all counts since the process started."""
+    """Counters of ingest since the process started, for status and metrics."""
 
     records: int = 0
     size_bytes: int = 0
@@ -64,7 +64,7 @@ class IngestCounters:
 
 @dataclass(slots=True)
 class PendingBatch:
-    """What the core has been asked to append, and has not yet."""
+    """Publishes that the core was asked to append and has not appended yet."""
 
     body: Body
     publishers: Publishers

@@ -1,4 +1,4 @@
-"""What ``Ingest`` and ``Standby`` need of the world: subscriptions to a data subject, and a way for answers."""
+"""Interfaces that ``Ingest`` and ``Standby`` need from the shell: subscriptions and sending acks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Sink = Callable[[bytes, bytes, bytes, bytes], None]
 
 
 class Subscription(Protocol):
-    """Of a data subject."""
+    """Subscription to a data subject."""
 
     def leave(self) -> None:
         """Unsubscribe; what is on its way still comes."""
@@ -53,7 +53,7 @@ def may_be_told_no(headers: bytes, is_new: Callable[[bytes], bool]) -> bool:
 
 
 class IngestShell(AckShell, Protocol):
-    """What carries publishes and their answers."""
+    """The shell of ingest: receives publishes and sends answers."""
 
     @property
     def max_payload(self) -> int:
@@ -100,14 +100,14 @@ class Hearing(Protocol):
 
 
 class StandbyShell(Protocol):
-    """What a standby hears by."""
+    """The shell of a standby follower: receives publishes."""
 
     def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> Hearing:
         """Subscribe, now or once there is a connection; ``given_up(count)`` says of how many nobody had room for."""
 
 
 class ReplyPolicy(NamedTuple):
-    """Whether a no may be said, and more."""
+    """Decides whether a negative ack is allowed."""
 
     refuse: Callable[[], bool]
     refuse_for_now: Callable[[], bool]

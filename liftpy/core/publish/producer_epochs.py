@@ -1,22 +1,15 @@
-"""ProducerDesk: who may go on as which producer, as long as one leadership lasts; then what is to be done with a batch [A3]. Pure.
+"""``ProducerDesk``: decides which process may continue a producer, during one leadership [A3]. Pure.
 
-Goal: of several processes with one producer's name one goes on, and no record of another is taken for one of its own. Constraint: a
-process may be told of its epoch by a leader that dies before anything of that epoch is in a log.
+A process asks before it sends and receives an epoch above the one in the log. The epoch belongs to this process,
+identified by a random number (``instance``). Until a batch of the epoch is in the log, only the newest assigned epoch
+counts, and earlier processes are fenced. Afterwards the log decides. A process with another epoch must ask again
+(UNKNOWN).
 
-Algorithm: a process asks before it sends anything, and is given an epoch above the log's. It belongs to that process alone, by the
-number that the process has drawn (``instance``). Until a batch of it is in the log, that is known here only, and only the newest that
-was given counts: who was given one before is fenced, at once, and so is the epoch that the log knows. Once a batch is in the log, the
-log says it. A process whose epoch is neither is told to ask (UNKNOWN): nothing that it has sent in it was stored. Who asks says with
-which sequence it goes on: that counts where the log holds nothing of the producer.
+Example: the log holds producer p in epoch 4. A asks, gets 5, and the leader dies. B asks the next leader, also gets 5,
+and sends: stored. Records that A sends in epoch 5 are then fenced.
 
-Worked example: the log holds p in epoch 4. A asks, and is given 5; the leader dies. B asks the next one, is given 5 too, and sends:
-stored. What A sends then in epoch 5 is not by whom it was given to here: fenced. One leader later nobody remembers that; but A's
-first batch lies where B's lies in the log, and is another: A has diverged (``producers.py``).
-
-A new leader of a stream with standby asks the questions again that it heard while it followed, for it does not know which of them its
-predecessor has answered. So the newest process of a producer may be given an epoch twice, and go on with the first one. The process
-that asked last is never fenced: where the log knows the epoch that it claims, sequence and digest judge its batch. Otherwise it asks
-again.
+With standby, a new leader repeats the questions that it received as a follower. So the newest process may get an epoch
+twice.
 """
 
 from __future__ import annotations
@@ -58,8 +51,11 @@ RECORDS_LOST = Rejection(
 
 
 class Given(NamedTuple):
-    """What a process is told, once ``last_offset`` is committed: the last that the log holds of its producer; -1: it holds nothing, and
-    ``known`` is false. ``digest``: of all records before ``next_sequence``, None: not known."""
+    """Answer to a process that opens a producer, sent when ``last_offset`` is committed.
+
+    ``last_offset`` -1: the log holds no record of the producer, and ``known`` is False. ``digest``: digest of all
+    records before ``next_sequence``, None: not known.
+    """
 
     epoch: int
     next_sequence: int
@@ -96,7 +92,7 @@ class Question(NamedTuple):
 
 
 class ProducerDesk:
-    """Of one partition's leader."""
+    """Epochs of producers at the leader of one partition."""
 
     def __init__(self, producers: Producers) -> None:
         self._producers = producers

@@ -1,32 +1,27 @@
-"""Producers: who has numbered what it publishes, and up to which number a partition's log holds it [A4]. Pure.
+"""``Producers``: the last sequence number and epoch of each producer in a partition's log [A4]. Pure.
 
-Goal: each record of a producer once and in order in the log, though its publisher sends it again, dies, comes back, or runs twice.
-Constraint: it is a function of the log; what is cut is forgotten. Memory is bounded.
+Each record of a producer is stored once and in order, even if the process repeats it, dies, returns, or runs twice. The
+batches of a producer follow each other without a gap, in an epoch that only rises. Sequences have 32 bits and epochs
+16, and both wrap around.
 
-Algorithm: a producer's batches follow on each other without a gap, in an epoch that only rises. Sequences have 32 bits, epochs 16, and
-both go round, so that "before" and "after" are by their distance. Every batch of the log is taken, in its order; of those above HW the
-state before is kept, which a cut brings back. No new producer is taken without room for it. Who follows takes what its leader took, and
-where it has no room lets go of those that were heard last longest ago: until they would have expired, whoever is not known here may
-be one of them, and is refused (``is_full``). Who may go on in which epoch is the leader's to say (``producer_desk.py``).
+A leader accepts a new producer only if there is memory for it. A follower whose memory is full drops the producers that
+were idle longest, and rejects unknown ones until these would have expired (``is_full``).
 
-| what comes | judged |
+| batch | result |
 |---|---|
-| a lower epoch than the log's | FENCED: a newer process has the name |
-| a higher one with ``reset``, from sequence 0 on | it begins anew, what was there counts for nothing |
-| the sequence after the last | appended |
-| sequences that are there already | those are left out; the digest up to the last one must be the log's, or it is DIVERGED |
-| a batch of the log's epoch that is all there | it must be one of the last ones that were stored, or it is DIVERGED |
-| a gap | OUT_OF_ORDER, with the sequence that is due |
+| lower epoch than in the log | FENCED: a newer process has the name |
+| higher epoch with ``reset``, from sequence 0 | starts again |
+| the next sequence | appended |
+| sequences that are stored already | skipped; their digest must match, or the result is DIVERGED |
+| a batch of the log's epoch that is all stored | must be one of the last ones, or the result is DIVERGED |
+| a gap | OUT_OF_ORDER, with the expected sequence |
+| a source position at or below the stored one | skipped, whatever it contains |
+| a round that another producer stored under another plan | PLAN_CHANGED |
+| another name under the same number, or another source | CONFLICT |
+| a lower generation | FENCED |
 
-| a batch that names the position of what it was made from, at or below the log's | it is there already, whatever it holds |
-| a round of which another producer has stored records under another plan | PLAN_CHANGED |
-| another name under the same number; another source, or now one and now none; a lower generation | CONFLICT; CONFLICT; FENCED |
-
-A newer epoch fences the older ones with its first record in the log, not before: until then what the older process sends is in order,
-and stored once, all the same.
-
-Worked example: 0..99 are in the log, in epoch 1. The process dies, comes back in epoch 2, and sends 90..119: 90..99 are left out, if
-the digest that it sends says the same of 0..99; 100..119 are appended. What the old process may still send is fenced.
+Example: 0..99 are stored in epoch 1. The process dies, returns in epoch 2, and sends 90..119. 90..99 are skipped if the
+digest of 0..99 matches, and 100..119 are appended. The old process is fenced from then on.
 """
 
 from __future__ import annotations
@@ -77,8 +72,9 @@ def after(sequence: int, count: int) -> int:
 
 
 class StoredBatch(NamedTuple):
-    """Where some records of a producer are. ``sequence`` and ``offset``: of the first. ``check``: CRC-32C of the digest behind the
-    last; None: not known."""
+    """Place of some records of a producer: first ``sequence`` and ``offset``. ``check``: CRC-32C of the digest after the
+    last record, None: not known.
+    """
 
     sequence: int
     record_count: int
@@ -87,8 +83,9 @@ class StoredBatch(NamedTuple):
 
 
 class ProducerState(NamedTuple):
-    """What the log says of one producer. ``next_sequence``: that of the record which is due. ``digest``: of all its records since it
-    began; None: not known, for the log does not have them all any more."""
+    """State of one producer in the log. ``next_sequence``: expected sequence. ``digest``: digest of all its records, None:
+    not known.
+    """
 
     epoch: int
     next_sequence: int
@@ -105,7 +102,7 @@ class ProducerState(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What a producer says of a batch. ``digest``: of all its records before ``base_sequence``; None: it does not say."""
+    """Data of a producer about a batch. ``digest``: digest of all its records before ``base_sequence``, None: not given."""
 
     producer_id: int
     epoch: int
@@ -123,7 +120,7 @@ class Claim(NamedTuple):
 
 
 class Finding(Enum):
-    """What is to be done with a batch."""
+    """Verdict about a batch of a producer."""
 
     APPEND = "append"
     """All of it, or what comes after its first ``known`` records."""
@@ -142,8 +139,9 @@ class Finding(Enum):
 
 
 class Ruling(NamedTuple):
-    """``known``: so many of its first records are there already. ``offset``: of the first of them; -1: not known, or there is none.
-    ``next_sequence``: what is due before this batch."""
+    """Verdict with details. ``known``: number of its first records that are stored. ``offset``: offset of the first one,
+    -1: not known. ``next_sequence``: expected sequence before this batch.
+    """
 
     finding: Finding
     known: int = 0
@@ -219,10 +217,10 @@ class Producers:
     def why_full(self) -> str:
         """For who is refused."""
         if len(self._states) >= self.max_count:
-            return f"{self.max_count} producers are known here, and no more are kept (producer_bytes)"
+            return f"{self.max_count} producers are known here, and no more are kept (partition_producer_bytes)"
         if not self.is_whole:
             return "some producers went for want of room here, and it can't be told from a new one who is one of them"
-        return "what is known of producers, message ids and subjects fills what node_derived_bytes allows"
+        return "what is known of producers, message ids and subjects fills what node_dedup_state_bytes allows"
 
     @property
     def is_whole(self) -> bool:

@@ -1,8 +1,7 @@
-"""A record batch that its publisher has built (BatchPublish): what of it is looked at before it is stored. Pure.
+"""Validates a record batch that a publisher built (BatchPublish), before it is stored. Pure.
 
-Everything that comes out of a log is trusted to be a batch by those who read it, so nothing is taken over unread: the CRC, the sizes,
-each column's ends, that nothing is left over, the names of headers. The body is then stored as it is, with the subject it was
-published on; offsets, LeaderEpoch and timestamp are the leader's. No Python statement meets a single record.
+Readers trust the batches of a log. So the CRC, the sizes, the ends of each column and the header names are checked. The
+body is stored as it is. The leader sets offsets, LeaderEpoch and timestamp.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _ALLOWED = Columns.KEYS | Columns.HEADERS | Columns.VALUE_NULLS | Columns.KEY_NU
 
 
 class UnfitBatchError(LiftError):
-    """It can't be stored as it is. Blame: the publisher. ``reason``, and a text for the answer."""
+    """The batch cannot be stored as it is. ``reason`` and the text go into the answer."""
 
     code = "UNFIT_BATCH"
 

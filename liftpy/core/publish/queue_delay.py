@@ -1,23 +1,16 @@
-"""Lateness: from when on publishes are refused for having waited too long, and until when. Pure.
+"""``Lateness``: rejects publishes while the queue delay is too high, as CoDel does. Pure.
 
-Goal: a burst is absorbed, a standing queue is not. Who waits in one is answered late, lets nobody in sooner by that, and who is
-refused behind it hears his no as late. Constraint: senders come in waves, and a machine stands still for moments: neither is a
-standing queue.
+A burst is accepted, a standing queue is not: in a standing queue every publish is answered late, and the throughput
+does not increase. When the oldest unprocessed publish is older than ``late_ns``, publishes with reply subject are
+rejected until the age is below 1/16 of it, and then again above 1/8. The limit returns to ``late_ns`` gradually: by 1/8
+of the time without a rejection.
 
-Algorithm (as CoDel's, which drops: a target that holds while a queue stands): what waits unread has an age. From a calm the bound
-is ``late_ns``. Beyond it the queue stands: all are refused until the age is a sixteenth of that, and from then on again beyond an
-eighth. That bound regains an eighth of the time that passes without a refusal, up to what it was. Under a flood the queue has grown
-to it long before; after a flood a moment's wait is soon nothing again.
+Example with ``late_ns`` 1 s: a burst waits 900 ms and is accepted. At 1,001 ms publishes are rejected until the age is
+62 ms. During an overload, rejection starts again at about 140 ms. 4 s after the overload, a wait of 500 ms is accepted,
+and the limit is 625 ms.
 
-Worked example, ``late_ns`` 1 s. A burst waits 900 ms: all is taken. One waits 1,001 ms: refused, until it is 62. More comes than is
-taken: at about 140 ms refused again, 10 ms later taken again, and so on. The flood ends; 4 s later something waits 500 ms: taken,
-the bound is 625.
-
-The queue may stand behind the log as well, where followers get too little of a processor that a flood has: what was taken waits for its
-commit, and each more that is taken waits longer, while nothing waits unread. ``Unanswered`` sees that of one partition. In a calm its
-queue stands when answers go out, and for a quarter of ``late_ns`` the oldest that is still without one was always older than
-``late_ns``. A follower that died is waited for: then the oldest is the same one all the time. While the node's bound is short, half of
-``late_ns`` is too old already. Both until a quarter, and the node's bound stays short meanwhile.
+``Unanswered`` detects the same for acks of one partition, when followers are too slow: the oldest publish without an
+ack was always older than ``late_ns`` for a quarter of ``late_ns``.
 """
 
 from __future__ import annotations
@@ -29,7 +22,7 @@ _REGAINS_PARTS = 8
 
 
 class Lateness:
-    """``late_ns``: what may wait in a calm; 0: nothing is ever late. All times are monotonic, in ns."""
+    """Limit of the queue delay. ``late_ns``: limit without overload, 0: none. All times are monotonic nanoseconds."""
 
     __slots__ = ("_late_ns", "_refused_ns", "_short_ns", "is_late")
 
@@ -61,7 +54,7 @@ class Lateness:
 
 
 class Unanswered:
-    """Of one partition: whether what was taken of it waits for too long. Times as of ``Lateness``."""
+    """Detects that acks of one partition are too late."""
 
     __slots__ = ("_moved_ns", "_oldest_ns", "is_late")
 

@@ -1,22 +1,13 @@
-"""Quota: how much of what is published a partition's leader lets in, by records and by bytes a second. Pure.
+"""``Quota``: limits the records and bytes per second of one partition, with token buckets. Pure.
 
-Goal: over any time a stream gets its rate and what one burst is more, however fast it is published to; who is refused is told when to
-come again. Constraint: no statement of Python meets a single message, and what is let in as a whole costs a few sums.
+One bucket counts records and one bytes. Each is filled at the rate, up to ``BURST_S`` of it. A publish is accepted
+while neither bucket is empty, and may make it negative. So a message larger than the burst is accepted too, and the
+average rate still holds. Rejected publishes are told when to retry, one after the other. With ``by_token`` each value
+of that subject token has its own buckets, at most ``MAX_BUCKETS``. The quota of a stream is divided equally among its
+partitions.
 
-Algorithm: a bucket for records and one for bytes, filled at the rate up to ``BURST_S`` of it. A publish is let in while neither is
-empty, and may take it below zero: what is owed is waited for. So a message, or a whole batch in one message, that is larger than the
-burst is let in too, and the rate holds in the long run: in t seconds at most ``rate * (BURST_S + t)`` and one message more. Of what
-came together the first ones are let in and the rest is refused, each told how long until its turn behind those before it: so they
-come again spread out, and not all at once. With ``by_token`` each value of that token of the subject has buckets of its own,
-``MAX_BUCKETS`` of them at most; those that were used last longest ago make room, and are full if they come again. What has no such
-token shares one.
-
-A stream of several partitions has its quota in equal parts: a partition's leader knows nothing of the others'.
-
-Worked example: 1,000 records a second: the bucket holds 250. 400 come at once: 250 are let in, the 251st is told 1 ms, the last 150
-ms. 100 ms later 100 more are let in.
-
-The clock may be a node's own: after a jump ahead a bucket is full, after one back it is as it was.
+Example: 1,000 records per second, so the bucket holds 250. Of 400 records at once, 250 are accepted. The 251st is told
+to wait 1 ms, the last one 150 ms.
 """
 
 from __future__ import annotations
@@ -44,7 +35,7 @@ _Indices = np.ndarray[tuple[int], np.dtype[np.intp]]
 
 
 class _Bucket:
-    """``left``: of records and of bytes; below zero: owed."""
+    """Token buckets. ``left``: records and bytes that may pass. Negative: owed."""
 
     __slots__ = ("left", "seen_ns")
 
@@ -54,7 +45,7 @@ class _Bucket:
 
 
 class Quota:
-    """Of one partition. ``rates``: of records and of bytes a second, 0: there is no bound."""
+    """Quota of one partition. ``rates``: records and bytes per second, 0: no limit."""
 
     def __init__(self, rates: tuple[float, float], by_token: int = 0) -> None:
         self.terms = rates, by_token

@@ -1,29 +1,17 @@
-"""Standby: a follower listens to the data subject too: nothing published is lost in a fail-over, nobody is left waiting. Pure.
+"""``Standby``: followers also buffer published messages, so that a failover loses none of them. Pure.
 
-Goal: a publish that reaches no leader, or one that dies with it, is stored by the next leader and answered by it: a fail-over is one
-slow ack. Constraint: a record that the log holds is not appended again [A3], order per connection stays [A4], who was told no is never
-stored [A2], and who was answered is not answered again where that can be known [A8]. Memory is bounded (``heard.py``).
+A publish that reaches no leader, or one that fails with it, is stored and acked by the next leader. When a new leader
+opens, it sorts the buffered messages in order of arrival:
 
-Algorithm: who is in the ISR and does not lead keeps what it hears. A new leader sorts it, in the order heard, when it opens:
+- in its log: acked when committed, unless the earlier leader has done it,
+- passed over: skipped. The earlier leader accepted later messages of the same connection, so storing it now would
+  change the order,
+- conditional: rejected, because the earlier leader may have rejected it already,
+- anything else: accepted as a new message. Message ids are checked then.
 
-    in its log (``recognising.py``)    answered once committed; not where the leader before it has done so
-    passed over                        left out
-    bound to a condition               told no, when that may be said: the leader before may have refused it already
-    anything else                      taken as if it had just come; message ids are looked up then
-
-Passed over means that its leader took what came after it: it was refused or dropped, or lost on its way, and appending it now would
-turn the order round. So it is where a later message of the same connection is in the log, one that was heard long after it, or one that
-came into the log long after it and was not heard at all. A connection is known by the prefix of the inboxes that answers go to.
-
-Who has been answered? HW that this node has heard of is what the leader had committed, and acks leave with the same stroke. A leader
-that is gone may have committed without a lease, or died between the two: what was committed in its last ``doubt_ns``, or within the
-longest lease that anybody may hold, is answered again.
-A second answer names the same sequence. One that lives and was deposed has answered what it committed.
-
-Sorting is done in slices, in between the node does everything else: what comes meanwhile has just come, and stands behind it.
-
-With a standby no leader tells a publisher no for a reason of its own (too few in sync, too much to do, no space): a follower has
-heard the message, and may store it as the next leader.
+Records that the earlier leader committed in its last ``doubt_ns`` get a second ack with the same sequence, because the
+first one may be lost. Sorting runs in slices. With standby, a leader rejects no publish for reasons of its own (too few
+replicas, overload, full disk), because a follower may store it as the next leader.
 """
 
 from __future__ import annotations
@@ -47,7 +35,7 @@ _NOTHING = StandbyCounters()
 
 @dataclass(slots=True, kw_only=True)
 class Standby:
-    """Of one partition on one node. ``wall_ns``: the node's wall clock."""
+    """Standby buffer and its replay for one partition on one node. ``wall_ns``: the node's wall clock."""
 
     shell: StandbyShell
     subject: str

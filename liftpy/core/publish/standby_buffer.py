@@ -1,8 +1,8 @@
-"""StandbyBuffer: what a follower has heard on the data subject, as it came, in blocks, bounded in bytes and in age. Pure.
+"""``StandbyBuffer``: the messages that a standby follower received, in blocks, limited in bytes and age. Pure.
 
-What arrives together is one block: nothing is parsed, and no Python statement meets a single message but the one that keeps it. While
-the log goes on, the oldest blocks make room: their leader has had them for the longest. While it stands still (everything that is held
-was heard after the log grew last) nobody has taken any of it, and it is the newest that find no room, so that what is kept has no gap.
+Messages that arrive together form one block and are not parsed. While the log grows, the oldest blocks are dropped
+first, because their leader has had them for the longest time. While the log does not grow, the newest messages are
+dropped, so that the buffer has no gap.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MESSAGE_BYTES = 240
 
 
 class Block(NamedTuple):
-    """What came together. ``heard_ns``: monotonic."""
+    """Messages that arrived together. ``heard_ns``: monotonic arrival time."""
 
     heard_ns: int
     messages: list[RawMessage]
@@ -27,7 +27,7 @@ class Block(NamedTuple):
 
 @dataclass(slots=True)
 class NodeHeard:
-    """What all partitions of a node hold, in bytes of memory, and how much that may be."""
+    """Memory of all standby buffers of a node, in bytes, and its limit."""
 
     bound_bytes: int
     size_bytes: int = 0
@@ -35,7 +35,7 @@ class NodeHeard:
 
 @dataclass(slots=True)
 class StandbyBuffer:
-    """Of one partition. ``bound_bytes`` of memory, ``age_ns`` for how long something is kept at most."""
+    """Standby buffer of one partition. ``bound_bytes``: memory limit. ``age_ns``: maximum age."""
 
     node: NodeHeard
     bound_bytes: int

@@ -1,19 +1,12 @@
-"""What a new leader does with what it heard while it stood by, in steps that give way to everything else. Pure.
+"""Replays the standby buffer on a new leader, in steps, and recognizes the messages that are in the log already. Pure.
 
-In columns, as publishes come: a loop of Python meets each message a few times, and makes nothing for it but what it is recognised by.
-The rules are those of ``standby.py``.
+The rules are in ``standby.py``. A record is recognized by its subject, key, headers and value. Equal records are
+counted: the buffer's first ones match those in the log. A record may appear in the log before it is received, because
+publishing and replication use different connections. This counts for ``credit_ns``, unless the log holds equal records:
+a duplicate is better than a loss.
 
-Which of the messages that a standby has heard stand in its log, and where. Pure.
-
-A record is recognised by all that it holds: subject, key, headers (a message id among them) and value. Where each lies once, that is
-an identity. Equal ones are counted: as many as the log holds are recognised, the first heard first. The log may have shown a record
-before it was heard, for the data subject and replication come by different ways: for ``credit_ns`` that counts. Where the log holds
-equal ones it does not, for who sends the same thing again and again must not have the next one swallowed: rather a duplicate than a
-loss, and each of those is counted as ambiguous.
-
-Worked example, credit 250 ms: "on" is shown at 0 s and heard at 0.1 s: recognised. "on" is shown at 0 s and another one is heard at
-2 s: that is a new one. "on" is shown at 0, 0.1 and 0.2 s, and heard at 0.05 s and at 0.25 s: the first is the one of 0.1 s, the second
-is taken for a new one.
+Example with a credit of 250 ms: "on" is in the log at 0 s and received at 0.1 s: recognized. "on" received at 2 s is a
+new record.
 """
 
 from __future__ import annotations
@@ -26,7 +19,7 @@ from itertools import repeat
 from liftpy.core.log.log import Log
 from liftpy.core.publish.acks import Publishers
 from liftpy.core.publish.dedup_window import RecentIds, Stored
-from liftpy.core.publish.message_decoder import MessageColumns, MessageDecoder, RawMessage
+from liftpy.core.publish.message_decoder import MessageColumns, MessageDecoder, RawMessage, split_at
 from liftpy.core.publish.ports import Hearing
 from liftpy.core.publish.standby_buffer import Block
 from liftpy.core.wire.batch import RecordBatch, split_batches
@@ -137,7 +130,7 @@ _SAMPLE_NS = 1_000_000
 
 @dataclass(slots=True)
 class StandbyCounters:
-    """For status and metrics; messages, since the process started."""
+    """Counters of standby messages since the process started, for status and metrics."""
 
     appended: int = 0
     """Taken as if they had just come: the log did not hold them."""
@@ -161,7 +154,7 @@ class StandbyCounters:
 
 @dataclass(slots=True)
 class FailoverBacklog:
-    """What a new leader takes over, in the order heard. ``hearing``: None once it listens in another way."""
+    """Messages that a new leader takes over, in order of arrival. ``hearing``: None when it uses another connection."""
 
     hearing: Hearing | None
     fresh: list[RawMessage] = field(default_factory=list)
@@ -178,7 +171,7 @@ def origin_of(reply: bytes, value: bytes | None) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortingRules:
-    """What sorting goes by. ``doubt_ns``: a lease, where the image does not say; ``origin`` of (reply, value)."""
+    """Rules for sorting buffered messages. ``doubt_ns``: length of a lease if the image does not say it."""
 
     doubt_ns: int
     credit_ns: int = _CREDIT_NS
@@ -190,7 +183,9 @@ class SortingRules:
 
 
 class Seen:
-    """How an offset has grown, as a follower saw it: (monotonic ns, offset), at most one a millisecond, back to ``reach_ns`` ago."""
+    """Growth of an offset as a follower saw it: (monotonic ns, offset), at most one per millisecond, back to ``reach_ns``
+    ago.
+    """
 
     def __init__(self, now_ns: int, offset: int, reach_ns: int) -> None:
         self._samples = deque(((now_ns, offset),))
@@ -250,7 +245,9 @@ class Seen:
 
 @dataclass(slots=True, kw_only=True)
 class _Step:
-    """Messages that were heard together, read. ``keys`` None: it can't be stored as it is. ``stored``: where it is in the log."""
+    """Decoded messages that arrived together. ``keys`` None: it cannot be stored as it is. ``stored``: its offset in the
+    log.
+    """
 
     heard_ns: int
     messages: Sequence[RawMessage]
@@ -267,7 +264,7 @@ class _Step:
     def is_bound(self, index: int) -> bool:
         """To a condition."""
         columns = self.columns
-        return index in columns.expected or index in columns.of_others or columns.unfit_then is not None
+        return index in columns.expected or index in columns.of_others or index in columns.unfit_then
 
     def publishers(self, index: int) -> Publishers:
         """Of the message at ``index``."""
@@ -276,7 +273,7 @@ class _Step:
 
 @dataclass(slots=True, kw_only=True)
 class StandbyReplay:
-    """One takeover. ``ends``: of the log, exclusive; ``answered_through``: up to there, inclusive, who waited has his answer."""
+    """One takeover. ``ends``: log end, exclusive. ``answered_through``: publishers up to this offset have their ack."""
 
     rules: SortingRules
     reader: MessageDecoder
@@ -305,14 +302,15 @@ class StandbyReplay:
             yield
 
     def _read(self, messages: list[RawMessage], heard_ns: int) -> Iterator[_Step]:
-        """Where one can't be stored as it is, or is a whole batch, one by one."""
+        """Read whole batches and messages that can't be stored as they are alone, and the runs between them together."""
         columns = self.reader.read(messages, self.wall_ns)
-        if len(messages) > 1 and (columns.apart or columns.unfit is not None or columns.unfit_then is not None):
-            for message in messages:
-                yield from self._read([message], heard_ns)
+        alone = columns.apart or sorted(columns.unfit.keys() | columns.unfit_then.keys())
+        if len(messages) > 1 and alone:
+            for piece in split_at(messages, alone):
+                yield from self._read(piece, heard_ns)
             return
         keys: list[Key | None]
-        if columns.unfit is not None or columns.asked is not None or columns.claim is not None:
+        if columns.unfit or columns.asked is not None or columns.claim is not None:
             keys = [None]
         elif columns.batch is not None:
             keys = [(tuple(column_keys(columns.batch.columns, repeat(columns.subjects[0]))),)]

@@ -1,20 +1,17 @@
-"""Checkpoints of derived state: ``state-<offset>`` beside a log, so that a start or a promotion replays what came since, never
-all of it.
+"""State files ``state-<offset>``: checkpoints of message ids, producers and subjects, so that a restart replays only the
+rest.
 
-Goal: what is loaded is exactly what a replay of the log below ``offset`` gives. Constraint: a file may be missing, torn, damaged, older
-than it should be, or come from another folder; the log alone is the truth, so that whatever is not proven is left out, and removed.
+A file may be missing, damaged, outdated or from another directory. The log is the truth: a file that is not proven is
+ignored and deleted. It covers the log below ``end_offset``, at most the high watermark + 1, and names the partition and
+the LeaderEpoch of its last record. The same epoch at the same offset means the same log [D5]. One CRC covers the file.
+The newest one that fits is used.
 
-Algorithm: a state covers the log below ``end_offset``, which is never above HW + 1, and is written after the HW that covers it.
-It names the partition and the LeaderEpoch of the last record that it covers: the same epoch at the same offset means the same log
-below [D5], so a log that was cut there and written again, or another's, does not fit. One CRC covers all. The newest that fits is
-taken.
-
-Producers and message ids outlive their records [A16]. So no replica drops records before a state that covers them is durable
-(``state_writer.py``), and a state still fits a log that begins at its end. A copy whose log begins above 0 first gets the state of
-its leader (``state_transfer.py``). That state covers more than the copy holds: it waits beside the log until the copy gets there.
+Producers and message ids outlive their records [A16]. So records are deleted only after a state that covers them is
+durable (``state_writer.py``). A copy whose log begins above 0 first receives the state of its leader
+(``state_transfer.py``).
 
     magic "LFDS", version, then: u16 size and the partition's name; i64 end_offset; u64 LeaderEpoch; u32 parts; of each u16 size and its
-    name, u32 version, u64 size and its bytes; CRC-32C. Little endian. A part that is not known here is passed over.
+    name, u32 version, u64 size and its bytes; CRC-32C. Little endian. Unknown parts are skipped.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ Parts = Mapping[str, tuple[int, bytes]]
 
 
 class State(NamedTuple):
-    """One file's content. ``end_offset``: exclusive; ``leader_epoch``: of the record before it."""
+    """Content of a state file. ``end_offset``: exclusive. ``leader_epoch``: LeaderEpoch of the record before it."""
 
     of: str
     end_offset: int
@@ -140,6 +137,14 @@ def decode_state(data: bytes | None) -> State | None:
     except (struct.error, UnicodeDecodeError):
         return None
     return State(of, end_offset, leader_epoch, parts) if at == len(body) else None
+
+
+def is_whole_state(data: bytes) -> bool:
+    """Whether ``data`` are all bytes of one file, of whatever version."""
+    try:
+        return decode_state(data) is not None
+    except UnknownFormatError:
+        return True
 
 
 def _text_at(body: bytes, at: int) -> tuple[str, int]:

@@ -1,17 +1,12 @@
-"""How the derived state of a partition travels to a replica whose copy of the log begins above 0 [A16]. Pure.
+"""Transfers the derived state to a replica whose copy of the log begins above 0 [A16]. Pure.
 
-Goal: a new replica knows the producers and message ids that its leader knows, also those whose records are gone. Constraint: a state
-may be large, messages are not; leaders change while it is copied.
+The new replica must know producers and message ids whose records are deleted. Before its first fetch it asks the leader
+for the state, which arrives in pieces as the bytes of a state file. The replica stores the file, fetches, and uses the
+state when its copy reaches ``end_offset``. That happens before it can be in sync [D19]. If the leader changes, it
+starts again with the new one.
 
-Algorithm: a follower that has begun its log above 0 asks for the state before it fetches its first record. The leader gives what it
-knows of its log up to HW, as the bytes of a state file (``state_file.py``), piece by piece. The follower stores the file, and fetches
-then. The state covers the log up to its ``end_offset``, which the follower uses when its copy gets there. It gets there before it can
-be in sync: HW was at least so high [D19]. Until the file is stored no fetch leaves, so that no leader takes the follower for more than
-it is. A follower that changes its leader on the way asks the next one from the beginning.
-
-A leader of an earlier version does not know the question, and is silent. So after ``ASKS`` silent questions a fetch goes in their
-place, which shows whether the leader is there. Where it answers fetches again and again, and never a question in between, the follower
-does without the state.
+A leader of an earlier version does not answer the question. After ``ASKS`` unanswered questions a fetch tests whether
+the leader is there. If it answers fetches but never the question, the replica continues without the state.
 """
 
 from __future__ import annotations
@@ -40,14 +35,16 @@ FRESH_NS = 2 * NS_PER_S
 
 
 class StateQuestion(NamedTuple):
-    """``position``: bytes that the asker has of the state that ends at ``end_offset``; 0: of none."""
+    """Request for a piece of a state. ``position``: number of bytes that the asker already has."""
 
     end_offset: int = 0
     position: int = 0
 
 
 class StatePiece(NamedTuple):
-    """``total_bytes`` 0: there is nothing that the log does not say. ``position``: of ``data`` in the state's bytes."""
+    """A piece of a state. ``total_bytes`` 0: the log alone is enough. ``position``: place of ``data`` in the state's
+    bytes.
+    """
 
     end_offset: int = 0
     total_bytes: int = 0
@@ -56,8 +53,10 @@ class StatePiece(NamedTuple):
 
 
 class StateGiver:
-    """Of a replica that serves followers and backups. ``run``: has its first argument called, in any thread, and its second one with
-    the result, where the replica lives. At most one state is held."""
+    """Sends the state of a replica to followers and backups. At most one state is held.
+
+    ``run``: calls its first argument in any thread, and its second one with the result on the replica's thread.
+    """
 
     def __init__(
         self,
@@ -118,7 +117,7 @@ class StateGiver:
 
 
 class StateTaker:
-    """Of a replica that follows."""
+    """Receives the state for a follower."""
 
     def __init__(self, derived: LogState, log: Log, of: str) -> None:
         self._derived = derived

@@ -1,10 +1,9 @@
-"""StateWriter: when the derived state of one partition is written beside its log (``state_file.py``), and what came of it.
+"""``StateWriter``: decides when the derived state of a partition is written to disk (``state_file.py``).
 
-All shells use it: ``begin`` on the loop, when a checkpoint of HW has begun; ``write`` in any thread, once that is stored. A file that
-can't be written is no failure of the log: the next start replays more.
-
-Records go only when a file says what they say of producers and message ids (``may_drop``) [A16]. Retention waits for that file, and
-for nothing else: it goes on where the file can't be written, is too large, or is not there within ``GIVE_UP_NS``.
+``begin`` runs on the event loop when a checkpoint of the high watermark begins, ``write`` in any thread after it is
+stored. A failed write is no failure of the log: the next start replays more. Records may be deleted only when a file
+holds their producers and message ids (``may_drop``) [A16]. Retention goes on without a file if it cannot be written, is
+too large, or takes longer than ``GIVE_UP_NS``.
 """
 
 from __future__ import annotations
@@ -43,11 +42,13 @@ class Pace(NamedTuple):
 
 def pace_of(config: ReplicationConfig) -> Pace:
     """As the settings say."""
-    return Pace(round(config.state_checkpoint_s * NS_PER_S), config.state_checkpoint_bytes)
+    return Pace(round(config.state_checkpoint_interval_s * NS_PER_S), config.state_checkpoint_bytes)
 
 
 class StateWriter:
-    """Of one replica. ``of``: its partition's name, with the stream's uid. ``now_ns``: the node's monotonic clock."""
+    """Writes the state of one replica. ``of``: name of its partition with the stream's uid. ``now_ns``: the node's
+    monotonic clock.
+    """
 
     def __init__(self, derived: LogState, log: Log, of: str, pace: Pace, now_ns: Callable[[], int]) -> None:
         self._derived = derived

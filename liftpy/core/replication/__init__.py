@@ -1,1 +1,4 @@
-"""Replication: one partition's replica as a pure state machine. Events in, effects out; no clock, no I/O, no payload bytes."""
+"""Replication: one replica of a partition as a pure state machine. Events go in, effects come out.
+
+There is no clock and no I/O here, and payload bytes never pass through.
+"""

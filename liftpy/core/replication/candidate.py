@@ -1,10 +1,10 @@
-"""CandidateRole: a replica that promotes itself in a proposed LeaderEpoch [protocol: Promotion].
+"""``CandidateRole``: a replica that promotes itself in a proposed LeaderEpoch [protocol: Promotion].
 
-It persists the epoch, waits until its own log is flushed, serves fetches in the new epoch, replays its log into the derived
-state, the uncommitted tail included, and reports success until the metadata names it leader. Until then it appends nothing and
-raises no HW, so that a promotion that fails leaves no trace.
+The candidate stores the epoch, waits until its log is flushed, and serves fetches in the new epoch. It replays its log,
+including the uncommitted tail, to rebuild message ids, producers and subjects. It reports success until the metadata
+names it leader. Until then it appends nothing and raises no high watermark, so a failed promotion leaves no trace.
 
-Phases: LEADER_LOG_REPLICATION (epoch and log become durable) -> LEADER_REPLAY -> LEADER_INIT (reported; waits for Online).
+Phases: LEADER_LOG_REPLICATION (epoch and log become durable), LEADER_REPLAY, LEADER_INIT (reported; waits for Online).
 """
 
 from __future__ import annotations

@@ -1,19 +1,17 @@
-"""CatchupThrottle: how fast a node's learners copy, all together. And what of an answer counts as copied.
+"""``CatchupThrottle``: limits how fast the learners of a node copy, so that publishers and readers hardly notice.
 
-Goal: those who publish and read hardly feel a copy. Constraint: a copy ends, however much is published meanwhile; and a learner that
-waits is no follower that lags: it is in no ISR, and nobody is reported for it.
-Algorithm: small pieces, and turns. A piece is small, so that no publish waits for long behind its way and its flush. Learners that are
-behind take turns, and a turn takes as long as the longest of
-    its bytes / ``bytes_per_second``,
-    the time from its fetch to the end of its flush / ``share``: where network, leader, cores or disk are busy a piece takes longer, and
-    so does the rest after it. Copies yield by themselves, to whoever it is, at whichever place is short;
-but never longer than its bytes / ``least_bytes_per_second``: it ends.
-Only the backlog counts: of an answer with ``n`` records, while the leader's HW rose by ``g``, the part (n - g) / n; and a learner asks
-for a piece and what its partition grew by. So the backlog shrinks at the rate, whatever comes on top of it; and at the log end nothing
-is put off.
+Learners copy small pieces in turns. A turn lasts as long as the longest of:
 
-Worked example: 10 MB/s, a share of 0.2. A piece of 100 kB, 1,000 records, is asked for at 5.000 s and flushed at 5.006 s; HW has not
-risen. 10 ms by its bytes, 30 ms by its time: the next learner's turn begins at 5.030 s. Had HW risen by 400, it would begin at 5.018 s.
+- its bytes / ``bytes_per_second``,
+- the time from its fetch to the end of its flush / ``share``, so that copies slow down when network, leader, CPU or
+  disk are busy.
+
+A turn never lasts longer than its bytes / ``least_bytes_per_second``, so a copy always ends. Only the backlog counts:
+of an answer with ``n`` records during which the leader's high watermark rose by ``g``, the part (n - g) / n. A learner
+at the log end is not throttled.
+
+Example: 10 MB/s and a share of 0.2. A piece of 100 kB is requested at 5.000 s and flushed at 5.006 s. Its bytes take 10
+ms, its time 30 ms, so the next turn begins at 5.030 s.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ LEAST_PIECE_BYTES = 4096
 
 @dataclass(slots=True, kw_only=True)
 class CatchupThrottle:
-    """One for a node. ``bytes_per_second`` 0: nothing is put off."""
+    """Limits the copy rate of all learners of a node. ``bytes_per_second`` 0: no limit."""
 
     bytes_per_second: int = 0
     least_bytes_per_second: int = 0
@@ -52,8 +50,8 @@ class CatchupThrottle:
 
     def change(self, config: ReplicationConfig) -> None:
         """From the next turn on as these settings say; what has been copied stays counted."""
-        self.bytes_per_second, self.share = config.copy_bytes_per_second, config.copy_share
-        self.least_bytes_per_second, self.piece_bytes = config.copy_least_bytes_per_second, config.copy_piece_bytes
+        self.bytes_per_second, self.share = config.copy_bytes_per_s, config.copy_duty_cycle
+        self.least_bytes_per_second, self.piece_bytes = config.copy_min_bytes_per_s, config.copy_fetch_bytes
         self._turn_ns = 0
 
     @property
@@ -97,7 +95,7 @@ class CatchupThrottle:
 
 @dataclass(slots=True)
 class LearnerCopy:
-    """What one learner has asked for, in which turn."""
+    """The copy requests of one learner, and its turn."""
 
     pace: CatchupThrottle
     _asked_ns: int = 0

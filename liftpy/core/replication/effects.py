@@ -1,28 +1,27 @@
-"""Effects: what the shell must do, in the imperative. ``Replica.step`` returns them in order.
+"""Effects: what the shell must do. ``Replica.step`` returns them in order.
 
-THE ORDERING CONTRACT. "On the disk" means: a power cut at this moment would leave it; under a flush policy other than ``always`` what
-is appended counts so. ``tests/conformance/test_ordering_contract.py`` holds both shells to it, by these numbers.
+THE ORDERING CONTRACT. "On disk" means: it survives a power cut. Under a flush policy other than ``always``, appended
+records count as on disk. ``tests/conformance/test_ordering_contract.py`` checks both shells, by these numbers.
 
-1. The effects of one step are carried out in order, and their synchronous parts are done before the next event is fed. An event
-   that an effect gives rise to waits for the end of the list.
-2. ``AppendBatch`` and ``AppendFetched`` have written, not flushed, when the next effect is carried out, and a flush begins by the
-   stream's policy. Followers of a leader may be served these records at once: ``SendFetchResponse`` and ``AnswerWaiter`` read up
-   to the log end, flushed or not. Nobody else hears of them yet: no publisher, no reader but of
-   uncommitted records, not the metadata group.
-3. What this replica says that it holds is on the disk: ``LogFlushed`` is fed when everything below its end offset is, and
-   ``SendFetch.offset``, ``SendAcks.through_offset``, ``ReportPromotion.newest_offset``, ``ReportLeader.newest_offset`` and
-   ``RaiseHighWatermark.high_watermark`` name nothing that it has not reported.
-4. ``SendFetchResponse``, ``AnswerWaiter`` and ``TellWaiter`` carry the HW of when they are sent. A read that fails is answered by
-   nothing: an empty response would mean "caught up". Nothing is sent where the role has changed since.
-5. ``CutLog`` and ``StartLogAfresh`` are on the disk before ``LogCut`` is fed; the core fetches nothing in between.
-6. ``PersistLeaderEpoch`` is on the disk before ``LeaderEpochPersisted`` is fed.
-7. ``RaiseHighWatermark`` is applied to the log before any later read is served. Its checkpoint may come later, and is never above
-   what is on the disk.
+1. The shell carries out the effects of one step in order, and finishes their synchronous parts before it feeds the next
+event. An event that an effect causes waits for the end of the list.
+2. ``AppendBatch`` and ``AppendFetched`` have written, but not flushed, when the next effect is carried out. A flush
+begins by the stream's policy. Followers may receive these records at once: ``SendFetchResponse`` and ``AnswerWaiter``
+read up to the log end. Publishers, readers of committed records and the metadata group do not see them yet.
+3. Positions that this replica reports are on disk. ``LogFlushed`` is fed when everything below its end offset is on
+disk. ``SendFetch.offset``, ``SendAcks.through_offset``, ``ReportPromotion.newest_offset``,
+``ReportLeader.newest_offset`` and ``RaiseHighWatermark.high_watermark`` name nothing beyond it.
+4. ``SendFetchResponse``, ``AnswerWaiter`` and ``TellWaiter`` carry the high watermark at the time of sending. A failed
+read is not answered: an empty response would mean "caught up". Nothing is sent after the role has changed.
+5. ``CutLog`` and ``StartLogAfresh`` are on disk before ``LogCut`` is fed. The core fetches nothing in between.
+6. ``PersistLeaderEpoch`` is on disk before ``LeaderEpochPersisted`` is fed.
+7. ``RaiseHighWatermark`` is applied to the log before any later read is served. Its checkpoint may come later, and is
+never above what is on disk.
 8. An effect that fails becomes an event (``StorageFailed``, ``RequestFailed``), never an exception.
 
-Offsets are inclusive, but for names with ``end_offset``: those are exclusive. ``token`` is a handle of the shell's from an event.
+Offsets are inclusive, except names with ``end_offset`` (exclusive). ``token`` is a handle of the shell from an event.
 
-EffectHandler: what a shell has to be able to do, a method per effect, named after it. ``effects.py`` says what each one means.
+``EffectHandler`` has one method per effect. A shell implements it.
 """
 
 from __future__ import annotations
@@ -40,8 +39,9 @@ from liftpy.core.replication.phases import RoleName
 
 @value
 class AppendBatch:
-    """Leader: seal the publishes under ``token`` as one batch with these stamps, and append it. Acknowledged to nobody
-    before LogFlushed."""
+    """Leader: seal the publishes under ``token`` as one batch with these timestamps, and append it. They are acked only
+    after LogFlushed.
+    """
 
     token: int
     """Of the PublishesReceived."""
@@ -89,8 +89,10 @@ class RejectPublishes:
 
 @value
 class DropPublishes:
-    """Forget the publishes under ``token`` without an answer: this replica may not speak for the partition, and the
-    one that may has heard them too, so that a negative ack could be false [A2]. Or nobody waits for one."""
+    """Drop the publishes under ``token`` without an answer.
+
+    Either they have no reply subject, or another node may have stored them, so that a negative ack could be false [A2].
+    """
 
     token: int
     """Of the PublishesReceived."""
@@ -338,7 +340,7 @@ class NotifyReplica:
 
 @value
 class ProbeReplica:
-    """Leader: ask the bus whether anybody listens for ``replica``; if nobody does, answer ReplicaAbsent."""
+    """Leader: ask NATS whether ``replica`` is connected. If it is not, answer ReplicaAbsent."""
 
     replica: str
     """Who is asked for."""
@@ -420,7 +422,7 @@ class GiveUpLeadership:
 
 @value
 class WakePartition:
-    """Leader: tell the metadata group that the pause ends; there is no answer to wait for, it is told again."""
+    """Leader: tell the metadata group that the pause ends. It is repeated, so no answer is needed."""
 
     leader_epoch: int
     """Which leadership; another one by then: nothing happens."""
@@ -502,7 +504,7 @@ class SetDeadline:
 
 @value
 class RoleChanged:
-    """For status and logs: what this replica is now."""
+    """The new role of this replica, for status and logs."""
 
     role: RoleName
     """What it is."""
@@ -559,8 +561,11 @@ Acts = dict[type[Effect], Callable[[Any], None]]
 
 
 class EffectHandler(Protocol):
-    """One replica's shell. There are three: ``sidecar.partition.executor.Executor`` on asyncio, ``SimReplica`` in
-    ``tests.sim.sim_replica``, and ``MemoryReplica`` in ``liftpy.testing.memory.replica``, for tests of applications."""
+    """The shell of one replica, with one method per effect.
+
+    There are three shells: ``sidecar.partition.executor.Executor`` on asyncio, ``SimReplica`` in
+    ``tests.sim.sim_replica``, and ``MemoryReplica`` in ``liftpy.testing.memory.replica``.
+    """
 
     def append_batch(self, effect: AppendBatch, /) -> None: ...
     def reject_publishes(self, effect: RejectPublishes, /) -> None: ...

@@ -1,11 +1,9 @@
-"""Lineage: whether what a reader has read lies on this log [R6; Kafka's KIP-320 for consumers].
+"""Checks whether the last record that a reader has read is still on this log [R6] (Kafka's KIP-320 for consumers).
 
-Committed records are lost by an unclean election only, which an operator has to command. A reader that has read some of them must be
-told: its offset may lie past the end of the new log, or, once that has grown, at a record that follows others than those it read.
-So a reader sends (offset, LeaderEpoch) of the last record that it has. Same (epoch, offset) means same prefix [D5]: if it is on
-this log, everything before it is, too. If not, only a leader with a lease, whose HW has reached its epoch's start, may say "cut".
-Nobody else can know, however new its epoch is beside the record's: a record of an old epoch may have been committed by a leader
-that came later, while a deposed one, and those that still follow it, have another record in its place.
+Only an unclean election, which an operator must command, loses committed records. A reader sends (offset, LeaderEpoch)
+of its last record. If this pair is on the log, everything before it is too [D5]. If it is not, only a leader with a
+lease whose high watermark has reached the start of its epoch may answer "truncated". Other replicas cannot know: a
+later leader may have committed the record.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from liftpy.core.replication.log_offsets import LogOffsets
 
 
 class Lineage(Enum):
-    """What was read, as seen from this log."""
+    """Result of the check of a reader's last record."""
 
     SAME = "same"
     """It lies on this log, or retention has removed the record that could tell."""
@@ -29,7 +27,9 @@ class Lineage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EpochVerdict:
-    """``end_offset``: with CUT, exclusive: at most up to here both are the same; else 0."""
+    """Verdict about a reader's last record. ``end_offset``: with CUT, the offset (exclusive) up to which both logs may
+    agree. Otherwise 0.
+    """
 
     lineage: Lineage
     end_offset: int = 0

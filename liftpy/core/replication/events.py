@@ -1,13 +1,11 @@
-"""Events: what happened, in the past tense. ``Replica.step(event, now)`` takes one at a time.
+"""Events of a replica: what happened. ``Replica.step(event, now)`` takes one at a time.
 
-Offsets are inclusive unless the name says ``end_offset`` (exclusive: the offset of the next record). ``token`` is a handle of
-the shell's (a reply subject, a buffer of payloads); the core only hands it back in an effect. Times are monotonic ns, but
-for ``*_wall_ns``. What has to be on the disk before an event may be fed: the contract in ``effects.py``.
+Offsets are inclusive unless the name says ``end_offset`` (exclusive). ``token`` is a handle of the shell, such as a
+reply subject, and the core only returns it in an effect. Times are monotonic nanoseconds, except ``*_wall_ns``.
+``effects.py`` says what must be on disk before an event may be fed.
 
-``value``: what events and effects are. Nobody changes one, which the type checker sees to.
-
-A frozen dataclass sees to it at run time, by a call for each field of each object that is made: four times the price, and a replica
-makes a dozen of them for each publish.
+Events and effects are never changed after creation. They are not frozen dataclasses, because these take four times as
+long to create.
 """
 
 from __future__ import annotations
@@ -169,7 +167,7 @@ class EpochQueryReceived:
 
 @value
 class BatchSpan:
-    """What the core needs to know of one received record batch (its CRC has been checked)."""
+    """Offsets, epoch and size of one received record batch whose CRC was checked."""
 
     base_offset: int
     """Inclusive: of its first record, there or compacted away."""
@@ -241,7 +239,7 @@ class FetchRefused:
 
 @value
 class RequestFailed:
-    """No answer to a fetch or an epoch query: time-out, no responders, disconnected, unreadable."""
+    """A fetch or an epoch query got no usable answer: timeout, no responders, disconnected, or unreadable."""
 
     request_id: int
     """Of the SendFetch or SendEpochQuery; counts only if it is the one that is waited for [D16]."""
@@ -301,7 +299,7 @@ class LogStartMoved:
 
 @value
 class StorageFailed:
-    """The log refused for good (flush error, no space, corruption). Nothing is acknowledged any more [S4, S8]."""
+    """The log has failed permanently (flush error, full disk, corruption). Nothing is acked any more [S4, S8]."""
 
     reason: str
     """For people."""
@@ -337,7 +335,7 @@ class NoticeReceived:
 
 @value
 class QuietFetchReceived:
-    """``replica`` asks, for many partitions at once, whether its fetch ``request_id`` still waits (``quiet.py``)."""
+    """A follower asks whether its fetch ``request_id`` still waits, together with many other partitions."""
 
     token: int
     """Of the question's part that is about this fetch; ConfirmQuiet names it."""
@@ -370,7 +368,7 @@ class IsrChangeAnswered:
 
 
 class Deadline(Enum):
-    """What a deadline is for; one of each kind runs at a time, setting it again replaces it."""
+    """Kind of a timer. At most one of each kind runs. Setting it again replaces it."""
 
     FETCH = "fetch"  # follower: end of the idle sleep or of a back-off
     REQUEST = "request"  # follower: no answer to the outstanding request
@@ -387,7 +385,7 @@ class Deadline(Enum):
 
 @value
 class ReplicaAbsent:
-    """Nobody listens for a replica on the bus: its process has ended, or lost its connection (answer to ProbeReplica)."""
+    """A replica is not connected to NATS: its process has ended or lost its connection (answer to ProbeReplica)."""
 
     replica: str
     """Who was asked for."""

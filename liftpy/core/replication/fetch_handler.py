@@ -1,16 +1,13 @@
-"""FetchHandler: how a leader, or a candidate in the epoch that it was proposed for, answers its followers [D11, D16-D18, D27].
+"""``FetchHandler``: answers the fetches of followers, for a leader or a candidate [D11, D16-D18, D27].
 
-Every check comes before anything moves: a request of another stream, epoch or incarnation, one that was overtaken on its way,
-or one whose (offset, epoch) is not on this log changes nothing that the commit rule looks at.
+All checks come first: a request of another stream, epoch or incarnation, an outdated one, or one whose (offset, epoch)
+is not on this log changes nothing.
 
-Followers get what is appended, flushed here or not: both flushes then run side by side. What counts for HW are flushed positions,
-this node's own included; a record that only followers have when this node loses power is in no way committed, and the next
-LeaderEpoch decides about it as about any other.
+Followers receive appended records before they are flushed here, so that both flushes run in parallel. The high
+watermark counts only flushed positions, including the leader's own.
 
-Data waiters: followers that sit at the leader's log end. Each is told once when there is more, then forgotten.
-
-A follower that ``awaits_more`` is told by a second answer to the fetch that was answered with nothing: the records themselves. Any
-other is woken, and fetches. Whoever waits for a second answer hears of a raised HW the same way, and waits on.
+A follower at the leader's log end waits. It is notified once when there are more records. A follower that sent
+``awaits_more`` receives a second answer with the records. Any other follower is woken and fetches again.
 """
 
 from __future__ import annotations
@@ -44,7 +41,7 @@ class Waiter:
 
 
 class Waiters:
-    """At most one waiter per follower."""
+    """Followers that wait for more records, at most one entry per follower."""
 
     __slots__ = ("_waiting",)
 

@@ -88,7 +88,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class StartAfresh:
-    """Nothing of the log can be kept: begin an empty one at ``start_offset``, the leader's log start [D26]."""
+    """Nothing of the log can be kept: begin an empty log at ``start_offset``, the leader's log start [D26]."""
 
     start_offset: int
 
@@ -127,7 +127,7 @@ _ALIVE = frozenset({RefusalReason.STALE_INCARNATION, RefusalReason.NOT_A_REPLICA
 
 
 class FollowerRole(ReplicaRole):
-    """A follower of ``leader`` (or of the candidate for it)."""
+    """A replica that follows one leader in one LeaderEpoch."""
 
     name = RoleName.FOLLOWER
     phase: Following
@@ -457,7 +457,7 @@ class FollowerRole(ReplicaRole):
 
     @property
     def _is_quiet(self) -> bool:
-        return self._quiet_rounds >= self.shared.config.quiet_rounds
+        return self._quiet_rounds >= self.shared.config.idle_polls_before_quiet
 
     @property
     def _may_wait_quietly(self) -> bool:
@@ -616,7 +616,7 @@ def report_leader(shared: ReplicaContext, leader_lacks: bool = False) -> ReportL
 
 
 class FetchAssembly:
-    """Of one replica."""
+    """Assembles a batch that arrives in pieces, for one replica."""
 
     def __init__(self) -> None:
         self._assembly = Assembly()

@@ -1,8 +1,7 @@
-"""FollowerProgress: the leader's view of one follower. It is SET by each fetch, not only raised [D18].
+"""``FollowerProgress``: the leader's view of one follower. Each fetch sets it, up or down [D18].
 
-A position counts only for one (LeaderEpoch, incarnation): the object lives as long as one LeaderEpoch, and forgets the position
-when the follower's node comes back as another incarnation, which may have lost what the last one flushed [D6, C12].
-Times are monotonic ns.
+A position counts only for one LeaderEpoch and one incarnation of the follower's node. If the node restarts, the
+position is forgotten, because the new process may have lost flushed records [D6, C12]. Times are monotonic nanoseconds.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ DOUBT_NS = 5 * NS_PER_S
 
 @dataclass(slots=True)
 class FollowerProgress:
-    """What the leader knows of one follower in this LeaderEpoch."""
+    """The leader's knowledge of one follower in this LeaderEpoch."""
 
     caught_up_ns: int
     """When the follower last was at the leader's log end; at first: when the leader began."""

@@ -1,15 +1,16 @@
-"""The intake: what a leader appends at once, what it holds back, and what is too much [A11, D20, L7].
+"""Limits of a leader: which publishes it appends, which it holds back, and which it rejects [A11, D20, L7].
 
-Goal: load alone costs nobody the leadership or the place in the ISR, memory stays bounded, and no publish that nobody can be told
-"no" for is lost while there is room for it. Constraint: the order of arrival stays [A4].
-Algorithm: what is appended and not committed is bounded, in bytes, for each partition and for the node: a leader that is faster than
-its followers waits for them. Beyond it, and while the ISR is too short to commit, publishes are held, as they came, and appended in
-order when there is room again. What is held is bounded too, for each partition and for the node; beyond that a publish is refused,
-or dropped where nobody waits. A partition with nothing uncommitted may always append: its next commit goes on with what it holds,
-so that no partition waits for another's.
+Load alone must not cost a leadership or a place in the ISR, memory is bounded, and the order of arrival stays. The
+limits are per partition and per node:
 
-Worked example: ``unreplicated_bytes`` 16 MiB, 12 MiB uncommitted. A batch of 6 MiB is appended (18 MiB), the next is held. HW passes
-4 MiB of it: 14 MiB, the held one is appended.
+- Appended but uncommitted bytes. Beyond the limit, or with too few replicas in sync, publishes are held in order and
+  appended later.
+- Held bytes. Beyond the limit, a publish is rejected, or dropped if it has no reply subject.
+
+A partition without uncommitted records may always append, so no partition waits for another one.
+
+Example: ``unreplicated_bytes`` is 16 MiB and 12 MiB are uncommitted. A batch of 6 MiB is appended (18 MiB). The next
+batch is held until 4 MiB are committed.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class NodeIntake:
 
 
 class InflightLimits:
-    """Of one partition, as long as one leadership lasts."""
+    """Limits of one partition during one leadership."""
 
     def __init__(self, node: NodeIntake, config: ReplicationConfig) -> None:
         self._node = node
@@ -150,14 +151,12 @@ class InflightLimits:
 
 
 class Gate:
-    """Whether a node takes more of what has arrived, while a partition is about to hold no more.
+    """Decides whether a node processes more received publishes while a partition is almost full.
 
-    It waits, and when its buffer is full the bus does: a nats-server holds a fast publisher back while somebody reads too slowly. But
-    it holds 64 MiB at most, lets each publisher go on at some 6 to 13 MiB a second, and then cuts the reader off, who loses all of
-    that uncounted. So once reading is blocked, at least ``least_rate_bytes`` a second are taken, after ``_PATIENCE_NS``, whether there
-    is room or not: what has no room is refused or dropped, and counted. That was too slow if the server has cut all the same:
-    the rate is doubled then, until calm has returned. And where nothing at all is released for ``_STUCK_NS``, everything is taken: the
-    other partitions have waited long enough.
+    The node stops reading, and nats-server then slows fast publishers down. But the server holds at most 64 MiB and
+    then closes the connection, which loses everything. So after ``_PATIENCE_NS`` at least ``least_rate_bytes`` per
+    second are processed, and publishes without room are rejected or dropped. If the server closed the connection, the
+    rate doubles. If nothing is freed for ``_STUCK_NS``, everything is processed for the sake of the other partitions.
     """
 
     def __init__(self, node: NodeIntake) -> None:

@@ -1,62 +1,37 @@
-"""The commit rule: from who has flushed what to the high watermark. Pure functions, no state.
+"""The commit rule, ISR changes and the lag policy. Pure functions and the state of one ISR change.
 
-Goal: a record at or below HW survives every election that the metadata group can hold, and is the same on each replica.
-Constraint: positions count only when they were acknowledged in the current LeaderEpoch by the follower's current incarnation
-(``progress.py`` sees to that; an unknown position is None) [D6]; HW never falls [D8]; with fewer than ``min_isr`` members in
-the ISR it does not move [D20].
+Commit rule: a committed record survives every election that the metadata group can hold. Only positions that were
+acknowledged in the current LeaderEpoch by the current incarnation of a follower count [D6]. The high watermark never
+falls [D8], and does not move with fewer than ``min_isr`` members in the ISR [D20].
 
-``isr``: a leader is elected from the ISR only, so HW is the smallest position in the MAXIMAL ISR: while an ISR change is in
-flight the old and the new set both count, since either may be the one that an election uses [C8].
+- ``isr``: the high watermark is the smallest position in the maximal ISR. While an ISR change is in flight, the old and
+  the new set both count [C8].
+- ``quorum``: it is the largest offset that a majority of the replica set has flushed, at least ``min_isr`` of them
+  [D21]. It moves only to an offset of this epoch (figure 8 of the Raft paper), or to one that every electable replica
+  has flushed in this epoch.
 
-``quorum``: a leader is elected by the best (last epoch, newest offset) of any majority of the replica set, so HW is the
-largest offset that a majority has flushed, at least ``min_isr`` of them [D21]. A majority that holds only records of EARLIER
-epochs commits nothing: a replica outside of it may hold a record of a later, failed epoch at the same offset and win the next
-election by it (the classical counter-example, figure 8 of the Raft paper). So HW moves only to an offset that lies in this
-epoch; then everything before it is committed with it.
-Or to one that EVERY replica which may be elected has flushed in this epoch: nobody is outside of it then, so that after an
-election HW reaches the log's end without another record.
+Example, ISR a b c at offsets 4, 3 and 2: the high watermark is 2. While the removal of c is in flight: still 2. With
+ISR a b: 3. Policy ``quorum``: 3 at once.
 
-Worked example, isr {a, b, c} with newest offsets a=4, b=3, c=2: HW 2. While the removal of c is in flight: still 2. Once the
-metadata shows isr {a, b}: 3. Policy quorum, majority 2 of 3: HW 3 at once, if the epoch began at or below offset 3.
+``IsrChange``: the leader's one ISR change in flight [C4]. The metadata group decides by compare-and-set on the
+partition's Epoch, so at most one attempt on an Epoch takes effect. Until the metadata shows a higher Epoch, the members
+of all attempts count.
 
-IsrChange: the leader's one ISR change in flight, and the maximal ISR while its outcome is not known [C4, C8].
+Lag policy: a follower leaves the ISR when
 
-A change may take the learner into the replica set, or a replica out of it. Until the image shows a higher Epoch the sets before and
-after it both count as well: by ``quorum`` a majority of each is needed.
+- its node is fenced, or it was not caught up for ``max_lag_time_s``, or it is more than ``max_lag_records`` behind,
+- it asks again for records that it had acknowledged (its disk lost them),
+- it holds back commits and NATS reported twice that its node is not connected, if at least ``min_isr`` members and two
+  remain,
+- its disk is far slower than the others (``slow_disk.py``), if at least ``min_isr`` members and two remain.
 
-The metadata group decides by compare-and-set on the partition's Epoch, so of all attempts made on one Epoch at most one takes
-effect. Until the image shows a higher Epoch, any of them may be the ISR that an election uses, so all their members count.
-A refusal ends an attempt only when no earlier one on the same Epoch has an unknown outcome: the refusal may mean that the
-earlier one took effect. An unsettled Epoch is settled by another attempt, which either wins or loses to the first; both
-raise the Epoch.
+Load alone removes nobody [A11]: a follower that makes progress stays ``_PATIENCE`` times as long, and stays if
+``min_isr`` needs it. A leader that receives nothing from any follower first asks for a successor, because it may itself
+be cut off. With ``quorum`` the ISR never becomes smaller than a majority.
 
-The lag policy: which ISR the leader wants. Pure functions over ``FollowerProgress``.
-
-Goal: the ISR is the set of replicas that follow; one that stopped must not hold HW for longer than ``max_lag_time_s``.
-Constraint: who joins holds everything that is or may be committed, or an election could choose it and lose records:
-at or past HW AND at or past the epoch's start, by a fetch in this LeaderEpoch under the incarnation that is live now [C6, D19].
-(A new leader's own HW lags behind the true one until HW passes the epoch's start: at or past HW alone is not enough.)
-Algorithm: leave when fenced, or not caught up for ``max_lag_time_s``, or (off by default) more than ``max_lag_records`` behind;
-or ask for what they had acknowledged, which the disk then has lost (a flipped bit in the last batch looks like a torn write, and
-recovery cuts it); or when they hold HW back and twice in a row nobody listened for them on the bus: the process has ended or lost its
-connection, and neither its session nor the lag time need be waited for. For absence alone nobody leaves unless that frees HW:
-all who hold it back are absent and go together, and as many stay as ``min.isr`` wants, two at least, so that a bus that is just
-coming back leaves no leader alone;
-Load alone shortens no ISR [A11]: a follower that makes progress is not out of sync because a fast leader is ahead of it, and the
-leader is held to a bound of what it may have uncommitted (``intake``). Such a follower stays for ``_PATIENCE`` times as long; then it
-is the follower that is too slow, and it leaves. But lag alone never removes one that makes progress and that ``min.isr`` needs: HW
-would stand still, and nothing would be gained.
-Nor is a leader that hears nobody, of two or more, left alone: it may be deaf, and could make way for nobody then. It asks for a
-successor first (``leader``), and goes on alone when none has come.
-Whose disk is far slower than the others' (``slow_flushes``) leaves, and does not join, as long as ``min.isr`` members stay without it,
-two at least; where they do not, it is welcome, slow as it is.
-Join by the constraint, and only after having caught up within ``max_lag_time_s``, so that it does not leave again at once [L8].
-
-With the commit policy ``quorum`` nobody leaves an ISR that would be smaller than a majority of the replica set: HW does not wait for
-slow members there, and an election needs that many answers from the ISR.
-
-Worked example: HW 40, epoch start 50, log end 60. A follower at newest offset 45 has log end 46 < 50: it stays out. At 49, log
-end 50, it joins (if it was caught up lately), and HW then waits for it.
+A follower joins when it is at or past the high watermark and the start of the epoch, by a fetch in this LeaderEpoch
+[C6, D19], and was caught up within ``max_lag_time_s`` [L8]. Example: high watermark 40, epoch start 50, log end 60. A
+follower at offset 45 stays out. At 49 (log end 50) it joins.
 """
 
 from __future__ import annotations

@@ -1,38 +1,26 @@
-"""LeaderRole: one partition's leader in one LeaderEpoch [protocol: Writing; Idle followers; Membership of the ISR].
+"""``LeaderRole``: the leader of one partition in one LeaderEpoch [protocol: Writing; Idle followers; Membership of the
+ISR].
 
-It gives offsets to what is published, answers fetches, moves HW by the commit rule, acknowledges, wakes idle followers and asks
-the metadata group for ISR changes. It never cuts its own log [D25], and without a current lease it appends but
-tells nobody [D22].
+It assigns offsets to published records, answers fetches, moves the high watermark, sends acks, wakes idle followers and
+asks the metadata group for ISR changes. It never truncates its own log [D25]. Without a lease it appends but sends no
+acks [D22].
 
-Phases: LEADER_REPLAY (derived state is being rebuilt; fetches are served already) -> LEADER_INIT (only while the leader before may
-still speak, see ``succession``) -> LEADER_READY <-> LEADER_NO_LEASE.
+Phases: LEADER_REPLAY (message ids, producers and subjects are rebuilt; fetches are served already), LEADER_INIT (only
+while an earlier leader may still send acks), then LEADER_READY or LEADER_NO_LEASE.
 
-Which replica a leader has go, while its partition moves. Pure functions; what leads there is in ``cluster/decisions/moving.py``.
+Removing a replica while a partition moves: the unwanted replica leaves only if enough complete copies and ``min_isr``
+members remain. With the commit policy ``quorum``, a majority of the remaining replicas must also hold everything that
+may be committed. A leader that must leave first transfers its leadership. Example: replicas a b d c, wanted a b d. With
+ISR a b d c, c leaves. With ISR a b c (d has failed), c stays, because it is the third copy.
 
-Goal: the replica that is not wanted any more goes, and the records lose neither a copy nor a majority by it.
-Constraint: nobody goes while fewer complete copies than are wanted would stay, but for one that is outside the ISR: it is no copy.
-And at least ``min.isr`` members stay, so that commits go on. By ``quorum`` any majority of the replicas elects the next leader, and
-two sets that differ by one node have a replica in common in any two of their majorities; but that says nothing of a majority that has
-lost something since: so a majority of those that stay must hold everything that is or may be committed, by what they told in
-this LeaderEpoch (as of who joins the ISR, ``lag.may_join``).
-A leader that is to go itself hands the leadership over first, under the same conditions.
+Pausing [A13]: once a leader knows of a pause, it stores nothing that arrives later.
 
-Worked example: replicas a b d c, wanted a b d, ISR a b d c: c goes. ISR a b c, for d has died again: c stays, it is the third copy.
-ISR a b d: c goes, whatever it has. Policy ``quorum``, HW 40, of a b d at 41, 17 and 39: c stays until b or d has caught up.
+- UNTIL_RESUMED: publishes are rejected with PAUSED, or dropped without a reply subject.
+- UNTIL_PUBLISH: the publish is held, and the leader asks the metadata group to resume. The publish gets a slow ack.
+- ENDING: the leader accepts publishes again and says so. Only then do standby followers buffer messages. A follower
+  that buffered earlier could store a message that the leader rejected.
 
-Pausing: what a leader does with publishes while its partition takes none [A13].
-
-Goal: once a leader knows of a pause, nothing that comes then is stored before it knows that the pause has ended; what came before is
-committed and acknowledged as ever, and reading goes on. Constraint: who was told no is never stored [A2], also by the next leader.
-
-    UNTIL_RESUMED    refused, PAUSED, by every leader; dropped and counted where nobody waits, or nobody may be told
-    UNTIL_PUBLISH    held, as while the ISR is short, and the metadata group asked to resume: a publish is one slow ack
-    ENDING           taken again; the leader says so, and followers stand by from then on
-
-Why ENDING: followers may hear of a change before the leader does. One that kept what it heard while the leader still refused would
-store it when it leads. So they listen no earlier than the leader has said that it takes publishes, and forget what they heard with each
-pause. The same holds for the settings by which publishes are refused (``liftpy.config.REFUSED_BY``): one that is altered is a pause
-that ends at once.
+A changed setting that rejects publishes (``liftpy.config.REFUSED_BY``) is a pause that ends at once.
 """
 
 from __future__ import annotations
@@ -114,7 +102,7 @@ _AGAIN_NS = 250_000_000
 
 
 class Pausing:
-    """Of one partition, as long as one leadership lasts."""
+    """The pause of one partition during one leadership."""
 
     def __init__(self, shared: ReplicaContext) -> None:
         self._shared = shared
@@ -174,13 +162,13 @@ class LeaderRole(ReplicaRole):
         self.desk = desk or FetchHandler(shared, self.leader_epoch, now_ns)
         self.isr_change = IsrChange()
         self.flushes = SlowFlushes(shared.config)
-        self._stays_until_ns = now_ns + (nanoseconds(shared.config.leader_rest_s) if shared.state.leaderships > 1 else 0)
+        self._stays_until_ns = now_ns + (nanoseconds(shared.config.min_leadership_s) if shared.state.leaderships > 1 else 0)
         self._asks_again_ns = 0  # the leadership is not handed over again before, while the replica moves away
         self._waiting_end_offset = -1  # exclusive: the flushed end when a flush was first seen under way; -1: none was
         self._waiting_ns = 0  # since when
         self.intake = InflightLimits(shared.intake, shared.config)
         self.pausing = Pausing(shared)
-        self._probe_after_ns = nanoseconds(shared.config.probe_after)
+        self._probe_after_ns = nanoseconds(shared.config.follower_ping_delay_s)
         self._lag_interval_ns = nanoseconds(shared.config.max_lag_time_s) // _LAG_CHECKS_PER_LAG_TIME
         self.was_candidate = desk is not None
         self._acked_leader_through = shared.log.newest_offset  # inclusive: SendAcks(LEADER) has gone out up to here
@@ -319,7 +307,7 @@ class LeaderRole(ReplicaRole):
 
     def _give_up_what_is_old(self, now_ns: int, out: Effects) -> None:
         """Drop what was held for longer than the stream allows, for want of an ISR or of the end of a pause; seen in a look at all."""
-        bound_ns, reason = nanoseconds(self.shared.held.config.max_held_s), RejectReason.PAUSED
+        bound_ns, reason = nanoseconds(self.shared.held.config.min_isr_hold_timeout_s), RejectReason.PAUSED
         if bound_ns and (self._is_short or self.pausing.sleeps):
             reason = RejectReason.BELOW_MIN_ISR if self._is_short else reason
             out += [self._no(old, reason, now_ns) for old in self.intake.withdraw_held_before(now_ns - bound_ns)]

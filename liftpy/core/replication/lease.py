@@ -1,29 +1,18 @@
-"""The lease: until when this node may speak for the partitions that it leads [D22].
+"""The lease: how long this node may send acks for the partitions that it leads [D22].
 
-Goal: a leader that has been replaced, but has not heard of it (paused, cut off), acknowledges nothing.
-Constraint: the metadata leader gives a node's leaderships away only when its session has ended, ``session_s`` after the last
-heartbeat that it RECEIVED. The lease runs ``lease_s < session_s`` from when that heartbeat was SENT, on this node's own
-monotonic clock, so it ends before the session does, whatever the answer's way back took. An answer counts only when the
-local image shows everything that the answer was made on (``MetadataHeard``). From feature level 5 on the answer says how long the
-lease is: whoever answered knows of no other one.
+A leader that was replaced without knowing it must not ack. The metadata leader gives its leaderships away when its
+session ends, ``session_s`` after the last heartbeat that it received. The lease lasts ``lease_s`` (shorter) from when
+that heartbeat was sent, by the node's own clock. So it ends before the session. From feature level 5 on, the heartbeat
+answer contains the length of the lease.
 
-Succession: a new leader says nothing while one before it may still speak [A2, D22, R4].
+Succession: a new leader sends nothing while an earlier leader may still ack [A2, D22, R4]. A leader that was deposed
+during its session may ack until its lease ends, ``lease_s`` after anybody learned of the change. Each replica remembers
+ended leaderships for this time. If it missed one, any other replica may have been the leader. An earlier leader no
+longer counts when its session has ended, or when it sends a request in the new epoch. So a normal failover waits for
+nothing, and a planned transfer waits for one round trip.
 
-Goal: one speaker at a time. A leader that was deposed while its session lasted (by reports of its followers, or moved by command) and
-that does not know it yet may acknowledge, refuse and answer "latest" until its lease ends.
-Constraint: its lease can only come from answers made before the change that deposed it was recorded: later ones count only with
-the image that shows the change. So it has ended ``lease_s`` after anybody heard of that change.
-The lease is the longest that anybody may hold by the image that shows the change: those from before a change of the cluster's session
-times count until that is settled.
-Algorithm: every replica remembers whose leaderships have ended, each for ``lease_s`` from when it heard. It does not take the next
-leader's word for it: leaderships may change faster than leases end, and a leader that was deposed before it opened knows
-nothing of the one before. The metadata counts the leaderships of a partition; where this replica has missed one (it was down, or
-heard only of the last of several changes), any other replica may have been the leader. A suspect is cleared when its session has
-ended (fenced, or another incarnation), or when it asks for something in the new epoch: then it has stepped down.
-So the usual fail-over, by a session that ended, waits for nothing; a planned transfer waits for one round trip.
-
-Worked example: a leads in epoch 1 and is cut off from the metadata; the leadership is moved to c (epoch 2) and at once on to b
-(epoch 3). c follows b and asks it at once, but a may speak for ``lease_s`` after b heard of epoch 2: b waits for a.
+Example: a leads in epoch 1 and is cut off from the metadata. The leadership moves to c (epoch 2) and then to b (epoch
+3). c contacts b at once, but a may ack for ``lease_s`` after b learned of epoch 2. So b waits for a.
 """
 
 from __future__ import annotations
@@ -59,7 +48,7 @@ class Lease:
 
 
 class Succession:
-    """Who led before and may still speak, as one replica knows it. Times in monotonic ns."""
+    """Earlier leaders that may still send acks, as one replica knows them. Times are monotonic nanoseconds."""
 
     __slots__ = ("_ended", "_last", "_lease_ns", "_node_id", "_suspects")
 

@@ -1,17 +1,13 @@
-"""What is given up when more is published than a node can ever take: exactly what exceeds the bounds, and it is counted [A11].
+"""Decides which publishes to drop when more arrive than the node can ever process. Drops are counted [A11].
 
-Goal: "stored and counted is sent". A nats-server holds at most 64 MiB for a connection that reads too slowly; then it cuts it, and all
-of that is lost. Constraint: from 48 MiB on the server holds fast publishers back (each to some 6 to 13 MiB a second), so that a node
-which leaves the socket alone for a while loses nothing, as long as its publishers are few; how many they are nobody tells it.
-Algorithm: from the time on when the node's own buffer is half full, the server is asked how much it holds (it answers any account about
-its own connections). What it holds now follows from what it said, what has been read since, and how fast more came between its answers.
-Up to ``limit_bytes`` the socket is left alone; what exceeds it is read, into the other half of the buffer, so that the server goes on
-holding its publishers back. Once the buffer is full, as much as is due to be read is given up of what has waited longest. A server
-that says nothing is believed to be near its end: everything is read while there is room, then ``blind_rate_bytes`` a second are taken
-or given up. And the whole is never so slow that the server's write would time out.
+nats-server buffers at most 64 MiB for a connection that reads too slowly, and then closes it. From 48 MiB on it slows
+fast publishers down. So the node first stops reading when its own buffer is half full, and asks the server how much it
+holds. Up to ``limit_bytes`` the socket is left alone. Beyond, the node reads into the other half of its buffer. When
+the buffer is full, the oldest messages are dropped. If the server does not answer, the node assumes that it is almost
+full.
 
-Worked example: the server held 53 MiB 0.03 s ago, 1 MiB has been read since, and 60 MiB a second come: 53.8 MiB by now, so 1.8 MiB are
-due: read if there is room, else as much is given up, as whole messages, and then read.
+Example: the server held 53 MiB 0.03 s ago, 1 MiB was read since, and 60 MiB/s arrive. So it holds 53.8 MiB, and 1.8 MiB
+must be read now.
 """
 
 from __future__ import annotations
@@ -39,7 +35,7 @@ _PATIENCE_NS = _NS_PER_S
 
 
 class Overflow:
-    """Of one connection; it lives longer than the connection, since what a server's bounds are is learned when it cuts."""
+    """Load shedding for one connection. It survives reconnects, because it learns the limits of the server."""
 
     def __init__(self) -> None:
         self.limit_bytes = LIMIT_BYTES

@@ -1,7 +1,7 @@
-"""LogOffsets: what the core knows of its own log. Offsets only; the bytes are the executor's.
+"""``LogOffsets``: the offsets of the replica's own log. The shell has the bytes.
 
-The core runs ahead of the disk by design: ``log_end_offset`` moves when an append is asked for, ``flushed_end_offset`` when
-``LogFlushed`` comes back. Everything that is told to anyone else is a flushed position.
+The core runs ahead of the disk: ``log_end_offset`` moves when an append is requested, ``flushed_end_offset`` when
+``LogFlushed`` arrives. Other nodes and clients only see flushed positions.
 """
 
 from __future__ import annotations

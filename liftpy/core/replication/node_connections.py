@@ -1,8 +1,7 @@
-"""Whether a node can do what its leaderships ask of it: it has several connections, and none of them shows how the others are. Pure.
+"""Decides whether a node can serve its leaderships with its current NATS connections. Pure.
 
-Goal: a leader that can't be reached makes way, and one whose connection is soon back does not. Constraint: a connection that carries
-publishes may be cut as a slow consumer under load; it is back before long, and an election would not help. Algorithm: without the
-replication connection the data path is down at once; without the one of publishes, when that has lasted for a while.
+Without the replication connection, the node is cut off at once. Without the publish connection, it is cut off only
+after a while: NATS may close it as a slow consumer under load, it reconnects soon, and an election would not help.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ GRACES_NS = {REPLICATION: 0, INGEST: INGEST_GRACE_NS}
 
 
 class DataPath:
-    """Of one node. Times are monotonic ns; each call returns whether the data path is up now if that has changed, else None."""
+    """Connection state of one node. Each call returns whether the data path is up if that has changed, else None."""
 
     def __init__(self) -> None:
         self._down_ns: dict[str, int] = {}

@@ -1,6 +1,6 @@
-"""Roles and phases of a replica, and which phase of a follower may come after which.
+"""Roles and phases of a replica, and the allowed transitions of a follower.
 
-The values are what status, logs and metrics show. A role has its own phases; which role comes when is decided in ``replica.py``.
+Status, logs and metrics show these values. ``replica.py`` decides about changes of the role.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from liftpy.errors import InvariantError
 
 
 class RoleName(StrEnum):
-    """What a replica is for its partition."""
+    """Role of a replica in its partition."""
 
     LEADER = "LEADER"
     CANDIDATE = "CANDIDATE"
@@ -39,7 +39,7 @@ class Leading(StrEnum):
 
 
 class Following(StrEnum):
-    """What a follower waits for."""
+    """Phase of a follower: what it waits for."""
 
     RECONCILING = "FOLLOWER_RECONCILE"
     RECONCILE_BACKOFF = "FOLLOWER_RECONCILE_BACKOFF"

@@ -1,11 +1,11 @@
-"""Reads: what a replica answers to a ReadRequest, up to where, and who waits [R1, R4, R6, R7, R9]. Pure, for both shells.
+"""Reads: answers a ReadRequest: which records, up to which offset, and who waits [R1, R4, R6, R7, R9]. Pure.
 
-A committed read goes up to this replica's HW, an uncommitted one (leader only) to its log end. Who asks with ``boundsOnly`` wants the
-partition's latest: a node that the metadata names as leader says it only with a lease and a HW that has reached its epoch's start
-[D8]; any other node says what it has, and that it does not lead.
+A committed read ends at this replica's high watermark, an uncommitted one (leader only) at its log end. For
+``boundsOnly`` only a leader with a lease, whose high watermark has reached the start of its epoch, gives the current
+bounds [D8]. Other nodes give what they know and say that they do not lead.
 
-A reader at the end may wait (long poll): it is answered by the next commit or when its time is over, whichever comes first. Waiting
-readers are bounded, at a partition by number and at a node in bytes; one too many is answered at once.
+A reader at the end may wait (long poll) until the next commit or its time limit. Waiting readers are limited by number
+per partition and by bytes per node. A reader beyond the limit is answered at once.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ def is_selective(request: pb.ReadRequest) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OwnFiles:
-    """What a node offers to readers on its host: ``host`` (``liftpy.client.closest_replica``) and the partition's ``folder``."""
+    """Files that a node offers to readers on its host: ``host`` and the ``folder`` of the partition."""
 
     host: str
     folder: str
 
 
 class ReadSource(Protocol):
-    """What reads need to know of their replica."""
+    """The view of a replica that reads need."""
 
     log: Log
 
@@ -168,7 +168,7 @@ class ReplicaSource:
 
 
 class ReadShell(Protocol[_Told]):
-    """What carries the answers: transport and time."""
+    """The shell of reads: sending answers, and timers."""
 
     @property
     def max_payload(self) -> int:
@@ -203,7 +203,7 @@ class _WaitingReader(Generic[Asker]):
 
 @dataclass(slots=True)
 class ReadBudget:
-    """What all the readers that wait at one node cost together, in bytes."""
+    """Memory of all waiting readers of one node, in bytes."""
 
     max_bytes: int = MAX_WAITING_BYTES
     used_bytes: int = 0

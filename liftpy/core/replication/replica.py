@@ -1,27 +1,26 @@
-"""Replica: one partition on one node. One way in, ``step(event, now_ns)``, and a list of effects out.
+"""``Replica``: one partition on one node. ``step(event, now_ns)`` returns a list of effects.
 
-The only file that changes roles:
+Only this module changes roles:
 
-    Waiting(NO_METADATA) --LogOpened, PartitionChanged--> by what the metadata says:
+    Waiting(NO_METADATA) --LogOpened, PartitionChanged--> by the metadata:
 
         status           this node is                      role
         ONLINE           the leader, registered as now     Leader      (a Candidate of the same epoch keeps its followers)
         ONLINE           another replica                   Follower of the leader
         CANDIDATE_FOUND  the candidate, registered as now  Candidate
         CANDIDATE_FOUND  another replica                   Follower of the candidate, in the proposed epoch
-        ELECTION         a replica                         Waiting     (the ISR is frozen, nobody may acknowledge)
+        ELECTION         a replica                         Waiting     (the ISR is frozen, nobody may ack)
         OFFLINE          a replica                         Waiting
         any              no replica                        Waiting
 
     any --StorageFailed--> Failed        any --StopRequested--> Stopped
 
-A change of (role, leader, LeaderEpoch) makes a new role object: nothing of an old leadership is left in it. States are taken in
-the order of their Epoch; an older one is ignored [C2]. "Registered as now": the metadata shows this process's incarnation;
-a state from before its registration names a leader that does not exist any more [C7].
+A change of (role, leader, LeaderEpoch) creates a new role object, so nothing of an old leadership remains. States apply
+in the order of their Epoch, and older ones are ignored [C2]. "Registered as now" means: the metadata shows the
+incarnation of this process [C7].
 
-WaitingRole and its kin: replicas that hold their log and serve what is committed, but neither lead nor follow.
-
-Snapshot of a replica for status pages and tests: frozen values, read by nobody who decides.
+Also here: ``WaitingRole`` and related roles (they serve committed records, but neither lead nor follow), and the
+snapshot of a replica for status pages and tests.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ from liftpy.core.replication.role import Backoff, Effects, ReplicaContext, Repli
 
 
 class WaitingRole(ReplicaRole):
-    """There is no leader, or this node is no replica, or the metadata does not show this process yet.
+    """Role without a leader: an election runs, or this node is no replica, or the metadata does not show this process yet.
 
-    In an election it tells its position once, if it may be the candidate, so that the best one can be chosen.
+    In an election it reports its position once, so that the best candidate can be chosen.
     """
 
     name = RoleName.WAITING
@@ -72,10 +71,9 @@ class WaitingRole(ReplicaRole):
 
 
 class FailedRole(ReplicaRole):
-    """The log refused for good. Nothing is appended, acknowledged or served; another replica must take over [S4, S8].
+    """Role after the log has failed. It appends, acks and serves nothing [S4, S8].
 
-    At once: a leader gives the leadership up, a follower leaves the ISR, so that nobody finds out by a time-out. What it asks for
-    may be lost, so it asks again until the metadata shows it.
+    It asks at once to give up the leadership or to leave the ISR, and repeats this until the metadata shows it.
     """
 
     name = RoleName.FAILED
@@ -151,7 +149,7 @@ class FollowerSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSnapshot:
-    """One replica at one moment."""
+    """State of one replica at one moment, for status and tests."""
 
     stream: str
     partition: int

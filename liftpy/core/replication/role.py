@@ -1,22 +1,14 @@
-"""ReplicaRole: what every role of a replica shares, and what a role does with an event that is not for it.
+"""``ReplicaRole``: the base class of all roles. It ignores or rejects events that are not for the role.
 
-A role is an object with one method per event. The base class is the answer of a replica that does not act: publishes are
-dropped in silence (another node may have appended them, so a refusal could be false [A2]), requests are refused, answers to
-requests of an earlier role are not used [D16].
+By default publishes are dropped without an answer, because another node may have stored them [A2]. Requests are
+rejected, and answers to requests of an earlier role are ignored [D16].
 
-Deadlines of one replica: which are set, so that one that fires late, early or after it was cancelled is told apart.
+Also here: deadlines of a replica (a late, early or cancelled timer is recognized), and retry pauses with jitter. The
+n-th failure in a row waits ``minimum * 2**n``, at most ``maximum``, times a factor in [0.5, 1) from a seed.
 
-Back-off with jitter from a seed: the same seed gives the same waits, two replicas give different ones.
-
-Goal: failed requests retry soon, then less and less often, and a thousand followers of a dead node do not retry together.
-Algorithm: the n-th failure in a row waits ``minimum * 2**n``, at most ``maximum``, times a factor in [0.5, 1) from splitmix64.
-
-A leader whose connection to NATS is lost, and soon back, has not heard what was published meanwhile; who stands by has. Pure.
-
-Goal: such a publish is stored and answered, as in any fail-over. Constraint: order per connection stays [A4]: once the leader has
-appended what came later, what went past it can't be appended any more. Algorithm: from the moment that its connection is lost it takes
-nothing more, and when the connection is back it hands over to a member of the ISR, as in a planned transfer: the successor sorts
-what it has heard. Where all have lost the same there is nothing to hand over for: one NATS server alone that has started anew.
+Also here: leadership transfer after a short NATS disconnect. The leader has missed publishes that a standby follower
+has received. It accepts nothing more, and when the connection is back, it transfers the leadership to an ISR member.
+The new leader stores the buffered publishes in order.
 """
 
 from __future__ import annotations
@@ -61,7 +53,7 @@ from liftpy.core.replication.phases import Phase, RoleName
 
 
 class Deadlines:
-    """At most one deadline per kind; ``at_ns`` is monotonic."""
+    """Timers of a replica, at most one per kind. ``at_ns`` is monotonic."""
 
     __slots__ = ("_at_ns",)
 
@@ -159,7 +151,7 @@ def nanoseconds(seconds: float) -> int:
 
 @dataclass(slots=True)
 class ReplicaContext:
-    """What outlives a role: the replica's identity, log, lease and what the metadata says."""
+    """State that outlives a role: identity, log, lease and metadata of the replica."""
 
     node_id: str
     incarnation: int

@@ -1,20 +1,16 @@
-"""SlowFlushes: whose disk is far slower than the others', as the leader of one LeaderEpoch knows it. Pure.
+"""``SlowFlushes``: detects replicas whose disk is far slower than the others, in one LeaderEpoch. Pure.
 
-Goal: one slow disk of several must not set the pace of every publish for ever. Constraint: it is judged by what it did over a time, and
-beside the others; one slow flush does not count, nor a time when all are slow. Availability goes before speed: nobody leaves an ISR
-that would be smaller than ``min.isr`` or have one member only (``lag.wanted_isr``), and a slow leader stays where the fast ones could
-not commit without it (``successor``).
+One slow disk must not slow down every publish. But availability comes first: nobody leaves an ISR that would become
+smaller than ``min_isr``, or have only one member.
 
-Algorithm. A follower says with each fetch how long the flush took that made its position durable, as its disk needed it, no waiting
-for a thread or the loop: load is no slow disk. The leader's own are measured alike. A flush is slow from ``slow_flush_s`` on, if it
-also took ``slow_flush_factor`` times as long as the usual one (median of the last few) of the fastest other replica. Time spent in
-slow flushes adds up, each counts for half of ``slow_flush_time_s`` at most, so that two are needed; the time since goes off with
-each that is not slow. Who has come to ``slow_flush_time_s`` is slow for ``slow_flush_out_s`` from its last slow flush on, and for
-twice as long each time that it comes to that again soon, up to 16 times: so it does not go and come in a loop. Who is outside the ISR
-is slow by one slow flush: it was, when it left an earlier leader's.
+With each fetch, a follower reports the duration of its last flush. A flush is slow if it takes at least
+``slow_flush_s`` and at least ``slow_flush_factor`` times the usual duration (a median) of the fastest other replica.
+The durations of slow flushes add up, and faster flushes reduce the sum. Each slow flush counts for at most half of
+``slow_flush_time_s``. A replica that reaches ``slow_flush_time_s`` is slow for ``slow_flush_isr_backoff_s`` after its
+last slow flush, and twice as long each time that it happens again soon, up to 16 times.
 
-Worked example with the defaults (0.2 s, 8 times, 5 s, 20 s): the others need 4 ms. A follower needs 1.5 s: after four flushes, 6 s, it
-leaves. The disk is well again: 20 s later it is back. The next time it stays out for 40 s. With 6 s a flush, two are enough: 12 s.
+Example with the defaults (0.2 s, factor 8, 5 s, 20 s): the others need 4 ms, one follower 1.5 s. After four flushes it
+leaves the ISR. Its disk recovers, and 20 s later it is back. The next time it stays out for 40 s.
 """
 
 from __future__ import annotations
@@ -31,12 +27,12 @@ _RECENT = 5
 _KNOWN_FROM = 3
 """Flushes; before that nobody is compared with it."""
 _LONGEST = 16
-"""Times ``slow_flush_out_s``."""
+"""Times ``slow_flush_isr_backoff_s``."""
 
 
 @dataclass(slots=True)
 class _Record:
-    """Of one replica; times in ns, those that end in ``at`` or ``until`` monotonic."""
+    """Flush durations of one replica, in nanoseconds."""
 
     recent: deque[int] = field(default_factory=lambda: deque(maxlen=_RECENT))
     slow_ns: int = 0
@@ -48,13 +44,13 @@ class _Record:
 
 
 class SlowFlushes:
-    """What the flushes of a partition's replicas took."""
+    """Flush durations of all replicas of a partition, and which of them are slow."""
 
     def __init__(self, config: ReplicationConfig) -> None:
         self._factor = config.slow_flush_factor
         self._least_ns = round(config.slow_flush_s * NS_PER_S)
         self._time_ns = round(config.slow_flush_time_s * NS_PER_S)
-        self._out_ns = round(config.slow_flush_out_s * NS_PER_S)
+        self._out_ns = round(config.slow_flush_isr_backoff_s * NS_PER_S)
         self._records: dict[str, _Record] = {}
 
     def flushed(self, replica: str, took_ns: int, now_ns: int, *, in_isr: bool = True) -> None:

@@ -1,19 +1,15 @@
-"""Effects: what a service wants done in the world outside, and records that it offers to its own input. Pure.
+"""Effects: actions of a service outside its state machine, and records that it offers to its own input. Pure.
 
-Goal: a state machine may do no I/O, and its state may depend on nothing but its log; yet it has to charge a card, and to know what came
-of it. Constraint: who does it may die before, while and after it is done; nobody can do it exactly once but the world itself.
+A state machine must not do I/O. It can schedule an effect: the LEADER runs ``on_effect`` after the record is committed
+and its outputs are written. The LEADER appends the result to the input, with the header ``Lift-Service-Effect:
+<service>/<number>``. The first result ends the effect on all nodes. Later ones are ignored. A new LEADER runs effects
+without a result again. So a handler runs at least once, and its result counts exactly once. The action must tolerate a
+repetition: send ``effect.id`` along.
 
-Algorithm: an effect is part of the state from the record that asked for it until the record that brings its result (``Pending``). The
-LEADER runs the handler (``on_effect``) once the record is committed and its outputs are written, and appends what it returns to the
-input, with the header ``Lift-Service-Effect: <service>/<number>``. The first such record ends the effect, on all nodes alike
-(``on_effect_result``); later ones, of a LEADER that was slow, mean nothing. A new LEADER runs again what has no result. So a handler
-runs at least once, its result counts exactly once; what it does outside has to bear a second time (send ``effect.id`` along, it is
-always the same).
+An offer is an effect without a handler: its payload is the record, and ``on_record`` receives it once.
 
-An offer is an effect without a handler: its payload is the record itself, and ``on_record`` gets it, once.
-
-Worked example: record 17 asks for effect 3. The LEADER charges the card and dies. Its successor charges again, under the same id, which
-the bank knows; record 40 says "charged". A late record of the first LEADER, 41, is passed over.
+Example: record 17 schedules effect 3. The LEADER charges the card and dies. The new LEADER charges again under the same
+id, and the bank recognizes it. Record 40 says "charged". A late result of the first LEADER, record 41, is ignored.
 """
 
 from __future__ import annotations
@@ -36,8 +32,17 @@ _MAX_DIGITS = 19
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """``number``: its place among all effects of the service; ``id``: the same over any rerun, nobody else's. ``key``: an offer's.
-    ``output_count``: outputs that have to be written before it is run."""
+    """An action outside the state machine, or an offered record.
+
+    Attributes:
+        number: Number of the effect among all effects of the service.
+        id: Unique id. It stays the same if the effect runs again.
+        name: Name that the service gave it.
+        payload: Bytes that the service gave it.
+        key: Key of an offered record.
+        is_offer: True for an offered record.
+        output_count: Number of outputs that must be written before it runs.
+    """
 
     number: int
     id: str
@@ -49,12 +54,12 @@ class Effect:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in a snapshot."""
+        """Size of the effect in a snapshot, in bytes."""
         return _ENTRY.size + len(self.name.encode()) + len(self.payload) + len(self.key or b"")
 
 
 class Pending:
-    """The effects without a result, in order. ``source``: service, stream uid and partition, as they stand in every id."""
+    """The effects without a result, in order. ``source``: prefix of every id (service, stream uid, partition)."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -70,15 +75,15 @@ class Pending:
         return iter(list(self._effects.values()))
 
     def get(self, number: int) -> Effect | None:
-        """None: it has its result, or never was."""
+        """Return an effect by number. None: it has a result, or it never existed."""
         return self._effects.get(number)
 
     def has_room(self, count: int, size_bytes: int) -> bool:
-        """Whether so many more, with so many bytes of payload, are within the bounds."""
+        """Return whether ``count`` more effects with ``size_bytes`` of payload are within the limits."""
         return len(self._effects) + count <= MAX_PENDING and self._size_bytes + size_bytes <= MAX_PENDING_BYTES
 
     def add(self, name: str, payload: bytes, key: bytes | None, *, is_offer: bool, output_count: int) -> None:
-        """One more."""
+        """Add an effect."""
         self._put(Effect(self.count, f"{self._source}/{self.count}", name, payload, key, is_offer, output_count))
         self.count += 1
 
@@ -87,7 +92,7 @@ class Pending:
         self._size_bytes += effect.size_bytes
 
     def end(self, number: int) -> None:
-        """It has its result."""
+        """Remove an effect, because it has a result."""
         effect = self._effects.pop(number, None)
         if effect is not None:
             self._size_bytes -= effect.size_bytes
@@ -110,7 +115,7 @@ class Pending:
         return b"".join(parts)
 
     def load(self, data: bytes) -> None:
-        """What ``encode`` wrote; raise CorruptionError for anything else."""
+        """Read the bytes that ``encode`` wrote. Raise CorruptionError otherwise."""
         try:
             if data:
                 (self.count,) = _COUNT.unpack_from(data)

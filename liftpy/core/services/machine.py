@@ -1,8 +1,8 @@
 """ServiceMachine: drives one Service over the records of its partition, in log order. No I/O, no clock: pure and deterministic.
 
 It holds what has to be the same on every node: position, log time, timers, the numbering of outputs, and at which positions a
-snapshot is taken: at every multiple of ``snapshot_every``, after all records below it and before anything that the record at or
-past it brings about. A snapshot is a function of the log alone.
+snapshot is taken: at every multiple of ``snapshot_interval_records``, after all records below it and before anything that the record at
+or past it brings about. A snapshot is a function of the log alone.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ServiceMachine:
         service: Service,
         identity: Identity,
         *,
-        snapshot_every: int,
+        snapshot_interval_records: int,
         outbox: Outbox | None = None,
         parameters_digest: bytes = b"",
     ) -> None:
@@ -99,9 +99,9 @@ class ServiceMachine:
         check_class(type(service))
         self.on_error = OnError(service.on_error)
         self._service = service
-        self._snapshot_every = snapshot_every
+        self._snapshot_every = snapshot_interval_records
         self._snapshot_position = 0
-        """The last multiple of ``snapshot_every`` that was passed."""
+        """The last multiple of ``snapshot_interval_records`` that was passed."""
         self._timers = LogTimers()
         self._source: _Source | None = None
         """Set while the state may change; None: emit and timers are refused."""
@@ -439,7 +439,9 @@ class ServiceMachine:
                 "emit() was called, but the class sets emits = False. Remove `emits = False`, or do not emit."
             )
         if self.outbox is None:
-            raise ServiceFailedError("emit() was called, but the service has no output stream. Start it with --output STREAM.")
+            raise ServiceFailedError(
+                "emit() was called, but the service has no output stream. Start it with --output-stream STREAM."
+            )
         count = len(source.emitted)
         output = Output(self.outbox.output_count + count, source.offset, source.index, value, key, (*headers, *_told(to)))
         if not isinstance(value, bytes) or output.size_bytes > MAX_OUTPUT_BYTES or count >= MAX_OUTPUTS_PER_CALLBACK:

@@ -1,29 +1,22 @@
-"""The outbox of a service: every output once in the output stream, over any change of leader. Pure.
+"""The outbox of a service: each output is written to the output stream exactly once. Pure.
 
-Goal: what a LEADER emitted before it died is not emitted again by its successor, and nothing in between is left out.
+The outputs of a deterministic service are a numbered sequence that follows from the log. Output n is written at offset
+n of the output partition, which belongs to this service alone. Each append names the offset that it expects, so the
+partition's leader appends it there or rejects it. It does not matter which instance sends output n, how often or how
+late. A new LEADER reads the end of the output stream and continues there. Followers read along and compare the outputs
+with their own (DivergedError).
 
-Constraint: any number of processes may believe to be LEADER for a moment, and a message of a dead one may arrive late.
+The outbox keeps outputs that are not written yet, up to a limit. A LEADER with a full outbox stops applying records. A
+follower drops the oldest outputs. If it becomes LEADER, it replays the log from a snapshot below them.
 
-Algorithm: the outputs of a deterministic service are a numbered sequence, a function of the log alone. OUTPUT n IS WRITTEN AT OFFSET n
-of the output partition, which belongs to this service alone, by an append that says the offset it expects. The partition's leader
-appends it there or refuses it. So it does not matter who sends output n, how often, or how late: it can only land at its own place,
-once. No fencing of old LEADERs and no window of message ids is needed. A new LEADER reads where the output stream ends (``learned``),
-and goes on from there; followers read along, drop what is written, and compare it with their own (DivergedError).
+Each output carries the digest of all outputs up to itself (``Lift-Output-Digest``), and so does a snapshot. If two
+instances have the same digest, all their outputs are equal. So reading one record proves a snapshot.
 
-Outputs that are not written yet are kept here, bounded. A LEADER whose outbox is full stops applying records (``full``); a follower
-drops the oldest, and as LEADER gets them again by a replay from a snapshot below them (``must_rewind``).
+Nothing is sent before the end of the output stream is known.
 
-Each output carries the digest of all outputs up to itself (``Lift-Output-Digest``), and so does a snapshot. Two services that agree
-on one digest agree on everything that they have ever emitted: contents, keys, headers, numbers. So one read of the record before a
-snapshot's outputs proves the snapshot (``proof_at``, ``prove``), and a follower compares everything although it keeps, of outputs that
-were read before it has produced them, a few digests only. ``compared_end``: below it, all outputs are proven equal.
-
-Nothing is sent and no replay is begun for outputs before the end of the output stream is known (``known``): until then every output
-looks as if nobody had written it.
-
-Worked example: the LEADER has produced outputs 0..9, its appends 0..6 are committed, 7 is in flight; it dies. Its successor reads
-that the output stream ends at 7 and sends 7, expecting offset 7. If the dead one's 7 has arrived meanwhile, it is refused, reads
-again, sees its own 7 there, and sends 8.
+Example: the LEADER has produced outputs 0..9. Its appends 0..6 are committed, 7 is in flight, and it dies. The new
+LEADER reads that the output stream ends at 7, and sends 7, expecting offset 7. If the old append 7 arrived first, the
+new one is rejected. The new LEADER reads again, finds its own output 7, and sends 8.
 """
 
 from __future__ import annotations
@@ -50,21 +43,27 @@ _SIZES = struct.Struct("<IIII")
 
 
 class OutputConflictError(LiftError):
-    """The output partition holds what this service did not write: it must belong to the service alone. Blame: the operator."""
+    """The output partition contains records of another writer. Give the service an output stream of its own."""
 
     code = "OUTPUT_CONFLICT"
 
 
 class DisprovenError(DivergedError):
-    """The snapshot that the state began from is not one of the outputs that were written: an earlier one may be. Blame: the service."""
+    """The outputs do not match the snapshot that the instance started from. An earlier snapshot may match."""
 
 
 @dataclass(slots=True)
 class Output:
-    """One output. ``number``: its place in the sequence, and its offset in the output stream.
+    """One output of a service.
 
-    ``offset`` and ``index``: the record that it came from, and which of that record's outputs it is (timers that fired before
-    the record count first). ``digest``: of all outputs up to this one, inclusive; the outbox sets it.
+    Attributes:
+        number: Number of the output, and its offset in the output stream.
+        offset: Offset of the record that it came from.
+        index: Index among the outputs of that record. Timers before the record count first.
+        value: Payload.
+        key: Key, or None.
+        headers: Pairs of name and value.
+        digest: Digest of all outputs up to this one. The outbox sets it.
     """
 
     number: int
@@ -77,12 +76,21 @@ class Output:
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes in memory and on the wire."""
+        """Approximate size in memory and on the wire, in bytes."""
         return len(self.value) + len(self.key or b"") + sum(len(n) + len(v) for n, v in self.headers) + _OVERHEAD_BYTES
 
 
 class Outbox:
-    """The outputs of one service from ``first_kept`` (inclusive) to ``output_count`` (exclusive)."""
+    """The outputs of one service that are not known to be written yet.
+
+    It holds the outputs from ``first_kept`` (inclusive) to ``output_count`` (exclusive).
+
+    Args:
+        source: Prefix of every output id (stream uid and partition).
+        service: Name of the service. Default '': none.
+        max_records: Maximum number of outputs to keep. Default 65,536.
+        max_bytes: Maximum size of the outputs to keep, in bytes. Default 32 MiB.
+    """
 
     def __init__(self, source: str, *, service: str = "", max_records: int = 65_536, max_bytes: int = 32 * 1024 * 1024) -> None:
         self.source = source
@@ -289,13 +297,13 @@ class Outbox:
         if whose and self.service and whose != self.service:
             raise OutputConflictError(
                 f"Offset {record.offset} of the output stream was written by service {whose}, but this service is "
-                f"{self.service}. Each service needs its own output stream (--output)."
+                f"{self.service}. Each service needs its own output stream (--output-stream)."
             )
         if record.offset != number or headers.get(OUTPUT_NUMBER) != b"%d" % number or not said.startswith(f"{self.source}/"):
             raise OutputConflictError(
                 f"Offset {record.offset} of the output stream contains {said or 'a foreign record'}, not output "
                 f"{number} of {self.source}. The output stream must be empty at the start and used by this service "
-                "only. Choose a new stream (--output)."
+                "only. Choose a new stream (--output-stream)."
             )
         try:
             digest = bytes.fromhex(headers.get(OUTPUT_DIGEST, b"").decode("ascii"))
@@ -304,7 +312,7 @@ class Outbox:
         if digest and len(digest) != DIGEST_SIZE_BYTES:
             raise OutputConflictError(
                 f"Offset {record.offset} of the output stream has an invalid digest header. Another program wrote to "
-                "this stream. Choose a new stream (--output)."
+                "this stream. Choose a new stream (--output-stream)."
             )
         return digest
 

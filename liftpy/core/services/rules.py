@@ -72,7 +72,7 @@ def check_outputs(service: type[Service], output_stream: str) -> None:
     if service.emits or names_emit(service):
         why = "says emits = True" if service.emits else "calls emit"
         raise ConfigError(
-            f"{service.__name__} {why}, but the service has no output stream. Set --output to a new stream with "
+            f"{service.__name__} {why}, but the service has no output stream. Set --output-stream to a new stream with "
             "as many partitions as the input. If the service emits nothing, set emits = False in the class."
         )
 

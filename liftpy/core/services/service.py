@@ -1,11 +1,12 @@
-"""Service: the class that a replicated application extends [protocol: Replicated services]. Pure.
+"""``Service``: the base class of a replicated service. Pure.
 
-A service is a deterministic state machine over the committed records of one partition. Every node runs it over the same log, so
-every node has the same state; one of them, beside the partition's leader, is LEADER, and only its outputs leave the machine.
+A service is a deterministic state machine over the committed records of one partition. Every node runs it over the same
+log, so every node has the same state. The instance next to the partition's leader is LEADER: only its outputs are
+written.
 
-Deterministic means: what ``on_record`` and ``on_timer`` do to the state and what they emit follows from the state and the record
-alone. No clock but ``now_ns`` (log time: the leader's stamp on the record), no randomness, no I/O, no environment, no order of a
-``set``; and not ``role``, which differs between the nodes.
+Deterministic means: the state and the outputs follow from the state and the record alone. Use ``now_ns`` (log time) as
+the clock. Do not use random numbers, I/O, the environment, the order of a ``set``, or ``role``, because they differ
+between nodes.
 """
 
 from __future__ import annotations
@@ -22,26 +23,29 @@ Headers = Sequence[tuple[str, bytes]]
 
 
 class Role(Enum):
-    """FOLLOWER: outputs are suppressed. LEADER: they leave, beside the partition's leader and after its promotion."""
+    """Role of a service instance. The outputs of a LEADER are written, those of a FOLLOWER are only compared."""
 
     FOLLOWER = "FOLLOWER"
     LEADER = "LEADER"
 
 
 class ServiceFailedError(LiftError):
-    """The service's own code raised, or broke a rule of the framework. Blame: the service. The state is not gone on with."""
+    """The code of the service raised an error or broke a rule. The instance stops. Fix the service."""
 
     code = "SERVICE_FAILED"
 
 
 class DivergedError(LiftError):
-    """This node's service does not do what its peers did over the same log: it is not deterministic. Blame: the service."""
+    """This instance of the service computed another result than the others from the same log.
+
+    The service is not deterministic. Fix it.
+    """
 
     code = "SERVICE_DIVERGED"
 
 
 class Surroundings(Protocol):
-    """What drives a service, as the service sees it."""
+    """The framework as the service sees it."""
 
     now_ns: int
     role: Role
@@ -49,149 +53,248 @@ class Surroundings(Protocol):
     active_version: int
 
     def emit(self, value: bytes, key: bytes | None, headers: Headers, to: str) -> None:
-        """One more output."""
+        """Add an output."""
 
     def reply(self, record: Record, value: bytes) -> None:
-        """Answer whoever sent the record."""
+        """Reply to the sender of the record."""
 
     def effect(self, name: str, payload: bytes) -> None:
-        """Have something done in the world outside."""
+        """Schedule an effect outside the state machine."""
 
     def offer(self, value: bytes, key: bytes | None) -> None:
-        """Have one more record in the input."""
+        """Append a record to the input."""
 
     def set_timer(self, name: str, at_ns: int) -> None:
         """Call ``on_timer(name)`` at a log time."""
 
     def cancel_timer(self, name: str) -> None:
-        """Don't."""
+        """Cancel a timer."""
 
 
 class Service:
-    """Extend it. All callbacks are synchronous and in log order. What ``__init__`` takes comes from ``--set`` and ``--settings``, by
-    keyword, the same on all nodes."""
+    """Base class of a replicated service. Override ``on_start``, ``on_record`` and ``take_snapshot``.
+
+    All callbacks are synchronous and run in log order. ``on_record`` and ``on_timer`` must be deterministic: no clock
+    except ``now_ns``, no random numbers, no I/O. Arguments of ``__init__`` come from ``--set`` and ``--settings``, by
+    keyword, and must be the same on all nodes.
+
+    Example:
+        from liftpy.service import Service
+
+        class Counter(Service):
+            def on_start(self, snapshot):
+                self.count = int(snapshot or 0)
+
+            def on_record(self, record):
+                self.count += 1
+                self.reply(record, b"%d" % self.count)
+
+            def take_snapshot(self):
+                return b"%d" % self.count
+    """
 
     on_error: ClassVar[str] = "stop"
-    """What happens when ``on_record`` or ``on_timer`` raises. "stop": the service ends on this node, until an operator passes over the
-    record (``liftpy service skip``). "skip": the record is undone, given to the dead-letter stream, and all nodes go on without it."""
+    """What happens if ``on_record`` or ``on_timer`` raises an error.
+
+    ``stop``: the service stops on this node until an operator skips the record (``liftpy service skip``). ``skip``: all
+    nodes undo the record, write it to the dead-letter stream and continue.
+    """
 
     emits: ClassVar[bool | None] = None
-    """Whether it has outputs, and so needs an output stream. None: it has if its code names ``emit``
-    (``liftpy.core.services.rules``)."""
+    """Whether the service has outputs, so that it needs an output stream. None: it has if its code calls ``emit``."""
 
     version: ClassVar[int] = 1
-    """Of the code, from 1 on. Code of version N also does what N - 1 did, while ``active_version`` says so: it is rolled out node by
-    node."""
+    """Version of the code, from 1. Code of version N must also behave like version N - 1 while ``active_version`` is N -
+    1. So you can roll out the code node by node.
+    """
 
     starts_in_thread: ClassVar[bool] = False
-    """Whether ``on_start`` may run in another thread than the other callbacks. A large snapshot does not hold up the event loop then.
-    No other callback is called before ``on_start`` has returned. It has no effect where there is an output stream."""
+    """Whether ``on_start`` may run in another thread, so that a large snapshot does not block the event loop. No other
+    callback runs before ``on_start`` returns. Ignored with an output stream.
+    """
 
     surroundings: Surroundings
-    """Set by the driver before ``on_start``."""
+    """The framework. It is set before ``on_start``."""
 
     # ---- to be extended ------------------------------------------------------------------------------------------------
     def on_start(self, snapshot: bytes | None) -> None:
-        """Begin with the state of a snapshot that ``take_snapshot`` made, or with none. Called once, first."""
+        """Start with the state of a snapshot, or with an empty state. Called once, first.
+
+        Args:
+            snapshot: Bytes that ``take_snapshot`` returned. None: start with an empty state.
+        """
 
     def on_record(self, record: Record) -> None:
-        """The next committed record."""
+        """Apply the next committed record to the state. Must be deterministic.
+
+        Args:
+            record: The record.
+        """
         raise NotImplementedError
 
     def on_timer(self, name: str) -> None:
-        """Log time has reached the time that ``set_timer`` was given; the timer is not set any more."""
+        """Handle a timer that is due. The timer is no longer set. Must be deterministic.
+
+        Args:
+            name: Name of the timer.
+        """
 
     def on_version(self, version: int) -> None:
-        """From here on ``active_version`` is ``version``, on all nodes: change the state to what it needs. Called at the record that
-        says so."""
+        """Convert the state to a new active version. All nodes call it at the same record.
+
+        Args:
+            version: The new active version.
+        """
 
     def on_query(self, query: bytes) -> bytes:
-        """Answer a question about the state, and change nothing: a query is no record, and other nodes do not see it.
+        """Answer a question about the state. Do not change the state.
 
-        Asked on any node, with the state as it is there: by default it holds everything that was committed when the query came
-        (``liftpy.core.services.queries``). What it raises is the answer to the query; the service goes on.
+        A query may run on any node. By default the state contains every record that was committed before the query. An
+        error is returned to the caller, and the service continues.
+
+        Args:
+            query: Bytes of the query.
+
+        Returns:
+            Bytes of the answer.
         """
         raise NotImplementedError("This service does not support queries. Define on_query in its class.")
 
     def on_effect(self, effect: Effect) -> bytes | None:
-        """Do what ``effect`` was called for, in the world outside; what it returns is the effect's result. May be ``async``.
+        """Do an action outside the state machine, such as an HTTP request. May be ``async``.
 
-        Beside the LEADER only, in a thread: it may not look at the state, nor change it; all that it needs is in ``effect.payload``.
-        It may run again, also on another node, when its process died meanwhile, or it raised, or took ``effect_timeout_s``:
-        ``effect.id`` is the same then, for the other side to tell.
+        It runs only on the LEADER, in a thread. Do not use the state: ``effect.payload`` must have everything that it
+        needs. It may run again, also on another node, if its process died, it raised an error or it took longer than
+        ``effect_timeout_s``. ``effect.id`` is the same then, so that the other side can detect the repetition.
+
+        Args:
+            effect: The effect.
+
+        Returns:
+            The result of the effect.
         """
         raise NotImplementedError("This service has no effects. Define on_effect in its class.")
 
     def on_effect_result(self, effect: Effect, result: bytes) -> None:
-        """An effect has its result: a record of the log, as any other. Called once for each effect."""
+        """Apply the result of an effect to the state. Called once per effect, on all nodes.
+
+        Args:
+            effect: The effect.
+            result: Bytes that ``on_effect`` returned.
+        """
 
     def take_snapshot(self) -> bytes | Callable[[], bytes]:
-        """The whole state as bytes, the same bytes for the same state. Timers and outputs are kept by the framework.
+        """Return the whole state as bytes. The same state must give the same bytes.
 
-        Or a function that makes them, called once, in another thread, while heartbeats and queries go on: what it reads must not
-        be changed by later records (a copy, a frozen value), nor by queries.
+        The framework saves timers and outputs itself. You may return a function instead. It is called once, in another
+        thread, while heartbeats and queries continue. Later records and queries must not change the data that it reads.
+
+        Returns:
+            The state, or a function that returns the state.
         """
         raise NotImplementedError
 
     @classmethod
     def check_snapshot(cls, state: bytes) -> None:
-        """Raise where ``on_start`` could not begin with ``state``, which ``take_snapshot`` has just made. By default: no check.
+        """Raise an error if ``on_start`` could not start with ``state``. By default there is no check.
 
-        Retention deletes the log below a snapshot. A state that this method rejects is not stored, and the log is kept. It runs in
-        another thread, and may not look at the state of an instance. ``ServiceTest.verify`` checks the same in unit tests.
+        Retention deletes the log below a snapshot. A rejected state is not stored, and the log is kept. The method runs
+        in another thread and must not use the state of an instance. ``ServiceTest.verify`` calls it in unit tests.
+
+        Args:
+            state: Bytes that ``take_snapshot`` just returned.
         """
 
     def on_role_change(self, role: Role, leader_epoch: int) -> None:
-        """For what is outside the state (a cache, a log line): the state may not depend on it."""
+        """React to a new role outside the state, for example with a log line or a cache.
+
+        Args:
+            role: The new role.
+            leader_epoch: LeaderEpoch of the partition.
+        """
 
     # ---- to be called, from on_record and (but for reply) on_timer -------------------------------------------------------------------
     def emit(self, value: bytes, *, key: bytes | None = None, headers: Headers = (), to: str = "") -> None:
-        """Give an output to the output stream: written once, in order, by whichever node's service is LEADER. ``to``: the name of a
-        route (``--route NAME=STREAM``): it is copied from there to that stream, by key where that has more partitions."""
+        """Add an output. It is written to the output stream once and in order, across failovers.
+
+        Args:
+            value: Payload.
+            key: Key of the record. Default None: no key.
+            headers: Pairs of name and value. Default (): none.
+            to: Name of a route (``--route NAME=STREAM``) that also copies the output to another stream. Default '':
+                none.
+        """
         self.surroundings.emit(value, key, headers, to)
 
     def reply(self, record: Record, value: bytes) -> None:
-        """Answer whoever sent ``record``, from ``on_record`` of that record, once: ``client.call_service`` returns it.
+        """Reply to the sender of a record. ``client.call_service`` returns the reply.
 
-        It leaves from the LEADER when the record's outputs are written. If the record has a message id (``Nats-Msg-Id``), later
-        records of the same id get the same answer, and ``on_record`` does not see them (bounds: ``liftpy.core.services.replies``).
+        Call it once, in ``on_record`` of that record. The LEADER sends the reply after the record's outputs are
+        written. Later records with the same message id get the same reply, and ``on_record`` does not see them (limits:
+        ``liftpy.core.services.replies``).
+
+        Args:
+            record: The record.
+            value: Bytes of the reply.
         """
         self.surroundings.reply(record, value)
 
     def effect(self, name: str, payload: bytes = b"") -> None:
-        """Have ``on_effect`` called on the LEADER, at least once, when this record is committed and its outputs are written; then
-        ``on_effect_result``, once, on all nodes."""
+        """Schedule ``on_effect`` on the LEADER, at least once.
+
+        It runs after this record is committed and its outputs are written. Then ``on_effect_result`` is called once on
+        all nodes.
+
+        Args:
+            name: Name of the effect.
+            payload: Everything that ``on_effect`` needs. Default: empty.
+        """
         self.surroundings.effect(name, payload)
 
     def offer(self, value: bytes, *, key: bytes | None = None) -> None:
-        """Append a record to the service's own input, once: ``on_record`` gets it like any other, later. Other services that read the
-        stream do not see it."""
+        """Append a record to the service's own input, once.
+
+        ``on_record`` receives it later like any other record. Other services that read the stream do not see it.
+
+        Args:
+            value: Payload.
+            key: Key of the record. Default None: no key.
+        """
         self.surroundings.offer(value, key)
 
     def set_timer(self, name: str, at_ns: int) -> None:
-        """Have ``on_timer(name)`` called before the first record whose log time is at or past ``at_ns``; replaces its time."""
+        """Set a timer. ``on_timer`` runs before the first record at or after the time.
+
+        Args:
+            name: Name of the timer. An existing timer of this name is replaced.
+            at_ns: Log time in nanoseconds since 1970.
+        """
         self.surroundings.set_timer(name, at_ns)
 
     def cancel_timer(self, name: str) -> None:
-        """Forget a timer; one that is not set is fine."""
+        """Cancel a timer. Does nothing if the timer is not set.
+
+        Args:
+            name: Name of the timer.
+        """
         self.surroundings.cancel_timer(name)
 
     @property
     def now_ns(self) -> int:
-        """Log time, ns since 1970; never falls."""
+        """Log time in nanoseconds since 1970. It never decreases."""
         return self.surroundings.now_ns
 
     @property
     def active_version(self) -> int:
-        """By which version records are applied here: ``version``, or the one before it."""
+        """Version of the code that applies to the current record: ``version`` or the one before."""
         return self.surroundings.active_version
 
     @property
     def role(self) -> Role:
-        """What this node's service is; for ``on_role_change`` and status, not for the state."""
+        """Role of this instance. Use it for logs and status, not for the state."""
         return self.surroundings.role
 
     @property
     def position(self) -> int:
-        """Offset of the next record: everything below it is in the state."""
+        """Offset of the next record. The state contains every record below it."""
         return self.surroundings.position

@@ -17,8 +17,6 @@ Version 4 is version 3 with sections, which stand before the application's bytes
 A file has each kind of section at most once. The order of the kinds is the writer's and means nothing to a reader. All nodes use one
 order, because they compare the bytes: PARAMETERS, EFFECTS, ANSWERS, VERSION.
 
-Version 2 has no skips: 80 identity, timers, application.
-
 All fields are functions of the log alone, so the files of all nodes are equal, byte for byte, where the application's are.
 """
 
@@ -41,34 +39,39 @@ from liftpy.errors import CorruptionError, UnknownFormatError
 MAGIC = b"LIFTSNAP"
 VERSION = 4
 _WITHOUT_SECTIONS = 3
-_WITHOUT_SKIPS = 2
-"""Is read too. Version 1 had no digest of the outputs, so that nothing could be proven by it: it is not read any more."""
+"""Versions 1 and 2 were never released: the state is replayed from the log."""
 _HEAD = struct.Struct("<8sHHI")
 _FIELDS = struct.Struct("<QQqQIIQ16sIII")
 _FIELDS_3 = struct.Struct("<QQqQIIQ16sII")
-_FIELDS_2 = struct.Struct("<QQqQIIQ16s")
 _NO_DIGEST = bytes(16)
 _TIMER = struct.Struct("<qH")
 _SECTION = struct.Struct("<HI")
-HEADER_SIZE_BYTES = _HEAD.size + _FIELDS_2.size
+HEADER_SIZE_BYTES = _HEAD.size + _FIELDS_3.size
 
 
 class Section(IntEnum):
-    """What the framework keeps beside timers and skips: only where a service uses it, so that other services' files are as before."""
+    """Optional parts of a snapshot. They are present only if the service uses the feature."""
 
     PARAMETERS = 1
-    """Digest of what the service is made with (``liftpy.core.services.rules``)."""
+    """Digest of the arguments of the service."""
     ANSWERS = 2
-    """What commands of known message ids were answered (``liftpy.core.services.replies``)."""
+    """Replies to commands with message ids."""
     EFFECTS = 3
-    """Effects and offers without a result (``liftpy.core.services.effects``)."""
+    """Effects and offers without a result."""
     VERSION = 4
-    """The active version of the service (``liftpy.core.services.versions``)."""
+    """Active version of the service."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose state it is: a service over one partition of one incarnation of a stream."""
+    """Owner of a snapshot: a service over one partition of a stream.
+
+    Args:
+        service: Name of the service.
+        stream: Name of the stream.
+        uid: Uid of the stream.
+        partition: Number of the partition.
+    """
 
     service: str
     stream: str
@@ -86,12 +89,20 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state of a service after every record below ``position``.
+    """The state of a service after all records below ``position``.
 
-    ``last_epoch``: LeaderEpoch of the last record applied: with ``position`` it names the log's prefix [D5]; 0: none.
-    ``now_ns``: log time. ``output_count``: outputs so far. ``timers``: (time, name), in order. ``output_digest``: of those outputs
-    (``liftpy.core.services.outbox``), 16 bytes; b"" when there are none. ``skips``: what was passed over so far
-    (``liftpy.core.services.bad_records``). ``sections``: (kind, bytes), each kind at most once, none of them empty.
+    Attributes:
+        identity: Owner of the state.
+        position: Offset of the next record.
+        last_epoch: LeaderEpoch of the last applied record. 0: none.
+        now_ns: Log time in nanoseconds since 1970.
+        output_count: Number of outputs so far.
+        timers: (time, name) pairs, sorted.
+        state: Bytes that the service returned.
+        output_digest: Digest of all outputs so far, 16 bytes. b"": none.
+        skips: Records and timers that were skipped.
+        sections: (kind, bytes) pairs, each kind at most once.
+        make: Function that makes ``state`` later. None: ``state`` is complete.
     """
 
     identity: Identity
@@ -105,18 +116,22 @@ class Snapshot:
     skips: tuple[Unit, ...] = ()
     sections: tuple[tuple[Section, bytes], ...] = ()
     make: Callable[[], bytes] | None = None
-    """Makes ``state``, which is empty until then; None: it is there."""
+    """Function that makes ``state``, which is empty until then. None: ``state`` is complete."""
 
     def section(self, kind: Section) -> bytes:
-        """Its bytes, b"" where there are none."""
+        """Return the bytes of a section. b"": there is none.
+
+        Args:
+            kind: Kind of the section.
+        """
         return dict(self.sections).get(kind, b"")
 
     def whole(self) -> Snapshot:
-        """The same with its state. Raises ServiceFailedError."""
+        """Return the snapshot with its state. Raises ServiceFailedError."""
         return self if self.make is None else replace(self, state=self.make(), make=None)
 
     def encode(self) -> bytes:
-        """The bytes of the snapshot's file."""
+        """Return the bytes of the snapshot file."""
         if self.make is not None:
             return self.whole().encode()
         identity = str(self.identity).encode()
@@ -160,7 +175,7 @@ def decode(data: bytes, identity: Identity) -> Snapshot:
     body = memoryview(data)[_HEAD.size :]
     if crc32c.crc32c(body) != crc:
         raise CorruptionError("The snapshot is damaged: its CRC-32C does not match. The service uses an older snapshot.")
-    if version < _WITHOUT_SKIPS:
+    if version < _WITHOUT_SECTIONS:
         raise CorruptionError(
             f"The snapshot has the old format version {version}. The service rebuilds its state from the stream."
         )
@@ -169,12 +184,12 @@ def decode(data: bytes, identity: Identity) -> Snapshot:
             f"The snapshot has format version {version}, but this version reads {VERSION}. Start the newer "
             "version of liftpy that wrote it."
         )
-    layout = {_WITHOUT_SKIPS: _FIELDS_2, _WITHOUT_SECTIONS: _FIELDS_3}.get(version, _FIELDS)
+    layout = _FIELDS if version == VERSION else _FIELDS_3
     if len(body) < layout.size or (version == VERSION and not layout.unpack_from(body)[-1]):
         raise CorruptionError("The snapshot is damaged: it ends inside its header. The service uses an older snapshot.")
     fields = layout.unpack_from(body)
     position, last_epoch, now_ns, output_count, timer_count, timers_size, state_size, digest = fields[:8]
-    skip_count, skips_size, sections_size = (*fields[8:], 0, 0, 0)[:3]
+    skip_count, skips_size, sections_size = (*fields[8:], 0)[:3]
     rest = bytes(body[layout.size :])
     if len(rest) != identity_size_bytes + timers_size + skips_size + sections_size + state_size:
         raise CorruptionError(

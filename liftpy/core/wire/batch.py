@@ -135,7 +135,18 @@ class BatchHeader(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One record, for a user's callback. ``value`` None: a tombstone. ``headers``: names may repeat, in their order."""
+    """One record of a stream.
+
+    Attributes:
+        offset: Offset in the partition.
+        timestamp_ns: Time at which the leader appended it, in nanoseconds since 1970.
+        key: Key, None without one.
+        value: Payload. None is a tombstone.
+        headers: Pairs of name and value, in order. Names may repeat.
+        subject: NATS subject on which it was published, '' if it is not known.
+        reply: Reply subject of the publisher, None without one.
+        leader_epoch: LeaderEpoch of the leader that appended it.
+    """
 
     offset: int
     timestamp_ns: int
@@ -147,11 +158,20 @@ class Record(NamedTuple):
     leader_epoch: int
 
     def header(self, name: str, default: bytes | None = None) -> bytes | None:
-        """The value of the first header of that name (its case counts), or ``default``."""
+        """Return the value of the first header with a name.
+
+        Args:
+            name: Name of the header. Upper and lower case differ.
+            default: Value if there is no such header. Default None.
+        """
         return next((value for held, value in self.headers if held == name), default)
 
     def header_values(self, name: str) -> list[bytes]:
-        """The values of all headers of that name, in their order."""
+        """Return the values of all headers with a name, in order.
+
+        Args:
+            name: Name of the header. Upper and lower case differ.
+        """
         return [value for held, value in self.headers if held == name]
 
 

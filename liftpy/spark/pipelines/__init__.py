@@ -1,5 +1,4 @@
-"""Pipelines over streams: from a stream into a table (archive), back into a stream (replay), the latest of each key (compact); whether
-replicas agree (audit), what there was over time (stats).
+"""Pipelines over streams: archive to a table, replay from it, compact, audit replicas, statistics.
 
-Each is a function, and a command ``liftpy spark ...``. pyspark, deltalake, pyiceberg and matplotlib are imported when they are called.
+Each is a function and a command ``liftpy spark ...``. pyspark, deltalake, pyiceberg and matplotlib are imported on use.
 """

@@ -38,20 +38,37 @@ DEFAULT_BATCH_RECORDS = 5_000_000
 _QUERY_ID = "sql.streaming.queryId"
 _POLL_S = 1
 STARTS = 5
-"""So often a query is begun that Spark could not start for want of time, without a micro-batch in between."""
+"""Maximum number of starts of a query that Spark could not start in time, without a micro-batch in between."""
 _NOT_FOR_USERS = ("stream", "subscribe", "subscribePattern", "assign", "path", "columns", "includeHeaders")
 NEEDED = ("stream", "partition", "offset")
-"""Columns without which nobody could tell where an archive ends and its stream begins."""
+"""Columns that an archive must have to continue into its stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchivePlan:
-    """What is archived, and where to.
+    """What ``archive`` writes, and where to.
 
-    ``streams``: by name. ``table``: a folder that the driver and all executors have under one path. ``kind``: of the table, '' what it
-    is, or delta. ``checkpoint``: of the query, '' in the table's folder. ``columns``: '' all, with headers. ``every_s``: between the
-    starts of micro-batches. ``batch_records``: of one at most. ``tasks``: at least so many share it, 0: as many as Spark runs at once.
-    ``orphan_age_s``: how old files of dead attempts are before they are removed. ``source``: further options of the format ``liftpy``.
+    Args:
+        streams: Names of the streams.
+        table: Directory of the table. The driver and all executors must see it under the same path.
+        kind: Format of the table: ``delta`` or ``iceberg``. Default '': the format of the existing table, or delta.
+        checkpoint: Directory of the query's checkpoint. Default '': ``_checkpoint`` in the table's directory.
+        columns: Columns, comma separated. Default '': all, with headers.
+        compression: ``zstd`` (default), ``snappy``, ``lz4`` or ``none``.
+        every_s: Interval of micro-batches, in seconds. Default 10.
+        batch_records: Maximum number of records in a micro-batch. Default 5,000,000.
+        tasks: Minimum number of tasks per micro-batch. Default 0: as many as Spark runs at once.
+        orphan_age_s: Age at which files of failed attempts are deleted, in seconds. Default 3600.
+        source: More options of the format ``liftpy``, such as ``nats``. Default: none.
+
+    Raises:
+        ConfigError: A value is not allowed.
+
+    Example:
+        from liftpy.spark import ArchivePlan, archive
+
+        plan = ArchivePlan(streams=("orders",), table="/data/orders")
+        print(archive(spark, plan), "records")
     """
 
     streams: tuple[str, ...]
@@ -87,17 +104,17 @@ class ArchivePlan:
 
     @property
     def checkpoint_folder(self) -> Path:
-        """Of the query."""
+        """Directory of the query's checkpoint."""
         return Path(self.checkpoint or Path(self.table) / "_checkpoint").expanduser().absolute()
 
     @property
     def resumed(self) -> bool:
-        """Whether the query has begun: it goes on from its checkpoint, and where it would begin does not matter."""
+        """Whether the query started before. It then continues from its checkpoint."""
         offsets = self.checkpoint_folder / "offsets"
         return offsets.is_dir() and any(path.name.isdigit() for path in offsets.iterdir())
 
     def options(self) -> dict[str, str]:
-        """Of the source, as it begins."""
+        """Return the options of the source."""
         chosen = {"startingOffsets": "earliest", "includeHeaders": "true", "maxOffsetsPerTrigger": str(self.batch_records)}
         if self.columns:
             chosen |= {"columns": self.columns, "includeHeaders": "false"}
@@ -110,8 +127,17 @@ def _names(columns: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archived:
-    """A micro-batch that is in the table. ``version``: of the table, -1: it was there already. ``ends``: offsets up to which the table
-    now has each partition of it, exclusive. ``took_s``: since it began."""
+    """A micro-batch that is in the table.
+
+    Attributes:
+        batch: Number of the micro-batch.
+        files: Number of files.
+        record_count: Number of records.
+        size_bytes: Size of the files, in bytes.
+        version: Version of the table. -1: the micro-batch was in the table already.
+        took_s: Duration in seconds.
+        ends: (stream, partition) -> offset (exclusive) up to which the table has the partition.
+    """
 
     batch: int
     files: int
@@ -123,14 +149,19 @@ class Archived:
 
     @property
     def repeated(self) -> bool:
-        """Whether it was in the table before."""
+        """Whether the micro-batch was in the table already."""
         return self.version < 0
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What an archive would do. ``starts``: where it goes on; ``waiting``: records that are committed from there on; ``orphans``: files
-    that it would remove."""
+    """What ``archive`` would do.
+
+    Attributes:
+        starts: (stream, partition) -> offset to continue at.
+        waiting: Number of committed records from there on.
+        orphans: Files that it would delete.
+    """
 
     starts: dict[tuple[str, int], int]
     waiting: int
@@ -180,9 +211,22 @@ class _Committing:
 def start_archive(
     spark: SparkSession, plan: ArchivePlan, *, once: bool = False, tell: Callable[[Archived], None] = lambda done: None
 ) -> StreamingQuery:
-    """Begin, or go on. ``once``: up to what is committed now. ``tell``: called for each micro-batch, on the driver, by another thread.
+    """Start or continue an archive and return its streaming query.
 
-    Raises ConfigError, NotFoundError, UnavailableError, DataLossError.
+    Args:
+        spark: The Spark session.
+        plan: What to archive, and where to.
+        once: If True, stop at the records that are committed now. Default False: run forever.
+        tell: Function that is called after each micro-batch, on the driver, by another thread.
+
+    Returns:
+        The running query.
+
+    Raises:
+        ConfigError: An option is not allowed.
+        NotFoundError: No such stream.
+        UnavailableError: The cluster did not answer in time.
+        DataLossError: Retention deleted records that were not archived yet.
     """
     from liftpy.spark.pipelines.archive_source import COMPRESSION, FORMAT, ROOT, ManifestDataSource
 
@@ -212,10 +256,24 @@ def start_archive(
 def archive(
     spark: SparkSession, plan: ArchivePlan, *, once: bool = True, tell: Callable[[Archived], None] = lambda done: None
 ) -> int:
-    """Archive what is committed now, or with ``once=False`` for ever; how many records were put into the table.
+    """Archive streams into a Delta or Iceberg table, each record exactly once.
 
-    Raises what the query failed with, as the LiftError that it was; one that Spark could not start is begun again, STARTS times at
-    most.
+    Args:
+        spark: The Spark session.
+        plan: What to archive, and where to.
+        once: If True (default), stop at the records that are committed now. False: run forever.
+        tell: Function that is called after each micro-batch.
+
+    Returns:
+        Number of records that were added to the table.
+
+    Raises:
+        LiftError: The error that ended the query.
+
+    Example:
+        from liftpy.spark import ArchivePlan, archive
+
+        archive(spark, ArchivePlan(streams=("orders",), table="/data/orders"))
     """
     records, starts = 0, 0
 
@@ -246,7 +304,11 @@ def _run(query: StreamingQuery) -> None:
 
 
 def outlook(plan: ArchivePlan) -> Outlook:
-    """What ``archive`` would do; nothing is written, and no Spark is needed."""
+    """Return what ``archive`` would do. Write nothing. Needs no Spark.
+
+    Args:
+        plan: What to archive, and where to.
+    """
     table = table_at(plan.table, plan.kind)
     options = SourceOptions.parse(plan.options())
     views = Catalog(link_to(options.access), options).views()

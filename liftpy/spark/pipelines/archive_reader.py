@@ -1,7 +1,8 @@
-"""An archive and its live stream as one DataFrame: the table up to where it ends, the stream from there on.
+"""Read an archive, alone or together with its live stream, as one DataFrame.
 
-The table is read at one version, so that its files and the ends of its partitions belong together: there is no gap and no overlap,
-however far the archive gets meanwhile. Where retention has taken what is not archived yet, that is DATA_LOSS.
+The table is read at one version, and the stream continues where that version ends. So there is no gap and no overlap,
+even if the archive grows meanwhile. If retention deleted records that are not archived, the read fails with
+``DATA_LOSS``.
 """
 
 from __future__ import annotations
@@ -24,16 +25,41 @@ if TYPE_CHECKING:
 
 
 def archived(spark: SparkSession, table: str, stream: str = "") -> DataFrame:
-    """What the table has, of one stream or of all; as it is now, whatever is added later."""
+    """Return the records in the table as a DataFrame, at its current version.
+
+    Args:
+        spark: The Spark session.
+        table: Directory of the table.
+        stream: Only records of this stream. Default '': all.
+
+    Example:
+        from liftpy.spark import archived
+
+        archived(spark, "/data/orders").count()
+    """
     state = state_of(table_at(table))
     return _rows(spark, state.files, stream)
 
 
 def whole(spark: SparkSession, table: str, stream: str, options: Mapping[str, str] | None = None) -> DataFrame:
-    """All records of ``stream``: those in the table, and those behind them that are committed at the DataFrame's first action.
+    """Return all records of a stream: those in the table and the newer ones in the stream.
 
-    ``options``: of the format ``liftpy`` (``nats``...). The columns are the table's. Raises NotFoundError where the table does not have
-    this stream, or has one of that name that was deleted since.
+    The DataFrame ends at the records that are committed at its first action. It has the columns of the table.
+
+    Args:
+        spark: The Spark session.
+        table: Directory of the table.
+        stream: Name of the stream.
+        options: Options of the format ``liftpy``, such as ``nats``. Default None.
+
+    Raises:
+        NotFoundError: The table has no records of this stream, or the stream was deleted and created again.
+        DataLossError: Retention deleted records that are not in the table.
+
+    Example:
+        from liftpy.spark import whole
+
+        whole(spark, "/data/orders", "orders").count()
     """
     given = {**(options or {}), "stream": check_archived(stream)}
     source = SourceOptions.parse(given)

@@ -296,10 +296,29 @@ def audit(
     tasks: int = DEFAULT_TASKS,
     internal: bool = False,
 ) -> AuditReport:
-    """Compare the replicas of ``wanted``; of a pattern, those of the cluster's own streams only if ``internal``.
+    """Compare the replicas of partitions record by record.
 
-    ``spark``: audit in its executors; None: in this process, ``tasks`` pieces at a time. ``patience_s``: how long a replica may not
-    answer until it counts as away. Raises NotFoundError, UnavailableError where the cluster does not say what there is, ConfigError.
+    Args:
+        access: How to reach the cluster.
+        wanted: Streams and partitions.
+        spark: Run in the executors of this session. Default None: in this process.
+        patience_s: Time without an answer until a replica counts as unreachable, in seconds (0.1 to 3600). Default 10.
+        tasks: Number of tasks that run at once.
+        internal: If True, a pattern also selects internal streams. Default False.
+
+    Returns:
+        The report. ``report.first`` is the first difference, None if all replicas agree.
+
+    Raises:
+        NotFoundError: No such stream.
+        UnavailableError: The metadata group did not answer in time.
+        ConfigError: An argument is not allowed.
+
+    Example:
+        from liftpy.spark import Access, Selection, audit
+
+        report = audit(Access(), Selection(streams=("orders",)))
+        assert report.is_proven and report.first is None
     """
     if not 0.1 <= patience_s <= 3600:
         raise ConfigError(f"patience_s = {patience_s} (--patience) is outside 0.1..3600. Choose a value in this range.")

@@ -114,18 +114,22 @@ class PartitionAudit:
 
 @dataclass(slots=True)
 class AuditReport:
-    """An audit of some partitions."""
+    """Result of an audit.
+
+    Attributes:
+        partitions: Result of each partition.
+    """
 
     partitions: list[PartitionAudit] = field(default_factory=list)
 
     @property
     def findings(self) -> list[AuditFinding]:
-        """All of them, in the order of stream, partition, offset."""
+        """All differences, sorted by stream, partition and offset."""
         return sorted(found for one in self.partitions for found in one.findings)
 
     @property
     def first(self) -> AuditFinding | None:
-        """The first difference, None where replicas agree."""
+        """The first difference. None: all replicas agree."""
         return next(iter(self.findings), None)
 
     @property
@@ -134,7 +138,7 @@ class AuditReport:
         return all(one.is_proven for one in self.partitions)
 
     def to_json(self) -> dict[str, Any]:
-        """For machines: plain values."""
+        """Return the report as plain values."""
         first = self.first
         return {
             "agrees": first is None,

@@ -40,9 +40,24 @@ _WRITTEN = pa.schema([("path", pa.string()), ("size_bytes", pa.int64()), ("recor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactPlan:
-    """``stream``: whose records; ``output``: the folder of the table with the latest of each key; ``kind``: its format if it is new, as
-    of ``tables.FORMATS``, '': delta; ``table``: an archive of the stream, from which is read what it has, '': all from the stream.
-    ``anew``: everything again, not only what is new. ``source``: options of the format ``liftpy``."""
+    """What ``compact`` reads and writes.
+
+    Args:
+        stream: Name of the stream.
+        output: Directory of the table with the latest record of each key.
+        kind: Format of a new table: ``delta`` or ``iceberg``. Default '': delta.
+        table: Directory of an archive of the stream to read from. Default '': read all from the stream.
+        anew: If True, process everything again. Default False: only new records.
+        source: More options of the format ``liftpy``, such as ``nats``. Default: none.
+
+    Raises:
+        ConfigError: A value is not allowed.
+
+    Example:
+        from liftpy.spark import CompactPlan, compact
+
+        compact(spark, CompactPlan(stream="orders", output="/data/latest-orders"))
+    """
 
     stream: str
     output: str
@@ -57,7 +72,7 @@ class CompactPlan:
             raise ConfigError("The output is the same table as the archive. Choose another directory (--output).")
 
     def options(self) -> SourceOptions:
-        """Of the source, checked."""
+        """Return the checked options of the source."""
         options = SourceOptions.parse({**self.source, "stream": self.stream})
         if options.starting is not None or options.ending is not None:
             raise ConfigError(
@@ -68,10 +83,20 @@ class CompactPlan:
 
 @dataclass(frozen=True, slots=True)
 class CompactStep:
-    """What a run reads: of each partition [``starts``, ``cuts``) from the archive and [``cuts``, ``ends``) from the stream, and what it
-    folds that into: ``before``, None: nothing. ``has_gaps``: the stream itself is compacted. It is read on past ``ends`` then, up to
-    where its compaction has looked, so that no key is missing [R11]; the next run reads what is past ``ends`` once more.
-    ``read``: of the partitions of which the tables have records, up to where."""
+    """What one run reads.
+
+    Of each partition, offsets [``starts``, ``cuts``) come from the archive and [``cuts``, ``ends``) from the stream.
+
+    Attributes:
+        starts: (stream, partition) -> first offset.
+        cuts: (stream, partition) -> first offset that is read from the stream.
+        ends: (stream, partition) -> end offset, exclusive.
+        uid: Uid of the stream.
+        before: State of the output before the run. None: it is empty.
+        archive: State of the archive. None: there is none.
+        has_gaps: True if the stream itself is compacted. The run then reads past ``ends``, so that no key is missing.
+        read: (stream, partition) -> offset up to which the tables have read it.
+    """
 
     starts: dict[tuple[str, int], int]
     cuts: dict[tuple[str, int], int]
@@ -84,13 +109,20 @@ class CompactStep:
 
     @property
     def waiting(self) -> int:
-        """Records, or offsets of them."""
+        """Number of offsets to read."""
         return sum(end - self.starts[key] for key, end in self.ends.items())
 
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """``read``: offsets that were new. ``keys``: in the table now. ``version``: of the table, -1: nothing was new."""
+    """The result of a run.
+
+    Attributes:
+        read: Number of new offsets.
+        keys: Number of keys in the table.
+        size_bytes: Size of the table, in bytes.
+        version: Version of the table. -1: nothing was new.
+    """
 
     read: int
     keys: int
@@ -101,7 +133,7 @@ class Compacted:
 def steps_of(
     views: Views, before: Mapping[str, int], archived: Mapping[str, int]
 ) -> tuple[dict[tuple[str, int], int], dict[tuple[str, int], int], dict[tuple[str, int], int]]:
-    """(starts, cuts, ends) of a run, by partition. ``before``, ``archived``: the marks of the output and of the archive."""
+    """Return (starts, cuts, ends) of a run from the marks of the output and of the archive."""
     ends = {key: view.end_offset for key, view in views.items()}
     starts, cuts = {}, {}
     for key, view in views.items():
@@ -113,20 +145,31 @@ def steps_of(
 
 
 def check_deletes(views: Views, read: Mapping[tuple[str, int], int]) -> None:
-    """Raise DataLossError where delete markers may be gone that no table has read. ``read``: by partition, up to where tables have
-    read it."""
+    """Raise DataLossError if compaction deleted tombstones that no table has read. ``read``: offset up to which tables
+    have read each partition.
+    """
     for (stream, partition), end in read.items():
         deletes_end = views[stream, partition].deletes_end
         if deletes_end > end:
             raise DataLossError(
                 f"{stream}/{partition} was read up to {end}, but tombstones below {deletes_end} no longer exist. The "
-                "table may contain deleted keys. Run once with --anew and without --table. Then run more often than "
+                "table may contain deleted keys. Run once with --rebuild and without --table. Then run more often than "
                 "delete_retention_s, or increase that setting."
             )
 
 
 def next_step(plan: CompactPlan, output: Table) -> CompactStep:
-    """What ``compact`` would do; nothing is written. Raises NotFoundError, ConfigError, UnavailableError."""
+    """Return what ``compact`` would do. Write nothing.
+
+    Args:
+        plan: What to read and write.
+        output: The output table.
+
+    Raises:
+        NotFoundError: No such stream, or the table has records of another stream.
+        ConfigError: The table has other columns.
+        UnavailableError: The cluster did not answer in time.
+    """
     views = _views(plan)
     uid = next(iter(views.values())).uid
     marks = {end_mark(*key) for key in views} | {uid_mark(plan.stream, uid)}
@@ -158,8 +201,26 @@ def _views(plan: CompactPlan) -> Views:
 
 
 def compact(spark: SparkSession, plan: CompactPlan, tell: Callable[[CompactStep], None] = lambda step: None) -> Compacted:
-    """One run. ``tell``: what it will do. Raises as ``next_step``, FencedError where another run was faster, DataLossError where
-    retention took what was not compacted yet."""
+    """Update a table with the latest record of each key.
+
+    Args:
+        spark: The Spark session.
+        plan: What to read and write.
+        tell: Function that is called with the planned step before it runs.
+
+    Returns:
+        The result of the run.
+
+    Raises:
+        NotFoundError: No such stream, or the table has records of another stream.
+        FencedError: Another run has changed the table.
+        DataLossError: Retention deleted records that were not compacted yet.
+
+    Example:
+        from liftpy.spark import CompactPlan, compact
+
+        compact(spark, CompactPlan(stream="orders", output="/data/latest-orders"))
+    """
     table = table_at(plan.output, plan.kind)
     step = next_step(plan, table)
     tell(step)

@@ -131,17 +131,29 @@ _SLOWEST_BYTES_S = 100_000
 _LOOK_EVERY_S = 2.0
 _BATCH_ROWS = 16_384
 MAX_RECORDS = 1 << 32
-"""Of a share: producers number records with 32 bits."""
+"""Maximum number of records in a part: producers number records with 32 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPlan:
-    """What is replayed, and where to.
+    """What ``replay`` writes, and where to.
 
-    ``stream``: whose records; ``table``: the archive that has them, '' the stream itself. ``target``: the stream that gets them.
-    ``name``: of this replay: run again under it, it writes nothing twice. ``keep_partitions``: a record goes to the partition that it
-    has; else to that of its key. ``rate``: records a second over all tasks, 0: as fast as it goes. ``source``: options of the format
-    ``liftpy`` (``nats``, ``startingOffsets``, ``endingOffsets``...).
+    Args:
+        stream: Name of the stream whose records are written.
+        target: Name of the stream that receives them.
+        name: Name of this replay, 1 to 100 bytes. A second run under the same name writes nothing twice.
+        table: Directory of an archive to read. Default '': read the stream itself.
+        keep_partitions: If True (default), a record keeps its partition. False: by its key.
+        rate: Records per second over all tasks. Default 0: no limit.
+        source: More options of the format ``liftpy``, such as ``nats`` and ``startingOffsets``. Default: none.
+
+    Raises:
+        ConfigError: A value is not allowed.
+
+    Example:
+        from liftpy.spark import ReplayPlan, replay
+
+        replay(spark, ReplayPlan(stream="orders", target="orders-again", name="june", table="/data/orders"))
     """
 
     stream: str
@@ -165,7 +177,7 @@ class ReplayPlan:
             )
 
     def options(self) -> SourceOptions:
-        """Of the source, checked."""
+        """Return the checked options of the source."""
         options = SourceOptions.parse({**self.source, "stream": self.stream, "includeHeaders": "true"})
         options.check_batch()
         timed = any(spec is not None and (spec.timed or spec.back_ns) for spec in (options.starting, options.ending))
@@ -176,7 +188,16 @@ class ReplayPlan:
 
 @dataclass(frozen=True, slots=True)
 class ShareDone:
-    """What a share came to. ``records``: of it. ``known``: of them, those that were stored under this name before."""
+    """The result of one part of a replay.
+
+    Attributes:
+        stream: Name of the source stream.
+        partition: Number of the source partition.
+        start_offset: First offset, inclusive.
+        end_offset: End offset, exclusive.
+        records: Number of records.
+        known: Number of records that were stored before under the same name.
+    """
 
     stream: str
     partition: int
@@ -187,7 +208,17 @@ class ShareDone:
 
 
 def shares_to_replay(plan: ReplayPlan) -> list[ReplayShare]:
-    """What ``replay`` reads, as of now; nothing is written. Raises NotFoundError, OffsetOutOfRangeError, DataLossError, ConfigError."""
+    """Return the parts that ``replay`` would write now. Write nothing.
+
+    Args:
+        plan: What to replay, and where to.
+
+    Raises:
+        NotFoundError: No such stream.
+        OffsetOutOfRangeError: The range is not available.
+        DataLossError: Retention deleted a part of the range.
+        ConfigError: The target has too few partitions, or a range is too large.
+    """
     options, now_ns = plan.options(), time.time_ns()
     starting = (options.starting or OffsetSpec("earliest")).as_of(now_ns)
     ending = (options.ending or OffsetSpec("latest")).as_of(now_ns)
@@ -211,8 +242,24 @@ def shares_to_replay(plan: ReplayPlan) -> list[ReplayShare]:
 
 
 def replay(spark: SparkSession, plan: ReplayPlan, tell: Callable[[int], None] = lambda grown: None) -> list[ShareDone]:
-    """Write what is not written yet; what each share came to. ``tell``: by how much the target has grown, now and then, whoever writes
-    to it. Raises what a task failed with, as the LiftError that it was."""
+    """Write the records of an archive or a stream into another stream, each exactly once.
+
+    Args:
+        spark: The Spark session.
+        plan: What to replay, and where to.
+        tell: Function that is called now and then with the growth of the target, in records.
+
+    Returns:
+        The result of each part.
+
+    Raises:
+        LiftError: The error of a task.
+
+    Example:
+        from liftpy.spark import ReplayPlan, replay
+
+        replay(spark, ReplayPlan(stream="orders", target="orders-again", name="june", table="/data/orders"))
+    """
     shares = shares_to_replay(plan)
     if not shares:
         return []
@@ -243,7 +290,7 @@ def _watch(plan: ReplayPlan, over: threading.Event, tell: Callable[[int], None])
 
 
 def replay_share(plan: ReplayPlan, tasks: int, share: ReplayShare) -> ShareDone:
-    """A task's work."""
+    """Run one part of a replay. A Spark task calls it."""
     options, planned = plan.options(), share.planned
     round = Round(f"replay:{plan.name}", planned.partition, 0)
     with _explained(plan, planned.partition):

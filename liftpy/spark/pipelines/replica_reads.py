@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from liftpy.client.positions import Bounds
 from liftpy.client.progress import bounds_of, check_head, must_agree
 from liftpy.client.retrying import retrying
+from liftpy.core.publish.state_file import MAX_STATE_BYTES, is_whole_state
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import RecordBatch, split_batches
@@ -107,9 +108,14 @@ class ReplicaReads:
         return bounds_of(head)
 
     async def state(self) -> tuple[int, bytes] | None:
-        """What the replica knows of producers and message ids, as the bytes of a state file, and the offset that it ends at.
+        """Ask for the producers and message ids that the replica knows, also of records that were dropped.
 
-        None: there is nothing that its log does not say, or it is a node of an earlier version. Raises Away.
+        Returns:
+            The offset that the state ends at, and the bytes of its state file; (0, b""): the replica knows nothing that its log does
+            not say; None: it is a node of an earlier version, which does not know the question.
+
+        Raises:
+            Away: The replica does not answer, or does not know all of it yet.
         """
         end, held, patient_s = 0, bytearray(), time.monotonic() + self.replica.patience_s
         while True:
@@ -123,7 +129,7 @@ class ReplicaReads:
                 await asyncio.sleep(_LATER_S)
                 continue
             if not head.stateBytes:
-                return None
+                return (0, b"") if head.HasField("stateBytes") else None
             if head.statePosition != len(held) or head.stateEnd != end:
                 held.clear()
                 if head.statePosition:
@@ -131,10 +137,15 @@ class ReplicaReads:
                     continue
             end = head.stateEnd
             held += head.stateData
-            if not head.stateData or len(held) > head.stateBytes:
+            if not head.stateData or len(held) > head.stateBytes or head.stateBytes > MAX_STATE_BYTES:
                 raise Away("it sends its state of producers and message ids in inconsistent parts")
-            if len(held) == head.stateBytes:
+            if len(held) < head.stateBytes:
+                continue
+            if is_whole_state(bytes(held)):
                 return end, bytes(held)
+            if time.monotonic() >= patient_s:
+                raise Away("it sends a state of producers and message ids that can't be read")
+            end, held = 0, bytearray()  # pieces of two states: another one was made while this one was copied
 
     async def batches(self, offset: int) -> tuple[list[RecordBatch], int]:
         """Whole batches from the one that holds ``offset`` on, and the offset after them. Raises Damaged, Away."""

@@ -33,7 +33,13 @@ _SHOWN_SUBJECTS = 10
 
 @dataclass(slots=True)
 class PartitionStats:
-    """One partition, or all of a stream (``partition`` -1)."""
+    """Statistics of one partition, or of a whole stream (``partition`` -1).
+
+    Attributes:
+        stream: Name of the stream.
+        partition: Number of the partition.
+        measures: The measured values.
+    """
 
     stream: str
     partition: int
@@ -41,11 +47,11 @@ class PartitionStats:
 
     @property
     def span_s(self) -> float:
-        """From its first record to its last one, by their stamps."""
+        """Time between the first and the last record, in seconds."""
         return max(0, self.measures.last_ns - self.measures.first_ns) / _NS_PER_S
 
     def series(self) -> list[dict[str, Any]]:
-        """Bucket after bucket, those without records too."""
+        """Return one row per time bucket, also for empty buckets."""
         numbers, width_s = self.measures.buckets, self.measures.width_ns / _NS_PER_S
         if not numbers:
             return []
@@ -55,7 +61,10 @@ class PartitionStats:
         ]
 
     def summary(self) -> dict[str, Any]:
-        """All of it, in plain values. ``records_s`` and ``peak_records_s``: on the average, and in the best bucket."""
+        """Return all totals as plain values.
+
+        ``records_s`` is the average rate, ``peak_records_s`` the rate in the busiest bucket.
+        """
         m, series = self.measures, self.series()
         total = Bucket()
         for bucket in m.buckets.values():
@@ -103,19 +112,23 @@ def _row(start_ns: int, width_s: float, bucket: Bucket) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class StatsReport:
-    """``partitions``: each, in the order of stream and number, their buckets all as wide. ``losses``: what retention took before it
-    could be read, in words."""
+    """Statistics of several partitions.
+
+    Attributes:
+        partitions: Statistics per partition, with equal bucket widths.
+        losses: Records that retention deleted before they could be read, as text.
+    """
 
     partitions: list[PartitionStats]
     losses: list[str]
 
     @property
     def width_s(self) -> float:
-        """Of all buckets."""
+        """Width of a time bucket, in seconds."""
         return max((one.measures.width_ns for one in self.partitions), default=WIDTHS_NS[0]) / _NS_PER_S
 
     def streams(self) -> list[PartitionStats]:
-        """All partitions of a stream as one. Pauses are those of partitions: the longest."""
+        """Return the statistics of each stream over all its partitions."""
         found: dict[str, PartitionStats] = {}
         for one in self.partitions:
             whole = found.get(one.stream)
@@ -126,7 +139,7 @@ class StatsReport:
         return list(found.values())
 
     def to_json(self) -> dict[str, Any]:
-        """For machines: plain values."""
+        """Return the report as plain values."""
         return {
             "width_s": self.width_s,
             "partitions": [{**one.summary(), "series": one.series()} for one in self.partitions],
@@ -146,10 +159,31 @@ def stats(
     patience_s: float = 30.0,
     tasks: int = DEFAULT_TASKS,
 ) -> StatsReport:
-    """Measure what is committed of ``wanted`` from ``starting`` (inclusive) to ``ending`` (exclusive).
+    """Measure the committed records of some streams: rates, sizes, keys, gaps.
 
-    ``every_s``: the width of a bucket of time; 0: so that 60 hold all. ``spark``, ``tasks``: as of ``audit``. What retention takes
-    meanwhile is left out and said. Raises LiftError as the source does, ConfigError.
+    Args:
+        access: How to reach the cluster.
+        wanted: Streams and partitions.
+        starting: Where to start, inclusive. Default: earliest.
+        ending: Where to stop, exclusive. Default: latest.
+        every_s: Width of a time bucket, in seconds. Default 0: 60 buckets over the whole range.
+        spark: Run in the executors of this session. Default None: in this process.
+        patience_s: Time without any answer until an error, in seconds. Default 30.
+        tasks: Number of tasks that run at once.
+
+    Returns:
+        The report. Records that retention deletes during the run are listed in ``losses``.
+
+    Raises:
+        NotFoundError: No such stream.
+        UnavailableError: The cluster did not answer in time.
+        ConfigError: An argument is not allowed.
+
+    Example:
+        from liftpy.spark import Access, Selection, stats
+
+        report = stats(Access(), Selection(streams=("orders",)))
+        print([one.summary()["records"] for one in report.partitions])
     """
     width_ns = round(every_s * _NS_PER_S)
     if every_s and not WIDTHS_NS[0] <= width_ns <= WIDTHS_NS[-1]:

@@ -1,14 +1,14 @@
-"""A cluster in memory, for the tests of applications: no process, no port, no nats-server, and started in milliseconds.
+"""A cluster in memory for tests: no processes, no ports, no nats-server. It starts in milliseconds.
 
     async with memory_cluster() as cluster, cluster.client() as client:
         await client.create_stream("orders", "shop.orders")
         await client.publish("orders", b"one")
 
     with memory_cluster() as cluster, cluster.sync_client() as client:
-        ...
+        client.create_stream("orders", "shop.orders")
 
-The client is the real one, with its parser and protocol; the nodes are the state machines that ship: ``Replica``, ``Log``, ``Ingest``,
-``Reads``, ``ClusterFsm``. What is missing is the socket, the disk and Raft; docs/testing.md says what differs.
+The client is the real one. The nodes run the shipped state machines (``Replica``, ``Log``, ``Ingest``, ``Reads``,
+``ClusterFsm``). Sockets, disks and Raft are missing. The page on testing lists the differences.
 """
 
 from __future__ import annotations

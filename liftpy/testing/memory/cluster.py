@@ -1,4 +1,4 @@
-"""MemoryCluster: nodes, bus and metadata group in one thread of this process, and the real client in front of them."""
+"""``MemoryCluster``: nodes, NATS and the metadata group in one thread of this process, with the real client."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _T = TypeVar("_T")
 DEFAULT_NODES = 3
 MAX_NODES = 16
 WAIT_S = 60.0
-"""What every wait gives up after, by default."""
+"""Default time limit of every wait, in seconds."""
 _TICK_S = 0.1
 _HOUSE_EVERY_TICKS = 50
 _POLL_S = 0.01
@@ -49,8 +49,27 @@ _NOT_RUNNING = "this cluster in memory does not run: use it as a context manager
 
 
 class MemoryCluster:
-    """``nodes`` nodes, named n1, n2..., in this process. Use it as a context manager, with or without ``async``, or ``start_all`` and
-    ``stop``. Calls wait, and may come from any thread; none takes longer than some milliseconds, the waits apart."""
+    """A cluster of nodes n1, n2... in this process. Use it with ``with`` or ``async with``.
+
+    Calls may come from any thread. They take milliseconds, except those that wait.
+
+    Args:
+        nodes: Number of nodes (1 to 16). Default 3.
+        namespace: Namespace of the cluster. Default ``liftpy``.
+        config: Timeouts and limits of the nodes. Default: ``ReplicationConfig()``.
+        max_payload: Maximum size of a NATS message, in bytes. Default: that of nats-server, 1 MiB.
+
+    Raises:
+        ConfigError: The number of nodes is out of range.
+
+    Example:
+        from liftpy.testing.memory import memory_cluster
+
+        with memory_cluster() as cluster, cluster.sync_client() as client:
+            client.create_stream("orders", "shop.orders")
+            cluster.kill_leader("orders")
+            client.publish("orders", b"one")
+    """
 
     def __init__(
         self,
@@ -60,7 +79,7 @@ class MemoryCluster:
         config: ReplicationConfig | None = None,
         max_payload: int = MAX_PAYLOAD_BYTES,
     ) -> None:
-        """``config``: time-outs and bounds of the nodes. ``max_payload``: of one message, in bytes. Raises ConfigError."""
+        """Create the cluster. ``with`` starts it."""
         if not 1 <= nodes <= MAX_NODES:
             raise ConfigError(f"Invalid number of nodes: {nodes}. An in-memory cluster has 1 to {MAX_NODES} nodes.")
         self._count = nodes
@@ -79,7 +98,7 @@ class MemoryCluster:
 
     # ---- life ------------------------------------------------------------------------------------------------------------
     def start_all(self) -> None:
-        """Start everything; some milliseconds."""
+        """Start all nodes. ``with`` calls it."""
         if self._loop is not None:
             raise ConfigError("This in-memory cluster is already running. Stop it first, or create another one.")
         self._loop = loop = asyncio.new_event_loop()
@@ -102,7 +121,7 @@ class MemoryCluster:
         self._tick()
 
     def stop(self) -> None:
-        """End everything; clients are cut off. May be called twice."""
+        """Stop all nodes and disconnect all clients. A second call does nothing."""
         loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
         if loop is None or thread is None:
             return
@@ -172,19 +191,43 @@ class MemoryCluster:
     # ---- clients ---------------------------------------------------------------------------------------------------------
     @property
     def namespace(self) -> str:
-        """Of the cluster's own subjects."""
+        """Namespace of the cluster."""
         return self._subjects.namespace
 
     def client(self, name: str = "liftpy-client", *, trace: bool | TracerProvider = False) -> Opening[Client]:
-        """``async with cluster.client() as client``, or ``await``: a ``liftpy.Client`` in the event loop that runs here."""
+        """Return a client for the running event loop.
+
+        Args:
+            name: Name of the connection. Default ``liftpy-client``.
+            trace: True, or an OpenTelemetry TracerProvider, to create spans. Default False.
+
+        Returns:
+            The client. Use it with ``async with``, or ``await`` it.
+
+        Example:
+            async with cluster.client() as client:
+                await client.create_stream("orders", "shop.orders")
+        """
         return Opening(self._client(name, trace))
 
     def sync_client(self, name: str = "liftpy-client", *, trace: bool | TracerProvider = False) -> sync.SyncClient:
-        """A client without asyncio; close it, or use it as a context manager."""
+        """Return a client without asyncio. Use it with ``with``, or close it.
+
+        Args:
+            name: Name of the connection. Default ``liftpy-client``.
+            trace: True, or an OpenTelemetry TracerProvider, to create spans. Default False.
+        """
         return sync.waiting(partial(self._client, name, trace))
 
     def nats(self, **options: Any) -> Opening[NatsConnection]:
-        """A nats-py client: ``async with cluster.nats() as nc``, or ``await``. ``options``: of ``nats.connect``."""
+        """Return a nats-py client of the cluster's NATS.
+
+        Args:
+            **options: Arguments for ``nats.connect``.
+
+        Returns:
+            The client. Use it with ``async with``, or ``await`` it.
+        """
         return Opening(self._connection(**options))
 
     def _connection(self, **options: Any) -> Coroutine[Any, Any, NatsConnection]:
@@ -206,11 +249,28 @@ class MemoryCluster:
         *,
         partition: int = 0,
         output_stream: str = "",
-        tick_s: float = 1.0,
+        tick_interval_s: float = 1.0,
     ) -> None:
-        """Run a replicated service over a partition of ``stream``, as one instance that leads, until the cluster stops; return when it
-        is being fed. Its callbacks run on the cluster's thread. Raises NotFoundError, ConfigError."""
-        settings = (name, stream, partition, output_stream, tick_s)
+        """Run a replicated service as one LEADER instance until the cluster stops.
+
+        The call returns when the service receives records. Its callbacks run on the cluster's thread.
+
+        Args:
+            factory: The service class, or a function that returns an instance.
+            name: Name of the service.
+            stream: Name of the stream that it reads.
+            partition: Number of the partition. Default 0.
+            output_stream: Name of the stream for outputs. Default '': none.
+            tick_interval_s: Interval of records that advance log time, in seconds. Default 1.
+
+        Raises:
+            NotFoundError: No such stream.
+            ConfigError: The service and its settings do not fit together.
+
+        Example:
+            cluster.serve(Counter, "counter", "orders")
+        """
+        settings = (name, stream, partition, output_stream, tick_interval_s)
 
         self._wait_for(self._serve(factory, settings))
 
@@ -220,8 +280,7 @@ class MemoryCluster:
         await made.begin()
 
     def serve_groups(self) -> None:
-        """Return when the coordinators of consumer groups and work queues run. They are there by themselves, from the first who needs
-        them on; so nobody waits for them then."""
+        """Wait until the coordinators of groups and queues run. They also start on first use."""
 
         async def made() -> None:
             async with Opening(self._client("groups")) as client:
@@ -274,18 +333,18 @@ class MemoryCluster:
             node.keep_house(dirty_ratio)
 
     def keep_house(self) -> None:
-        """Retention and compaction now, of all that they may take; else they come every few seconds, as on a node."""
+        """Run retention and compaction now. Otherwise they run every few seconds, as on a node."""
         self._call(lambda: self._keep_house(0.0))
 
     # ---- nodes and faults ------------------------------------------------------------------------------------------------
     @property
     def nodes(self) -> list[str]:
-        """Ids of all nodes, also of those that are down."""
+        """Ids of all nodes, also of stopped ones."""
         return list(self._nodes)
 
     @property
     def running(self) -> list[str]:
-        """Ids of the nodes that are up."""
+        """Ids of the running nodes."""
         return [node.node_id for node in self._nodes.values() if node.up]
 
     def _node(self, node: str) -> MemoryNode:
@@ -298,7 +357,11 @@ class MemoryCluster:
         return found
 
     def kill(self, node: str) -> None:
-        """End a node in its tracks; what it had written is there when it starts again. The metadata group knows at once."""
+        """Kill a node. Its data stays for the next start. The metadata group learns of it at once.
+
+        Args:
+            node: Id of the node.
+        """
         found = self._node(node)
 
         def killed() -> None:
@@ -311,7 +374,14 @@ class MemoryCluster:
         self._call(killed)
 
     def start(self, node: str) -> None:
-        """Start a node that is down; return when it is registered. Raises ConfigError where it runs already."""
+        """Start a stopped node and wait until it is registered.
+
+        Args:
+            node: Id of the node.
+
+        Raises:
+            ConfigError: The node is running.
+        """
         found = self._node(node)
         if found.up:
             raise ConfigError(f"Node {node} is already running. Kill or stop it first.")
@@ -319,7 +389,18 @@ class MemoryCluster:
         self._call(partial(found.start, self._group))
 
     def leader(self, stream: str, partition: int = 0, *, other_than: str = "", timeout_s: float = WAIT_S) -> str:
-        """Wait until a running node other than ``other_than`` leads the partition; its id. Raises UnavailableError, ConfigError."""
+        """Wait until a running node leads a partition and return its id.
+
+        Args:
+            stream: Name of the stream.
+            partition: Number of the partition. Default 0.
+            other_than: Wait for another leader than this node. Default '': any.
+            timeout_s: Time to wait, in seconds.
+
+        Raises:
+            UnavailableError: No leader in time.
+            ConfigError: No such stream or partition.
+        """
 
         def found() -> str:
             image = self._image().streams.get(stream)
@@ -335,18 +416,23 @@ class MemoryCluster:
         return self._group.image  # never changed, only replaced
 
     def kill_leader(self, stream: str, partition: int = 0) -> str:
-        """Kill the node that leads a partition now; return its id. Another replica takes over within milliseconds."""
+        """Kill the leader of a partition and return its id. Another replica takes over within milliseconds.
+
+        Args:
+            stream: Name of the stream.
+            partition: Number of the partition. Default 0.
+        """
         node = self.leader(stream, partition)
         self.kill(node)
         return node
 
     def restart_nats(self) -> None:
-        """Cut every client off, as a nats-server that dies does; clients come back by themselves."""
+        """Disconnect all clients, as a restart of nats-server does. They reconnect by themselves."""
         if self._server is not None:
             self._call(self._server.cut_all)
 
     def heal(self) -> None:
-        """Start every node that is down."""
+        """Start all stopped nodes."""
         for node in self.nodes:
             if node not in self.running:
                 self.start(node)
@@ -362,9 +448,20 @@ class MemoryCluster:
         self._call(delete)
 
     def wait_until(self, condition: Callable[[], _T], timeout_s: float = WAIT_S, what: str = "the condition") -> _T:
-        """Ask again and again until ``condition()`` is true; what it gave. UnavailableError after ``timeout_s`` seconds.
+        """Call ``condition`` until it returns a true value, and return that value.
 
-        Errors of liftpy are waited out, but for ConfigError.
+        Errors of liftpy, except ConfigError, count as false.
+
+        Args:
+            condition: The function.
+            timeout_s: Time to wait, in seconds. Default 60.
+            what: Name of the condition in the error text. Default ``the condition``.
+
+        Raises:
+            UnavailableError: The condition was not true in time.
+
+        Example:
+            cluster.wait_until(lambda: len(cluster.running) == 3)
         """
         deadline = time.monotonic() + timeout_s
         last: object = None
@@ -387,5 +484,14 @@ class MemoryCluster:
 
 
 def memory_cluster(nodes: int = DEFAULT_NODES, **options: Any) -> MemoryCluster:
-    """A cluster in this process: ``with memory_cluster() as cluster``, or ``async with``. Options as of ``MemoryCluster``."""
+    """Return a cluster in this process. Use it with ``with`` or ``async with``.
+
+    Args:
+        nodes: Number of nodes. Default 3.
+        **options: More arguments of ``MemoryCluster``.
+
+    Example:
+        async with memory_cluster() as cluster, cluster.client() as client:
+            await client.create_stream("orders", "shop.orders")
+    """
     return MemoryCluster(nodes, **options)

@@ -68,7 +68,7 @@ class MemoryNode:
     def _begin(self) -> None:
         """What a process has for itself."""
         self.intake = NodeIntake()
-        self.derived = NodeDerived(self.config.node_derived_bytes)
+        self.derived = NodeDerived(self.config.node_dedup_state_bytes)
         self.heard = NodeHeard(self.config.node_standby_bytes)
         self.read_budget = ReadBudget()
         self._image = ClusterImage()

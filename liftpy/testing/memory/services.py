@@ -45,12 +45,18 @@ class MemoryService:
         self, client: Client, subjects: Subjects, factory: Callable[[], Service], settings: tuple[str, str, int, str, float]
     ) -> None:
         """``settings``: name, stream, partition, output stream or '', tick in s."""
-        name, stream, partition, output, tick_s = settings
+        name, stream, partition, output, tick_interval_s = settings
         self._client = client
         self._subjects = subjects
         self._factory = factory
         self._settings = ServiceSettings(
-            service=name, stream=stream, node=_NODE, data=Path(), partition=partition, output_stream=output, tick_s=tick_s
+            service=name,
+            stream=stream,
+            node=_NODE,
+            data=Path(),
+            partition=partition,
+            output_stream=output,
+            tick_interval_s=tick_interval_s,
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._machine: ServiceMachine | None = None
@@ -67,7 +73,9 @@ class MemoryService:
             self._outbox = Outbox(f"{uid}/{settings.partition}", service=settings.service, **bounds)
             told = (_yes, lambda error: self._failed(error), lambda: None, lambda: None)
             self._spawn(Emitter(client, transport, settings, self._outbox, *told).run())
-        self._machine = machine = ServiceMachine(self._factory(), identity, snapshot_every=_NO_SNAPSHOTS, outbox=self._outbox)
+        self._machine = machine = ServiceMachine(
+            self._factory(), identity, snapshot_interval_records=_NO_SNAPSHOTS, outbox=self._outbox
+        )
         machine.active_version = machine.version
         machine.start(None)
         machine.change_role(Role.LEADER, _LEADER_EPOCH)

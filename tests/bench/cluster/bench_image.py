@@ -18,16 +18,16 @@ from collections.abc import Callable
 from typing import Any
 
 from liftpy.core.metadata.codec import image_to_bytes
-from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.feed import CHUNK_SIZE_BYTES, FeedProducer, FeedSubscription
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.born import born_fsm, registration
 
 
 class Bench:
     def __init__(self, nodes: int, partitions: int, streams: int) -> None:
-        self.fsm = ClusterFsm(elections=True)
+        self.fsm = born_fsm(elections=True)
         self.index = 0
         self.nodes = [f"node-{number:04}" for number in range(nodes)]
         self.streams = [f"stream-{number:04}" for number in range(streams)]
@@ -53,7 +53,7 @@ class Bench:
 
     def build(self) -> None:
         for node in self.nodes:
-            self.ask(registerNode=pb.RegisterNode(nodeId=node, rack=f"rack-{node[-1]}", statusAddress="10.0.0.1:9000"))
+            self.ask(registerNode=registration(nodeId=node, rack=f"rack-{node[-1]}", statusAddress="10.0.0.1:9000"))
         for name in self.streams:
             create = pb.CreateStream(name=name, subject=f"data.{name}", partitions=self.per_stream, replicationFactor=3)
             self.ask(createStream=create)
@@ -114,7 +114,7 @@ class Bench:
     def restarts(self, count: int) -> list[bytes]:
         return [
             self.entry(
-                registerNode=pb.RegisterNode(
+                registerNode=registration(
                     nodeId=node, previousIncarnation=self.fsm.image.nodes[node].incarnation, flushedAlways=True
                 )
             )

@@ -216,7 +216,7 @@ def main() -> int:
     parser.add_argument("--mb", type=float, default=200.0, help="that one copy has")
     parser.add_argument("--rate", type=float, default=300.0, help="publishes a second")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the nodes: copy_share=0.5"
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the nodes: copy_duty_cycle=0.5"
     )
     parser.add_argument("--short", action="store_true", help="little data: only shows that everything runs")
     parser.add_argument("--json", action="store_true")

@@ -21,7 +21,7 @@ from sidecar.dev.cluster import DevCluster
 from sidecar.dev.ports import free_ports
 
 FOLDER = Path(__file__).resolve().parents[3] / "deploy" / "grafana"
-WITHOUT_TROUBLE = ("liftpy_publish_refused_total", "liftpy_nats_errors_total", "liftpy_failover_duration_seconds")
+WITHOUT_TROUBLE = ("liftpy_publish_rejected_total", "liftpy_nats_errors_total", "liftpy_failover_duration_seconds")
 """Have no data, or NaN, as long as nothing goes wrong."""
 LOAD_S = 30.0
 

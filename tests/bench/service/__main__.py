@@ -44,7 +44,13 @@ async def catch_up(client: Client, cluster: DevCluster, data: Path, count: int) 
     """A service without outputs beside the first node."""
     node = next(iter(cluster.nodes))
     process = start_service(
-        f"{_MODULE}:Tally", stream="full", node=node, data=data, output="", snapshot_every=1 << 30, nats_url=cluster.nats_url
+        f"{_MODULE}:Tally",
+        stream="full",
+        node=node,
+        data=data,
+        output="",
+        snapshot_interval_records=1 << 30,
+        nats_url=cluster.nats_url,
     )
     try:
         answer = await client.query_service("tally", b"", at_least=count, timeout_s=_PATIENCE_S)
@@ -61,7 +67,7 @@ async def outputs(client: Client, cluster: DevCluster, data: Path, count: int) -
     times = [(0, time.perf_counter())]
     try:
         for node in cluster.nodes:
-            flags = {"stream": "some", "output": "copies", "snapshot_every": 1 << 30}
+            flags = {"stream": "some", "output": "copies", "snapshot_interval_records": 1 << 30}
             processes.append(start_service(f"{_MODULE}:Copy", node=node, data=data, nats_url=cluster.nats_url, **flags))
         until = time.perf_counter() + _PATIENCE_S
         while times[-1][0] < count:

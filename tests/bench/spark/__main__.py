@@ -64,7 +64,7 @@ class Bench:
         )
         stack.callback(self._spark.stop)
         self._spark.dataSource.register(PreparedSource)
-        self._ours = Ours(stack, given.nodes, offer_files=given.files)
+        self._ours = Ours(stack, given.nodes, local_file_reads=given.files)
         self._kafka = Kafka(stack) if jars else None
         self._peers = [
             self._kafka,

@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=1)
     given = parser.parse_args()
     with ExitStack() as stack:
-        ours = Ours(stack, given.nodes, offer_files=True)
+        ours = Ours(stack, given.nodes, local_file_reads=True)
         shapes = [Shape(100, given.records, 1), Shape(1000, given.records // 4, 1)]
         for shape in shapes:
             ours.fill(shape)

@@ -88,11 +88,11 @@ class Ours:
     name = "liftpy"
     streams = True
 
-    def __init__(self, stack: ExitStack, nodes: int, *, offer_files: bool = False) -> None:
+    def __init__(self, stack: ExitStack, nodes: int, *, local_file_reads: bool = False) -> None:
         self._cluster: DevCluster | None = None
         self._fake: FakeNode | None = None
         if nodes:
-            settings = {"LIFTPY_OFFER_FILES": "true"} if offer_files else {}
+            settings = {"LIFTPY_LOCAL_FILE_READS": "true"} if local_file_reads else {}
             self._cluster = stack.enter_context(DevCluster(nodes, settings=settings))
             self.url = self._cluster.nats_url
         else:

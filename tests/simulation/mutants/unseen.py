@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from liftpy.config import SessionTimes
-from liftpy.core.log import log, retention
 from liftpy.core.log.compaction import Superseded
 from liftpy.core.log.log import Log
 from liftpy.core.log.recovery import OpenReport
 from liftpy.core.metadata.sessions import LeaseAnswer, NodeSessions
+from liftpy.core.publish.state_writer import StateWriter
 from liftpy.core.replication import effects as do
 from liftpy.core.replication.inflight_limits import InflightLimits
 from liftpy.core.replication.leader import LeaderRole
@@ -103,21 +103,21 @@ def compaction_keeps_the_oldest() -> Patches:
 
 
 def retention_does_not_stop_at_hw() -> Patches:
-    """Neither where it is decided nor in the net below it, which the log has for whoever asks."""
-    real = retention.retained_start
+    """Neither where it is decided nor in the nets below it: what the log has for whoever asks, and that no record goes before a state
+    covers its producer."""
+    real = Log.apply_retention
 
-    def start(segments: Any, config: Any, high_watermark: int, now_wall_ns: int) -> int:
-        return real(segments, config, segments[-1].next_offset - 1, now_wall_ns)
-
-    def drop(self: Log, log_start_offset: int) -> None:
-        high, self.high_watermark = self.high_watermark, max(self.high_watermark, log_start_offset - 1)
+    def apply_retention(self: Log, *given: Any, **named: Any) -> bool:
+        high, self.high_watermark = self.high_watermark, self.newest_offset
         try:
-            drop_prefix(self, log_start_offset)
+            return real(self, *given, **named)
         finally:
             self.high_watermark = high
 
-    drop_prefix = Log.drop_prefix
-    return [method(log, "retained_start", start), method(Log, "drop_prefix", drop)]
+    def may_drop(self: StateWriter, log_start_offset: int) -> bool:
+        return True
+
+    return [method(Log, "apply_retention", apply_retention), method(StateWriter, "may_drop", may_drop)]
 
 
 def what_is_held_stays_held() -> Patches:

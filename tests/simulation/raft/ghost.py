@@ -104,12 +104,20 @@ def _as_fed(image: ClusterImage) -> bytes:
 
 class CheckedFsm(ClusterFsm):
     """The shipped state machine of one member, watched by the ghost. ``steps``: how many the work on the next entry takes, at least;
-    a tick has room for a few, and what happens before the last one must not matter."""
+    a tick has room for a few, and what happens before the last one must not matter. ``first``: its first image,
+    None: of a new group."""
 
     def __init__(
-        self, ghost: Ghost, who: str, steps: Callable[[], int] = lambda: 1, features: tuple[Feature, ...] = FEATURES
+        self,
+        ghost: Ghost,
+        who: str,
+        steps: Callable[[], int] = lambda: 1,
+        features: tuple[Feature, ...] = FEATURES,
+        first: ClusterImage | None = None,
     ) -> None:
         super().__init__(elections=True, features=features)
+        if first is not None:
+            self.image = first
         self._ghost = ghost
         self._who = who
         self._steps = steps

@@ -35,12 +35,12 @@ import sidecar.metadata.identity
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.metadata.controller.streams import AS_MANY
 from liftpy.core.metadata.controller_list import ControllerList, first_list, waits_for
-from liftpy.core.metadata.features import FEATURES
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.placement import POLICIES
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import StorageError
 from sidecar.quorum.library import MAX_APPEND_BYTES, Node, check_library
+from tests.born import born_image
 from tests.simulation.raft.asking import Asking
 from tests.simulation.raft.checks import Checks
 from tests.simulation.raft.disk import FaultyDisk, faulty_disk
@@ -53,7 +53,7 @@ from tests.simulation.raft.nodes import NODES, DataNode
 CHANGES_FROM = 1000
 """Seeds from here on."""
 LEVELS_FROM = 5000
-"""Seeds from here on begin at the newest feature level, those before at the first one: the mutants' seeds were found so."""
+"""Seeds from here on begin as new groups do, and decide the feature level first. Those before begin with an image that has a level."""
 TICK_S = 0.03
 CHAOS_S = 12.0
 PEACE_S = 40.0
@@ -87,8 +87,8 @@ class Run:
         self.changes = seed >= CHANGES_FROM
         """Clients change the controllers, too."""
         self.changes_rate = draws["made with changes"].choice((0.004, 0.02, 0.08))
-        self.features = FEATURES if seed >= LEVELS_FROM else FEATURES[:1]
-        """Of the version that runs."""
+        self.first_image = born_image(times=self.config.session_times) if seed < LEVELS_FROM else None
+        """Of every state machine; None: of a new group."""
         self.roles = set(self.members)
         """Who runs as a controller, or would if it were up."""
         self._left_at: dict[str, int] = {}

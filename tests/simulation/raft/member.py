@@ -96,7 +96,7 @@ class SimMember:
 
     def state_machine(self) -> CheckedFsm:
         """Of the version that the process runs."""
-        return CheckedFsm(self.run_.ghost, self.node_id, self._steps, self.run_.features)
+        return CheckedFsm(self.run_.ghost, self.node_id, self._steps, first=self.run_.first_image)
 
     # ---- what reaches it -----------------------------------------------------------------------------------------------
     def run(self, callback: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
 """Controllers of two versions in one group, which come and go, until a level is finalized; and one whose image turns out different.
 
 ``MixedRun``: each process that starts is of the version before or of the new one. The new one decides ``setNode`` otherwise from
-level 2 on, by the flag of ``decides``: unguarded it asks its own version and not the image, which is what must never be. Somebody asks
+level 6 on, by the flag of ``decides``: unguarded it asks its own version and not the image, which is what must never be. Somebody asks
 to finalize again and again; nobody may come through with an old controller, and an old process that meets the level ends.
 
 ``DivergedRun``: what a member has applied changes under its hands, once or twice. Within the next checkpoint it is found, whoever it
@@ -23,19 +23,19 @@ from liftpy.config import NS_PER_S
 from liftpy.core.metadata.controller import quorum_member
 from liftpy.core.metadata.controller.nodes import set_node
 from liftpy.core.metadata.controller.requests import REQUESTS
-from liftpy.core.metadata.features import FEATURES, STRICT
+from liftpy.core.metadata.features import FEATURES, Feature
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.record_builder import Decision, RecordBuilder
 from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import IncompatibleVersionError, StorageError
 from sidecar.quorum.diverged_folder import MARK, mark_diverged
+from tests.born import BOTH, NEXT, born_image
 from tests.simulation.raft.asking import Asking
 from tests.simulation.raft.ghost import CheckedFsm, Ghost, Violation
 from tests.simulation.raft.group_simulation import CHAOS_S, Run
 from tests.simulation.raft.member import SimMember
 
-BEFORE = FEATURES[:1]
 _TIMEOUT_NS = 2 * NS_PER_S
 _PERSON_S = 5.0
 """So long no majority has agreed, with all controllers up, before a person comes."""
@@ -43,11 +43,11 @@ _PERSON_S = 5.0
 
 @contextmanager
 def decides(*, guarded: bool) -> Iterator[None]:
-    """The new version rounds weights up, from level 2 on; not ``guarded``: whatever the level is."""
+    """The new version rounds weights up, from level 6 on; not ``guarded``: whatever the level is."""
 
     def decide(draft: RecordBuilder, request: pb.SetNode) -> Decision:
         level = draft.image.feature_level if guarded else draft.features[-1].level
-        if level >= STRICT and request.HasField("weight"):
+        if level >= NEXT.level and request.HasField("weight"):
             rounded = pb.SetNode()
             rounded.CopyFrom(request)
             rounded.weight = float(int(request.weight) + 1)
@@ -76,6 +76,7 @@ class MixedRun(Run):
 
     def __init__(self, seed: int, folder: Path) -> None:
         super().__init__(seed, folder)
+        self.first_image = None
         self._ended: set[str] = set()
         """Whose old version has met the level: a person has installed the new one."""
         self._old_share = self.draws["made with versions"].choice((0.1, 0.3, 0.6))
@@ -83,22 +84,20 @@ class MixedRun(Run):
     def _decided(self, before: ClusterImage, after: ClusterImage, request: pb.ControlRequest) -> None:
         super()._decided(before, after, request)
         if before.feature_level < after.feature_level and not request.setFeatureLevel.checked:
-            self.seen["born at the newest level"] += 1
+            self.seen[f"born at level {after.feature_level}"] += 1
             if before.nodes:
                 raise Violation(f"M5: the level is chosen at {after.index}, as at birth, and nodes are registered")
-        if after.nodes and not before.nodes and after.feature_level < STRICT:
-            self.seen["born at the first level"] += 1
 
-    def version_of(self, name: str) -> tuple[object, ...]:
+    def version_of(self, name: str) -> tuple[Feature, ...]:
         """Of the next process there."""
         old = self.draws["versions"].random() < self._old_share and name not in self._ended
         self.seen[f"processes of the {'old' if old else 'new'} version"] += 1
-        return BEFORE if old else FEATURES
+        return FEATURES if old else BOTH
 
     def _work(self, member: SimMember, chaos: bool) -> None:
         super()._work(member, chaos)
         if self.draws["finalizing"].random() < 0.01:
-            request = pb.ControlRequest(setFeatureLevel=pb.SetFeatureLevel(level=2))
+            request = pb.ControlRequest(setFeatureLevel=pb.SetFeatureLevel(level=NEXT.level))
             request.operationId = self.draws["finalizing"].randbytes(16)
             Asking(self, "client", lambda call: call(), request, _TIMEOUT_NS, partial(self._finalized, request))
 
@@ -138,13 +137,13 @@ class DivergedMember(SimMember):
 
 
 class DivergedRun(Run):
-    """One seed, at level 2, in which images turn."""
+    """One seed in which images turn."""
 
     make_member = DivergedMember
 
     def __init__(self, seed: int, folder: Path) -> None:
         super().__init__(seed, folder)
-        self.features = FEATURES
+        self.first_image = born_image(times=self.config.session_times)
         self.ghost = LooseGhost()
         self.ghost.watch = self._decided
         self._left = 2
@@ -163,11 +162,6 @@ class DivergedRun(Run):
         super()._work(member, chaos)
         draw = self.draws["turning images"]
         image = member.log.image
-        if image.feature_level < STRICT:
-            if member.log.leads and draw.random() < 0.2:
-                request = pb.ControlRequest(setFeatureLevel=pb.SetFeatureLevel(level=2), operationId=draw.randbytes(16))
-                Asking(self, "client", lambda call: call(), request, _TIMEOUT_NS, lambda _: None)
-            return
         everybody_is_well = not self.faults.emptied and set(self.up) == set(self.members) and self._all_agree()
         if chaos and self.now > self._turns_from and self._left and everybody_is_well and draw.random() < 0.02:
             self._left -= 1

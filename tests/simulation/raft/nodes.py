@@ -183,7 +183,7 @@ class NodeProcess:
         self._ask(beat, round(self._sim.config.session_s / 2 * NS_PER_S), partial(self._heard, sent_ns))
 
     def _heard(self, sent_ns: int, response: pb.ControlResponse) -> None:
-        every_ns = round(self._sim.config.heartbeat_s * NS_PER_S)
+        every_ns = round(self._sim.config.heartbeat_interval_s * NS_PER_S)
         self._later(max(1, sent_ns + every_ns - self._sim.now_ns()), self._beat)
         if response.error == pb.ControlResponse.OK:
             self._extend(self._heartbeats.answered(sent_ns, response, self.subscription.image.index))

@@ -29,7 +29,7 @@ def test_two_versions_decide_the_same_as_long_as_the_image_says_which_level_hold
     with decides(guarded=True):
         assert [run_seed(seed, seen, MixedRun) for seed in (_SHOWS, _FINALIZES, _MEETS)] == [""] * 3
     wanted = ("finalize: OK", "finalize: INVALID", "processes of the old version", "processes of the new version")
-    wanted = (*wanted, "born at the newest level", "born at the first level", "old versions that met the level and ended")
+    wanted = (*wanted, "born at level 5", "born at level 6", "old versions that met the level and ended")
     assert [what for what in wanted if not seen[what]] == []
 
 

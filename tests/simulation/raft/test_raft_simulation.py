@@ -15,6 +15,7 @@ from pysyncobj import FAIL_REASON
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.born import born_fsm, registration
 from tests.simulation.raft.__main__ import run_seed, run_seeds
 from tests.simulation.raft.draws import Draws
 from tests.simulation.raft.ghost import CheckedFsm, Ghost, Violation
@@ -135,8 +136,8 @@ def test_work_ahead_takes_several_steps_and_shows_nothing() -> None:
 
 
 def test_an_operation_that_changes_something_twice_is_seen() -> None:
-    ghost, fsm = Ghost(), ClusterFsm(elections=True)
-    register = pb.RegisterNode(nodeId="d0")
+    ghost, fsm = Ghost(), born_fsm(elections=True)
+    register = registration(nodeId="d0")
     entry = pb.ControlRequest(registerNode=register, operationId=b"r" * 16).SerializeToString()
     for index in (1, 2):
         before = fsm.image

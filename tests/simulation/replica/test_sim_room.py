@@ -59,7 +59,7 @@ def watching(seen: Counter[str]) -> Iterator[None]:
 
 def run(seed: int, window_s: float = WINDOW_S) -> Outcome:
     plan = draw_plan(seed)
-    config = replace(plan.config, node_derived_bytes=NODE_BYTES)
+    config = replace(plan.config, node_dedup_state_bytes=NODE_BYTES)
     stream = replace(plan.stream_config, dedup_window_s=window_s)
     return run_plan(replace(plan, repeats=True, contends=True, config=config, stream_config=stream), EVENTS)
 

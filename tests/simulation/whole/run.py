@@ -63,7 +63,7 @@ def draw_whole_plan(seed: int, horizon_s: float = 120.0) -> WholePlan:
     rng = random.Random(f"{seed}/whole")
     config = plan.config
     if rng.random() < 0.5:
-        config = replace(config, heartbeat_s=0.25, lease_s=1.5, session_s=2.0)
+        config = replace(config, heartbeat_interval_s=0.25, lease_s=1.5, session_s=2.0)
     if rng.random() < 0.5:
         config = replace(config, replacement_grace_s=rng.choice((1.0, 4.0)))
     nodes = [f"n{number}" for number in range(1, plan.node_count + 1)]

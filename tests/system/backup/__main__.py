@@ -249,14 +249,14 @@ async def rescue(folder: Path) -> None:
     liftpy = str(Path(sys.executable).parent / "liftpy")
     words = [
         "controllers",
-        "rescue",
+        "force-recover",
         "--data",
         str(data / "n1"),
         "--data",
         str(data / "n4"),
-        "--as",
+        "--new-controllers",
         "n1,n4",
-        "--yes",
+        "--confirm",
         "liftpy",
     ]
     print(

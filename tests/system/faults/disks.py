@@ -269,7 +269,7 @@ DISKS = (
         slow_disk_leader,
         powered=True,
         supervised=True,
-        settings={"LIFTPY_REPLICATION_LEADER_REST_S": "1"},
+        settings={"LIFTPY_REPLICATION_MIN_LEADERSHIP_S": "1"},
     ),
     Fault("disk-full-leader", "the leader's disk is full until healed", disk_full_leader, powered=True, supervised=True),
     Fault(

@@ -51,7 +51,7 @@ class Services:
                     node=node,
                     data=self._data,
                     output=self._output,
-                    snapshot_every=SNAPSHOT_EVERY,
+                    snapshot_interval_records=SNAPSHOT_EVERY,
                     nats_url=self._urls[node],
                 )
 
@@ -109,7 +109,7 @@ def replay(stream: str, uid: str, log: bytes) -> tuple[ServiceMachine, tuple[int
     machine = ServiceMachine(
         Chain(),
         Identity(SERVICE, stream, uid, 0),
-        snapshot_every=SNAPSHOT_EVERY,
+        snapshot_interval_records=SNAPSHOT_EVERY,
         outbox=Outbox(f"{uid}/0", max_records=1_000_000),
     )
     machine.start(None)

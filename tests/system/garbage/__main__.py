@@ -14,7 +14,7 @@ from tests.system.garbage.run import Outcome, Run
 
 NODES = 4
 """Three controllers, and one that follows the feed."""
-SETTINGS = {"LIFTPY_HOST_GROUPS": "false", "LIFTPY_REPLICATION_GROUPS_PARTITIONS": "1"}
+SETTINGS = {"LIFTPY_RUN_GROUP_COORDINATORS": "false", "LIFTPY_REPLICATION_GROUPS_PARTITIONS": "1"}
 """Garbage has the stream of groups made: what its coordinators say then is theirs, and is not counted here."""
 PER_S = 3_000
 

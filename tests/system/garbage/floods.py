@@ -80,7 +80,7 @@ def _ghosts(place: Place) -> Iterator[bytes]:
             nonce=number + 1,
             version="x" * 60,
             weight=1,
-            minLevel=1,
+            minLevel=SPOKEN.least,
             maxLevel=SPOKEN.most,
         )
         request = cluster_pb2.ControlRequest(operationId=secrets.token_bytes(16), registerNode=start)
@@ -109,7 +109,13 @@ def _in_nodes_names(place: Place) -> Iterator[bytes]:
                 request.barrier.SetInParent()
             case 2:
                 start = cluster_pb2.RegisterNode(
-                    nodeId=node, folderId="another", start=1, nonce=number + 1, weight=1, minLevel=1, maxLevel=SPOKEN.most
+                    nodeId=node,
+                    folderId="another",
+                    start=1,
+                    nonce=number + 1,
+                    weight=1,
+                    minLevel=SPOKEN.least,
+                    maxLevel=SPOKEN.most,
                 )
                 request.registerNode.CopyFrom(start)
             case _:

@@ -63,6 +63,8 @@ class Maker:
 
     def __init__(self, rng: random.Random, place: Place, heard: Overheard, max_payload: int) -> None:
         self.made: Counter[str] = Counter()
+        self.forges_answers = False
+        """Whether whole frames with other contents go to inboxes in which somebody waits: only NATS's permissions protect those."""
         self._rng = rng
         self._place = place
         self._heard = heard
@@ -131,6 +133,8 @@ class Maker:
         """One of the same kind, where nobody waits: who hears somebody's inbox, and says what is whole and right but for its contents,
         could as well say the answer, and only NATS's rights keep him from it."""
         prefix = self._place.subjects.inboxes()
+        if self.forges_answers:
+            return reply
         if not reply.startswith(prefix):
             return f"_INBOX.garbage.{self._rng.getrandbits(32)}" if reply else ""
         return f"{prefix}{reply.removeprefix(prefix).partition('.')[0]}.nobody.{self._rng.getrandbits(32)}"
@@ -153,7 +157,7 @@ class Maker:
     # ---- what is around them -------------------------------------------------------------------------------------------
     def _subject(self, row: str, subject: str, kind: str) -> str:
         rng = self._rng
-        if row == "inbox" and kind == "contents":
+        if row == "inbox" and kind == "contents" and not self.forges_answers:
             return f"{subject}.nobody.{rng.getrandbits(63)}"
         if row == "inbox":
             live = self._heard.of(row)

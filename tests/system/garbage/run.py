@@ -441,10 +441,15 @@ class Run:
 
 
 class Link:
-    """A connection that says anything. Where the server cuts it off, it comes back."""
+    """A connection that says anything. Where the server cuts it off, it comes back. ``login``: what it says of itself besides."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, **login: str) -> None:
         self._port = port
+        self._hello = json.dumps(
+            {"verbose": False, "headers": True, "no_responders": True, "name": "garbage", **login}
+        ).encode()
+        self.denied = 0
+        """Publishes that its user has no permission for."""
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self.cut_off: Counter[str] = Counter()
 
@@ -452,7 +457,7 @@ class Link:
         """Return when the server has taken them, or has cut the connection off."""
         if self._streams is None:
             self._streams = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 22)
-            self._streams[1].write(b'CONNECT {"verbose":false,"headers":true,"no_responders":true,"name":"garbage"}\r\n')
+            self._streams[1].write(b"CONNECT %b\r\n" % self._hello)
         reader, writer = self._streams
         why = "reset"
         try:
@@ -463,7 +468,9 @@ class Link:
             while (line := await reader.readline()) != b"PONG\r\n":
                 if not line:
                     raise ConnectionError
-                if line.startswith(b"-ERR"):
+                if line.startswith(b"-ERR 'Permissions Violation"):
+                    self.denied += 1
+                elif line.startswith(b"-ERR"):
                     why = line.decode().strip()
         except ConnectionError:
             self.cut_off[why] += 1

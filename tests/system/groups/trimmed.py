@@ -53,7 +53,7 @@ _SETTINGS = {
     "LIFTPY_REPLICATION_GROUPS_PARTITIONS": "1",
     "LIFTPY_REPLICATION_LEASE_S": "1.0",
     "LIFTPY_REPLICATION_SESSION_S": "1.4",
-    "LIFTPY_REPLICATION_HEARTBEAT_S": "0.1",
+    "LIFTPY_REPLICATION_HEARTBEAT_INTERVAL_S": "0.1",
 }
 _AT_ONCE = 64
 """Commands under way while records of ``_groups`` are made."""
@@ -138,7 +138,7 @@ class Ground:
         for node in NODES:
             flags = {
                 "--stream": COMMANDS, "--node": node, "--data": str(self.folder / "services" / node), "--nats": self.cluster.nats_url,
-                "--snapshot-every": "20", "--name": SERVICE,
+                "--snapshot-interval-records": "20", "--name": SERVICE,
             }  # fmt: skip
             command = [sys.executable, "-c", "from sidecar.cli.main import main; main()", "service", "charging:Charging"]
             path = os.pathsep.join([str(self.cluster.code), str(Path(__file__).parent)])

@@ -64,7 +64,7 @@ class Banks:
                 node=node,
                 data=self._folder,
                 output=RECEIPTS,
-                snapshot_every=50,
+                snapshot_interval_records=50,
                 nats_url=self._nats_url,
             )
 

@@ -276,13 +276,13 @@ class Run:
             await self._until("a rebalance begins", lambda image: any(p.target for p in _partitions(image)))
             command.send_signal(signal.SIGKILL)
             command.wait()
-        said = await self._liftpy("rebalance", "--timeout-s", str(self._size.deadline_s))
+        said = await self._liftpy("rebalance", "--timeout", str(self._size.deadline_s))
         self._expect(max(said["held"].values()) - min(said["held"].values()) <= 1, f"the plan is not even: {said['held']}")
         await self._until("the rebalance is done", _rests)
 
     async def _drain(self) -> None:
         killed = ""
-        draining = asyncio.create_task(self._liftpy("node", "drain", "n4", "--wait", "--timeout-s", str(self._size.deadline_s)))
+        draining = asyncio.create_task(self._liftpy("node", "drain", "n4", "--wait", "--timeout", str(self._size.deadline_s)))
         if self._size.kills:
             await self._until("a drain begins", lambda image: any(p.joining for p in _partitions(image)))
             killed = (await self.client.describe_cluster()).metadata_leader

@@ -19,7 +19,7 @@ from tests.system.overload.quota import sender, until_led
 
 MIB = 1024 * 1024
 LIMIT_BYTES = 256 * MIB
-SETTINGS = {"LIFTPY_MEMORY_LIMIT_BYTES": str(LIMIT_BYTES), "LIFTPY_REPLICATION_INGEST_LATE_S": "0.2"}
+SETTINGS = {"LIFTPY_MEMORY_LIMIT_BYTES": str(LIMIT_BYTES), "LIFTPY_REPLICATION_MAX_QUEUE_DELAY_S": "0.2"}
 STREAM, SIZE_BYTES, TIMES, SENDERS = "flooded", 500, 3, 2
 IDS_S = 5.0
 """The window of message ids, where there are any: those of two minutes would have no room."""

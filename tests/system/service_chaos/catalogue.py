@@ -76,7 +76,7 @@ async def poison(ground: Ground) -> str:
 async def operators_skip(ground: Ground) -> str:
     """``liftpy service skip`` of a good record that no service has applied; of one that was applied it is refused."""
     await ground.settle()
-    words = ("skip", SERVICE, "--stream", STREAM, "--dead-letter", "dead", "--offset")
+    words = ("skip", SERVICE, "--stream", STREAM, "--dead-letter-stream", "dead", "--offset")
     applied = max(ground.acked)
     code, text = await ground.command(*words, str(applied))
     if code != EXIT_CONFIG or "it has applied" not in text:
@@ -208,7 +208,7 @@ async def compaction(ground: Ground) -> str:
             node=NODES[0],
             data=data,
             output=output,
-            snapshot_every=EVERY,
+            snapshot_interval_records=EVERY,
             nats_url=ground.cluster.nats_url,
             more=("--name", f"over-{stream}"),
         )

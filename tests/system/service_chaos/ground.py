@@ -37,7 +37,7 @@ _INPUT = StreamConfig(segment_bytes=4096, retention_bytes=16_384)
 QUICK = {
     "LIFTPY_REPLICATION_LEASE_S": "1.0",
     "LIFTPY_REPLICATION_SESSION_S": "1.4",
-    "LIFTPY_REPLICATION_HEARTBEAT_S": "0.1",
+    "LIFTPY_REPLICATION_HEARTBEAT_INTERVAL_S": "0.1",
     "LIFTPY_REPLICATION_MAX_LEADER_TIMEOUT_S": "1.5",
     "LIFTPY_REPLICATION_CANDIDATE_TIMEOUT_S": "1.0",
     "LIFTPY_REPLICATION_SERVICE_GRACE_S": "1.5",
@@ -102,9 +102,9 @@ class Ground:
             node=node,
             data=self.folder,
             output=OUTPUTS,
-            snapshot_every=EVERY,
+            snapshot_interval_records=EVERY,
             nats_url=self.cluster.nats_url,
-            more=("--dead-letter", DEAD),
+            more=("--dead-letter-stream", DEAD),
             environment={VERSION: str(version or self.versions[node]), PLANT: plant, PLANT_BELOW: str(below)},
         )
         return process

@@ -63,7 +63,7 @@ class Archive(SparkDriver):
 
     def __init__(self, url: str, folder: Path) -> None:
         self.table = folder / "table"
-        options = ["--table", str(self.table), "--nats", url, "--every", "0", "--batch-records", str(_BATCH_RECORDS)]
+        options = ["--table", str(self.table), "--nats", url, "--trigger-interval", "0", "--batch-records", str(_BATCH_RECORDS)]
         options += ["--master", "local[2]", "--orphan-age", "0.5", "--json"]
         for setting in (f"spark.driver.extraJavaOptions={FAST_START}", f"spark.local.dir={folder}"):
             options += ["--conf", setting]

@@ -10,15 +10,17 @@ from pathlib import Path
 
 from liftpy.spark.session import local_session, spark_problem
 from tests.system.upgrade.run import Outcome, Run, first_starts
-from tests.system.upgrade.wheel import BEFORE_LEVELS, install
+from tests.system.upgrade.wheel import BEFORE, install
 
 
 def shown(outcome: Outcome) -> str:
     """The verdict, in a line."""
     return (
         f"{outcome.changes} changes of version, {outcome.kills} kills; {outcome.acknowledged} acknowledged, {outcome.lost} lost, "
-        f"longest gap of acks {outcome.longest_gap_s:.2f} s; finalize was refused {len(outcome.refusals)} times; the old version "
-        f"after it ended with {outcome.old_ended_with}; images equal, digest {outcome.digest}; {outcome.beside}"
+        f"{outcome.found} found, longest gap of acks {outcome.longest_gap_s:.2f} s; finalize was refused "
+        f"{len(outcome.refusals)} times; the new version ended with {outcome.new_ended_with} below its levels, the old one with "
+        f"{outcome.old_ended_with} above its own; "
+        f"images equal at level {outcome.level}, index {outcome.index}, digest {outcome.digest}; {outcome.beside}"
         + "".join(f"; WRONG: {what}" for what in outcome.wrong)
     )
 
@@ -26,7 +28,7 @@ def shown(outcome: Outcome) -> str:
 def main() -> int:
     """Parse and run."""
     parser = argparse.ArgumentParser(prog="python -m tests.system.upgrade", description=__doc__)
-    parser.add_argument("--commit", default=BEFORE_LEVELS, help="whose wheel is the old version")
+    parser.add_argument("--commit", default=BEFORE, help="whose wheel is the old version")
     parser.add_argument("--rounds", type=int, default=3, help="times up; between them down again")
     parser.add_argument("--soak-s", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
@@ -41,7 +43,10 @@ def main() -> int:
     spark = None if given.no_spark else local_session("upgrade")
     with tempfile.TemporaryDirectory(prefix="liftpy-old-") as folder:
         old = install(given.commit, Path(folder))
-        print(f"wheel of {given.commit}: {old.wheel_bytes} bytes, {old.where}", flush=True)
+        print(
+            f"wheel of {given.commit}: {old.wheel_bytes} bytes, {old.where}, speaks levels {old.least} to {old.most}",
+            flush=True,
+        )
         log = given.log.open("a", encoding="utf-8") if given.log else None
         first = asyncio.run(first_starts(old, lambda line: print(line, flush=True)))
         print("".join(f"WRONG: {what}\n" for what in first), end="", flush=True)

@@ -60,7 +60,7 @@ class Beside:
                 node=node,
                 data=self._folder,
                 output=OUTPUT,
-                snapshot_every=_EVERY,
+                snapshot_interval_records=_EVERY,
                 nats_url=self._nats_url,
             )
         if self._query is not None:

@@ -1,6 +1,8 @@
-"""One run: old nodes, up node by node, down again and up, with kills; soak; finalize; the old version refused; everything compared.
+"""One run: old nodes, up node by node, down again and up, with kills; soak; finalize; everything compared.
 
-Acknowledged load runs all the time. A node is changed as docs/upgrades.md has it: may-stop, SIGTERM, the other version, start, synced;
+Before that the cluster goes to a level that the new version does not speak: a new node has to end, and to say what to do.
+
+Acknowledged load runs all the time. A node is changed as docs/upgrades.md has it: can-stop, SIGTERM, the other version, start, synced;
 the metadata leader last. At every step some node may be killed, and comes back as the version that it was.
 """
 
@@ -46,8 +48,14 @@ class Outcome:
     changes: int = 0
     refusals: list[str] = field(default_factory=list)
     """What finalize said while an old node was there."""
+    new_ended_with: int | None = None
+    """Exit code of the new version while the cluster is below its levels; None: there is no such level."""
     old_ended_with: int | None = None
-    """Exit code of the old version after finalize."""
+    """Exit code of the old version after finalize; None: it speaks the level."""
+    found: int = 0
+    """Records in the log in the end."""
+    level: int = 0
+    index: int = 0
     digest: str = ""
     beside: str = ""
     """What ran beside the load."""
@@ -79,7 +87,7 @@ class MixedCluster(DevCluster):
 
 
 async def first_starts(old: Installed, say: Callable[[str], None]) -> list[str]:
-    """A new cluster of both versions, each mixture: it has to begin at the level that the old one speaks. Returns what is wrong."""
+    """A new cluster of both versions, each mixture: it has to begin at the newest level that both speak. Returns what is wrong."""
     wrong = []
     for olds in (("n3",), ("n1",), ("n1", "n2")):
         with MixedCluster(old, lambda node, line: None, olds) as cluster:
@@ -90,7 +98,7 @@ async def first_starts(old: Installed, say: Callable[[str], None]) -> list[str]:
                 level = (await client.describe_cluster(linearizable=True)).image.feature_level
             ended = [name for name in NODES if not cluster.nodes[name].running]
         say(f"first start with {', '.join(olds)} old: level {level}")
-        wrong += [f"with {olds} old it began at level {level}"] if level != 1 else []
+        wrong += [f"with {olds} old it began at level {level}"] if level != min(NEWEST, old.most) else []
         wrong += [f"with {olds} old {ended} ended"] if ended else []
     return wrong
 
@@ -109,6 +117,7 @@ class Run:
         spark: Any = None,
     ) -> None:
         self._spark = spark
+        self._old = old
         self._cluster = MixedCluster(old, lambda node, line: print(node, line, file=log) if log else None)
         self._rounds = rounds
         self._soak_s = soak_s
@@ -141,12 +150,16 @@ class Run:
                     self.outcome.beside = beside.figures()
                     await beside.stop()
                 found = {record.value for record in records}
+                self.outcome.found = len(found)
             self.outcome.acknowledged = len(self._acked)
             self.outcome.lost = len(set(self._acked) - found)
             for name in NODES:
                 await asyncio.to_thread(cluster.nodes[name].terminate)
             held = images(folders)
+            self.outcome.level, self.outcome.index = held[0].feature_level, held[0].index
             self.outcome.digest = held[0].digest.hex()
+            self._expect(self.outcome.level == NEWEST, f"the cluster is at level {self.outcome.level}")
+            self._expect(bool(self.outcome.digest), "the image has no digest")
             self._expect(equal(held), "the controllers hold different images")
             self._expect(not self.outcome.lost, f"{self.outcome.lost} acknowledged records are lost")
         return self.outcome
@@ -156,6 +169,8 @@ class Run:
             self.outcome.wrong.append(what)
 
     async def _steps(self) -> None:
+        if self._old.least < SPOKEN.least:
+            await self._new_is_refused()
         for number in range(self._rounds):
             await self._all_to("new", f"up {number + 1}")
             if number + 1 < self._rounds:
@@ -163,9 +178,10 @@ class Run:
         self._say(f"soak {self._soak_s:g} s")
         await asyncio.sleep(self._soak_s)
         await self._kill()
-        await self._until(self._finalized, "finalize")
+        await self._until(lambda: self._is_at(NEWEST), "finalize")
         self._say(f"finalized: level {NEWEST}")
-        await self._old_is_refused()
+        if self._old.most < NEWEST:
+            await self._old_is_refused()
         await self._kill()
         await self._acks(50)
 
@@ -258,29 +274,50 @@ class Run:
     # ---- levels ----------------------------------------------------------------------------------------------------------------
     async def _finalize_is_refused(self) -> None:
         try:
-            said = await self._client.set_feature_level(2)
+            said = await self._client.set_feature_level(NEWEST + 1)
             self.outcome.wrong.append(f"finalized with {self._cluster.version}: {said}")
         except LiftError as error:
             self.outcome.refusals.append(str(error))
 
-    async def _finalized(self) -> bool:
+    async def _is_at(self, level: int) -> bool:
+        """Ask for the level; whether it holds."""
         try:
-            await self._client.set_feature_level(NEWEST)
+            await self._client.set_feature_level(level)
+            return (await self._client.describe_cluster(linearizable=True)).image.feature_level == level
         except LiftError as error:
             self.outcome.refusals.append(str(error))
             return False
-        return (await self._client.describe_cluster(linearizable=True)).image.feature_level == NEWEST
+
+    async def _new_is_refused(self) -> None:
+        """Below the first level that the new version speaks a new node ends and says what to do; the old ones go on."""
+        level, name = SPOKEN.least - 1, NODES[-1]
+        await self._until(lambda: self._is_at(level), f"level {level}")
+        await self._until(lambda: self._may_stop(name), f"{name} may stop")
+        await asyncio.to_thread(self._cluster.nodes[name].terminate)
+        self.outcome.new_ended_with, said = await self._ends(name, "new")
+        self._say(f"the new version on {name} ended with {self.outcome.new_ended_with} at level {level}: {said}")
+        self._expect(
+            self.outcome.new_ended_with == 78, f"the new version ended with {self.outcome.new_ended_with} at level {level}"
+        )
+        self._expect("to finalize a newer level first" in said, f"the new version says at level {level}: {said}")
+        self._cluster.install(name, "old")
+        await self._start(name)
+        await self._until(lambda: self._is_at(SPOKEN.least), f"level {SPOKEN.least}")
+
+    async def _ends(self, name: str, version: str) -> tuple[int, str]:
+        """Start the version on a node; with what it ends, and what it says then."""
+        self._cluster.install(name, version)
+        node = self._cluster.nodes[name]
+        node.start()
+        await self._until(lambda: asyncio.to_thread(lambda: not node.running), f"the {version} version ends")
+        return await asyncio.to_thread(node.kill), " | ".join(list(node.log)[-8:])
 
     async def _old_is_refused(self) -> None:
         name = next(name for name in NODES if name != "")
         await self._until(lambda: self._may_stop(name), f"{name} may stop")
         await asyncio.to_thread(self._cluster.nodes[name].terminate)
-        self._cluster.install(name, "old")
-        node = self._cluster.nodes[name]
-        node.start()
-        await self._until(lambda: asyncio.to_thread(lambda: not node.running), "the old version ends")
-        self.outcome.old_ended_with = await asyncio.to_thread(node.kill)
-        self._say(f"the old version on {name} ended with {self.outcome.old_ended_with}: {node.log[-1] if node.log else ''}")
+        self.outcome.old_ended_with, said = await self._ends(name, "old")
+        self._say(f"the old version on {name} ended with {self.outcome.old_ended_with}: {said}")
         self._expect(self.outcome.old_ended_with != 0, f"the old version ran at level {NEWEST}")
         self._cluster.install(name, "new")
         await self._start(name)

@@ -12,8 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-BEFORE_LEVELS = "8bbc3a1"
-"""The last commit that knows no feature levels."""
+BEFORE = "6ef61ecd"
+"""The last commit before folders, names and feature levels changed. It speaks levels 1 to 5."""
+_WHAT_IT_IS = """
+try:
+    from liftpy.core.metadata.features import SPOKEN
+except ImportError:
+    from liftpy.cluster.features import SPOKEN
+import liftpy, sidecar
+print(liftpy.__file__, sidecar.__file__, SPOKEN.least, SPOKEN.most)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +32,9 @@ class Installed:
     wheel_bytes: int
     where: Path
     """Of its package."""
+    least: int
+    most: int
+    """Feature levels that it speaks."""
 
 
 def _run(*command: object, cwd: Path | None = None) -> str:
@@ -50,7 +61,8 @@ def install(commit: str, folder: Path) -> Installed:
     _run(*pip, "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)
     (site,) = environment.glob("lib/python*/site-packages")
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    where = Path(_run(python, "-P", "-c", "import sidecar; print(sidecar.__file__)", cwd=folder).strip())
-    if environment not in where.parents:
-        raise RuntimeError(f"the old environment imports {where}")
-    return Installed(python, wheel.stat().st_size, where)
+    *imported, least, most = _run(python, "-P", "-c", _WHAT_IT_IS, cwd=folder).split()
+    for where in map(Path, imported):
+        if environment not in where.parents:
+            raise RuntimeError(f"the old environment imports {where}")
+    return Installed(python, wheel.stat().st_size, Path(imported[0]), int(least), int(most))

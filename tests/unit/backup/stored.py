@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from liftpy.config import StreamConfig
 from liftpy.core.backup.manifest import Manifest, PartitionCopy, StoredFile, StoredPiece, StreamCopy, image_path, piece_path
 from liftpy.core.backup.pieces import chained, kept_pieces
 from liftpy.core.base.partition import PartitionState, Purge
-from liftpy.core.metadata.image import ClusterImage, StreamImage
+from liftpy.core.metadata.image import StreamImage
 from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire.batch import RecordBatch, build_batch, split_batches
 from sidecar.backup.store import Store
+from tests.born import born_image
 
 FIRST, SECOND, THIRD = "20261101T000000Z-0000000a", "20261102T000000Z-0000000b", "20261103T000000Z-0000000c"
 UID = "00000a-19"
@@ -74,7 +76,7 @@ def copied(
 def put_backup(store: Store, backup: str, partition: PartitionCopy, since: str = "") -> Manifest:
     """With its image, and the manifest last."""
     stream = StreamImage("orders", UID, "shop.orders", StreamConfig(), (partition_state(),))
-    image = ClusterImage(index=7).with_stream(stream)
+    image = replace(born_image(), index=7).with_stream(stream)
     manifest = Manifest(
         backup=backup, created_ns=1, namespace="liftpy", version="0", level=1, index=7, leader_epoch=9, since=since,
         image=store_file(store, image_path(backup), encode_snapshot(image, operations=False)),

@@ -38,19 +38,19 @@ def looked(tmp_path: Path) -> Look:
 def test_the_newest_whole_backup_is_what_counts(tmp_path: Path, looked: Look) -> None:
     _, one, two = two_backups(tmp_path / "store")
     code, found = looked(tmp_path / "store")
-    assert (code, found["whole"], found["damaged"]) == (0, 2, 0)
+    assert (code, found["valid"], found["damaged"]) == (0, 2, 0)
     assert found["newest_timestamp_seconds"] == two.created_ns / 10**9
     assert found["newest_size_bytes"] == two.size_bytes
-    assert found["looked_timestamp_seconds"] > 1.7e9
+    assert found["checked_timestamp_seconds"] > 1.7e9
     (tmp_path / "store" / manifest_path(SECOND)).write_bytes(b"{}")
     code, found = looked(tmp_path / "store")
-    assert (code, found["whole"], found["damaged"]) == (1, 1, 1)
+    assert (code, found["valid"], found["damaged"]) == (1, 1, 1)
     assert found["newest_timestamp_seconds"] == one.created_ns / 10**9
     for path in (tmp_path / "store" / "pieces").rglob("*"):
         if path.is_file() and FIRST in path.name:
             path.unlink()
     _, found = looked(tmp_path / "store")
-    assert (found["whole"], found["damaged"], found["newest_timestamp_seconds"]) == (0, 2, 0)
+    assert (found["valid"], found["damaged"], found["newest_timestamp_seconds"]) == (0, 2, 0)
 
 
 def test_a_store_that_is_not_there_has_no_backup(tmp_path: Path, looked: Look) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from liftpy.core.backup.pieces import without_purged
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import Purge
 from liftpy.core.log.log import Log
-from liftpy.core.metadata.image import ClusterImage, StreamImage
+from liftpy.core.metadata.image import StreamImage
 from liftpy.core.wire.batch import build_batch, split_batches
 from liftpy.errors import CorruptionError, NotFoundError, StorageError
 from sidecar.backup import create
@@ -30,6 +31,7 @@ from sidecar.backup.inspect import prune_backups, read_image
 from sidecar.backup.staging import NOWHERE, stage
 from sidecar.backup.store import Store
 from sidecar.disk.files import FolderStorage, sync_folder
+from tests.born import born_image
 from tests.unit.backup.stored import FIRST, SECOND, THIRD, UID, log_of, partition_state, two_backups
 
 
@@ -109,7 +111,9 @@ async def test_a_backup_asks_for_the_metadata_then_the_cursors_then_where_partit
 ) -> None:
     """Else a cursor points past what is kept, or a stream that was acknowledged is not in it."""
     asked: list[str] = []
-    image = ClusterImage(index=7).with_stream(StreamImage("orders", UID, "shop.orders", StreamConfig(), (partition_state(),)))
+    image = replace(born_image(), index=7).with_stream(
+        StreamImage("orders", UID, "shop.orders", StreamConfig(), (partition_state(),))
+    )
     key = PartitionKey("orders", UID, 0)
 
     async def describe_cluster(*, linearizable: bool = False) -> Any:
@@ -200,7 +204,9 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Any:
     async def described(**_: Any) -> Any:
         state = partition_state(made.purges)
         return SimpleNamespace(
-            image=ClusterImage(index=7).with_stream(StreamImage("orders", UID, "shop.orders", StreamConfig(), (state,)))
+            image=replace(born_image(), index=7).with_stream(
+                StreamImage("orders", UID, "shop.orders", StreamConfig(), (state,))
+            )
         )
 
     async def none(client: Any) -> list[str]:
@@ -212,10 +218,15 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Any:
     async def batches(offset: int) -> Any:
         return [batch for batch in made.log if batch.next_offset > offset][:1], None
 
+    async def state() -> Any:
+        return 0, b""
+
     monkeypatch.setattr(create, "list_groups", none)
     monkeypatch.setattr(create, "list_cursors", none)
     monkeypatch.setattr(
-        create, "ReplicaReads", lambda transport, subjects, at: SimpleNamespace(batches=batches, compacted_end=0, deletes_end=0)
+        create,
+        "ReplicaReads",
+        lambda transport, subjects, at: SimpleNamespace(batches=batches, state=state, compacted_end=0, deletes_end=0),
     )
     made.describe_cluster, made.bounds = described, bounds
     return made

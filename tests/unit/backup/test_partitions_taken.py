@@ -35,7 +35,7 @@ class World:
         self.asked: list[tuple[str, int]] = []
         self.spent = 0
         self.compacted_end = self.deletes_end = 0
-        self.state: tuple[int, bytes] | None = None
+        self.state: tuple[int, bytes] | None = 0, b""
         monkeypatch.setattr(create, "ReplicaReads", lambda transport, subjects, at: self.reads(at.node))
         monkeypatch.setattr(create, "_AGAIN_S", 0)
         client: Any = SimpleNamespace(transport=None, bounds=self.bounds)
@@ -69,7 +69,7 @@ class World:
 
     async def take(self, high_watermark: int = 79, before: Any = None) -> Any:
         bounds = Bounds(UID, "n1", "n1", 9, log_start_offset=self.start, high_watermark=high_watermark)
-        return await create._PartitionTaking(self.home, self.stream, 0).run(bounds, before)
+        return await create._PartitionTaking(self.home, self.stream, 0).run(create.Barrier(bounds), before)
 
 
 async def test_all_of_it_in_pieces_with_what_it_costs_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ async def test_an_empty_cluster_gets_the_session_times_that_somebody_had_set(
     (found,) = await set_cluster_wide(client, ClusterWide(times=TIMES), {"orders"})
     assert found == RestoredSetting(TIMES, why)
     assert told == [{"session_s": 5.5, "lease_s": 4.0}] * (why in ("", "the level is 4") and "mine" not in there)
-    assert found.command == "liftpy settings session --session-s 5.5 --lease-s 4"
+    assert found.command == "liftpy settings node-session --session 5.5 --lease 4"
     assert found.shown == {"session_ms": 5500, "lease_ms": 4000, "why_not": why}
 
 

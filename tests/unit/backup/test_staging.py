@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from liftpy.client import Client
 from liftpy.config import StreamConfig
-from liftpy.core.backup.manifest import PartitionCopy, StreamCopy
+from liftpy.core.backup.manifest import PartitionCopy, StreamCopy, manifest_path
 from liftpy.core.backup.pieces import cut_batch, end_of, first_leader_epoch
 from liftpy.core.log.inspect import inspect
 from liftpy.core.log.log import Log
+from liftpy.core.publish.dedup_window import RecentIds
+from liftpy.core.publish.producer_state import Producers
 from liftpy.core.wire.batch import RecordBatch, build_batch, build_filler, parse_batch, split_batches
 from liftpy.errors import ConfigError, CorruptionError
+from liftpy.testing.memory import memory_cluster
+from sidecar.backup.create import TakeOptions, take_backup
+from sidecar.backup.inspect import read_image, verify_backup
+from sidecar.backup.restore import Restored, RestoredStream, RestoreWish
 from sidecar.backup.staging import NOWHERE, LogDigest, StagedLog, Until, stage
+from sidecar.backup.store import Store
 from sidecar.cli.backup import until_of
 from sidecar.disk.files import FolderStorage
 from tests.unit.backup.stored import THIRD, copied, log_of, two_backups
@@ -148,3 +159,85 @@ def test_until_is_read_from_a_command_line() -> None:
     for wrong in ("end", "tomorrow"):
         with pytest.raises(ConfigError):
             until_of(wrong)
+
+
+@pytest.fixture
+async def jobs(tmp_path: Path) -> AsyncIterator[tuple[Client, Store]]:
+    """A stream whose producer ``job`` has published 30 records, of which none is left."""
+    async with memory_cluster() as cluster, cluster.client() as client:
+        await client.create_stream("jobs", "shop.jobs")
+        async with client.producer("jobs", id="job") as producer:
+            await (await producer.send_many([b"%d" % number for number in range(30)]))
+        await client.truncate_before("jobs", 0, 30)
+        yield client, Store.at(str(tmp_path / "store"))
+
+
+def next_sequence(staged: StagedLog) -> int:
+    """Of the only producer in the state beside a restored log; 0: nothing is known of it."""
+    producers = Producers(0, 1000)
+    if staged.state is not None:
+        producers.restore(staged.state.parts[producers.name][1], staged.state.end_offset)
+    (found,) = map(producers.state_of, producers.producer_ids or (0,))
+    return 0 if found is None else found.next_sequence
+
+
+async def test_backup_after_truncation_knows_the_producer_whose_records_are_gone(
+    jobs: tuple[Client, Store], tmp_path: Path
+) -> None:
+    client, store = jobs
+    manifest = (await take_backup(client, store, TakeOptions())).manifest
+    assert not verify_backup(store, manifest).faults
+    done = stage(store, manifest.streams[0].partitions[0], SMALL, tmp_path / "log", NOWHERE, lambda path: None)
+    assert (done.start, done.end, next_sequence(done), done.state_left_out) == (30, 30, 30, "")
+
+
+async def test_backup_of_an_earlier_version_is_restored_and_says_which_producers_are_not_known(
+    jobs: tuple[Client, Store], tmp_path: Path
+) -> None:
+    client, store = jobs
+    await client.publish("jobs", b"one that is left")
+    path = tmp_path / "store" / manifest_path((await take_backup(client, store, TakeOptions())).manifest.backup)
+    said = json.loads(path.read_text())["manifest"]
+    del said["streams"][0]["partitions"][0]["state"]
+    digest = hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    path.write_text(json.dumps({"manifest": said, "sha256": digest}, indent=1, sort_keys=True) + "\n")
+    old = store.newest()
+    assert not verify_backup(store, old).faults
+    done = stage(store, old.streams[0].partitions[0], SMALL, tmp_path / "log", NOWHERE, lambda path: None)
+    assert (done.start, done.end, done.records, done.state) == (30, 31, 1, None)
+    assert "earlier version" in done.state_left_out
+    stream = RestoredStream(RestoreWish(name="jobs", into="jobs", subject="s", config=SMALL), old.streams[0], logs=[done])
+    assert list(Restored([stream]).states_left_out()) == ["jobs/0"]
+
+
+async def test_backup_without_producers_leaves_no_state_out(tmp_path: Path) -> None:
+    store = Store.at(str(tmp_path / "store"))
+    async with memory_cluster() as cluster, cluster.client() as client:
+        await client.create_stream("plain", "shop.plain")
+        for _ in range(2):
+            await client.publish("plain", b"nobody numbers it")
+        await client.truncate_before("plain", 0, 1)
+        await take_backup(client, store, TakeOptions())
+    (copy,) = store.newest().streams[0].partitions
+    done = stage(store, copy, SMALL, tmp_path / "log", NOWHERE, lambda path: None)
+    assert (done.start, done.records, done.state_left_out) == (1, 1, "")
+
+
+async def test_log_restored_during_a_pending_purge_knows_the_producer_and_the_ids_that_it_leaves_out(tmp_path: Path) -> None:
+    store = Store.at(str(tmp_path / "store"))
+    async with memory_cluster() as cluster, cluster.client() as client:
+        await client.create_stream("jobs", "shop.jobs")
+        async with client.producer("jobs", id="job") as producer:
+            await (await producer.send_many([b"%d" % number for number in range(5)], keys=[b"ann"] * 5))
+        await client.publish("jobs", b"with an id", key=b"ann", msg_id="once")
+        await client.purge("jobs", 0, keys=[b"ann"])
+        manifest = (await take_backup(client, store, TakeOptions())).manifest
+        image = read_image(store, manifest).streams["jobs"]
+        (purge,) = image.partitions[0].purges
+    (copy,) = manifest.streams[0].partitions
+    done = stage(store, copy, SMALL, tmp_path / "log", NOWHERE, lambda path: None, (purge,))
+    assert (done.end, done.records, next_sequence(done)) == (6, 0, 5)
+    assert done.state is not None
+    ids = RecentIds(120 * 10**9, 1 << 20, lambda: 0)
+    ids.restore(done.state.parts[ids.name][1], done.state.end_offset)
+    assert ids.find(b"once", manifest.created_ns) is not None

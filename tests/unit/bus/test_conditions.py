@@ -11,12 +11,14 @@ import pytest
 from test_ingest import Bench as IngestBench
 from test_ingest import turn
 
-from liftpy.config import StreamConfig
+from liftpy.config import AckPolicy, StreamConfig
 from liftpy.core.log.log import Log
 from liftpy.core.log.memory_storage import MemoryStorage
 from liftpy.core.publish import ingest, last_per_subject
+from liftpy.core.publish.acks import Publishers
 from liftpy.core.publish.jetstream_headers import Expected, expected_in, why_not_then
 from liftpy.core.publish.log_state import LogState
+from liftpy.core.publish.message_decoder import MessageColumns
 from liftpy.core.replication.effects import AppendBatch, RejectReason
 from liftpy.core.replication.events import PublishesReceived
 from liftpy.core.wire import frames
@@ -37,7 +39,7 @@ class Bench(IngestBench):
         super().__init__(**more)
         self.log = Log.open(MemoryStorage(), StreamConfig(segment_bytes=4096))[0]
         self.derived = self.ingest._derived = LogState(
-            self.log, 10**15, 1 << 20, lambda: 0, subject=subject, subjects_bytes=room
+            self.log, 10**15, 1 << 20, lambda: 0, subject=subject, partition_subject_index_bytes=room
         )
         self.asked: list[PublishesReceived] = []
         self._inboxes = 0
@@ -266,7 +268,7 @@ async def test_a_stream_with_too_many_subjects_refuses_such_publishes_and_no_oth
         await bench.says(f"ev.{number}")
     full = await bench.says("ev.1", (OF, 2))
     assert full[:2] == (503, 10023)
-    assert "more subjects than subjects_bytes" in full[2]
+    assert "more subjects than partition_subject_index_bytes" in full[2]
     assert await bench.says("ev.1") == 51
     assert await bench.says("ev.1", ("Nats-Expected-Last-Sequence", 51)) == 52
     many = Bench()
@@ -277,10 +279,20 @@ async def test_a_stream_with_too_many_subjects_refuses_such_publishes_and_no_oth
     assert await many.says("ev.0", (OF, 3), (NAMED, "ev.2")) == 4
 
 
+def unmet(derived: Any, subjects: list[str], of_others: dict[int, Expected], end_offset: int) -> dict[int, Any]:
+    """What does not hold of messages to ``subjects``."""
+    count = len(subjects)
+    publishers = Publishers(AckPolicy.ALL, [b""] * count)
+    columns = MessageColumns(values=[b""] * count, publishers=publishers, subjects=subjects, of_others=of_others)
+    return ingest.unmet_conditions(columns, derived, end_offset)
+
+
 def test_a_subject_that_the_log_is_still_read_for_is_known_by_the_batch_before() -> None:
-    derived: Any = SimpleNamespace(last_of=lambda subject: None, subjects=SimpleNamespace(is_full=False))
+    derived: Any = SimpleNamespace(
+        last_of=lambda subject: None, subjects=SimpleNamespace(is_full=False), ids=SimpleNamespace(last_id=b"")
+    )
     for index, sequence, reason in ((1, 6, None), (1, 5, RejectReason.INCORRECT_OFFSET), (2, 6, RejectReason.OVERLOADED)):
-        unfit = ingest.unexpected({}, {index: Expected(sequence, "", b"")}, ["a", "a", "b"], derived, 5)
+        unfit = unmet(derived, ["a", "a", "b"], {index: Expected(sequence, "", b"")}, 5).get(index)
         assert (unfit and unfit.reason) == reason
 
 
@@ -290,7 +302,7 @@ def test_a_filter_is_looked_up_over_ten_thousand_subjects_and_no_more() -> None:
     derived.subjects.read_below(0, {f"ev.{number}": number for number in range(10_000)})
 
     def judged(sequence: int) -> tuple[object, ...]:
-        return ingest.unexpected({}, {0: Expected(sequence, "ev.*", b"")}, ["ev.x"], derived, 10_000) or ()
+        return unmet(derived, ["ev.x"], {0: Expected(sequence, "ev.*", b"")}, 10_000).get(0, ())
 
     assert (judged(10_000), judged(9_999)[1:]) == ((), ("wrong last sequence: 10000", None))
     derived.subjects.read_below(0, {"ev.more": 10_000})

@@ -42,7 +42,7 @@ async def test_who_has_no_room_is_refused_and_repeats_and_others_go_on() -> None
     bench.commit()
     assert bench.values() == [b"v", b"v", b"2", b"5"]
     assert bench.answers() == {"_INBOX.a": 1, "_INBOX.b": 2, "_INBOX.c": 10023, "_INBOX.plain": 3, "_INBOX.again": "1D"}
-    said = "the message ids of the last 120 s fill what node_derived_bytes allows"
+    said = "the message ids of the last 120 s fill what node_dedup_state_bytes allows"
     assert bench.error("_INBOX.c") == {"code": 503, "err_code": 10023, "description": said}
     counters = bench.ingest.counters
     assert (counters.overloaded, counters.dropped, bench.node.refused) == (2, {"overloaded": 1}, {"ids": 2})

@@ -32,7 +32,7 @@ def enveloped(**fields: Any) -> bytes:
 
 def unfit(payload: bytes, block: bytes = b"") -> Any:
     columns = reader().read([(b"ev", b"_INBOX.1", payload, block)], 7)
-    return None if columns.unfit is None else columns.unfit.reason
+    return columns.unfit[0].reason if columns.unfit else None
 
 
 async def test_what_nobody_had_room_for_is_counted_by_its_reason() -> None:

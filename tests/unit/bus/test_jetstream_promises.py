@@ -143,7 +143,7 @@ async def test_an_envelope_is_told_too_whether_the_header_is_within_it_or_beside
 def test_a_stream_that_answers_nobody_keeps_everything() -> None:
     reader = MessageDecoder(PartitionKey("s", "u1", 0), "ev", AckPolicy.NONE, InboxRule(("_INBOX.",)), Codec.NONE)
     columns = reader.read([(b"ev", b"_INBOX.a.$FI", b"v", block("Nats-TTL", "Nats-Rollup"))], 0)
-    assert (columns.unfit, columns.unfit_then) == (None, None)
+    assert (columns.unfit, columns.unfit_then) == ({}, {})
 
 
 def test_every_partition_has_a_name_of_its_own_in_answers() -> None:

@@ -112,7 +112,7 @@ async def test_a_connection_that_the_server_cut_comes_back_and_says_so(
     fake: tuple[FakeServer, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     server, url = fake
-    caplog.set_level(logging.INFO, "liftpy.bus")
+    caplog.set_level(logging.INFO, "liftpy.nats")
     bus = await inflow(url)
     got: list[bytes] = []
     bus.listen("ev", lambda s, r, payload, h: got.append(payload))

@@ -126,7 +126,7 @@ def test_subjects_are_the_members_too(
         client.create_stream(f"{name}w", f"w.{name}.*")
     asyncio.run(_published(cluster, [f"w.{name}.{word}" for word in ("a", "b", "a")]))
     lines: list[bytes] = []
-    words = (f"{name}w", "--group", name, "--filter", f"w.{name}.a")
+    words = (f"{name}w", "--group", name, "--subject", f"w.{name}.a")
     assert consume(cluster, monkeypatch, printed(capsysbinary, 2, lines), *words) == 130
     assert lines == [b"0\t0\tx", b"0\t2\tx"]
 

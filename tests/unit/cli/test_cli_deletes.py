@@ -87,7 +87,7 @@ ALL = list(range(RECORDS))
 def test_truncate_deletes_what_lies_before_and_nothing_else(
     before: str, code: int, left: list[int], run: Run, name: str, cluster: MemoryCluster
 ) -> None:
-    found = run("stream", "truncate", name, "--before", before, "--yes", "--json")
+    found = run("stream", "delete-records", name, "--before", before, "--yes", "--json")
     assert found[0] == code, found
     if code:
         assert "--before" in found[2] or "--partition" in found[2]
@@ -109,15 +109,15 @@ def test_truncate_of_a_batch_keeps_it_whole_and_says_so(run: Run, cluster: Memor
             await producer.send_many([b"%d" % number for number in range(RECORDS)])
 
     _with(cluster, publish)
-    code, out, _ = run("stream", "truncate", made, "--before", "-3", "--yes")
+    code, out, _ = run("stream", "delete-records", made, "--before", "-3", "--yes")
     assert (code, "1 of 11 records" in out) == (0, True), out
     _until(lambda: _offsets(cluster, made) == list(range(1, 11)))
 
 
 def test_the_prompt_and_the_dry_run_say_how_many_records_of_how_many_go(run: Run, name: str, cluster: MemoryCluster) -> None:
-    code, out, _ = run("stream", "truncate", name, "--before", "4", "--partition", "1", "--dry-run")
+    code, out, _ = run("stream", "delete-records", name, "--before", "4", "--partition", "1", "--dry-run")
     assert (code, "4 of 10 records" in out) == (0, True)
-    code, _, err = run("stream", "truncate", name, "--before", "new", answer="n\n")
+    code, _, err = run("stream", "delete-records", name, "--before", "new", answer="n\n")
     assert (code, "20 of 20 records" in err) == (130, True)
     code, out, _ = run("stream", "purge", name, "--key", "k", "--before", "4", "--partition", "0", "--dry-run")
     assert (code, "2 of 10 records" in out) == (0, True)
@@ -136,11 +136,11 @@ def test_truncate_deletes_what_was_confirmed_and_nothing_that_came_since(
             client.publish(name, b"came meanwhile", partition=0)
 
     monkeypatch.setattr("click.confirm", confirm)
-    assert run("stream", "truncate", name, "--before", "new")[0] == 0
+    assert run("stream", "delete-records", name, "--before", "new")[0] == 0
     _until(lambda: held(cluster, name) == [[RECORDS], []])
 
 
-@pytest.mark.parametrize("command", [("truncate", "--before", "new"), ("purge", "--key", "k"), ("delete",)])
+@pytest.mark.parametrize("command", [("delete-records", "--before", "new"), ("purge", "--key", "k"), ("delete",)])
 def test_a_stream_that_was_made_again_while_the_prompt_waited_is_left_alone(
     command: tuple[str, ...], run: Run, name: str, cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +156,7 @@ def test_a_stream_that_was_made_again_while_the_prompt_waited_is_left_alone(
 
 
 @pytest.mark.parametrize(
-    "words", [("stream", "delete"), ("stream", "truncate", "--before", "new"), ("stream", "purge", "--key", "k"),
+    "words", [("stream", "delete"), ("stream", "delete-records", "--before", "new"), ("stream", "purge", "--key", "k"),
               ("partition", "elect", "--unclean")]
 )  # fmt: skip
 def test_nothing_is_asked_about_a_stream_that_does_not_exist(words: tuple[str, ...], run: Run) -> None:
@@ -234,7 +234,7 @@ def test_create_stream_with_min_isr_above_its_replicas_says_so(words: tuple[str,
     assert ("--min-isr" in found[1] + found[2]) == bool(said)
     assert said in found[1] + found[2]
     if code == 0:
-        altered = run("stream", "alter", made, "--replication-factor", "2", "--no-wait")
+        altered = run("stream", "alter", made, "--replicas", "2", "--no-wait")
         assert (altered[0], "min_isr = 3" in altered[2]) == (2, True), altered
 
 

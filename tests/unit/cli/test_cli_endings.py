@@ -159,6 +159,9 @@ def test_a_session_connects_as_was_said_and_always_closes(fails: bool, monkeypat
         async def __aexit__(self, *_: object) -> None:
             ended.append("closed")
 
+        async def check_majority(self) -> None:
+            assert not ended
+
     async def connect(*args: Any, **how: Any) -> Connected:
         given.append((*args, how["credentials"], how["timeout_s"]))
         return Connected()

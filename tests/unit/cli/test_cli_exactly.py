@@ -69,10 +69,10 @@ def test_settings_are_those_of_all_replicas_not_of_the_isr(cluster: Cluster, cap
 
 @pytest.mark.parametrize("words", [["--stream", "a.b"], ["--stream", "*"], ["--service", "a b"], ["--service", ">"]])
 def test_rights_of_what_has_no_name_are_refused(words: list[str], cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "rights", "--role", "reader", *words)
+    code, out, err = run(capsys, "permissions", "--role", "reader", *words)
     assert (code, out) == (2, "")
     assert "Use 1 to 64 of" in err
-    assert run(capsys, "rights", "--role", "reader", "--stream", "orders", "--service", "*")[0] == 0
+    assert run(capsys, "permissions", "--role", "reader", "--stream", "orders", "--service", "*")[0] == 0
 
 
 @pytest.mark.parametrize(("width", "spaced"), [(26, True), (25, False)])
@@ -314,7 +314,7 @@ def test_a_service_runs_as_it_is_told(capsys: pytest.CaptureFixture[str], monkey
     noisy.setLevel(logging.NOTSET)
     monkeypatch.setattr(service, "_run", run_service)
     monkeypatch.setattr(service, "load_service", lambda name: Counter)
-    words = ["service", "m:C", "--stream", "s", "--node", "n1", "--data", "d", "--output", "o", "--log-level", "error"]
+    words = ["service", "m:C", "--stream", "s", "--node", "n1", "--data", "d", "--output-stream", "o", "--log-level", "error"]
     try:
         code, *_ = run(capsys, *words, "--namespace", "ns")
     finally:
@@ -514,12 +514,12 @@ def test_lines_are_published_as_was_said_and_counted(
     assert {(*sent[1:2], sent[2], sent[3]) for sent in client.sent} == {(b"k", (("a", b"1=2"), ("b", b"")), "all")}
     assert out.startswith("3 messages published to s/2 (ack all, offsets 101 to 103) in ")
     client.sent.clear()
-    code, out, _ = run(capsys, "publish", "s", str(tmp_path / "lines"), "--ack", "none", "--json")
+    code, out, _ = run(capsys, "publish", "s", str(tmp_path / "lines"), "--ack-policy", "none", "--json")
     said = json.loads(out)
     assert (code, said["published"], said["ack"], said["first_offset"], said["last_offset"]) == (0, 3, "none", -1, -1)
     assert 0 <= said["seconds"] < 60
     assert "error" not in said
-    assert "offsets" not in run(capsys, "publish", "s", str(tmp_path / "lines"), "--ack", "none")[1]
+    assert "offsets" not in run(capsys, "publish", "s", str(tmp_path / "lines"), "--ack-policy", "none")[1]
 
 
 @pytest.mark.parametrize("keep_going", [True, False])

@@ -101,7 +101,7 @@ def test_a_drain_goes_on_by_itself_is_shown_and_taken_back(run: Cli) -> None:
     run.moved.copies = False
     run.moved.driver.create(partitions=10, replicationFactor=3)
     assert run.json("node", "drain", "b") == {"node": "b", "leaving": True, "replicas": 6}
-    code, said = run("node", "drain", "b", "--wait", "--timeout-s", "0.2")
+    code, said = run("node", "drain", "b", "--wait", "--timeout", "0.2")
     assert (code, "continues in the background" in said) == (3, True)
     run.sizes = dict.fromkeys(range(10), GB)
     found = run.json("status")
@@ -125,7 +125,7 @@ def test_what_nobody_leads_moves_nowhere_and_who_waits_for_it_is_told_so(run: Cl
     why = "orders/0, orders/1, orders/2 and 2 more: offline, and nobody who is there holds all that was committed"
     code, said = run("node", "drain", "b")
     assert (code, said.count(why), said.count("liftpy partition elect --unclean")) == (0, 1, 1)
-    code, said = run("node", "drain", "b", "--wait", "--timeout-s", "0.2")
+    code, said = run("node", "drain", "b", "--wait", "--timeout", "0.2")
     assert code != 0
     assert said.count(f"\n{why}") == 1, "once, while it is waited for"
     assert "nothing moves yet" in said
@@ -145,24 +145,24 @@ def test_a_drain_says_what_has_no_other_place(run: Cli) -> None:
 
 def test_another_factor(run: Cli) -> None:
     run.moved.driver.create(partitions=4, replicationFactor=2)
-    planned = run.json("stream", "alter", "orders", "--replication-factor", "3", "--dry-run")
+    planned = run.json("stream", "alter", "orders", "--replicas", "3", "--dry-run")
     assert [len(p["target"]) for p in planned["partitions"]] == [3] * 4
     assert not movements(run.moved.image)
-    code, said = run("stream", "alter", "orders", "--replication-factor", "3", "--dry-run")
+    code, said = run("stream", "alter", "orders", "--replicas", "3", "--dry-run")
     assert (code, "4 partitions change; nothing was done: this is a dry run" in said) == (0, True)
     assert "every partition" not in said
-    code, said = run("stream", "alter", "orders", "--replication-factor", "3")
+    code, said = run("stream", "alter", "orders", "--replicas", "3")
     assert code == 0
     assert "4 partitions change; replication factor 3" in said
     assert "every partition of orders has 3 replicas" in said
     assert [list(p.replicas) for _, p in run.moved.partitions()] == [p["target"] for p in planned["partitions"]]
-    altered = run.json("stream", "alter", "orders", "--replication-factor", "1")
+    altered = run.json("stream", "alter", "orders", "--replicas", "1")
     assert (altered["replication_factor"], altered["dry_run"]) == (1, False)
     assert [p["replicas"] for p in altered["partitions"]] == [list(p.replicas) for _, p in run.moved.partitions()], (
         "as it is now"
     )
     assert all(len(p.replicas) == 1 for _, p in run.moved.partitions())
-    code, said = run("stream", "alter", "orders", "--replication-factor", "9")
+    code, said = run("stream", "alter", "orders", "--replicas", "9")
     assert (code, "there are 5" in said) == (2, True)
 
 
@@ -204,7 +204,7 @@ def test_a_rebalance_is_cancelled_and_nobody_elses_moves_are(run: Cli) -> None:
     assert run.json("rebalance", "--cancel") == {"cancelled": ours, "refused": []}
     assert [m["why"] for m in run.json("status")["moves"]] == ["by hand"]
     assert run("rebalance", "--cancel", "--dry-run")[0] == 2
-    assert run("rebalance", "--leaving", "a")[0] == 2
+    assert run("rebalance", "--without", "a")[0] == 2
 
 
 def test_leaderships_alone(run: Cli) -> None:

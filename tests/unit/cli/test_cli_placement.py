@@ -188,7 +188,7 @@ def test_a_stream_that_waits_says_for_what_wherever_it_is_shown(run: Printed) ->
     assert "3 (insufficient-nodes)" in run("stream", "list")[1]
     assert "stream orders: insufficient-nodes: not enough nodes: 2 more needed" in run("status")[1]
     assert [waits["stream"] for waits in run.json("status")["waiting"]] == ["orders"]
-    assert "waits for nodes" in run("stream", "add-partitions", "orders", "--to", "5")[1]
+    assert "waits for nodes" in run("stream", "add-partitions", "orders", "--partitions", "5")[1]
     assert run.json("stream", "create", "x", "--subject", "x", "--replicas", "8", "--dry-run")["waits"].endswith(
         "2 more needed"
     )
@@ -214,13 +214,13 @@ def test_partitions_are_added_and_the_old_ones_stay(run: Printed) -> None:
     run(*CREATE, "--partitions", "2")
     before = replicas(run)
     assert [
-        entry["id"] for entry in run.json("stream", "add-partitions", "orders", "--to", "5", "--dry-run")["partitions"]
+        entry["id"] for entry in run.json("stream", "add-partitions", "orders", "--partitions", "5", "--dry-run")["partitions"]
     ] == [2, 3, 4]
     assert replicas(run) == before
-    assert "has 5 partitions" in run("stream", "add-partitions", "orders", "--to", "5")[1]
+    assert "has 5 partitions" in run("stream", "add-partitions", "orders", "--partitions", "5")[1]
     assert replicas(run)[:2] == before
     assert len(replicas(run)) == 5
-    code, said = run("stream", "add-partitions", "orders", "--to", "4")
+    code, said = run("stream", "add-partitions", "orders", "--partitions", "4")
     assert code == 2
     assert "can only increase" in said
 
@@ -233,12 +233,12 @@ def test_the_moves_are_shown_beside_the_fewest_and_none_is_made(run: Printed) ->
     assert (len(planned["moves"]), planned["fewest"]) == (2, 2)
     assert {move["into"] for move in planned["moves"]} == {"n6"}
     assert planned["held"]["n6"] == 2
-    assert {move["out"] for move in run.json("rebalance", "--dry-run", "--leaving", "n0")["moves"]} >= {"n0"}
+    assert {move["out"] for move in run.json("rebalance", "--dry-run", "--without", "n0")["moves"]} >= {"n0"}
     said = run("rebalance", "--dry-run")[1]
     assert "minimum: 2). Dry run: nothing" in said
     assert replicas(run) == before
-    assert run("rebalance", "--leaving", "n0")[0] == 2
-    assert "Node n9 does not exist. `liftpy status` shows the nodes." in run("rebalance", "--dry-run", "--leaving", "n9")[1]
+    assert run("rebalance", "--without", "n0")[0] == 2
+    assert "Node n9 does not exist" in run("rebalance", "--dry-run", "--without", "n9")[1]
 
 
 def test_a_nodes_weight_and_rack_are_said_and_taken_back(run: Printed) -> None:

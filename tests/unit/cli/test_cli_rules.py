@@ -61,7 +61,20 @@ def test_each_line_goes_with_what_was_given(
     )
     lines = tmp_path / "lines"
     lines.write_bytes(b"a\n")
-    more = ["--partition", "3", "--subject", "a.b", "--window", "7", "--ack", ack, "--header", "h=1", "--keep-going", *words]
+    more = [
+        "--partition",
+        "3",
+        "--subject",
+        "a.b",
+        "--window",
+        "7",
+        "--ack-policy",
+        ack,
+        "--header",
+        "h=1",
+        "--keep-going",
+        *words,
+    ]
     with pytest.raises(SystemExit) as left:
         main(["publish", "s", str(lines), *more])
     assert not left.value.code

@@ -18,7 +18,7 @@ __all__ = ["cluster"]
 ROWS = [
     {"name": "rack", "value": "a", "read": "b", "source": "file", "default": "", "applies": "restart"},
     {"name": "log_level", "value": "info", "source": "default", "default": "info", "applies": "live"},
-    {"name": "page_hosts", "value": ["[x]", "y"], "source": "env", "default": [], "applies": "live"},
+    {"name": "dashboard_hostnames", "value": ["[x]", "y"], "source": "env", "default": [], "applies": "live"},
 ]
 
 
@@ -74,7 +74,7 @@ def test_all_settings_or_what_differs(client: Asked, capsys: pytest.CaptureFixtu
     assert "a (from the next start: b)" in out
     assert "[x], y" in out
     _, out, _ = run(capsys, "settings", "show", "n1", "--diff", "--json")
-    assert [row["name"] for row in json.loads(out)["settings"]] == ["rack", "page_hosts"]
+    assert [row["name"] for row in json.loads(out)["settings"]] == ["rack", "dashboard_hostnames"]
 
 
 def test_a_reload_says_what_is_live_what_waits_and_what_is_wrong(client: Asked, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,20 +110,20 @@ def test_session_times_are_shown_and_set_and_a_change_is_waited_for(
     client: Asked, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_LOOK_S", 0)
-    words = ("settings", "session")
+    words = ("settings", "node-session")
     assert run(capsys, *words) == (0, "session 2 s, lease 0.9 s\n", "")
-    said = json.loads(run(capsys, *words, "--session-s", "5", "--no-wait", "--json")[1])
+    said = json.loads(run(capsys, *words, "--session", "5", "--no-wait", "--json")[1])
     assert (said["session_ms"], said["session_before_ms"], said["settled"]) == (5000, 2000, False)
     assert (client.set_to, client.asked_times) == ({"session_s": 5.0, "lease_s": None}, 1)
-    assert run(capsys, *words, "--session-s", "5") == (0, "session 5 s, lease 0.9 s\n", "")
+    assert run(capsys, *words, "--session", "5") == (0, "session 5 s, lease 0.9 s\n", "")
     assert client.asked_times == 3, "until it is settled"
     client.asked_times = -(1 << 40)
     monkeypatch.setattr(module, "_SETTLES_WITHIN_S", -1000.0)
-    code, _, err = run(capsys, *words, "--session-s", "5")
+    code, _, err = run(capsys, *words, "--session", "5")
     assert code != 0
     assert "change continues in the background" in err
     client.times, client.set_to = None, None
-    assert run(capsys, *words) == (0, "as each node's own settings say: the feature level is below 5\n", "")
+    assert run(capsys, *words) == (0, "as each node's own settings say: the cluster is new\n", "")
     assert run(capsys, *words, "--json") == (0, "null\n", "")
 
 

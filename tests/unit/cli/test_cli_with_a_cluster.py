@@ -34,7 +34,7 @@ from tests.unit.node.test_metrics import a_reporter, gathered
 
 MODULES = {
     name: importlib.import_module(f"sidecar.cli.{name}")
-    for name in ("partition", "node", "status", "stream", "rights", "consume", "delete_records")
+    for name in ("partition", "node", "status", "stream", "permissions", "consume", "delete_records")
 }
 
 
@@ -55,7 +55,7 @@ class Cluster:
     def image(self) -> ClusterImage:
         return self.driver.fsm.image
 
-    async def describe_cluster(self) -> ClusterState:
+    async def describe_cluster(self, *, linearizable: bool = False) -> ClusterState:
         if self.turns:
             self.turns.pop(0)()
         return ClusterState(self.image, self.leader, self.controllers)
@@ -341,7 +341,7 @@ def test_status_for_people(cluster: Cluster, capsys: pytest.CaptureFixture[str],
     assert "metadata leader: none" in run(capsys, "status")[1]
 
 
-# ---- liftpy stream, liftpy rights ------------------------------------------------------------------------------------------
+# ---- liftpy stream, liftpy permissions ------------------------------------------------------------------------------------------
 def test_deleting_names_the_stream_that_was_confirmed(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     uid = cluster.image.streams["orders"].uid
     code, out, _ = run(capsys, "stream", "delete", "orders", "--yes", "--json")
@@ -400,16 +400,16 @@ def test_fewer_replicas_than_usual_are_said_unless_asked_for(
 
 
 def test_a_publishers_rights_are_the_subjects_of_its_streams(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "rights", "--role", "publisher", "--stream", "orders", "--stream", "prices")
+    code, out, _ = run(capsys, "permissions", "--role", "publisher", "--stream", "orders", "--stream", "prices")
     assert code == 0
     for subject in ("shop.orders", "shop.orders.1", "shop.prices", "shop.prices.1"):
         assert f'"{subject}"' in out
-    assert run(capsys, "rights", "--role", "publisher")[0] == 2
-    only = run(capsys, "rights", "--role", "publisher", "--stream", "orders", "--subject", "a.b")[1]
+    assert run(capsys, "permissions", "--role", "publisher")[0] == 2
+    only = run(capsys, "permissions", "--role", "publisher", "--stream", "orders", "--subject", "a.b")[1]
     assert '"a.b"' in only
     assert "shop." not in only, "what was named wins"
-    assert '">"' in run(capsys, "rights", "--role", "node")[1]
-    nsc = run(capsys, "rights", "--role", "node", "--subject", "a.b", "--format", "nsc")[1]
+    assert '">"' in run(capsys, "permissions", "--role", "node")[1]
+    nsc = run(capsys, "permissions", "--role", "node", "--subject", "a.b", "--format", "nsc")[1]
     assert "nsc" in nsc
     assert "node" in nsc
 
@@ -436,7 +436,7 @@ def test_consume_prints_each_record_and_ends_at_the_last(
     cluster.consume = consume  # type: ignore[attr-defined]
     cluster.counters = {"skipped": 2}
     words = ["consume", "orders", "--partition", "1", "--from", "3", "--until", "5"]
-    words += ["--filter", "a.*", "--key", "k", "--key", "l"]
+    words += ["--subject", "a.*", "--key", "k", "--key", "l"]
     with pytest.raises(SystemExit) as left:
         main([*words, "--json"] if as_json else words)
     assert not left.value.code

@@ -95,7 +95,7 @@ def test_a_dev_cluster_is_made_as_it_was_asked_for(
     monkeypatch.setattr(dev_module, "DevCluster", Dev)
     monkeypatch.setattr(dev_module.signal, "signal", lambda *_: None)
     monkeypatch.setattr(dev_module, "_WATCH_S", 0.0)
-    words = ("--nodes", "2", "--data", str(tmp_path), "--port", "0", "--namespace", "mine", "--restart-after", "7", "--json")
+    words = ("--nodes", "2", "--data", str(tmp_path), "--port", "0", "--namespace", "mine", "--restart-delay", "7", "--json")
     run(capsys, "dev", *words)
     (made,) = Dev.made
     given = dict(made.given)

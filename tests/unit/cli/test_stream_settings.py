@@ -59,17 +59,37 @@ def test_a_setting_gets_from_the_command_line_to_the_cluster_and_back_to_the_scr
 
 def test_nothing_given_is_the_default() -> None:
     assert given() == StreamConfig() == config_from_pb(config_to_pb(StreamConfig()))
-    assert set(changed(StreamConfig(), 3)) == {"ack", "min_isr", "flush", "commit"}
+    assert set(changed(StreamConfig(), 3)) == {"ack_policy", "min_isr", "flush", "commit_policy"}
 
 
 @pytest.mark.parametrize(
     ("words", "named"),
     [
         (["--segment-bytes", "5"], "segment_bytes"),
-        (["--retention-age", "nan"], "retention_age_s"),
         (["--flush", "often"], "flush"),
     ],
 )
-def test_what_is_wrong_is_named(words: list[str], named: str) -> None:
+def test_setting_out_of_bounds_is_named(words: list[str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         given(*words)
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "field", "value"),
+    [
+        ("--retention-age", "7d", "retention_age_s", 7 * 86_400.0),
+        ("--retention-age", "1.5h", "retention_age_s", 5400.0),
+        ("--dedup-window", "90", "dedup_window_s", 90.0),
+        ("--segment-bytes", "64MiB", "segment_bytes", 64 << 20),
+        ("--quota-bytes", "10MB", "quota_bytes_per_s", 10_000_000),
+        ("--segment-bytes", "4096", "segment_bytes", 4096),
+    ],
+)
+def test_option_with_a_unit_is_read_in_seconds_and_bytes(option: str, text: str, field: str, value: float) -> None:
+    assert getattr(given(option, text), field) == value
+
+
+@pytest.mark.parametrize("text", ["nan", "7x", "-5m", "1 d", ""])
+def test_duration_with_a_wrong_unit_is_rejected_with_examples(text: str) -> None:
+    with pytest.raises(AssertionError, match=r"90s, 5m, 1\.5h or 7d"):
+        given(f"--retention-age={text}")

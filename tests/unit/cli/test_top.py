@@ -69,7 +69,7 @@ def text_of(model: Model, width: int = 80, height: int = 24, view: View | None =
 
 # ---- glances ------------------------------------------------------------------------------------------------------------
 def test_a_glance_comes_back_as_it_was_and_is_small() -> None:
-    told = a_glance("n1", 1_000_000, nodes={f"node-{n:02}": "live" for n in range(3)}, offline=2, lag_s=1.5, services_failing=1)
+    told = a_glance("n1", 1_000_000, nodes={f"node-{n:02}": "live" for n in range(3)}, offline=2, lag_s=1.5, services_blocked=1)
     encoded = told.encode()
     assert len(encoded) <= 1024
     assert glance_of(json.loads(encoded)["glance"]) == told
@@ -126,7 +126,7 @@ def test_percentiles_are_prometheus_s(counts: tuple[int, ...], part: float, want
         ({"n1": {"nodes": {"n1": "live", "n2": "live", "n3": "drained"}, "index": 41}}, OK, ""),
         ({"n2": {"nats_connected": False}}, DEGRADED, "NATS is away from part of n2"),
         ({"n2": {"failed": 1}}, DEGRADED, "logs have failed on n2"),
-        ({"n2": {"services_failing": 1}}, DEGRADED, "services stand still on n2"),
+        ({"n2": {"services_blocked": 1}}, DEGRADED, "services stand still on n2"),
         ({"n2": {"disk_free": 0.149}, "n1": {"disk_free": 0.15}}, DEGRADED, "the disk is nearly full on n2"),
         ({"n2": {"queued": 0.8}}, DEGRADED, "publishes are refused by n2"),
         ({"n2": {"version": "0.2.0"}}, DEGRADED, "versions are mixed: 0.1.0, 0.2.0"),

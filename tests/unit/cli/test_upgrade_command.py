@@ -16,14 +16,14 @@ from liftpy.core.metadata.features import FEATURES
 from liftpy.core.metadata.image import NodeImage
 from sidecar.cli import upgrade as commands
 
-BOTH, OLD = LevelRange(1, 2), LevelRange(1, 1)
+BOTH, OLD = LevelRange(5, 6), LevelRange(5, 5)
 WELL = {"health": {"live": True, "ready": True, "synced": True}, "checks": {}}
 
 
 class FakeClient:
     """Of a cluster of two nodes at ``level``; ``reasons``: against any other level."""
 
-    def __init__(self, level: int = 1, b: LevelRange | None = BOTH, reasons: tuple[str, ...] = (), version: str = "1") -> None:
+    def __init__(self, level: int = 5, b: LevelRange | None = BOTH, reasons: tuple[str, ...] = (), version: str = "1") -> None:
         self.levels = FeatureLevels(level, {"a": BOTH, "b": b}, {"a": "1", "b": version})
         self.reasons = reasons
         self.health: dict[str, Any] = {"a": WELL, "b": WELL}
@@ -64,51 +64,51 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, Any]]:
 def test_a_well_cluster_of_one_version_can_be_finalized(run: Any) -> None:
     client = FakeClient()
     assert run(client, "check") == (0, {
-        "well": True, "level": 1, "to": 2,
-        "checks": ["[+] a: live, ready, synced", "[+] b: live, ready, synced", "[+] versions: 1", "[+] level 2: can be finalized"],
+        "well": True, "level": 5, "to": 6,
+        "checks": ["[+] a: live, ready, synced", "[+] b: live, ready, synced", "[+] versions: 1", "[+] level 6: can be finalized"],
     })  # fmt: skip
-    assert run(client, "finalize", "--dry-run") == (0, {"level": 1, "to": 2, "reasons": [], "done": False})
+    assert run(client, "finalize", "--dry-run") == (0, {"level": 5, "to": 6, "reasons": [], "done": False})
     assert client.set == []
-    assert run(client, "finalize") == (0, {"level": 2, "to": 2, "reasons": [], "done": True})
-    assert client.set == [2]
-    assert run(FakeClient(2), "finalize", as_json=False) == (0, "The current level is already 2.\n")
-    assert run(FakeClient(2), "check", as_json=False)[1].endswith("[+] level 2 holds, nothing to finalize\n")
+    assert run(client, "finalize") == (0, {"level": 6, "to": 6, "reasons": [], "done": True})
+    assert client.set == [6]
+    assert run(FakeClient(6), "finalize", as_json=False) == (0, "The current level is already 6.\n")
+    assert run(FakeClient(6), "check", as_json=False)[1].endswith("[+] level 6 holds, nothing to finalize\n")
 
 
 def test_whatever_is_in_the_way_is_said_and_nothing_is_done(run: Any) -> None:
-    client = FakeClient(b=OLD, reasons=("node b speaks 1, not 2",), version="0")
+    client = FakeClient(b=OLD, reasons=("node b speaks 5, not 6",), version="0")
     client.health["b"] = {"health": {"live": True, "ready": True, "synced": False}, "checks": {"synced": "x/0 lags"}}
     client.fenced = {"a"}
-    code, found = run(client, "check", "--level", "2")
-    assert (code, found["well"], found["to"]) == (1, False, 2)
+    code, found = run(client, "check", "--level", "6")
+    assert (code, found["well"], found["to"]) == (1, False, 6)
     assert found["checks"] == [
-        "[-] a: does not answer", "[-] b: synced: x/0 lags", "[-] versions: 0, 1", "[-] level 2: node b speaks 1, not 2",
+        "[-] a: does not answer", "[-] b: synced: x/0 lags", "[-] versions: 0, 1", "[-] level 6: node b speaks 5, not 6",
     ]  # fmt: skip
-    assert run(client, "finalize", "--level", "2") == (
-        1, {"level": 1, "to": 2, "reasons": ["node b speaks 1, not 2"], "done": False},
+    assert run(client, "finalize", "--level", "6") == (
+        1, {"level": 5, "to": 6, "reasons": ["node b speaks 5, not 6"], "done": False},
     )  # fmt: skip
-    assert run(client, "finalize", "--level", "2", as_json=False) == (1, "node b speaks 1, not 2\n")
-    assert run(client, "finalize")[1]["to"] == 1, "the highest that all speak"
+    assert run(client, "finalize", "--level", "6", as_json=False) == (1, "node b speaks 5, not 6\n")
+    assert run(client, "finalize")[1]["to"] == 5, "the highest that all speak"
     assert client.set == []
 
 
 def test_the_way_back(run: Any) -> None:
-    assert run(FakeClient(1), "revert") == (1, {"level": 1, "to": 0, "reasons": ["There is no level before 1."], "done": False})
-    assert run(FakeClient(2, reasons=("orders",)), "revert")[0] == 1
-    client = FakeClient(2)
-    assert run(client, "revert", "--dry-run") == (0, {"level": 2, "to": 1, "reasons": [], "done": False})
+    assert run(FakeClient(5), "revert") == (1, {"level": 5, "to": 4, "reasons": ["There is no level before 5."], "done": False})
+    assert run(FakeClient(6, reasons=("orders",)), "revert")[0] == 1
+    client = FakeClient(6)
+    assert run(client, "revert", "--dry-run") == (0, {"level": 6, "to": 5, "reasons": [], "done": False})
     assert client.set == []
-    assert run(client, "revert", as_json=False) == (0, "it is 1\n")
-    assert client.set == [1]
+    assert run(client, "revert", as_json=False) == (0, "it is 5\n")
+    assert client.set == [5]
 
 
 def test_the_report(run: Any) -> None:
-    code, found = run(FakeClient(2, b=None, reasons=("orders",)), "report")
-    assert (code, found["level"], found["in_the_way_back"]) == (0, 2, ["orders"])
-    assert found["nodes"] == {"a": {"version": "1", "speaks": [1, 2]}, "b": {"version": "1", "speaks": None}}
+    code, found = run(FakeClient(6, b=None, reasons=("orders",)), "report")
+    assert (code, found["level"], found["in_the_way_back"]) == (0, 6, ["orders"])
+    assert found["nodes"] == {"a": {"version": "1", "speaks": [5, 6]}, "b": {"version": "1", "speaks": None}}
     assert [found["disk_formats"][name]["writes"] for name in ("image", "record batch")] == [2, 1]
     assert [row["level"] for row in found["known_here"]] == [feature.level for feature in FEATURES]
-    _, shown = run(FakeClient(1, b=None), "report", as_json=False)
+    _, shown = run(FakeClient(5, b=None), "report", as_json=False)
     assert "not heard" in shown
-    assert "1 to 2" in shown
-    assert shown.endswith("back to the level before: There is no level before 1.\n")
+    assert "5 to 6" in shown
+    assert shown.endswith("back to the level before: There is no level before 5.\n")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from click import ClickException
 
+from liftpy.client import Client
 from liftpy.client import admin as admin_module
 from liftpy.client.admin import Admin
 from liftpy.config import AckPolicy, StreamConfig
@@ -32,6 +33,7 @@ from liftpy.nats.credentials import Credentials
 from liftpy.nats.transport import Transport, open_connection
 from sidecar.cli import session
 from sidecar.cli.main import liftpy
+from sidecar.runtime.settings import Target
 from tests.unit.backup.stored import two_backups
 
 _Error = pb.ControlResponse.Error
@@ -159,6 +161,28 @@ async def test_an_answer_that_is_damaged_or_anothers_says_nothing_and_is_asked_f
     assert transport.counters["damaged answers"] == 1
 
 
+@pytest.mark.parametrize(("fenced", "refusals"), [([True, True], 2), ([True, False], 2), ([False], 1), ([False], 2)])
+@pytest.mark.parametrize("change", ["alter_stream", "add_partitions"])
+async def test_change_that_needs_nodes_waits_while_some_are_fenced(
+    admin: Admin, controller: Controller, change: str, fenced: list[bool], refusals: int
+) -> None:
+    """After a restart of NATS no node is live for a moment."""
+
+    def described(is_fenced: bool) -> Answer:
+        image = pb.Image(nodes=[pb.Node(nodeId="n1", fenced=is_fenced)], streams=[pb.Stream(name="orders")])
+        return lambda _: pb.ControlResponse(cluster=pb.ClusterDescription(image=image))
+
+    too_few = fails(_Error.NOT_ENOUGH_NODES, "there are 0 live")
+    for number in range(refusals):
+        controller.script += [too_few, *map(described, fenced[number : number + 1])]
+    controller.script.append(made)
+    if len(fenced) == refusals:
+        assert (await getattr(admin, change)("orders", 2)).uid == "u1"
+    else:
+        with pytest.raises(ConfigError, match="there are 0 live"):
+            await getattr(admin, change)("orders", 2)
+
+
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
@@ -279,13 +303,13 @@ def test_credentials_are_checked_and_never_shown() -> None:
 
 WITHOUT_MAJORITY = (
     "events", "backup create STORE", "backup drill STORE", "backup restore STORE --all", "backup cursors STORE",
-    "stream create more --subject shop.more", "stream delete orders --yes", "stream alter orders --replication-factor 2",
-    "stream purge orders --key k --yes", "stream truncate orders --before 1 --yes", "stream add-partitions orders --to 2",
+    "stream create more --subject shop.more", "stream delete orders --yes", "stream alter orders --replicas 2",
+    "stream purge orders --key k --yes", "stream delete-records orders --before 1 --yes", "stream add-partitions orders --partitions 2",
     "stream pause orders", "stream resume orders", "stream show orders", "stream list", "partition elect orders 0",
     "partition move orders 0 --to n1,n2,n3", "partition transfer orders 0 --to n1", "partition rebalance", "rebalance",
     "group list", "group show g", "group reset g --stream orders --to earliest --yes", "group delete g --yes",
     "cursor list", "cursor show c", "cursor set c --stream orders --to earliest --yes", "cursor delete c --yes",
-    "settings default-quota --records 5", "settings session --session-s 20 --lease-s 10", "node drain n1", "node may-stop n1",
+    "settings default-quota --records 5", "settings node-session --session 20 --lease 10", "node drain n1", "node can-stop n1",
     "node remove n2", "node set-rack n1 r", "node set-weight n1 2", "controllers", "controllers add n9", "controllers remove n2",
     "controllers replace n2 n9", "upgrade check", "upgrade finalize", "upgrade report", "upgrade revert",
     "service snapshot s --stream orders", "service skip s --stream orders --offset 1",
@@ -316,3 +340,27 @@ async def test_every_command_that_needs_controllers_says_how_many_are_missing(
         running = {command: asyncio.get_running_loop().run_in_executor(pool, run, command) for command in WITHOUT_MAJORITY}
         found = {command: await one for command, one in running.items()}
     assert {command: text for command, text in found.items() if text} == {}
+
+
+@pytest.mark.parametrize(("up", "raised"), [(("n1",), NoMajorityError), (("n1", "n2"), ConfigError), ((), ConfigError)])
+async def test_command_that_a_lone_controller_fails_says_how_many_controllers_are_missing(
+    controller: Controller,
+    subjects: Subjects,
+    nats_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    up: tuple[str, ...],
+    raised: type[LiftError],
+) -> None:
+    """`partition elect` says "is led by n1" of an old image, `group show` "there is no group": no node knows better."""
+    monkeypatch.setattr(admin_module, "MAJORITY_S", 0.1)
+    members = [pb.ControllerStatus(nodeId=name, connected=name in up) for name in ("n1", "n2", "n3")]
+    controller.knows = pb.ClusterDescription(controllers=members, metadataLeader="n1" if len(up) > 1 else "")
+    if not up:
+        controller.knows = None
+
+    async def work(client: Client) -> None:
+        raise ConfigError("orders/0 is led by n1")
+
+    target = Target(nats=(nats_url,), namespace=subjects.namespace)
+    with pytest.raises(raised):
+        await asyncio.to_thread(session.with_client, target, work)

@@ -122,6 +122,8 @@ async def test_what_was_truncated_is_not_there(client: Client) -> None:
         assert b'"error"' not in there.payload
     (first, *_) = await parts(client, "DIRECT.GET.orders", seq=1, batch=1)
     assert direct(first)[1]["Nats-Sequence"] == "3"
+    (below,) = await parts(client, "DIRECT.GET.orders", multi_last=["orders.>"], up_to_seq=2)
+    assert direct(below) == ("404 Message Not Found", {})
 
 
 async def test_batches(client: Client) -> None:

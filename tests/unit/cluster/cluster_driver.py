@@ -8,10 +8,12 @@ from google.protobuf.message import DecodeError
 
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.controller.preflight import without_log
-from liftpy.core.metadata.controller.state_machine import MAX_TIME_NS, ClusterFsm
+from liftpy.core.metadata.controller.state_machine import MAX_TIME_NS
+from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES
 from liftpy.core.metadata.records import OperationDone
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.born import born_fsm
 
 MS = 1_000_000
 SECOND = 1000 * MS
@@ -21,7 +23,7 @@ Error = pb.ControlResponse
 
 class Driver:
     def __init__(self, nodes: tuple[str, ...] = (), *, elections: bool = False) -> None:
-        self.fsm = ClusterFsm(elections=elections)
+        self.fsm = born_fsm(elections=elections)
         self.log: list[bytes] = []
         self.now_ns = 1_700_000_000_000 * MS
         for node in nodes:
@@ -70,7 +72,10 @@ class Driver:
             assert changed or request.timeNs >= MAX_TIME_NS, request
 
     def register(self, node: str, **fields: Any) -> pb.ControlResponse:
-        return self.ask(registerNode=pb.RegisterNode(nodeId=node, **fields))
+        request = pb.RegisterNode(nodeId=node, **fields)
+        if not request.minLevel:
+            SPOKEN.tell(request)
+        return self.ask(registerNode=request)
 
     def restart(self, node: str, *, clean: bool = False, flushed: bool = True, emptied: bool = False) -> pb.ControlResponse:
         previous = 0 if emptied else self.incarnation(node)

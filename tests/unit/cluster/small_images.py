@@ -8,6 +8,7 @@ from typing import Any
 from liftpy.config import StreamConfig
 from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.metadata.image import ClusterImage, Counters, NodeImage, StreamImage
+from tests.born import born_image
 
 S = 1_000_000_000
 
@@ -32,7 +33,7 @@ def a_stream(*partitions: PartitionState, **config: Any) -> StreamImage:
 
 
 def an_image(stream: StreamImage | None = None, nodes: str = "abc", fenced: str = "") -> ClusterImage:
-    made = ClusterImage(index=3, time_ns=9).with_streams((stream,) if stream else ())
+    made = dataclasses.replace(born_image(), index=3, time_ns=9).with_streams((stream,) if stream else ())
     table = made.nodes
     for number, name in enumerate(nodes, 1):
         table = table.set(name, NodeImage(node_id=name, incarnation=number, fenced=name in fenced))

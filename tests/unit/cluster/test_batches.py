@@ -12,9 +12,9 @@ from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.controller import request_batcher
 from liftpy.core.metadata.controller.active_controller import ActiveController, joined
 from liftpy.core.metadata.controller.request_batcher import batch_of
-from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.image import ClusterImage, DirtyStreams
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.born import born_fsm, registration
 
 _E = pb.ControlResponse
 
@@ -23,10 +23,10 @@ class Group:
     """The state machine, with three nodes and a stream of nine partitions whose leader ``a`` is gone."""
 
     def __init__(self) -> None:
-        self.fsm = ClusterFsm(elections=True)
+        self.fsm = born_fsm(elections=True)
         self.count = 0
         for node in ("a", "b", "c"):
-            self.ask(registerNode=pb.RegisterNode(nodeId=node, flushedAlways=True))
+            self.ask(registerNode=registration(nodeId=node, flushedAlways=True))
         self.ask(createStream=pb.CreateStream(name="s", subject="s.x", replicationFactor=3, partitions=9))
         self.ask(fenceNode=pb.FenceNode(nodeId="a", incarnation=1))
         for p in self.image.streams["s"].partitions:

@@ -14,16 +14,16 @@ from liftpy.config import SessionTimes
 from liftpy.core.metadata.controller.cluster_events import KINDS, ClusterEvent, EventTrail, events_of, in_words, is_recent
 from liftpy.core.metadata.controller.feature_negotiation import begin_at
 from liftpy.core.metadata.controller.requests import REQUESTS, AskedBy
-from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.record_builder import Rules
 from liftpy.core.metadata.records import PartitionStateChanged
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.born import born_fsm
 
 
 def all_events(log: list[bytes], *, elections: bool = False) -> list[ClusterEvent]:
     """Of a log, on a controller of its own."""
-    fsm, trail, found = ClusterFsm(elections=elections), EventTrail(), []
+    fsm, trail, found = born_fsm(elections=elections), EventTrail(), []
     for index, entry in enumerate(log, 1):
         before = fsm.image
         answer = fsm.apply(entry, index)
@@ -69,7 +69,6 @@ def test_a_day_of_a_cluster_in_words() -> None:
 
 def test_a_default_quota_says_who_set_it_and_what_it_was() -> None:
     driver = Driver(("a",))
-    driver.ask(setFeatureLevel=pb.SetFeatureLevel(level=4, checked=[pb.CheckedNode(nodeId="a", incarnation=1)]))
     driver.ask(setDefaultQuota=pb.SetDefaultQuota(recordsPerS=5, byToken=2))
     driver.ask(setDefaultQuota=pb.SetDefaultQuota(recordsPerS=0, bytesPerS=9))
     driver.ask(setDefaultQuota=pb.SetDefaultQuota(byToken=9999))
@@ -96,7 +95,7 @@ def test_elections_are_told_from_hand_overs_and_from_those_that_may_lose() -> No
     ]
     assert ("election", "a", "c") in kinds
     assert ("isr_changed", "a b c", "b c") in kinds
-    assert ("transfer", "c", "b") in kinds
+    assert ("leadership_transfer", "c", "b") in kinds
     assert ("unclean_election", "", "b") not in kinds
 
 
@@ -105,7 +104,7 @@ def test_what_was_refused_is_an_event_with_its_error() -> None:
     assert driver.delete("nothing").error == Error.NOT_FOUND
     event = all_events(driver.log)[-1]
     told = (event.kind, event.request, event.outcome, event.error, event.sender)
-    assert told == ("request", "deleteStream", "refused", "NOT_FOUND", "test")
+    assert told == ("request", "deleteStream", "rejected", "NOT_FOUND", "test")
     assert (event.stream, event.operation_id) == ("nothing", (2).to_bytes(16, "big").hex())
     assert event.detail
 
@@ -134,7 +133,7 @@ def test_each_part_of_a_batch_has_its_own_answer() -> None:
     ]
     driver.ask(batch=pb.Batch(requests=parts))
     asked = [event for event in all_events(driver.log, elections=True) if event.request == "electLeader"]
-    assert [(event.stream, event.partition, event.outcome) for event in asked] == [("orders", 0, "done"), ("x", 3, "refused")]
+    assert [(event.stream, event.partition, event.outcome) for event in asked] == [("orders", 0, "done"), ("x", 3, "rejected")]
     assert asked[1].error == "NOT_FOUND"
 
 
@@ -168,9 +167,9 @@ def test_a_node_that_comes_back_with_another_folder_is_told() -> None:
     driver = Driver()
     driver.register("a", folderId="f1")
     driver.register("a", folderId="f1", previousIncarnation=1)
-    assert "folder_lost" not in [event.kind for event in all_events(driver.log)]
+    assert "data_directory_lost" not in [event.kind for event in all_events(driver.log)]
     driver.register("a", folderId="f2")
-    assert [event.kind for event in all_events(driver.log)][-2:] == ["node_registered", "folder_lost"]
+    assert [event.kind for event in all_events(driver.log)][-2:] == ["node_registered", "data_directory_lost"]
 
 
 def test_a_change_is_compared_with_the_one_before_it_in_the_same_entry() -> None:
@@ -210,7 +209,7 @@ def test_a_change_of_the_session_times_is_told_and_when_it_is_settled() -> None:
     driver.ask(setFeatureLevel=begin.setFeatureLevel)
     driver.ask(setSessionTimes=pb.SetSessionTimes(sessionMs=5000, leaseMs=900))
     driver.ask(settleSessionTimes=pb.SettleSessionTimes(change=1))
-    found = [(event.was, event.now) for event in all_events(driver.log) if event.kind == "session_times"]
+    found = [(event.was, event.now) for event in all_events(driver.log) if event.kind == "session_times_changed"]
     unsettled = "session 5 s, lease 0.9 s (not settled: 2 s and 0.9 s may still count)"
     assert found == [("session 2 s, lease 0.9 s", unsettled), (unsettled, "session 5 s, lease 0.9 s")]
     asked = [event.now for event in all_events(driver.log) if event.request == "setSessionTimes"]

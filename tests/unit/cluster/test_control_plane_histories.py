@@ -19,6 +19,7 @@ from liftpy.core.metadata.controller.active_controller import ActiveController
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.metadata.placement import POLICIES
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.born import registration
 
 TICK_NS = 50 * MS
 NODES = ("a", "b", "c", "d")
@@ -66,7 +67,7 @@ class World:
     # ---- faults ----------------------------------------------------------------------------------------------------------
     def start(self, name: str, *, emptied: bool = False, dies_at_once: bool = False) -> None:
         node = self.nodes[name]
-        request = pb.RegisterNode(
+        request = registration(
             nodeId=name, previousIncarnation=0 if emptied else node.folder, cleanStop=node.clean, flushedAlways=not emptied
         )
         node.incarnation = self.ask(registerNode=request).node.incarnation

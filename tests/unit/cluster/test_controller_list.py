@@ -8,7 +8,6 @@ from itertools import chain
 
 import pytest
 
-from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.controller_list import (
     ControllerList,
     GroupView,
@@ -25,6 +24,7 @@ from liftpy.core.metadata.controller_list import (
     well_formed,
 )
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.born import born_fsm
 
 ABC = ("a", "b", "c")
 NODES = frozenset("abcdefgh")
@@ -204,7 +204,7 @@ def test_only_an_entry_that_the_state_machine_takes_is_a_change() -> None:
     assert made == ControllerList(ABC, "d", "", 5)
     assert made is not None
     assert list_from_pb(list_to_pb(made)) == made
-    fsm = ClusterFsm()
+    fsm = born_fsm()
     answer = pb.ControlResponse.FromString(fsm.apply(entry.SerializeToString(), 5))
     assert (answer.error, fsm.image.controllers) == (_E.OK, made)
     for wrong in (
@@ -227,7 +227,7 @@ def test_only_an_entry_that_the_state_machine_takes_is_a_change() -> None:
 
 
 def test_what_no_leader_has_proposed_changes_no_image() -> None:
-    fsm = ClusterFsm()
+    fsm = born_fsm()
     for index, wrong in enumerate((a_change(list={}), a_change(after=1)), 3):
         wrong.operationId = bytes(15) + bytes([index])
         answer = pb.ControlResponse.FromString(fsm.apply(wrong.SerializeToString(), index))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from tests.replay.corpus import FOLDER, differences, read_entries
+from tests.born import BOTH, NEXT
+from tests.replay.corpus import FOLDER, differences, digests_of, read_entries
 
 
 @pytest.mark.parametrize("level", range(SPOKEN.least, SPOKEN.most + 1))
@@ -16,9 +19,16 @@ def test_each_level_comes_to_what_was_recorded(level: int) -> None:
     )
 
 
+def test_next_level_that_gates_nothing_differs_by_the_level_alone() -> None:
+    history = next(read_entries())[:100]
+    now, later = (digests_of(history, level, BOTH) for level in (SPOKEN.most, NEXT.level))
+    assert now == digests_of(history, SPOKEN.most)
+    assert all(map(operator.ne, now, later)), "the image holds its level"
+
+
 def test_the_recorded_entries_ask_for_everything_that_there_was() -> None:
     kinds = set[str]()
-    for history in read_entries(SPOKEN.most):
+    for history in read_entries():
         for entry in history:
             request = pb.ControlRequest.FromString(entry)
             parts = [item.request for item in request.batch.requests] or [request]

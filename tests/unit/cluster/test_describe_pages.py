@@ -34,6 +34,7 @@ from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import NotFoundError, ProtocolError
 from sidecar.status.report import Reporter
 from sidecar.status.status_api import PAGE_PARTITIONS, _page_of
+from tests.born import born_fsm, registration
 
 STREAMS, PARTITIONS, WIDE = 150, 40, 10_000
 MESSAGE_BYTES = 1024 * 1024
@@ -54,10 +55,10 @@ def asker(fsm: ClusterFsm) -> Ask:
 
 
 def cluster(streams: int, node_name: str = "node-{}") -> ClusterFsm:
-    made = ClusterFsm()
+    made = born_fsm()
     ask = asker(made)
     for number in range(5):
-        ask(pb.ControlRequest(registerNode=pb.RegisterNode(nodeId=node_name.format(number))))
+        ask(pb.ControlRequest(registerNode=registration(nodeId=node_name.format(number))))
     for n in range(streams):
         ask(pb.ControlRequest(createStream=pb.CreateStream(name=f"stream-{n}", subject=f"subject.{n}", partitions=PARTITIONS)))
     return made
@@ -187,10 +188,10 @@ def test_of_a_stream_as_much_is_told_as_was_asked_for_up_to_the_longest_page(
 
 def test_of_nodes_that_there_are_ten_are_named() -> None:
     for count, said in ((0, "there are: none"), (10, "there are: n0, n1, n2, n3, n4, n5, n6, n7, n8, n9"), (11, "n8, n9 ...")):
-        made = ClusterFsm()
+        made = born_fsm()
         ask = asker(made)
         for number in range(count):
-            ask(pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="nx" if number == 10 else f"n{number}")))
+            ask(pb.ControlRequest(registerNode=registration(nodeId="nx" if number == 10 else f"n{number}")))
         answer = ask(pb.ControlRequest(setNode=pb.SetNode(nodeId="other", leaving=True)))
         assert answer.error == pb.ControlResponse.NOT_FOUND
         assert answer.detail.endswith(said)

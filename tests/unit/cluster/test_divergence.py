@@ -26,7 +26,7 @@ def test_checkpoints_lie_behind_each_multiple_and_the_newest_is_told() -> None:
         before = index
     assert seen == [0, 0, 0, 5, 5, 8, 8, 8, 13]
     made.applied(13, 20, b"")
-    assert made.newest[0] == 13, "below level 2 there is none"
+    assert made.newest[0] == 13, "without a digest there is none"
 
 
 def test_a_majority_agrees_and_who_differs_is_told_so() -> None:

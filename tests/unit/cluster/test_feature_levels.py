@@ -7,22 +7,16 @@ from dataclasses import replace
 import pytest
 from cluster_driver import Driver
 
-from liftpy.config import DefaultQuota, ReplicationConfig, SessionTimes, StreamConfig
-from liftpy.core.metadata.codec import image_from_bytes, image_from_pb, image_to_bytes, node_to_pb
-from liftpy.core.metadata.controller import feature_negotiation
+from liftpy.config import DefaultQuota, ReplicationConfig
+from liftpy.core.metadata.codec import image_from_bytes, image_from_pb, image_to_bytes
 from liftpy.core.metadata.controller.active_controller import ActiveController
 from liftpy.core.metadata.controller.feature_negotiation import HeardLevels, levels_answer
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.describe import ClusterPages, describe
-from liftpy.core.metadata.feature_range import LevelRange, said
+from liftpy.core.metadata.feature_range import NO_LEVEL, UNSAID, LevelRange, said
 from liftpy.core.metadata.features import (
-    DEFAULT_QUOTA,
-    DEFAULT_QUOTA_NEEDS,
     FEATURES,
-    QUOTAS,
-    QUOTAS_NEED,
     SPOKEN,
-    STRICT,
     UNSUPPORTED,
     Feature,
     check_level,
@@ -33,23 +27,30 @@ from liftpy.core.metadata.features import (
 from liftpy.core.metadata.feed import MAX_UNREADABLE, FeedSubscription
 from liftpy.core.metadata.image import ClusterImage, ClusterRules
 from liftpy.core.metadata.node_session import Registered, registered
-from liftpy.core.metadata.record_builder import Rules
-from liftpy.core.metadata.snapshot import LEVELLED, VERSION, decode_snapshot, encode_snapshot
+from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import has_unknown_fields
-from liftpy.errors import CorruptionError, IncompatibleVersionError
+from liftpy.errors import IncompatibleVersionError, UnknownFormatError
+from tests.born import BOTH, TIMES, born_fsm, born_image
+from tests.born import NEXT as NEXT_FEATURE
 
-NEWEST, NEXT = SPOKEN.most, SPOKEN.most + 1
-NEWER = (*FEATURES, Feature(NEXT, "9.0", "something", has_way_back=True, in_use=lambda image: sorted(image.streams)))
+NOW, NEXT = SPOKEN.most, NEXT_FEATURE.level
+USED = replace(
+    NEXT_FEATURE,
+    in_use=lambda image: sorted(image.streams),
+    asked=lambda request: "a read-only stream" if request.createStream.config.readOnly else "",
+)
+NEWER = (*FEATURES, USED)
+"""The next level is in use while there are streams; only it knows requests for streams that are read-only from the start."""
 UNKNOWN_FIELD = bytes.fromhex("c23e0161")  # number 1000, one byte
 UNKNOWN_KIND = bytes.fromhex("921f00")  # number 498, an empty message
 Error = pb.ControlResponse
-TIMES = SessionTimes(2000, 900)
 
 
-def a_driver(*nodes: str, features: tuple[Feature, ...] = FEATURES) -> Driver:
+def a_driver(*nodes: str, features: tuple[Feature, ...] = BOTH) -> Driver:
+    """A cluster at level 5."""
     driver = Driver(elections=True)
-    driver.fsm = ClusterFsm("shop", elections=True, features=features)
+    driver.fsm = born_fsm("shop", elections=True, features=features, level=NOW)
     for node in nodes:
         register = pb.RegisterNode(nodeId=node, version="1.2.3")
         range_of(features).tell(register)
@@ -75,26 +76,23 @@ def asked(
     return driver.ask(setFeatureLevel=request.setFeatureLevel) if answer is None else answer
 
 
-def finalized(*nodes: str, features: tuple[Feature, ...] = FEATURES, level: int = STRICT) -> Driver:
+def finalized(*nodes: str, features: tuple[Feature, ...] = BOTH) -> Driver:
+    """A cluster at the next level."""
     driver = a_driver(*nodes, features=features)
-    assert asked(driver, level, heard_of(driver)).error == Error.OK
-    assert driver.fsm.image.feature_level == level
+    assert asked(driver, NEXT, heard_of(driver)).error == Error.OK
+    assert driver.fsm.image.feature_level == NEXT
     return driver
 
 
 # ---- finalize -------------------------------------------------------------------------------------------------------------------
-def test_a_level_that_everybody_speaks_is_finalized_once_and_the_image_says_so() -> None:
+def test_level_that_all_speak_is_finalized_once_and_the_image_holds_it() -> None:
     driver = a_driver("a", "b")
-    before = driver.fsm.image
-    assert (before.feature_level, before.rules, before.digest) == (1, None, b"")
-    written = pb.Image.FromString(image_to_bytes(before))
-    assert (written.featureLevel, written.HasField("rules"), written.digest) == (0, False, b""), "as versions without levels do"
-    answer = asked(driver, 2, heard_of(driver), c=LevelRange(1, 2))
-    assert (answer.error, answer.detail) == (Error.OK, "the feature level is 2, it was 1")
+    answer = asked(driver, NEXT, heard_of(driver), c=LevelRange(NOW, NEXT))
+    assert (answer.error, answer.detail) == (Error.OK, "the feature level is 6, it was 5")
     image = driver.fsm.image
-    assert (image.feature_level, image.rules, len(image.digest)) == (2, ClusterRules("shop", True), 8)
-    again = asked(driver, 2, heard_of(driver))
-    assert (again.error, again.detail) == (Error.OK, "the feature level is 2 already")
+    assert (image.feature_level, image.rules, len(image.digest)) == (NEXT, ClusterRules("shop", True), 8)
+    again = asked(driver, NEXT, heard_of(driver))
+    assert (again.error, again.detail) == (Error.OK, "the feature level is 6 already")
     assert image_from_bytes(image_to_bytes(image)) == image
     assert image_from_bytes(image_to_bytes(image)).digest == image.digest
     assert image_from_bytes(image_to_bytes(image, operations=False)).digest == b""
@@ -103,18 +101,15 @@ def test_a_level_that_everybody_speaks_is_finalized_once_and_the_image_says_so()
 @pytest.mark.parametrize(
     ("level", "nodes", "controllers", "says"),
     [
-        (2, {"b": LevelRange(1, 1)}, {}, r"node b \(1.2.3\) speaks 1, not 2"),
-        (2, {"b": LevelRange(3, 4)}, {}, r"node b \(1.2.3\) speaks 3 to 4, not 2"),
-        (2, {}, {"c": None}, "controller c is not connected: start it, or take it out of the controllers"),
-        (2, {}, {"c": LevelRange(1, 1)}, "controller c speaks 1, not 2"),
-        (
-            NEXT,
-            {},
-            {},
-            f"asked for is feature level {NEXT}, the metadata leader speaks 1 to {NEWEST}: it needs a newer version",
-        ),
+        (NEXT, {"b": LevelRange(NOW, NOW)}, {}, "node b (1.2.3) speaks 5, not 6"),
+        (NEXT, {"b": LevelRange(7, 8)}, {}, "node b (1.2.3) speaks 7 to 8, not 6"),
+        (NEXT, {}, {"c": None}, "controller c is not connected: start it, or take it out of the controllers"),
+        (NEXT, {}, {"c": LevelRange(NOW, NOW)}, "controller c speaks 5, not 6"),
+        (NEXT, {}, {"c": UNSAID}, "controller c speaks 1, not 6"),
+        (7, {}, {}, "asked for is feature level 7, the metadata leader speaks 5 to 6: it needs a newer version"),
+        (4, {}, {}, "there is no level before 5 that the metadata leader speaks"),
     ],
-)
+)  # fmt: skip
 def test_a_level_that_somebody_does_not_speak_is_not(
     level: int, nodes: dict[str, LevelRange], controllers: dict[str, LevelRange | None], says: str
 ) -> None:
@@ -122,8 +117,8 @@ def test_a_level_that_somebody_does_not_speak_is_not(
     heard = heard_of(driver, **nodes)
     answer = asked(driver, level, heard, **controllers)
     assert answer.error == Error.INVALID
-    assert answer.detail == says.replace("\\", "") or answer.detail.removeprefix(UNSUPPORTED) == says
-    assert driver.fsm.image.feature_level == 1
+    assert answer.detail.removeprefix(UNSUPPORTED) == says
+    assert driver.fsm.image.feature_level == NOW
     looked = asked(driver, level, heard, dry_run=True, **controllers)
     assert (looked.error, list(looked.levels.reasons)) == (Error.OK, [answer.detail])
 
@@ -132,29 +127,29 @@ def test_who_was_not_heard_since_it_registered_is_in_the_way() -> None:
     driver = a_driver("a", "b")
     heard = heard_of(driver)
     driver.restart("b")
-    answer = asked(driver, 2, heard)
+    answer = asked(driver, NEXT, heard)
     assert answer.detail == "node b does not run, or was not heard yet: start it, or remove it"
-    late = pb.Heartbeat(nodeId="b", incarnation=driver.incarnation("b") - 1, minLevel=1, maxLevel=2)
+    late = pb.Heartbeat(nodeId="b", incarnation=driver.incarnation("b") - 1, minLevel=NOW, maxLevel=NEXT)
     heard.heard(late, driver.fsm.image)
     heard.heard(pb.Heartbeat(nodeId="x", incarnation=1), driver.fsm.image)
-    assert asked(driver, 2, heard).error == Error.INVALID
+    assert asked(driver, NEXT, heard).error == Error.INVALID
     heard = heard_of(driver)
     heard.heard(late, driver.fsm.image)
     driver.fence("b")
-    assert asked(driver, 2, heard).error == Error.INVALID, "its next process may be of any version"
+    assert asked(driver, NEXT, heard).error == Error.INVALID, "its next process may be of any version"
     driver.unfence("b")
-    assert asked(driver, 2, heard).error == Error.OK, "what comes late does not count"
+    assert asked(driver, NEXT, heard).error == Error.OK, "what comes late does not count"
 
 
 def test_who_registers_between_the_look_and_the_entry_is_in_the_way() -> None:
     driver = a_driver("a", "b")
-    request = pb.ControlRequest(setFeatureLevel=pb.SetFeatureLevel(level=2))
+    request = pb.ControlRequest(setFeatureLevel=pb.SetFeatureLevel(level=NEXT))
     assert levels_answer(request, driver.fsm.image, heard_of(driver), {}, driver.fsm.rules, TIMES) is None
     driver.restart("b")
     driver.register("c")
     answer = driver.ask(setFeatureLevel=request.setFeatureLevel)
     assert (answer.error, answer.detail) == (Error.STALE, "New nodes registered during the check: b, c. Retry.")
-    assert driver.fsm.image.feature_level == 1
+    assert driver.fsm.image.feature_level == NOW
 
 
 def test_a_dry_run_says_what_each_node_speaks_and_changes_nothing() -> None:
@@ -163,8 +158,8 @@ def test_a_dry_run_says_what_each_node_speaks_and_changes_nothing() -> None:
     driver.restart("b")
     answer = asked(driver, 0, heard, dry_run=True)
     found = {n.nodeId: (n.minLevel, n.maxLevel, n.version) for n in answer.levels.nodes}
-    assert found == {"a": (1, NEWEST, "1.2.3"), "b": (0, 0, "")}
-    assert (answer.levels.level, list(answer.levels.reasons)) == (1, [])
+    assert found == {"a": (NOW, NEXT, "1.2.3"), "b": (0, 0, "")}
+    assert (answer.levels.level, list(answer.levels.reasons)) == (NOW, [])
     assert driver.log[-1:] == driver.log[2:3], "only the restart was logged"
 
 
@@ -172,9 +167,9 @@ def test_the_metadata_leader_forgets_with_its_leadership_and_with_nodes() -> Non
     driver = a_driver("a")
     duties = ActiveController(ReplicationConfig(), driver.fsm.rules)
     duties.lead(driver.fsm.image, 0, 1)
-    beat = pb.Heartbeat(nodeId="a", incarnation=driver.incarnation("a"), minLevel=1, maxLevel=2)
+    beat = pb.Heartbeat(nodeId="a", incarnation=driver.incarnation("a"), minLevel=NOW, maxLevel=NEXT)
     duties.answer(pb.ControlRequest(heartbeat=beat), driver.fsm.image, 0, 0)
-    assert duties.levels.of(driver.fsm.image, "a") == LevelRange(1, 2)
+    assert duties.levels.of(driver.fsm.image, "a") == LevelRange(NOW, NEXT)
     duties.image_changed(replace(driver.fsm.image, nodes=driver.fsm.image.nodes.delete("a")), 1)
     assert duties.levels.of(driver.fsm.image, "a") is None
     duties.answer(pb.ControlRequest(heartbeat=beat), driver.fsm.image, 2, 2)
@@ -183,110 +178,63 @@ def test_the_metadata_leader_forgets_with_its_leadership_and_with_nodes() -> Non
 
 
 # ---- the way back ---------------------------------------------------------------------------------------------------------------
-def test_back_only_where_the_table_says_so_and_nothing_uses_the_level() -> None:
-    driver = finalized("a", "b", features=NEWER, level=NEXT)
+def test_level_is_left_only_where_the_table_allows_it_and_nothing_uses_it() -> None:
+    driver = finalized("a", "b", features=NEWER)
     driver.create("orders", "x", replicationFactor=2)
-    assert asked(driver, NEWEST, heard_of(driver)).detail == "orders"
+    assert asked(driver, NOW, heard_of(driver)).detail == "orders"
     unlooked = driver.ask(setFeatureLevel=pb.SetFeatureLevel(
-        level=NEWEST, checked=[pb.CheckedNode(nodeId=n, incarnation=driver.incarnation(n)) for n in "ab"]))  # fmt: skip
+        level=NOW, checked=[pb.CheckedNode(nodeId=n, incarnation=driver.incarnation(n)) for n in "ab"]))  # fmt: skip
     assert (unlooked.error, unlooked.detail) == (Error.INVALID, "orders"), "apply says the same"
     driver.delete("orders")
-    assert asked(driver, 1, heard_of(driver)).detail == f"one level at a time: from {NEXT} to {NEWEST}"
-    for level in range(NEWEST, STRICT - 1, -1):
-        assert asked(driver, level, heard_of(driver)).error == Error.OK
-        assert driver.fsm.image.feature_level == level
-    answer = asked(driver, 1, heard_of(driver))
+    assert asked(driver, NOW, heard_of(driver)).error == Error.OK
+    assert driver.fsm.image.feature_level == NOW
+    assert driver.fsm.image.rules == ClusterRules("shop", True)
+
+
+def test_level_without_a_way_back_is_not_left() -> None:
+    driver = finalized("a", features=(*FEATURES, replace(NEXT_FEATURE, has_way_back=False)))
+    answer = asked(driver, NOW, heard_of(driver))
     assert answer.error == Error.INVALID
-    assert answer.detail.startswith("level 2 has written what versions before it can't read")
+    assert answer.detail.startswith("level 6 has written what versions before it can't read")
+
+
+def test_levels_are_left_one_at_a_time() -> None:
+    driver = a_driver("a", features=(*BOTH, replace(NEXT_FEATURE, level=7)))
+    assert asked(driver, 7, heard_of(driver)).error == Error.OK
+    assert asked(driver, NOW, heard_of(driver)).detail == "one level at a time: from 7 to 6"
+    checked = [pb.CheckedNode(nodeId="a", incarnation=driver.incarnation("a"))]
+    answer = driver.ask(setFeatureLevel=pb.SetFeatureLevel(level=NOW, checked=checked))
+    assert (answer.error, answer.detail) == (Error.INVALID, "one level at a time: from 7 to 6"), "apply says the same"
+
+
+def test_apply_ends_where_the_cluster_goes_back_below_what_is_spoken() -> None:
+    driver = a_driver("a", features=FEATURES)
+    checked = [pb.CheckedNode(nodeId="a", incarnation=driver.incarnation("a"))]
+    with pytest.raises(IncompatibleVersionError, match="the feature level becomes 4, this version speaks 5"):
+        driver.ask(setFeatureLevel=pb.SetFeatureLevel(level=NOW - 1, checked=checked))
+    assert driver.fsm.image.feature_level == NOW
 
 
 def test_a_node_that_speaks_the_new_level_alone_is_in_the_way_back() -> None:
-    driver = finalized("a", "b", features=NEWER, level=NEXT)
-    answer = asked(driver, NEWEST, heard_of(driver, b=LevelRange(NEXT, NEXT)))
-    assert answer.detail == f"node b (1.2.3) speaks {NEXT}, not {NEWEST}"
+    driver = finalized("a", "b", features=NEWER)
+    answer = asked(driver, NOW, heard_of(driver, b=LevelRange(NEXT, NEXT)))
+    assert answer.detail == "node b (1.2.3) speaks 6, not 5"
 
 
-# ---- quotas ---------------------------------------------------------------------------------------------------------------------
-QUOTA = pb.StreamConfig(quotaRecordsPerS=1000, quotaByToken=2)
-
-
-def test_a_quota_needs_its_level_and_keeps_it() -> None:
-    driver = finalized("a")
-    refused = driver.create("orders", "x.*", replicationFactor=1, config=QUOTA)
-    assert (refused.error, refused.detail) == (Error.INVALID, QUOTAS_NEED.format(level=2))
-    driver.create("others", "y", replicationFactor=1)
-    refused = driver.ask(alterStream=pb.AlterStream(name="others", config=QUOTA, changed=["quotaRecordsPerS"]))
-    assert refused.error == Error.INVALID
-    assert refused.detail.endswith("segment_bytes, segment_age_s can"), "as versions before say it"
-    assert asked(driver, QUOTAS, heard_of(driver)).error == Error.OK
-    assert driver.create("orders", "x.*", replicationFactor=1, config=QUOTA).error == Error.OK
-    assert driver.fsm.image.streams["orders"].config == StreamConfig(quota_records_per_s=1000, quota_by_token=2)
-    answer = driver.ask(alterStream=pb.AlterStream(name="others", config=QUOTA, changed=["quotaRecordsPerS"]))
-    assert (answer.error, answer.stream.config.quotaRecordsPerS) == (Error.OK, 1000)
-    assert asked(driver, 2, heard_of(driver)).detail == "stream orders has a quota; stream others has a quota"
-    driver.delete("orders")
-    driver.ask(alterStream=pb.AlterStream(name="others", config=pb.StreamConfig(), changed=["quotaRecordsPerS"]))
-    assert asked(driver, 2, heard_of(driver)).error == Error.OK
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        pb.ControlRequest(createStream=pb.CreateStream(name="s", config=QUOTA)),
-        pb.ControlRequest(alterStream=pb.AlterStream(name="s", config=pb.StreamConfig(quotaBytesPerS=5))),
-    ],
-)
-def test_what_versions_of_an_older_level_would_not_know_is_never_logged(part: pb.ControlRequest) -> None:
+def test_request_that_needs_the_next_level_is_not_logged_before_it_is_finalized() -> None:
+    part = pb.ControlRequest(createStream=pb.CreateStream(name="s", config=pb.StreamConfig(readOnly=True)))
     batch = pb.ControlRequest(batch=pb.Batch(requests=[pb.BatchedRequest(number=1, request=part)]))
+    says = "UNSUPPORTED: a read-only stream needs feature level 6, the cluster is at level 5: liftpy upgrade finalize"
     for request in (part, batch):
-        assert why_not_yet(request, 2) == QUOTAS_NEED.format(level=2)
-        assert why_not_yet(request, QUOTAS) == ""
-    assert why_not_yet(pb.ControlRequest(createStream=pb.CreateStream(name="s")), 1) == ""
+        assert why_not_yet(request, NOW, NEWER) == says
+        assert why_not_yet(request, NEXT, NEWER) == ""
+        assert why_not_yet(request, NOW, FEATURES) == ""
+    assert why_not_yet(pb.ControlRequest(createStream=pb.CreateStream(name="s")), NOW, NEWER) == ""
 
 
-def test_a_default_quota_needs_its_level_and_keeps_it() -> None:
-    driver = finalized("a", level=QUOTAS)
-    driver.create("orders", "x", replicationFactor=1)
-    exempt = pb.StreamConfig(quotaExempt=True)
-    refused = driver.ask(setDefaultQuota=pb.SetDefaultQuota(recordsPerS=5))
-    needs = DEFAULT_QUOTA_NEEDS.format(level=3)
-    assert (refused.error, refused.detail, driver.fsm.last_records[:-1]) == (Error.INVALID, needs, ())
-    assert driver.create("free", "y", replicationFactor=1, config=exempt).detail == needs
-    refused = driver.ask(alterStream=pb.AlterStream(name="orders", config=exempt, changed=["quotaExempt"]))
-    assert refused.error == Error.INVALID
-    assert refused.detail.endswith("quota_bytes_per_s, quota_by_token can"), "as versions that know level 3 say it"
-    for request in (
-        pb.ControlRequest(setDefaultQuota=pb.SetDefaultQuota()),
-        pb.ControlRequest(createStream=pb.CreateStream(name="s", config=exempt)),
-        pb.ControlRequest(alterStream=pb.AlterStream(name="s", config=exempt)),
-    ):
-        assert why_not_yet(request, QUOTAS) == needs
-        assert why_not_yet(request, DEFAULT_QUOTA) == ""
-    assert why_not_yet(pb.ControlRequest(createStream=pb.CreateStream(name="s", config=QUOTA)), QUOTAS) == ""
-
-    assert asked(driver, DEFAULT_QUOTA, heard_of(driver)).error == Error.OK
-    answer = driver.ask(setDefaultQuota=pb.SetDefaultQuota(recordsPerS=5, byToken=2))
-    assert (answer.error, answer.defaultQuota) == (Error.OK, pb.DefaultQuota(recordsPerS=5, byToken=2))
-    assert driver.create("free", "y", replicationFactor=1, config=exempt).error == Error.OK
-    driver.ask(alterStream=pb.AlterStream(name="orders", config=exempt, changed=["quotaExempt"]))
-    in_the_way = asked(driver, QUOTAS, heard_of(driver)).detail
-    assert in_the_way == (
-        "the cluster has a default quota; stream free is exempt from the default quota; stream orders is exempt from the default quota"
-    )
-    image = driver.fsm.image
-    assert image_from_bytes(image_to_bytes(image)) == image
-    assert decode_snapshot(encode_snapshot(image, operations=False)).default_quota == image.default_quota
-    driver.delete("free")
-    driver.ask(alterStream=pb.AlterStream(name="orders", config=pb.StreamConfig(), changed=["quotaExempt"]))
-    assert asked(driver, QUOTAS, heard_of(driver)).detail == "the cluster has a default quota"
-    driver.ask(setDefaultQuota=pb.SetDefaultQuota(recordsPerS=0, byToken=0))
-    assert asked(driver, QUOTAS, heard_of(driver)).error == Error.OK
-    written = image_to_bytes(driver.fsm.image)
-    assert not pb.Image.FromString(written).HasField("defaultQuota"), "versions of level 3 refuse what they don't know"
-
-
+# ---- default quota -----------------------------------------------------------------------------------------------------------------
 def test_of_the_default_quota_what_is_not_named_stays_and_what_is_wrong_changes_nothing() -> None:
-    driver = finalized("a", level=DEFAULT_QUOTA)
+    driver = a_driver("a")
     driver.ask(setDefaultQuota=pb.SetDefaultQuota(recordsPerS=5, bytesPerS=6, byToken=7))
     driver.ask(setDefaultQuota=pb.SetDefaultQuota(bytesPerS=0))
     assert driver.fsm.image.default_quota == DefaultQuota(records_per_s=5, by_token=7)
@@ -305,55 +253,81 @@ def test_of_the_default_quota_what_is_not_named_stays_and_what_is_wrong_changes_
 
 
 # ---- who takes part -------------------------------------------------------------------------------------------------------------
-def test_at_level_2_apply_refuses_who_does_not_speak_it_and_says_both() -> None:
+def test_node_that_does_not_speak_the_level_is_rejected_and_the_text_names_both() -> None:
     driver = finalized("a")
-    answer = driver.ask(registerNode=pb.RegisterNode(nodeId="old"))
+    answer = driver.ask(registerNode=pb.RegisterNode(nodeId="old", minLevel=NOW, maxLevel=NOW))
     assert (answer.error, "old" in driver.fsm.image.nodes) == (Error.INVALID, False)
-    assert answer.detail == (
-        f"{UNSUPPORTED}the cluster has feature level 2, but node 'old' supports 1. It needs a newer version."
+    assert (
+        answer.detail == f"{UNSUPPORTED}the cluster has feature level 6, but node 'old' supports 5. It needs a newer version."
     )
     assert registered(answer) is Registered.UNSPOKEN
     assert registered(pb.ControlResponse(error=Error.INVALID, detail="no")) is Registered.REFUSED
-    newer = driver.ask(registerNode=pb.RegisterNode(nodeId="new", minLevel=3, maxLevel=5))
-    assert "node 'new' speaks 3 to 5: it needs an older version, or to finalize a newer level first" in newer.detail
-    assert driver.ask(registerNode=pb.RegisterNode(nodeId="b", minLevel=2, maxLevel=3)).error == Error.OK
+    newer = driver.ask(registerNode=pb.RegisterNode(nodeId="new", minLevel=7, maxLevel=9))
+    assert "node 'new' speaks 7 to 9: it needs an older version, or to finalize a newer level first" in newer.detail
+    assert driver.ask(registerNode=pb.RegisterNode(nodeId="b", minLevel=NEXT, maxLevel=7)).error == Error.OK
 
 
-def test_at_level_1_the_metadata_leader_alone_refuses_since_versions_without_levels_apply_the_same_entry() -> None:
+def test_node_that_names_no_range_is_rejected() -> None:
     driver = a_driver("a")
-    request = pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="new", minLevel=2, maxLevel=3))
+    answer = driver.ask(registerNode=pb.RegisterNode(nodeId="old"))
+    assert registered(answer) is Registered.UNSPOKEN
+    assert "the cluster is at feature level 5, node 'old' speaks 1: it needs a newer version" in answer.detail
     duties = ActiveController(ReplicationConfig(), driver.fsm.rules)
     duties.lead(driver.fsm.image, 0, 1)
-    answer = duties.answer(request, driver.fsm.image, 0, 0)
-    assert answer is not None
-    assert registered(answer) is Registered.UNSPOKEN
-    assert driver.ask(registerNode=request.registerNode).error == Error.OK
-    before = driver.fsm.image.nodes["new"]
-    assert node_to_pb(before) == node_to_pb(replace(before)), "nothing of the range is in the image"
-    assert duties.answer(pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="c")), driver.fsm.image, 0, 0) is None
+    before_the_log = duties.answer(pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="c")), driver.fsm.image, 0, 0)
+    assert before_the_log is not None
+    assert registered(before_the_log) is Registered.UNSPOKEN
 
 
 def test_ranges() -> None:
-    assert said(pb.RegisterNode()) == LevelRange(1, 1)
+    assert said(pb.RegisterNode()) == UNSAID
     assert said(pb.RegisterNode(minLevel=2)) == LevelRange(2, 2)
     assert (str(LevelRange(1, 2)), str(LevelRange(2, 2))) == ("1 to 2", "2")
     assert [level in LevelRange(2, 3) for level in (1, 2, 3, 4)] == [False, True, True, False]
     assert refused_level(2, "x", LevelRange(1, 2)) == ""
     assert [feature.level for feature in FEATURES] == list(range(SPOKEN.least, SPOKEN.most + 1))
+    assert UNSAID.most < SPOKEN.least
     check_level(ClusterImage(), SPOKEN)
+
+
+# ---- a group without a level ----------------------------------------------------------------------------------------------------
+def test_image_without_a_level_is_read_only_while_nothing_was_decided() -> None:
+    """[M14]"""
+    new = ClusterImage(index=7, time_ns=9)
+    assert decode_snapshot(encode_snapshot(new)).feature_level == NO_LEVEL
+    driver = a_driver("a")
+    used = replace(driver.fsm.image, feature_level=NO_LEVEL)
+    for read in (lambda: image_from_bytes(image_to_bytes(used)), lambda: decode_snapshot(encode_snapshot(used))):
+        with pytest.raises(IncompatibleVersionError, match="names no feature level: start the version that wrote it"):
+            read()
+
+
+def test_entry_that_decides_before_there_is_a_level_ends_apply() -> None:
+    fsm = ClusterFsm("shop", elections=True)
+    barrier = pb.ControlRequest(operationId=b"b" * 16, timeNs=1, barrier=pb.Barrier())
+    assert pb.ControlResponse.FromString(fsm.apply(barrier.SerializeToString(), 1)).error == Error.OK
+    assert fsm.image.digest == b"", "the digest begins with the level"
+    register = pb.ControlRequest(operationId=b"r" * 16, timeNs=1, registerNode=pb.RegisterNode(nodeId="a"))
+    with pytest.raises(IncompatibleVersionError, match=r"entry 2 .* no feature level that this version speaks \(5\)"):
+        fsm.apply(register.SerializeToString(), 2)
+    assert fsm.image.index == 1
+
+
+def test_snapshot_of_a_cluster_at_level_1_is_rejected_with_what_to_do() -> None:
+    data = encode_snapshot(born_image())
+    with pytest.raises(UnknownFormatError, match="finalize feature level 5 with the version that runs it"):
+        decode_snapshot(data[:4] + (1).to_bytes(2, "big") + data[6:])
 
 
 # ---- what is not understood -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("strange", [UNKNOWN_KIND, UNKNOWN_FIELD])
-def test_apply_ends_at_what_it_does_not_know_from_level_2_on(strange: bytes) -> None:
+def test_apply_ends_at_what_it_does_not_know(strange: bytes) -> None:
     entry = pb.ControlRequest(operationId=b"o" * 16, timeNs=1).SerializeToString() + strange
-    at_1 = a_driver("a")
-    assert pb.ControlResponse.FromString(at_1.fsm.apply(entry, 100)).error == Error.INVALID
-    at_2 = finalized("a")
-    before = at_2.fsm.image
+    driver = a_driver("a", features=FEATURES)
+    before = driver.fsm.image
     with pytest.raises(IncompatibleVersionError, match="entry 100 of the metadata group's log is of a newer version"):
-        at_2.fsm.apply(entry, 100)
-    assert at_2.fsm.image is before
+        driver.fsm.apply(entry, 100)
+    assert driver.fsm.image is before
 
 
 def test_an_unknown_field_deep_in_an_entry_ends_apply_too() -> None:
@@ -365,41 +339,19 @@ def test_an_unknown_field_deep_in_an_entry_ends_apply_too() -> None:
         finalized("a").fsm.apply(entry, 100)
 
 
-@pytest.mark.parametrize("level", [1, 2, NEWEST])
-def test_a_controller_that_does_not_speak_the_next_level_ends_instead_of_guessing(level: int) -> None:
-    newer = finalized("a", features=NEWER, level=level) if level > 1 else a_driver("a", features=NEWER)
-    older = ClusterFsm("shop", elections=True)
+def test_a_controller_that_does_not_speak_the_next_level_ends_instead_of_guessing() -> None:
+    newer = a_driver("a")
+    older = born_fsm("shop", elections=True)
     for index, entry in enumerate(newer.log, 1):
         older.apply(entry, index)
     assert asked(newer, NEXT, heard_of(newer)).error == Error.OK
     before = older.image
-    with pytest.raises(IncompatibleVersionError, match=f"the feature level becomes {NEXT}, this version speaks 1 to {NEWEST}"):
+    with pytest.raises(IncompatibleVersionError, match="the feature level becomes 6, this version speaks 5"):
         older.apply(newer.log[-1], len(newer.log))
     assert older.image is before
     with pytest.raises(IncompatibleVersionError, match="the cluster has feature level"):
         older.restore(newer.fsm.snapshot())
     assert older.image is before
-
-
-def test_snapshots_of_level_2_have_a_version_that_versions_before_refuse() -> None:
-    before, after = a_driver("a").fsm.snapshot(), finalized("a").fsm.snapshot()
-    assert [int.from_bytes(data[4:6], "big") for data in (before, after)] == [VERSION, LEVELLED]
-    assert decode_snapshot(after).feature_level == 2
-    for data, version in ((before, LEVELLED), (after, VERSION)):
-        forged = encode_as(decode_snapshot(data), version)
-        with pytest.raises(CorruptionError, match=", but its image has feature level"):
-            decode_snapshot(forged)
-
-
-def encode_as(image: ClusterImage, version: int) -> bytes:
-    import struct
-
-    import crc32c
-
-    data = encode_snapshot(image)
-    head = data[:4] + version.to_bytes(2, "big") + data[6:24]
-    body = data[28:]
-    return head + struct.pack(">I", crc32c.crc32c(body, crc32c.crc32c(head))) + body
 
 
 @pytest.mark.parametrize("inner", ["config", "node"])
@@ -414,11 +366,11 @@ def test_an_image_that_says_more_than_is_understood_is_not_read(inner: str) -> N
 
 
 def test_a_follower_of_the_feed_takes_no_level_that_it_does_not_speak_and_ends_where_all_it_is_sent_is_so() -> None:
-    newer = finalized("a", features=NEWER, level=2)
+    newer = a_driver("a")
     follower = FeedSubscription("d")
     take = follower._take_snapshot
     take(encode_snapshot(newer.fsm.image, operations=False))
-    assert (follower.synced, follower.image.feature_level) == (True, 2)
+    assert (follower.synced, follower.image.feature_level) == (True, NOW)
     held = newer.fsm.image.index
     assert asked(newer, NEXT, heard_of(newer)).error == Error.OK
     entry = pb.FeedEntry(index=newer.fsm.image.index, previousIndex=held, records=newer.fsm.records)
@@ -427,7 +379,7 @@ def test_a_follower_of_the_feed_takes_no_level_that_it_does_not_speak_and_ends_w
     data = encode_snapshot(newer.fsm.image, operations=False)
     for _ in range(MAX_UNREADABLE - 1):
         take(data)
-    take(encode_snapshot(replace(newer.fsm.image, feature_level=2), operations=False))
+    take(encode_snapshot(replace(newer.fsm.image, feature_level=NOW), operations=False))
     for _ in range(MAX_UNREADABLE - 1):
         take(data)
     with pytest.raises(IncompatibleVersionError, match=f"feature level {NEXT}"):
@@ -442,9 +394,10 @@ def test_unknown_fields_are_seen_at_any_depth_and_only_they() -> None:
 
 
 # ---- rules and digest -----------------------------------------------------------------------------------------------------------
-def test_from_level_2_on_the_image_says_the_rules_and_no_controllers_settings() -> None:
-    same = finalized("a")
+def test_the_image_says_the_rules_and_no_controllers_settings() -> None:
+    same = a_driver("a")
     other = ClusterFsm("another", elections=False)
+    other.image = born_image("shop")
     for index, entry in enumerate(same.log, 1):
         other.apply(entry, index)
     for subject in ("shop.x", "another.x"):
@@ -461,21 +414,21 @@ def heavier(weight: int) -> bytes:
 
 
 def test_the_digest_goes_on_with_every_entry_and_over_snapshots_and_tells_records_apart() -> None:
-    driver = finalized("a")
+    driver = a_driver("a")
     seen = {driver.fsm.image.digest}
     for request in ({"barrier": pb.Barrier()}, {"setNode": pb.SetNode(nodeId="a", weight=2)}, {"barrier": pb.Barrier()}):
         driver.ask(**request)
         seen.add(driver.fsm.image.digest)
     driver.apply(b"\xff")
     assert len(seen | {driver.fsm.image.digest}) == 5
-    restored = ClusterFsm("shop", elections=True)
+    restored = ClusterFsm("shop", elections=True, features=BOTH)
     restored.restore(driver.fsm.snapshot())
     for each in (driver.fsm, restored):
         each.apply(
             pb.ControlRequest(operationId=b"x" * 16, timeNs=5, setNode=pb.SetNode(nodeId="a", weight=3)).SerializeToString(), 50
         )
     assert driver.fsm.image.digest == restored.image.digest
-    other = ClusterFsm("shop", elections=True)
+    other = ClusterFsm("shop", elections=True, features=BOTH)
     other.restore(driver.fsm.snapshot())
     for each, weight in ((driver.fsm, 4), (other, 5)):
         each.apply(
@@ -497,19 +450,17 @@ def test_the_digest_goes_on_with_every_entry_and_over_snapshots_and_tells_record
 
 def test_a_repeated_finalization_is_answered_as_before() -> None:
     driver = a_driver("a")
-    request = pb.ControlRequest(setFeatureLevel=pb.SetFeatureLevel(level=2), operationId=b"f" * 16, timeNs=5)
-    assert (
-        feature_negotiation.levels_answer(request, driver.fsm.image, heard_of(driver), {}, Rules("shop", True), TIMES) is None
-    )
+    request = pb.ControlRequest(setFeatureLevel=pb.SetFeatureLevel(level=NEXT), operationId=b"f" * 16, timeNs=5)
+    assert levels_answer(request, driver.fsm.image, heard_of(driver), {}, driver.fsm.rules, TIMES) is None
     driver.apply(request.SerializeToString())
     driver.restart("a")
-    answer = feature_negotiation.levels_answer(request, driver.fsm.image, HeardLevels(), {}, driver.fsm.rules, TIMES)
+    answer = levels_answer(request, driver.fsm.image, HeardLevels(), {}, driver.fsm.rules, TIMES)
     assert answer is not None
-    assert answer.detail == "the feature level is 2, it was 1"
+    assert answer.detail == "the feature level is 6, it was 5"
 
 
 def test_the_description_tells_clients_the_level() -> None:
-    for driver, level in ((a_driver("a"), 1), (finalized("a"), 2)):
+    for driver, level in ((a_driver("a"), NOW), (finalized("a"), NEXT)):
         pages = ClusterPages()
         while pages.request is not None:
             pages.add(describe(driver.fsm.image, pages.request).cluster)

@@ -12,6 +12,7 @@ from liftpy.config import ReplicationConfig
 from liftpy.core.metadata.controller.active_controller import ActiveController
 from liftpy.core.metadata.controller.preflight import without_log
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.born import registration
 
 ID = b"sixteen bytes id"
 CREATE = pb.CreateStream(name="more", subject="shop.more")
@@ -41,7 +42,7 @@ def driver() -> Driver:
         (pb.ControlRequest(deleteStream=pb.DeleteStream(name="none")), Error.NOT_FOUND),
         (pb.ControlRequest(removeNode=pb.RemoveNode(nodeId="a")), Error.INVALID),
         (pb.ControlRequest(removeNode=pb.RemoveNode(nodeId="z")), Error.NOT_FOUND),
-        (pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="bad name")), Error.INVALID),
+        (pb.ControlRequest(registerNode=registration(nodeId="bad name")), Error.INVALID),
         (pb.ControlRequest(fenceNode=pb.FenceNode(nodeId="a", incarnation=99)), Error.FENCED),
         (pb.ControlRequest(changeIsr=pb.ChangeIsr(stream="orders", uid="gone", leader="a", isr=["a"])), Error.NOT_FOUND),
         (pb.ControlRequest(electLeader=pb.ElectLeader(stream="none")), Error.NOT_FOUND),
@@ -67,7 +68,7 @@ def test_what_changes_something_is_for_the_log(driver: Driver) -> None:
         pb.ControlRequest(reportService=pb.ReportService(stream="orders", **ended)),
         pb.ControlRequest(createStream=CREATE),
         pb.ControlRequest(deleteStream=pb.DeleteStream(name="orders")),
-        pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="d")),
+        pb.ControlRequest(registerNode=registration(nodeId="d")),
         pb.ControlRequest(fenceNode=pb.FenceNode(nodeId="a", incarnation=driver.incarnation("a"))),
         pb.ControlRequest(barrier=pb.Barrier()),
         pb.ControlRequest(describeCluster=pb.DescribeCluster(), linearizable=True),

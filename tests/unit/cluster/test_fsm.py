@@ -8,10 +8,10 @@ from cluster_driver import MS, Driver, Error
 from liftpy.core.metadata import idempotency_cache
 from liftpy.core.metadata.codec import image_to_bytes
 from liftpy.core.metadata.controller import state_machine as fsm_module
-from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.records import CountersMoved, NodeChanged, OperationDone
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import CorruptionError, UnknownFormatError
+from tests.born import born_fsm, registration
 
 YEARS_NS = 10 * 365 * 86_400 * 1000 * MS
 
@@ -29,9 +29,9 @@ def test_requests_of_an_unknown_kind_without_an_id_or_not_for_the_log_are_invali
     driver = Driver()
     assert driver.ask().error == Error.INVALID
     assert driver.ask(heartbeat=pb.Heartbeat(nodeId="a")).error == Error.INVALID
-    assert driver.ask(b"short", registerNode=pb.RegisterNode(nodeId="a")).error == Error.INVALID
-    assert driver.ask(b"", registerNode=pb.RegisterNode(nodeId="a")).error == Error.INVALID
-    future = pb.ControlRequest(operationId=b"x" * 16, timeNs=1 << 63, registerNode=pb.RegisterNode(nodeId="a"))
+    assert driver.ask(b"short", registerNode=registration(nodeId="a")).error == Error.INVALID
+    assert driver.ask(b"", registerNode=registration(nodeId="a")).error == Error.INVALID
+    future = pb.ControlRequest(operationId=b"x" * 16, timeNs=1 << 63, registerNode=registration(nodeId="a"))
     assert driver.apply(future.SerializeToString()).error == Error.INVALID
     assert not driver.fsm.image.nodes
 
@@ -55,7 +55,7 @@ def test_an_unexpected_error_takes_the_entry_back_as_a_whole(monkeypatch: pytest
 
 def test_an_index_that_was_applied_is_not_applied_again() -> None:
     driver = Driver(("a",))
-    entry = pb.ControlRequest(operationId=b"n" * 16, registerNode=pb.RegisterNode(nodeId="b")).SerializeToString()
+    entry = pb.ControlRequest(operationId=b"n" * 16, registerNode=registration(nodeId="b")).SerializeToString()
     response = pb.ControlResponse.FromString(driver.fsm.apply(entry, 1))
     assert (response.error, response.index) == (Error.INVALID, 1)
     assert set(driver.fsm.image.nodes) == {"a"}
@@ -80,7 +80,7 @@ def test_a_clock_that_is_years_off_neither_empties_the_window_of_operations_nor_
         driver.register("b")
         driver.now_ns -= off_ns
         driver.register("c")
-    again = driver.ask(first.operationId, registerNode=pb.RegisterNode(nodeId="a"))
+    again = driver.ask(first.operationId, registerNode=registration(nodeId="a"))
     assert again == first, "it is applied once"
     for _ in range(200):
         driver.now_ns += idempotency_cache.MAX_STEP_NS
@@ -93,7 +93,7 @@ def test_a_night_in_which_nothing_is_asked_ages_the_window_by_one_step() -> None
     first = driver.register("a")
     driver.now_ns += 10 * idempotency_cache.MAX_AGE_NS
     driver.register("b")
-    assert driver.ask(first.operationId, registerNode=pb.RegisterNode(nodeId="a")) == first
+    assert driver.ask(first.operationId, registerNode=registration(nodeId="a")) == first
 
 
 def test_every_outcome_of_an_operation_is_given_once() -> None:
@@ -110,7 +110,7 @@ def test_a_registration_that_comes_twice_is_one_incarnation() -> None:
     driver = Driver()
     first = driver.register("a")
     driver.register("b")
-    again = driver.ask(first.operationId, registerNode=pb.RegisterNode(nodeId="a"))
+    again = driver.ask(first.operationId, registerNode=registration(nodeId="a"))
     assert again == first
     assert driver.fsm.image.counters.next_incarnation == 3
 
@@ -139,7 +139,7 @@ def test_the_window_of_operations_is_bounded_in_bytes(monkeypatch: pytest.Monkey
         kept = sum(len(o.response) for o in window)
         assert kept <= window.size_bytes <= 20_000
     assert 10 < len(window) == len(window.by_id) < 60
-    restored = ClusterFsm()
+    restored = born_fsm()
     restored.restore(driver.fsm.snapshot())
     assert restored.image.operations.size_bytes == window.size_bytes
 
@@ -165,7 +165,7 @@ def test_what_is_refused_is_not_said_at_full_length(length: int) -> None:
 def test_deduplication_survives_a_snapshot() -> None:
     driver = Driver(("a",))
     first = driver.create()
-    restored = ClusterFsm()
+    restored = born_fsm()
     restored.restore(driver.fsm.snapshot())
     entry = pb.ControlRequest(operationId=first.operationId, createStream=pb.CreateStream(name="other", subject="x"))
     answer = restored.apply(entry.SerializeToString(), driver.index + 1)
@@ -178,7 +178,7 @@ def test_a_snapshot_restores_to_equal_images_and_equal_bytes() -> None:
     driver.change_isr(["a", "b"])
     driver.restart("c", emptied=True)
     driver.fence("b")
-    restored = ClusterFsm()
+    restored = born_fsm()
     restored.restore(driver.fsm.snapshot())
     assert restored.image == driver.fsm.image
     assert image_to_bytes(restored.image) == image_to_bytes(driver.fsm.image)
@@ -201,9 +201,9 @@ def test_a_cut_snapshot_and_a_pickle_are_refused() -> None:
     data = driver.fsm.snapshot()
     for cut in range(len(data)):
         with pytest.raises((CorruptionError, UnknownFormatError)):
-            ClusterFsm().restore(data[:cut])
+            born_fsm().restore(data[:cut])
     with pytest.raises(CorruptionError):
-        ClusterFsm().restore(b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00\x8c\x07builtins." * 3)
+        born_fsm().restore(b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00\x8c\x07builtins." * 3)
 
 
 def test_the_last_records_are_what_the_last_entry_did() -> None:

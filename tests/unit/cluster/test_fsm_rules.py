@@ -7,6 +7,7 @@ import pytest
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.image import NodeImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.born import registration
 from tests.unit.cluster.cluster_driver import Driver
 from tests.unit.cluster.small_images import S
 
@@ -117,5 +118,5 @@ def test_who_comes_back_with_all_that_it_acknowledged(previous: int, clean: bool
     known = NodeImage(node_id="a", incarnation=1)
     if previous == 7:
         known = NodeImage(node_id="a", incarnation=9, previous_incarnation=5)
-    request = pb.RegisterNode(nodeId="a", previousIncarnation=previous, cleanStop=clean, flushedAlways=always)
+    request = registration(nodeId="a", previousIncarnation=previous, cleanStop=clean, flushedAlways=always)
     assert holds_all_it_acknowledged(known, request) is complete

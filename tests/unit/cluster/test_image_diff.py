@@ -11,10 +11,10 @@ from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata import image
 from liftpy.core.metadata import image_delta as diff_module
 from liftpy.core.metadata.codec import config_from_pb
-from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.born import born_fsm
 
 
 def test_one_changed_partition_is_one_change() -> None:
@@ -68,7 +68,7 @@ def test_nodes_come_change_and_go() -> None:
 def test_equal_images_do_not_differ_even_when_they_share_nothing() -> None:
     driver = Driver(("a", "b"))
     driver.create()
-    restored = ClusterFsm()
+    restored = born_fsm()
     restored.restore(driver.fsm.snapshot())
     assert not diff(driver.fsm.image, driver.fsm.image)
     assert not diff(driver.fsm.image, restored.image)

@@ -9,12 +9,13 @@ import pytest
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.controller.quorum_member import LOOK_EVERY_NS, MAX_DUTY_ORDERS, LookFor, Order, who_steps_aside
-from liftpy.core.metadata.controller.state_machine import MAX_TIME_NS, ClusterFsm
+from liftpy.core.metadata.controller.state_machine import MAX_TIME_NS
 from liftpy.core.metadata.describe import ClusterPages
 from liftpy.core.metadata.request_limits import MAX_LIST_LENGTH, MAX_REQUEST_BYTES, MAX_TEXT_BYTES, fit
 from liftpy.core.metadata.sessions import NodeSessions
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire._pb import replication_pb2
+from tests.born import born_fsm, registration
 from tests.unit.cluster.small_images import S, a_partition, a_stream, an_image
 from tests.unit.cluster.test_feed_bounds import entries, subscribed
 from tests.unit.cluster.test_metadata_member import Member, heartbeat
@@ -160,9 +161,9 @@ def test_what_waits_behind_the_image_is_forgotten_and_what_is_ahead_is_not() -> 
 def test_the_time_of_an_entry_is_that_of_the_image_if_it_can_be(
     time_ns: int, known_ns: int, error: pb.ControlResponse.Error
 ) -> None:
-    fsm = ClusterFsm()
+    fsm = born_fsm()
     fsm.image = replace(fsm.image, time_ns=7)
-    request = pb.ControlRequest(operationId=b"i" * 16, timeNs=time_ns, registerNode=pb.RegisterNode(nodeId="n1"))
+    request = pb.ControlRequest(operationId=b"i" * 16, timeNs=time_ns, registerNode=registration(nodeId="n1"))
     answer = pb.ControlResponse.FromString(fsm.apply(request.SerializeToString(), 1))
     assert (answer.error, fsm.image.time_ns, fsm.image.index) == (error, known_ns, 1)
 

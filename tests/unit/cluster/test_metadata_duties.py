@@ -124,7 +124,7 @@ def test_a_leadership_goes_back_to_the_first_replica_when_that_is_asked_for() ->
     moved = pb.ElectLeader(stream="orders", uid=uid, node="b")
     assert led.cluster.ask(electLeader=moved).error == Error.OK
     led.cluster.promote()
-    led.duties = ActiveController(ReplicationConfig(preferred_leaders_every=10.0))
+    led.duties = ActiveController(ReplicationConfig(preferred_leader_interval_s=10.0))
     led.duties.lead(led.image, led.now_ns, 1)
     assert led.cluster.now == (PartitionStatus.ONLINE, "b", "")
     found = []

@@ -28,17 +28,11 @@ from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.controller_list import ControllerList, GroupView
 from liftpy.core.metadata.failure_reports import LeaderQuestion, ProbeResult
 from liftpy.core.metadata.feed import FeedProducer
-from liftpy.core.metadata.image import ClusterImage, Counters
+from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.born import born_fsm, registration
 
 MAX_BYTES = 1 << 20
-
-
-def used_once() -> ClusterFsm:
-    """Of a group whose level was decided long ago."""
-    fsm = ClusterFsm()
-    fsm.image = ClusterImage(counters=Counters(placement_index=1))
-    return fsm
 
 
 @dataclass
@@ -49,7 +43,7 @@ class Log:
     term: int = 1
     leader_id: str = "n1"
     now_ns: int = 100 * NS_PER_S
-    fsm: ClusterFsm = field(default_factory=lambda: used_once())
+    fsm: ClusterFsm = field(default_factory=born_fsm)
     feed: FeedProducer = field(default_factory=FeedProducer)
 
     @property
@@ -107,7 +101,7 @@ class Member:
 
     def register(self, count: int) -> None:
         for number in range(count):
-            answer = self.ask(pb.ControlRequest(registerNode=pb.RegisterNode(nodeId=f"d{number}")))
+            answer = self.ask(pb.ControlRequest(registerNode=registration(nodeId=f"d{number}")))
             assert isinstance(answer, Order)
             assert self.do(answer).node.incarnation
         self.tick()
@@ -264,7 +258,7 @@ def test_what_was_applied_is_published_at_once_and_the_head_now_and_then() -> No
     made = Member()
     made.lead()
     made.tick()
-    order = made.ask(pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="d0")))
+    order = made.ask(pb.ControlRequest(registerNode=registration(nodeId="d0")))
     assert isinstance(order, Order)
     made.do(order)
     [publish] = [d for d in made.tick() if isinstance(d, PublishEntry)]
@@ -282,7 +276,7 @@ def test_what_was_applied_is_published_at_once_and_the_head_now_and_then() -> No
 def test_only_what_never_gets_into_the_log_is_refused(outcome: EntryOutcome, error: pb.ControlResponse.Error) -> None:
     made = Member()
     made.lead()
-    order = made.ask(pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="d0")))
+    order = made.ask(pb.ControlRequest(registerNode=registration(nodeId="d0")))
     assert isinstance(order, Order)
     made.member.entry(order, 1, MAX_BYTES)
     assert made.member.ended(order, outcome, None, made.log.now_ns).error == error

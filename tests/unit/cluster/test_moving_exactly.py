@@ -129,7 +129,7 @@ def test_a_drained_node_gives_its_leadership_to_who_leads_least_and_then_what_it
 def test_who_is_down_comes_before_who_is_drained_and_the_longest_first() -> None:
     ones = [a_partition(partition=n, replicas=(r,), isr=(r,), leader=r) for n, r in enumerate("abcd")]
     image = image_of(*ones, nodes="abcdef", fenced="b", leaving="a")
-    planner = Planner(image, copies_at_once=1)
+    planner = Planner(image, max_copies=1)
     assert planner.numbers() == [("Reassign", 0)], "b is down, and may come back"
     both = node(image, "c", fenced=True)
     assert planner.numbers(both, after_ns=GRACE_NS // 2) == [("Reassign", 0)]
@@ -141,7 +141,7 @@ def test_who_is_down_comes_before_who_is_drained_and_the_longest_first() -> None
 def test_of_two_that_are_down_who_went_first_comes_first() -> None:
     ones = [a_partition(partition=n, replicas=(r, "c"), isr=("c",), leader="c") for n, r in enumerate("aabb")]
     image = image_of(*ones, nodes="abcdef", fenced="b")
-    planner = Planner(image, copies_at_once=1)
+    planner = Planner(image, max_copies=1)
     planner.look(node(image, "a", fenced=True))
     assert planner.numbers(after_ns=GRACE_NS) == [("Reassign", 2), ("Reassign", 3)]
 
@@ -257,7 +257,7 @@ def test_a_leadership_for_a_node_that_is_gone_stays_where_it_is() -> None:
 def test_what_is_proposed_and_not_applied_yet_counts_as_a_copy() -> None:
     ones = [a_partition(partition=n, replicas=(r,), isr=(r,), leader=r, epoch=n, target=("e",)) for n, r in enumerate("aabbcc")]
     image = image_of(*ones, nodes="abcde")
-    planner = Planner(image, copies_at_once=3, copies_per_node=3)
+    planner = Planner(image, max_copies=3, max_copies_per_node=3)
     assert planner.numbers() == [("BeginCopy", n) for n in (0, 1, 2)]
     image = changed(image, 0, joining="e", copy_epoch=10, epoch=10)
     assert planner.numbers(image) == [], "one is there, two were asked for"
@@ -271,18 +271,18 @@ def test_what_is_proposed_and_not_applied_yet_counts_as_a_copy() -> None:
 )
 def test_so_many_copies_come_from_one_leader_and_go_into_one_node(per_node: int, target: tuple[str, ...], count: int) -> None:
     from_one = [a_partition(partition=n, replicas=("a",), isr=("a",), target=("bcde"[n],)) for n in range(4)]
-    assert len(Planner(image_of(*from_one, nodes="abcde"), copies_per_node=per_node).look()) == count
+    assert len(Planner(image_of(*from_one, nodes="abcde"), max_copies_per_node=per_node).look()) == count
     into_one = [a_partition(partition=n, replicas=(r,), isr=(r,), leader=r, target=("f",)) for n, r in enumerate("abcd")]
-    assert len(Planner(image_of(*into_one, nodes="abcdef"), copies_per_node=per_node).look()) == count
+    assert len(Planner(image_of(*into_one, nodes="abcdef"), max_copies_per_node=per_node).look()) == count
     under_way = [replace(from_one[0], joining="b", copy_epoch=6), *from_one[1:]]
-    assert len(Planner(image_of(*under_way, nodes="abcde"), copies_per_node=per_node).look()) == count - 1
+    assert len(Planner(image_of(*under_way, nodes="abcde"), max_copies_per_node=per_node).look()) == count - 1
 
 
 def test_targets_are_made_ahead_for_twice_as_many_as_are_copied() -> None:
     image = image_of(*many(9, leader="b", isr=("b", "c")), leaving="a")
-    assert len(Planner(image, copies_at_once=2).look()) == 4
+    assert len(Planner(image, max_copies=2).look()) == 4
     waits = [replace(p, **MOVES) if p.partition < 3 else p for p in image.streams["s"].partitions]
-    found = Planner(image_of(*waits, leaving="ac"), copies_at_once=2).numbers()
+    found = Planner(image_of(*waits, leaving="ac"), max_copies=2).numbers()
     assert [kind for kind, _ in found].count("Reassign") == 1
 
 
@@ -304,14 +304,14 @@ def test_who_resigns_proposes_nothing_and_hears_nothing() -> None:
 
 def test_a_new_leadership_begins_with_nothing_of_the_one_before() -> None:
     image = image_of(*many(20), nodes="abcde", leaving="a", fenced="e")
-    planner = Planner(image, copies_at_once=1)
+    planner = Planner(image, max_copies=1)
     assert [kind for kind, _ in planner.numbers()].count("ElectLeader") == 16
     for number in range(16):
         image = changed(image, number, status=PartitionStatus.ELECTION, leader="", epoch=7)
     planner.moving.lead(image, planner.now_ns)
     assert [kind for kind, _ in planner.numbers()].count("ElectLeader") == 4
     copies = image_of(a_partition(**MOVES), a_partition(partition=1, **MOVES), leaving="c")
-    planner = Planner(copies, copies_at_once=1)
+    planner = Planner(copies, max_copies=1)
     assert planner.numbers() == [("BeginCopy", 0)]
     planner.moving.lead(changed(copies, 0, epoch=7), planner.now_ns)
     assert planner.numbers() == [("BeginCopy", 1)], "the oldest now; no copy of the leadership before stands in its way"
@@ -399,7 +399,7 @@ def test_the_end_of_the_grace_is_waited_for_of_who_holds_anything() -> None:
 
 def test_of_a_stream_that_has_changed_what_moves_no_more_is_forgotten_and_others_stay() -> None:
     image = image_of(*many(2, **MOVES), leaving="c")
-    planner = Planner(image, copies_at_once=1)
+    planner = Planner(image, max_copies=1)
     assert planner.numbers() == [("BeginCopy", 0)]
     image = changed(image, 0, target=(), moved_for=MoveReason.BY_HAND, leader="b", replicas=("a", "b", "d"), epoch=7)
     assert planner.numbers(image) == [("BeginCopy", 1)]

@@ -11,6 +11,7 @@ from liftpy.core.metadata.codec import image_from_bytes, image_to_bytes
 from liftpy.core.metadata.controller.nodes import MAX_NODES
 from liftpy.core.metadata.directory_identity import MAX_EARLIER_NONCES, DirectoryIdentity
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.born import registration
 
 
 def test_every_registration_is_a_new_incarnation_of_the_cluster() -> None:
@@ -153,7 +154,7 @@ def test_a_node_that_is_a_controller_is_taken_out_of_them_first() -> None:
 @pytest.mark.parametrize("fields", [{"weight": float("nan")}, {"weight": -1.0}, {"rack": "r" * 300}, {"nodeId": "a b"}])
 def test_a_wrong_registration_is_refused(fields: dict[str, object]) -> None:
     driver = Driver()
-    message = pb.RegisterNode(**({"nodeId": "a"} | fields))  # type: ignore[arg-type]
+    message = registration(**({"nodeId": "a"} | fields))  # type: ignore[arg-type]
     assert driver.ask(registerNode=message).error == Error.INVALID
     assert not driver.fsm.image.nodes
 
@@ -172,7 +173,7 @@ def test_a_registration_that_outlived_its_process_does_not_depose_the_next_one()
 # ---- a folder that went back in time [S15] ------------------------------------------------------------------------------
 def start(driver: Driver, history: DirectoryIdentity, previous: int, **how: bool) -> pb.ControlResponse:
     """A process of "b" registers with what its folder says."""
-    request = pb.RegisterNode(nodeId="b", previousIncarnation=previous, **({"flushedAlways": True} | how))
+    request = registration(nodeId="b", previousIncarnation=previous, **({"flushedAlways": True} | how))
     history.tell(request)
     return driver.ask(registerNode=request)
 
@@ -291,7 +292,7 @@ def test_the_folder_before_the_emptied_one_is_not_trusted() -> None:
 
 def test_more_nonces_than_a_folder_keeps_are_refused() -> None:
     driver = Driver()
-    request = pb.RegisterNode(nodeId="a", earlierNonces=range(1, MAX_EARLIER_NONCES + 2))
+    request = registration(nodeId="a", earlierNonces=range(1, MAX_EARLIER_NONCES + 2))
     assert driver.ask(registerNode=request).error == Error.INVALID
 
 

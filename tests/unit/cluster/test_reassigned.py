@@ -300,7 +300,7 @@ def test_a_rebalance_of_order_alone_is_one_of_leaderships_and_is_kept_until_the_
 
     without = asked("b", "a", "c")
     assert (without.moved_for, without.wants_leader) == (MoveReason.BY_HAND, ""), "a cluster without elections"
-    driver.fsm.rules = replace(driver.fsm.rules, elections=True)
+    driver.fsm.image = replace(driver.fsm.image, rules=replace(driver.fsm.image.rules, elections=True))
     assert asked("b", "a", "c", reason=pb.BY_HAND).wants_leader == ""
     leads = asked("a", "b", "c")
     assert (leads.moved_for, leads.wants_leader) == (MoveReason.BY_HAND, ""), "it leads already"
@@ -332,7 +332,7 @@ def promoted(driver: Driver) -> PartitionState:
 
 
 def test_a_leadership_that_is_wanted_elsewhere_ends_there_or_by_a_command(driver: Driver) -> None:
-    driver.fsm.rules = replace(driver.fsm.rules, elections=True)
+    driver.fsm.image = replace(driver.fsm.image, rules=replace(driver.fsm.image.rules, elections=True))
 
     def asked(*replicas: str) -> PartitionState:
         wish = pb.Reassign(stream="orders", partition=0, replicas=replicas, movedFor=pb.REBALANCED)
@@ -363,7 +363,7 @@ def test_a_leadership_that_is_wanted_elsewhere_ends_there_or_by_a_command(driver
 
 
 def test_a_leadership_goes_on_to_who_is_wanted_after_an_election_that_another_has_won(driver: Driver) -> None:
-    driver.fsm.rules = replace(driver.fsm.rules, elections=True)
+    driver.fsm.image = replace(driver.fsm.image, rules=replace(driver.fsm.image.rules, elections=True))
     wish = pb.Reassign(stream="orders", partition=0, replicas=["c", "a", "b"], movedFor=pb.REBALANCED)
     assert driver.ask(reassign=wish).error == Error.OK
     assert driver.change_isr(["a", "b"]).error == Error.OK

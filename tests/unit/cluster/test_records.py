@@ -9,7 +9,7 @@ import pytest
 from liftpy.config import NO_QUOTA, DefaultQuota, SessionTimes, StreamConfig
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.idempotency_cache import Operation
-from liftpy.core.metadata.image import ClusterRules, Counters, LeaderReport, NodeImage, StreamImage
+from liftpy.core.metadata.image import ClusterImage, ClusterRules, Counters, LeaderReport, NodeImage, StreamImage
 from liftpy.core.metadata.records import (
     ControllersChanged,
     CountersMoved,
@@ -53,11 +53,11 @@ RECORDS: list[Record] = [
     CountersMoved(Counters(21, 22, 23, 24, 25)),
     LeaderReported("u1", 0, REPORT),
     ControllersChanged(ControllerList(("a", "b"), "d", "b", 3)),
-    FeatureLevelSet(2, ClusterRules("shop", True)),
-    FeatureLevelSet(2),
+    FeatureLevelSet(6, ClusterRules("shop", True)),
+    FeatureLevelSet(6),
     DefaultQuotaSet(DefaultQuota(records_per_s=5, bytes_per_s=6, by_token=7)),
     DefaultQuotaSet(NO_QUOTA),
-    FeatureLevelSet(5, ClusterRules("shop", True), SessionTimes(2000, 900)),
+    FeatureLevelSet(7, ClusterRules("shop", True), SessionTimes(2000, 900)),
     SessionTimesSet(SessionTimes(5000, 3000, 2000, 900, 7)),
 ]
 
@@ -121,12 +121,11 @@ def test_what_each_does_to_an_image() -> None:
     assert replay(image, counters).counters == Counters(21, 22, 23, 24, 25)
     assert replay(image, reported).reports["u1", 0] == (REPORT,)
     assert replay(image, led).controllers == ControllerList(("a", "b"), "d", "b", 3)
-    assert replay(image, level).feature_level == 2
+    assert replay(image, level).feature_level == 6
     assert replay(image, level).rules == ClusterRules("shop", True)
     assert replay(image, quota).default_quota == DefaultQuota(records_per_s=5, bytes_per_s=6, by_token=7)
     assert replay(image, timed).session_times == SessionTimes(2000, 900)
     assert replay_all(image, (timed, times)).session_times == SessionTimes(5000, 3000, 2000, 900, 7)
-    assert replay_all(image, (timed, level)).session_times is None
     newer, other = replace(REPORT, newest_offset=10), replace(REPORT, witness="c")
     following = (reported, LeaderReported("u1", 0, other), LeaderReported("u1", 0, newer))
     assert replay_all(image, following).reports["u1", 0] == (other, newer), "the newest of each witness"
@@ -147,7 +146,6 @@ def test_what_each_does_to_an_image() -> None:
         ("M11", StreamAltered("t", "u1", 2)),
         ("M10", ControllersChanged(ControllerList(("a",)))),
         ("M5", NodeRemoved("x")),
-        ("M5", SessionTimesSet(SessionTimes(2000, 900))),
         ("M5", NodeRemoved("a")),
         ("M5", PartitionStateChanged("s", "old", a_partition(epoch=7))),
         ("M5", PartitionStateChanged("s", "u1", a_partition(epoch=7, partition=1))),
@@ -160,3 +158,8 @@ def test_what_can_not_follow_is_an_error(code: str, record: Record) -> None:
     with pytest.raises(InvariantError) as error:
         replay(an_image(a_stream()), record)
     assert str(error.value).split()[1] == code
+
+
+def test_session_times_of_a_new_group_can_not_change() -> None:
+    with pytest.raises(InvariantError, match="M5"):
+        replay(ClusterImage(), SessionTimesSet(SessionTimes(2000, 900)))

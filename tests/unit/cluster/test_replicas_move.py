@@ -81,7 +81,7 @@ def test_a_node_that_is_down_is_replaced_after_the_grace_and_not_before() -> Non
 
 
 def test_a_new_metadata_leader_counts_the_grace_anew_and_goes_on_with_what_was_begun() -> None:
-    moved = Moved("abcd", copies_at_once=1)
+    moved = Moved("abcd", max_copies=1)
     moved.driver.create(partitions=8, replicationFactor=3)
     moved.down("c")
     moved.look()
@@ -115,7 +115,7 @@ def test_a_node_that_comes_back_within_the_grace_keeps_everything() -> None:
 
 
 def test_one_that_comes_back_in_the_middle_keeps_what_nobody_has_joined_for() -> None:
-    moved = Moved("abcd", copies_at_once=2)
+    moved = Moved("abcd", max_copies=2)
     moved.driver.create(partitions=8, replicationFactor=3)
     moved.down("c")
     moved.look()
@@ -135,7 +135,7 @@ def test_one_that_comes_back_in_the_middle_keeps_what_nobody_has_joined_for() ->
 
 
 def test_a_drain_that_is_taken_back_ends_what_has_not_begun() -> None:
-    moved = Moved("abcd", copies_at_once=1)
+    moved = Moved("abcd", max_copies=1)
     moved.driver.create(partitions=8, replicationFactor=3)
     drain(moved, "b")
     moved.until(lambda: moved.held("b") == 3)
@@ -245,7 +245,7 @@ def test_what_an_operator_had_chosen_is_cancelled_and_what_was_chosen_for_him_is
 
 
 def test_copies_have_bounds_and_the_oldest_come_first() -> None:
-    moved = Moved("abcdef", copies_at_once=3, copies_per_node=2)
+    moved = Moved("abcdef", max_copies=3, max_copies_per_node=2)
     moved.driver.create(partitions=12, replicationFactor=1)
     for number in reversed(range(12)):
         reassign(moved, "f" if moved.driver.partition(number=number).leader == "e" else "e", partition=number)
@@ -328,7 +328,7 @@ def test_what_was_lost_on_its_way_is_asked_again_and_not_before() -> None:
 
 
 def test_a_stream_that_is_deleted_in_the_middle_is_forgotten() -> None:
-    moved = Moved("abcd", copies_at_once=2)
+    moved = Moved("abcd", max_copies=2)
     moved.copies = False
     moved.driver.create(partitions=8, replicationFactor=2)
     drain(moved, "b")
@@ -360,7 +360,7 @@ def test_what_people_are_shown() -> None:
 @settings(max_examples=40, phases=[Phase_.generate])
 @given(st.data())
 def test_whatever_happens_meanwhile_it_ends_with_whole_partitions_on_nodes_that_stay(data: st.DataObject) -> None:
-    moved = Moved("abcdef", copies_at_once=data.draw(st.integers(1, 8)), copies_per_node=data.draw(st.integers(1, 4)))
+    moved = Moved("abcdef", max_copies=data.draw(st.integers(1, 8)), max_copies_per_node=data.draw(st.integers(1, 4)))
     moved.driver.create(partitions=data.draw(st.integers(1, 9)), replicationFactor=data.draw(st.integers(2, 3)))
     away: set[str] = set()
     for _ in range(data.draw(st.integers(3, 25))):

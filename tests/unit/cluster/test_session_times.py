@@ -9,13 +9,14 @@ from cluster_driver import MS, Driver, Error
 
 from liftpy.config import ReplicationConfig, SessionTimes
 from liftpy.core.base.partition import PartitionStatus
-from liftpy.core.metadata import features
 from liftpy.core.metadata.codec import image_from_bytes, image_from_pb, image_to_bytes
 from liftpy.core.metadata.controller.active_controller import ActiveController
-from liftpy.core.metadata.controller.feature_negotiation import HeardLevels, begin_at, levels_answer
+from liftpy.core.metadata.controller.feature_negotiation import begin_at
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.describe import ClusterPages, describe
 from liftpy.core.metadata.election import ElectionTimers
-from liftpy.core.metadata.features import DEFAULT_QUOTA, SESSION_TIMES, SPOKEN, why_no_way_back, why_not_yet
+from liftpy.core.metadata.feature_range import NO_LEVEL
+from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.image_delta import diff, entry_between
 from liftpy.core.metadata.record_builder import Rules
@@ -25,20 +26,24 @@ from liftpy.core.metadata.sessions import NodeSessions, heartbeat_every_s
 from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import ConfigError
+from tests.born import TIMES as OWN
 
-OWN = SessionTimes(2000, 900)
 START = 10_000 * MS
+LEVEL = SPOKEN.most
 
 
-def a_driver(*nodes: str, level: int = SESSION_TIMES) -> Driver:
+def new_group() -> Driver:
+    """No level is set yet."""
     driver = Driver(elections=True)
-    if level > 1:
-        request = begin_at(level, Rules(elections=True), OWN)
-        driver.ask(setFeatureLevel=request.setFeatureLevel)
+    driver.fsm = ClusterFsm(elections=True)
+    return driver
+
+
+def a_driver(*nodes: str) -> Driver:
+    driver = new_group()
+    driver.ask(setFeatureLevel=begin_at(LEVEL, Rules(elections=True), OWN).setFeatureLevel)
     for node in nodes:
-        register = pb.RegisterNode(nodeId=node)
-        SPOKEN.tell(register)
-        driver.ask(registerNode=register)
+        driver.register(node)
     return driver
 
 
@@ -84,17 +89,17 @@ def test_times_that_can_not_be(times: tuple[int, int], says: str) -> None:
     before = driver.fsm.image.session_times
     assert set_times(driver, *times).error == Error.INVALID
     assert driver.fsm.image.session_times == before
-    begin = begin_at(SESSION_TIMES, Rules(), OWN)
+    begin = begin_at(LEVEL, Rules(), OWN)
     begin.setFeatureLevel.sessionTimes.sessionMs, begin.setFeatureLevel.sessionTimes.leaseMs = times
-    born = Driver()
+    born = new_group()
     assert born.ask(setFeatureLevel=begin.setFeatureLevel).error == Error.INVALID
-    assert born.fsm.image.feature_level == 1
+    assert born.fsm.image.feature_level == NO_LEVEL
 
 
 def test_settings_are_held_to_the_same() -> None:
     assert ReplicationConfig(session_s=5.0, lease_s=3.0).session_times == SessionTimes(5000, 3000)
     with pytest.raises(ConfigError, match=r"a session of 0\.09 s"):
-        ReplicationConfig(heartbeat_s=0.01, lease_s=0.05, session_s=0.09)
+        ReplicationConfig(heartbeat_interval_s=0.01, lease_s=0.05, session_s=0.09)
     with pytest.raises(ConfigError, match="a lease of 2 s has to be shorter"):
         ReplicationConfig(lease_s=1.9999, session_s=2.0)
 
@@ -131,55 +136,6 @@ def test_a_change_keeps_those_before_until_it_is_settled_and_is_made_of_what_was
     set_times(driver, 700, 500)
     old = driver.ask(settleSessionTimes=pb.SettleSessionTimes(change=1))
     assert (old.error, times_of(driver).is_settled) == (Error.STALE, False), "that was about the change before"
-
-
-def test_below_its_level_nobody_asks_for_it_and_apply_refuses_it() -> None:
-    driver = a_driver("a", level=DEFAULT_QUOTA)
-    for request in (
-        pb.ControlRequest(setSessionTimes=pb.SetSessionTimes(sessionMs=5000, leaseMs=3000)),
-        pb.ControlRequest(settleSessionTimes=pb.SettleSessionTimes()),
-    ):
-        need = "UNSUPPORTED: session times of the whole cluster need feature level 5"
-        said = f"{need}, the cluster is at level 4: liftpy upgrade finalize"
-        assert why_not_yet(request, DEFAULT_QUOTA) == said
-        assert why_not_yet(request, SESSION_TIMES) == ""
-        answer = driver.ask(**{request.WhichOneof("request") or "": getattr(request, request.WhichOneof("request") or "")})
-        assert (answer.error, answer.detail) == (Error.INVALID, said)
-    assert driver.fsm.image.session_times is None
-
-
-def asked(driver: Driver, level: int, own: SessionTimes = OWN) -> pb.ControlResponse:
-    heard = HeardLevels()
-    for node in driver.fsm.image.nodes:
-        beat = pb.Heartbeat(nodeId=node, incarnation=driver.incarnation(node))
-        SPOKEN.tell(beat)
-        heard.heard(beat, driver.fsm.image)
-    request = pb.ControlRequest(setFeatureLevel=pb.SetFeatureLevel(level=level))
-    request.setFeatureLevel.sessionTimes.sessionMs = 1  # whoever asks does not say
-    answer = levels_answer(request, driver.fsm.image, heard, {}, driver.fsm.rules, own)
-    if answer is None:
-        assert request.setFeatureLevel.HasField("sessionTimes") is (level >= SESSION_TIMES)
-        return driver.ask(setFeatureLevel=request.setFeatureLevel)
-    return answer
-
-
-def test_finalizing_takes_the_metadata_leaders_own_and_the_way_back_needs_the_same_there() -> None:
-    driver = a_driver("a", level=DEFAULT_QUOTA)
-    assert asked(driver, SESSION_TIMES, SessionTimes(3000, 1500)).error == Error.OK
-    assert times_of(driver) == SessionTimes(3000, 1500)
-    refused = asked(driver, DEFAULT_QUOTA, OWN)
-    assert (refused.error, refused.detail) == (
-        Error.INVALID,
-        "the cluster has session 3 s, lease 1.5 s, and the settings of the metadata leader say session 2 s, lease 0.9 s: "
-        "make them the same first",
-    )
-    set_times(driver, 2000, 900)
-    assert asked(driver, DEFAULT_QUOTA).detail.startswith("the session times were only just changed: session 2 s")
-    assert why_no_way_back(driver.fsm.image, features.FEATURES) != []
-    settle(driver)
-    assert asked(driver, DEFAULT_QUOTA).error == Error.OK
-    assert driver.fsm.image.session_times is None
-    assert not pb.Image.FromString(image_to_bytes(driver.fsm.image)).HasField("sessionTimes")
 
 
 def test_nodes_and_their_worker_processes_are_told() -> None:
@@ -252,11 +208,6 @@ def test_leases_and_sessions_go_by_the_image_whatever_the_settings_say() -> None
     sessions = leading(driver)
     assert beat(sessions, driver, "a", START) == 900
     assert ends_ns(sessions, "a", START) == 2000 * MS
-    below = a_driver("a", level=DEFAULT_QUOTA)
-    sessions = leading(below)
-    assert beat(sessions, below, "a", START) == 0, "the node's own"
-    with pytest.raises(AssertionError, match="never"):
-        ends_ns(sessions, "a", START)
 
 
 def test_the_answer_to_a_heartbeat_says_the_lease() -> None:
@@ -369,16 +320,15 @@ def test_a_start_that_takes_long_is_waited_for_by_the_longest_session() -> None:
     assert ends_ns(sessions, "a", START) == 2000 * MS, "it took less than the session before"
 
 
-@pytest.mark.parametrize(("level", "session_s"), [(SESSION_TIMES, 2), (DEFAULT_QUOTA, 60)])
-def test_an_election_that_nobody_hurries_waits_for_the_clusters_session(level: int, session_s: int) -> None:
-    driver = a_driver("a", "b", level=level)
+def test_an_election_that_nobody_hurries_waits_for_the_clusters_session() -> None:
+    driver = a_driver("a", "b")
     driver.create(replicationFactor=2)
     stream = driver.fsm.image.streams["orders"]
     waiting = replace(stream.partitions[0], status=PartitionStatus.ELECTION, leader="", deposed="")
     image = driver.fsm.image.with_altered(replace(stream, partitions=(waiting,)))
     timers = ElectionTimers(ReplicationConfig(session_s=60.0, lease_s=50.0), wait_s=1.0)
     timers.lead(image, START)
-    assert timers.next_deadline_ns() == START + (session_s + 1) * 1000 * MS
+    assert timers.next_deadline_ns() == START + (2 + 1) * 1000 * MS
 
 
 def test_a_node_beats_often_enough_for_the_lease() -> None:
@@ -389,7 +339,7 @@ def test_a_node_beats_often_enough_for_the_lease() -> None:
 
 def test_who_beats_at_the_pace_of_the_lease_is_not_late_before() -> None:
     driver = a_driver("a")
-    sessions = leading(driver, own=ReplicationConfig(heartbeat_s=10.0, session_s=60.0, lease_s=50.0))
+    sessions = leading(driver, own=ReplicationConfig(heartbeat_interval_s=10.0, session_s=60.0, lease_s=50.0))
     beat(sessions, driver, "a", START)
     assert sessions.overdue(START + 600 * MS) == []
     assert sessions.overdue(START + 601 * MS) == ["a"]

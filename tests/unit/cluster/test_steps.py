@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from liftpy.core.base.cooperative_apply import PER_STEP
-from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.records import Record
 from liftpy.core.metadata.replay import replay
 from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.born import born_fsm, registration
 
 STREAMS, PARTITIONS = 100, 10
 
 
 def register(node: str, start: int = 1) -> pb.ControlRequest:
     earlier = list(range(1, start))
-    registration = pb.RegisterNode(
+    asked = registration(
         nodeId=node,
         previousIncarnation=start - 1,
         flushedAlways=True,
@@ -26,14 +26,14 @@ def register(node: str, start: int = 1) -> pb.ControlRequest:
         nonce=start,
         earlierNonces=earlier,
     )
-    return pb.ControlRequest(registerNode=registration)
+    return pb.ControlRequest(registerNode=asked)
 
 
 class Driven:
     """A state machine, and its log."""
 
     def __init__(self) -> None:
-        self.fsm = ClusterFsm(elections=True)
+        self.fsm = born_fsm(elections=True)
         self.index = 0
 
     def entry(self, request: pb.ControlRequest) -> bytes:
@@ -64,7 +64,7 @@ def of_a_node(kind: str, driven: Driven) -> pb.ControlRequest:
         again.registerNode.previousIncarnation = node.incarnation
         return again
     if kind == "emptied":
-        return pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="a", folderId="another", start=1, nonce=9))
+        return pb.ControlRequest(registerNode=registration(nodeId="a", folderId="another", start=1, nonce=9))
     if kind == "drain":
         return pb.ControlRequest(drainNode=pb.DrainNode(nodeId="a", incarnation=node.incarnation))
     if kind == "unfence":

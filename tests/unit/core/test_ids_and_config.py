@@ -71,7 +71,7 @@ def test_settings_out_of_bounds_are_refused_by_name() -> None:
         StreamConfig(segment_bytes=1)
     with pytest.raises(ConfigError, match="report their leader as failed"):
         ReplicationConfig(max_idle_wait_s=1.0, max_leader_timeout_s=1.0)
-    with pytest.raises(ConfigError, match="heartbeat_s < lease_s < session_s"):
+    with pytest.raises(ConfigError, match="heartbeat_interval_s < lease_s < session_s"):
         ReplicationConfig(lease_s=2.5)
     with pytest.raises(ConfigError, match="max_idle_wait_s"):
         ReplicationConfig(max_idle_wait_s=6.0)
@@ -87,18 +87,19 @@ _BOUNDS: dict[type[StreamConfig] | type[ReplicationConfig], dict[str, tuple[floa
         "dedup_window_s": (0, 86_400.0),
     },
     ReplicationConfig: {
-        "heartbeat_s": (0.001, None), "session_s": (None, 3600.0), "max_lag_time_s": (None, 3600.0),
+        "heartbeat_interval_s": (0.001, None), "session_s": (None, 3600.0), "max_lag_time_s": (None, 3600.0),
         "max_leader_timeout_s": (None, 3600.0),
         "max_idle_wait_s": (0.001, None), "fetch_timeout_s": (0.001, 3600.0), "candidate_timeout_s": (0.001, 3600.0),
-        "hw_checkpoint_s": (0.001, 3600.0), "notice_interval_s": (0.001, 3600.0), "leader_rest_s": (0.001, 3600.0),
+        "hw_checkpoint_interval_s": (0.001, 3600.0), "notice_interval_s": (0.001, 3600.0), "min_leadership_s": (0.001, 3600.0),
         "hung_flush_s": (0.001, 3600.0),
-        "service_grace_s": (0.001, 3600.0), "replacement_grace_s": (0, 30 * 86_400.0), "copies_at_once": (1, 10_000),
-        "copies_per_node": (1, 1000), "max_lag_records": (0, 1 << 62), "slow_flush_factor": (0, 1e6), "probe_after": (0, 3600.0),
-        "quiet_rounds": (1, 1 << 20), "replication_max_bytes": (4096, 64 << 20), "ingest_buffer_bytes": (8192, 16 << 30),
+        "service_grace_s": (0.001, 3600.0), "replacement_grace_s": (0, 30 * 86_400.0), "max_copies": (1, 10_000),
+        "max_copies_per_node": (1, 1000), "max_lag_records": (0, 1 << 62), "slow_flush_factor": (0, 1e6),
+        "follower_ping_delay_s": (0, 3600.0),
+        "idle_polls_before_quiet": (1, 1 << 20), "replication_max_bytes": (4096, 64 << 20), "ingest_buffer_bytes": (8192, 16 << 30),
         "ingest_queue_bytes": (512, 4 << 30), "unreplicated_bytes": (512, 4 << 30), "node_unreplicated_bytes": (512, 16 << 30),
-        "ingest_queue_records": (16, 1 << 26), "copy_bytes_per_second": (0, 64 << 30), "copy_share": (0.001, 1.0),
-        "copy_least_bytes_per_second": (0, 64 << 30), "copy_piece_bytes": (4096, 64 << 20), "dedup_bytes": (4096, 16 << 30),
-        "batch_max_bytes": (4096, 64 << 20), "batch_max_records": (1, 65_536), "preferred_leaders_every": (0, 86_400.0),
+        "ingest_queue_records": (16, 1 << 26), "copy_bytes_per_s": (0, 64 << 30), "copy_duty_cycle": (0.001, 1.0),
+        "copy_min_bytes_per_s": (0, 64 << 30), "copy_fetch_bytes": (4096, 64 << 20), "partition_message_id_bytes": (4096, 16 << 30),
+        "batch_max_bytes": (4096, 64 << 20), "batch_max_records": (1, 65_536), "preferred_leader_interval_s": (0, 86_400.0),
     },
 }  # fmt: skip
 """Setting -> least and largest; None where another setting bounds it first."""

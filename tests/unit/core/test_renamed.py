@@ -1,14 +1,22 @@
-"""Modules that have a new name: the old one still imports the same module."""
+"""Old names: those of modules still import, those of settings are rejected with the new name."""
 
 from __future__ import annotations
 
 import importlib
 import subprocess
 import sys
+from dataclasses import fields
+from pathlib import Path
 
+import click
 import pytest
 
-from liftpy.core.base.renamed import MODULES
+from liftpy.config import ReplicationConfig, StreamConfig
+from liftpy.core.base.renamed import COMMANDS, MODULES, OPTIONS, SETTINGS
+from liftpy.errors import ConfigError
+from liftpy.service.settings import ServiceSettings
+from sidecar.cli.main import liftpy, main
+from sidecar.runtime.settings import GivenSettings, NodeSettings, dev_environment
 
 
 @pytest.mark.parametrize("old", MODULES)
@@ -27,3 +35,59 @@ def test_import_of_a_merged_module_from_its_old_package_works() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["liftpy.core.groups.coordinator", "liftpy.core.groups.limits"]
+
+
+def test_renamed_settings_exist_by_their_new_names_only() -> None:
+    known = {f.name for one in (NodeSettings, ReplicationConfig, StreamConfig, ServiceSettings) for f in fields(one)}
+    assert set(SETTINGS.values()) <= known
+    assert not set(SETTINGS) & known
+
+
+@pytest.mark.parametrize(("section", "old"), [("", "page_hosts"), ("[replication]", "probe_after")])
+def test_settings_file_with_an_old_name_is_rejected_with_the_new_one(tmp_path: Path, section: str, old: str) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text(f'node_id = "n1"\ndata = "/tmp"\n{section}\n{old} = 1\n')
+    with pytest.raises(ConfigError, match=f"{old} is now called {SETTINGS[old]}"):
+        GivenSettings(path, {}, {}).load()
+
+
+@pytest.mark.parametrize("name", ["LIFTPY_HOST_GROUPS", "LIFTPY_REPLICATION_COPY_SHARE"])
+def test_environment_with_an_old_name_is_rejected_with_the_new_one(name: str) -> None:
+    prefix = "LIFTPY_REPLICATION_" if "REPLICATION" in name else "LIFTPY_"
+    new = prefix + SETTINGS[name.removeprefix(prefix).lower()].upper()
+    with pytest.raises(ConfigError, match=f"{name} is now called {new}"):
+        GivenSettings(None, {"node_id": "n1", "data": "/tmp"}, {name: "1"}).load()
+    with pytest.raises(ConfigError, match=new):
+        dev_environment({name: "1"})
+
+
+def command_of(words: list[str]) -> click.Command | None:
+    """Return the command of these words; None if there is none."""
+    command: click.Command | None = liftpy
+    for word in words:
+        command = command.get_command(click.Context(command), word) if isinstance(command, click.Group) else None
+    return command
+
+
+def said(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("old", COMMANDS)
+def test_command_with_an_old_name_is_rejected_with_the_new_one(old: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_of(COMMANDS[old].split()) is not None
+    assert f"liftpy {old} is now called liftpy {COMMANDS[old]}" in said(old.split(), capsys)
+
+
+@pytest.mark.parametrize("old", OPTIONS)
+def test_option_with_an_old_name_is_rejected_with_the_new_one(old: str, capsys: pytest.CaptureFixture[str]) -> None:
+    *words, option = old.split()
+    command = command_of(words)
+    assert command is not None
+    known = {name for param in command.params for name in param.opts}
+    assert OPTIONS[old].split()[0] in known
+    assert option not in known
+    assert f"the option {option} is now called {OPTIONS[old]}" in said([*words, option], capsys)

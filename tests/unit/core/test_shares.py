@@ -16,7 +16,7 @@ def test_every_partition_is_one_processs_and_a_stream_is_spread_evenly(count: in
         assert sorted(one[0] for one in held) == sorted(3 * list(range(count)))
         for partition, (number,) in enumerate(held):
             assert number == share_of(stream, partition, count)
-            assert [s.number for s in shares if s.holds_folder(f"{stream}-s17/{partition}")] == [number], (
+            assert [s.number for s in shares if s.holds_folder(f"{stream}-000a1f-1a21ed6d777/{partition}")] == [number], (
                 "its log is the same one's"
             )
 
@@ -35,7 +35,7 @@ def test_the_share_of_a_partition_never_changes() -> None:
 def test_a_node_of_one_process_holds_everything_and_strange_folders_are_looked_at_once() -> None:
     assert WHOLE.holds("x", 4)
     assert WHOLE.holds_folder("lost+found/0")
-    for name in ("strange/0", "orders-s1/x", "orders-s1"):
+    for name in ("strange/0", "orders-00000a-1a/x", "orders-00000a-1a"):
         assert [number for number in range(3) if WorkerShare(number, 3).holds_folder(name)] == [0]
 
 

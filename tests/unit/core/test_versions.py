@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from liftpy.core.metadata import snapshot
 from liftpy.core.metadata.features import FEATURES, SPOKEN
 from sidecar.cli.upgrade import DISK_FORMATS
 
 ROOT = Path(__file__).resolve().parents[3]
 LEVELS = range(SPOKEN.least, SPOKEN.most + 1)
-ELSEWHERE = {"liftpy/core/wire/envelope.py": "the wire's", "liftpy/core/metadata/snapshot.py": "the version before"}
+ELSEWHERE = {"liftpy/core/wire/envelope.py": "the wire's"}
 
 
 @pytest.mark.parametrize("name", DISK_FORMATS)
@@ -27,11 +26,7 @@ def test_the_code_writes_and_reads_what_stands_there(name: str) -> None:
     assert set(found.writes.values()) <= set(found.reads)
     for level in LEVELS[:-1]:
         assert found.is_cache or found.written_at(level) in found.reads, "N reads what N - 1 wrote at any level"
-    assert set(found.writes) - {1} <= {feature.level for feature in FEATURES}
-
-
-def test_the_image_is_written_by_level() -> None:
-    assert [snapshot.version_at(level) for level in LEVELS] == [DISK_FORMATS["image"].written_at(level) for level in LEVELS]
+    assert set(found.writes) <= {feature.level for feature in FEATURES}
 
 
 def test_a_level_with_a_way_back_writes_nothing_new() -> None:
@@ -41,7 +36,7 @@ def test_a_level_with_a_way_back_writes_nothing_new() -> None:
 
 
 def test_no_constant_of_a_version_is_left_out() -> None:
-    names = re.compile(r"^(?:_MAGIC, )?(_?(?:VERSION|FORMAT)|LEVELLED) = (?:b\"\w+\", )?\d+$", re.MULTILINE)
+    names = re.compile(r"^(?:_MAGIC, )?(_?(?:VERSION|FORMAT)) = (?:b\"\w+\", )?\d+$", re.MULTILINE)
     known = {found.code.split(":")[0].replace(".", "/") + ".py" for found in DISK_FORMATS.values()}
     found = {
         str(path.relative_to(ROOT))

@@ -14,7 +14,7 @@ from liftpy.errors import FolderLockedError, NoSpaceError
 from sidecar.disk.data_folder import DataFolder
 from sidecar.disk.files import FolderStorage
 
-KEYS = [f"orders-s1/{number}" for number in range(6)]
+KEYS = [f"orders-000001-1a21/{number}" for number in range(6)]
 
 
 def _all(_: str) -> bool:

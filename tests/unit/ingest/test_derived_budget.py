@@ -39,7 +39,7 @@ ONE = BATCH_BYTES + size_of([an_id(0)])
 
 def test_a_share_counts_for_its_node_and_for_the_one_it_joins() -> None:
     node, other = NodeDerived(1000), NodeDerived(1000)
-    share, beside = Share(node, "ids", 600, "dedup_bytes"), Share(node, "subjects")
+    share, beside = Share(node, "ids", 600, "partition_message_id_bytes"), Share(node, "subjects")
     share.hold(300)
     beside.hold(200)
     share.hold(250)
@@ -54,11 +54,11 @@ def test_a_share_counts_for_its_node_and_for_the_one_it_joins() -> None:
 
 def test_a_leader_takes_up_to_seven_eighths_of_either_bound() -> None:
     node = NodeDerived(800)
-    share, neighbour = Share(node, "ids", 400, "dedup_bytes"), Share(node, "ids")
-    assert (share.lacks(350), share.lacks(351), share.has_room(350)) == ("", "dedup_bytes", True)
-    assert share.lacks(300, 51) == "dedup_bytes", "what is in hand goes into it"
+    share, neighbour = Share(node, "ids", 400, "partition_message_id_bytes"), Share(node, "ids")
+    assert (share.lacks(350), share.lacks(351), share.has_room(350)) == ("", "partition_message_id_bytes", True)
+    assert share.lacks(300, 51) == "partition_message_id_bytes", "what is in hand goes into it"
     neighbour.hold(400)
-    assert (share.lacks(300), share.lacks(301), share.has_room(301)) == ("", "node_derived_bytes", False)
+    assert (share.lacks(300), share.lacks(301), share.has_room(301)) == ("", "node_dedup_state_bytes", False)
     assert (share.fits(400), share.fits(401)) == (True, False)
     neighbour.hold(500)
     assert (share.fits(300), share.fits(301)) == (True, False), "what belongs to something known has the rest"
@@ -140,7 +140,7 @@ def test_a_log_that_takes_nothing_gets_its_room_back_by_the_clock() -> None:
     for offset in range(7):
         take(made, offset, message_id=an_id(offset), time=1000)
     made.committed(6)
-    assert made.lacks([an_id(9)], 1000) == "the message ids of the last 1.2e-07 s fill what dedup_bytes allows"
+    assert made.lacks([an_id(9)], 1000) == "the message ids of the last 1.2e-07 s fill what partition_message_id_bytes allows"
     assert made.lacks([an_id(9)], 1000 + WINDOW), "they are still fresh here"
     now[0] += WINDOW
     assert made.lacks([an_id(9)], 999 + WINDOW)
@@ -172,7 +172,7 @@ def test_a_node_without_room_takes_no_new_producer_and_known_ones_go_on() -> Non
     claim = Claim(1, 0, 1, 1, instance=7)
     assert desk.judge(claim, COLUMNS).finding is Finding.APPEND
     unfit = desk.why_not(Finding.FULL)
-    assert (unfit.reason, "node_derived_bytes" in unfit.detail, node.refused) == (
+    assert (unfit.reason, "node_dedup_state_bytes" in unfit.detail, node.refused) == (
         RejectReason.OVERLOADED,
         True,
         {"producers": 1},

@@ -403,7 +403,12 @@ def test_it_is_a_function_of_the_log_whatever_was_cut(steps: list[tuple[int, int
 def test_what_the_settings_say_of_derived_state() -> None:
     log = Log.open(MemoryStorage(), StreamConfig(), now_wall_ns=0)[0]
     stream = StreamConfig(dedup_window_s=7.0)
-    node = ReplicationConfig(dedup_bytes=4096, subjects_bytes=8192, producer_bytes=STATE_BYTES * 9, producer_expiry_s=3)
+    node = ReplicationConfig(
+        partition_message_id_bytes=4096,
+        partition_subject_index_bytes=8192,
+        partition_producer_bytes=STATE_BYTES * 9,
+        producer_expiry_s=3,
+    )
     made = derived_state(log, "s.*", stream, node, lambda: 5)
     assert (made.ids.window_ns, made.ids.share.bound_bytes, made.ids._now_ns()) == (7 * NS_PER_S, 4096, 5)
     assert (made.subjects.share.bound_bytes, made.subjects._literal) == (8192, False)

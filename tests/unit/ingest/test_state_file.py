@@ -29,6 +29,7 @@ from liftpy.core.publish.state_file import (
     state_names,
     state_owner,
 )
+from liftpy.core.publish.state_transfer import StateGiver, StateQuestion
 from liftpy.core.publish.state_writer import Pace, StateWriter, pace_of, restore_state
 from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
@@ -43,7 +44,7 @@ def a_log(storage: MemoryStorage | None = None, **config: Any) -> Log:
 
 
 def a_state(log: Log, window_ns: int = 120, room: int = ROOM, now_ns: Callable[[], int] = lambda: 10**15) -> LogState:
-    return LogState(log, window_ns, room, now_ns, Producers(0, 100), subject="s.>", subjects_bytes=room)
+    return LogState(log, window_ns, room, now_ns, Producers(0, 100), subject="s.>", partition_subject_index_bytes=room)
 
 
 def append(
@@ -353,7 +354,9 @@ def test_when_one_is_written() -> None:
     assert pace.is_due(10, 0, 60)
     assert not pace.is_due(125, 126, 60)
     assert pace.is_due(126, 126, 60)
-    assert pace_of(ReplicationConfig(state_checkpoint_s=2.5, state_checkpoint_bytes=9999)) == Pace(int(2.5 * NS_PER_S), 9999)
+    assert pace_of(ReplicationConfig(state_checkpoint_interval_s=2.5, state_checkpoint_bytes=9999)) == Pace(
+        int(2.5 * NS_PER_S), 9999
+    )
 
 
 def test_the_writer_keeps_count_and_a_full_disk_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -510,3 +513,35 @@ def test_state_of_every_subset_of_parts_can_be_read_back() -> None:
         for names in itertools.permutations(parts, count):
             state = State(OF, 7, 3, {name: parts[name] for name in names})
             assert decode_state(encode_state(state)) == state
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.3])
+def test_state_giver_with_two_askers_in_turns_gives_each_a_whole_state_of_a_growing_log(seconds: float) -> None:
+    """A follower and a backup, say. The second one must not make the first one begin again and again, nor the other way round."""
+    log = a_log()
+    state = a_state(log)
+    append(log, state, [f"m{n}" for n in range(200)], by=7)
+    commit(log, state, 199)
+    now_ns = 0
+    giver = StateGiver(state, OF, lambda: now_ns)
+    held = {"follower": (StateQuestion(), bytearray()), "backup": (StateQuestion(), bytearray())}
+    whole: dict[str, bytes] = {}
+    for _ in range(100):
+        for asker, (question, data) in held.items():
+            now_ns += round(seconds * NS_PER_S)
+            append(log, state, [f"late{log.log_end_offset}"])
+            commit(log, state, log.log_end_offset - 1)
+            piece = giver.give(question, 700)
+            if asker in whole or piece is None:
+                continue
+            if not piece.position:
+                data.clear()
+            assert piece.position == len(data)
+            data += piece.data
+            held[asker] = StateQuestion(piece.end_offset, len(data)), data
+            if len(data) == piece.total_bytes:
+                whole[asker] = bytes(data)
+        if len(whole) == 2:
+            break
+    decoded = {asker: decode_state(data) for asker, data in whole.items()}
+    assert [found is not None and found.of == OF for found in decoded.values()] == [True, True]

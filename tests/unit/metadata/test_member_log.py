@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import sidecar.quorum.journal
-from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.controller_list import ControllerList, list_to_pb
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -16,6 +15,7 @@ from liftpy.errors import CorruptionError
 from sidecar.metadata.member_log import MemberFolder, MemberLog
 from sidecar.quorum.journal import GroupJournal
 from sidecar.quorum.library import Node, check_library
+from tests.born import born_fsm, registration
 
 
 class Opened:
@@ -23,10 +23,10 @@ class Opened:
         check_library()
         self.folder = folder
         self.feed = FeedProducer()
-        self.log = MemberLog(MemberFolder("a", ("a", "b", "c"), folder), ClusterFsm(), self.feed, lambda *_: None)
+        self.log = MemberLog(MemberFolder("a", ("a", "b", "c"), folder), born_fsm(), self.feed, lambda *_: None)
 
     def apply(self, index: int) -> bytes:
-        register = pb.RegisterNode(nodeId=f"d{index}")
+        register = registration(nodeId=f"d{index}")
         request = pb.ControlRequest(registerNode=register, operationId=index.to_bytes(16), timeNs=1)
         return self.log.apply(request.SerializeToString(), index)
 

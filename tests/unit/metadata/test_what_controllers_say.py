@@ -367,7 +367,7 @@ async def test_heartbeats_go_on_for_ever_within_the_session(monkeypatch: pytest.
             return "running"
 
     monkeypatch.setattr(membership, "Heartbeats", Beats)
-    settings: Any = SimpleNamespace(node_id="n1", replication=ReplicationConfig(session_s=3.0, heartbeat_s=0.5))
+    settings: Any = SimpleNamespace(node_id="n1", replication=ReplicationConfig(session_s=3.0, heartbeat_interval_s=0.5))
     group: Any = SimpleNamespace(image=ClusterImage(), watch=lambda _: None, inner="inner", loop="its loop")
     made = membership.Membership(settings, group, lambda _: None, lambda _: None)
     made.incarnation = 7

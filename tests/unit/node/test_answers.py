@@ -283,13 +283,13 @@ async def test_four_lists_a_second_are_made_and_whoever_asks_the_same_hears_the_
 def test_settings_are_told_as_rows() -> None:
     reporter = a_cluster()
     image = reporter.group.image
-    image.feature_level, image.rules, image.default_quota = 4, None, DefaultQuota(bytes_per_s=9)
+    image.feature_level, image.rules, image.default_quota = 0, None, DefaultQuota(bytes_per_s=9)
     image.session_times = None
     answers = the_answers(reporter)
     own = [{"name": "rack", "value": "a"}, {"name": "elections", "value": True, "source": "file"}]
     answers.settings = lambda: own
     cluster = [
-        {"name": "feature_level", "value": 4, "source": "cluster", "default": 1, "applies": "cluster"},
+        {"name": "feature_level", "value": 0, "source": "cluster", "default": 0, "applies": "cluster"},
         {"name": "default_quota.records_per_s", "value": 0, "source": "cluster", "default": 0, "applies": "cluster"},
         {"name": "default_quota.bytes_per_s", "value": 9, "source": "cluster", "default": 0, "applies": "cluster"},
         {"name": "default_quota.by_token", "value": 0, "source": "cluster", "default": 0, "applies": "cluster"},

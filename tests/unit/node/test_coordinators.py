@@ -124,8 +124,8 @@ async def test_they_begin_and_end_with_the_replicas(connections: list[dict[str, 
         tmp_path / "groups",
         "",
     )
-    assert (one.snapshot_every, one.tick_s, one.step_s) == (10_000, 1.0, 0.005)
-    assert (one.heartbeat_s, one.read_wait_s) == (0.9, 10.0)
+    assert (one.snapshot_interval_records, one.tick_interval_s, one.step_s) == (10_000, 1.0, 0.005)
+    assert (one.heartbeat_interval_s, one.read_wait_s) == (0.9, 10.0)
     made.follow(ClusterImage(), image_of("ab", "b", "a"))
     made.follow(ClusterImage(), image_of("ab", "ba", "b"))
     await until(lambda: len(Host.made) == 3 and sum(host.ended for host in Host.made) == 1)
@@ -164,7 +164,7 @@ async def test_what_is_said_of_one_that_does_not_run(
     await asyncio.wait_for(made.close(), 5)
 
 
-@pytest.mark.parametrize("more", [{"host_groups": False}, {"inbox_prefixes": ("_INBOX.",)}])
+@pytest.mark.parametrize("more", [{"run_group_coordinators": False}, {"inbox_prefixes": ("_INBOX.",)}])
 async def test_where_they_may_not_run(connections: list[dict[str, Any]], tmp_path: Path, more: dict[str, Any]) -> None:
     made = GroupCoordinators(settings(tmp_path, **more), tmp_path, Counter(), nothing_read, say)
     made.follow(ClusterImage(), image_of("a"))

@@ -75,7 +75,7 @@ class Process:
         one.standby.has_counted = True
         self.reporter.instruments.acks[AckPolicy.ALL].observe(0.001, count)
         for name, times in (("ingest_records_total", 1), ("read_records_total", 2), ("truncated_records_total", 3),
-                            ("publish_refused_total", 1), ("standby_overflow_total", 1), ("acks", 1)):  # fmt: skip
+                            ("publish_rejected_total", 1), ("standby_overflow_total", 1), ("acks", 1)):  # fmt: skip
             truth[name] += times * count
 
 

@@ -160,7 +160,7 @@ async def test_a_scrape_takes_no_more_than_its_time_and_the_next_look_goes_on(mo
     left = []
     for _ in range(3):  # all are touched each time, and wait once
         found = await NodeFigures(reporter).gather()
-        left.append(found.numbers["scrape_unread_partitions"][()])
+        left.append(found.numbers["scrape_stale_partitions"][()])
     assert left == [4 * figures.AT_ONCE] * 3
     assert held.counts.all().total("ingest_records") == 3 * 10 * figures.AT_ONCE, "those that have waited longest come first"
     list(held.counts.here.look())

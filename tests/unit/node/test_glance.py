@@ -34,7 +34,7 @@ def test_each_number_is_that_of_the_metric() -> None:
         ("under_min_isr", ("partitions_under_min_isr",)),
         ("at_min_isr", ("partitions_at_min_isr",)),
         ("failed", ("partitions_failed",)),
-        ("services_failing", ("services_failing",)),
+        ("services_blocked", ("services_blocked",)),
         ("lag_records", ("replica_lag_records",)),
         ("streams", ("cluster_streams",)),
         ("offline", ("cluster_partitions_offline",)),

@@ -80,7 +80,7 @@ def a_worker(stream: str = "s", partition: int = 0, role: RoleName = RoleName.LE
             role=role, phase="-", high_watermark=26, lag=lambda: (23 + partition, clock.now_ns() - 24 * 10**9, (1, 1 << 62)),
             worst_lag=lambda now_ns: (23 + partition, 24 * 10**9, 1),
         ),
-        "fetches": SimpleNamespace(assembling_bytes=25), "services": SimpleNamespace(report=list, gone=list, known=False),
+        "fetches": SimpleNamespace(fragment_reassembly_bytes=25), "services": SimpleNamespace(report=list, gone=list, known=False),
         "set_aside": (), "executor": SimpleNamespace(storage_failed=False), **more,
     })  # fmt: skip
 
@@ -229,30 +229,32 @@ def test_each_figure_comes_from_its_own_source() -> None:
     found = shown(gathered(reporter))
     expected = {
         ("ingest_records_total",): 50, ("ingest_bytes_total",): 5000, ("read_records_total",): 70, ("read_bytes_total",): 75,
-        ("publish_duplicates_total",): 15, ("message_ids_forgotten_total",): 40, ("producers_forgotten_total",): 45,
-        ("replayed_bytes_total",): 55, ("derived_states_written_total",): 60, ("derived_states_failed_total",): 65,
-        ("poison_envelopes_total",): 30, ("refused_replies_total",): 35, ("truncated_records_total",): 105,
-        ("publish_refused_total", "overloaded"): 20, ("publish_dropped_total", "not_leader"): 25,
+        ("publish_duplicates_total",): 15, ("message_ids_evicted_total",): 40, ("producers_evicted_total",): 45,
+        ("dedup_state_replayed_bytes_total",): 55, ("dedup_state_checkpoints_total",): 60,
+        ("dedup_state_checkpoint_failures_total",): 65,
+        ("invalid_envelopes_total",): 30, ("reply_subjects_rejected_total",): 35, ("truncated_records_total",): 105,
+        ("publish_rejected_total", "overloaded"): 20, ("publish_dropped_total", "not_leader"): 25,
         ("quota_throttled_total", "token"): 30,
         ("standby_messages_total", "appended"): 90, ("standby_overflow_total",): 95, ("standby_buffer_bytes",): 85,
-        ("acks_waiting",): 110, ("log_size_bytes",): 100, ("readers_waiting",): 80, ("assembling_bytes",): 125,
+        ("acks_waiting",): 110, ("log_size_bytes",): 100, ("readers_waiting",): 80, ("fragment_reassembly_bytes",): 125,
         ("partitions", "leader"): 3, ("partitions", "follower"): 1, ("partitions", "learner"): 1, ("partitions", "candidate"): 0,
         ("partitions_under_replicated",): 2, ("partitions_at_min_isr",): 1, ("partitions_under_min_isr",): 1,
-        ("partitions_failed",): 2, ("partitions_with_set_aside_files",): 1, ("replica_lag_records",): 25, ("replica_lag_seconds",): 24,
+        ("partitions_failed",): 2, ("partitions_with_quarantined_files",): 1,
+        ("replica_lag_records",): 25, ("replica_lag_seconds",): 24,
         ("replicas_with_slow_disks",): 3, ("uncommitted_records",): 9, ("held_bytes",): 72, ("uncommitted_bytes",): 71,
-        ("readers_waiting_bytes",): 73, ("queued_bytes_limit",): 74, ("ingest_unread_seconds",): 1.5,
-        ("queued_bytes",): 0, ("copied_bytes_total",): 31, ("nats_connected",): 1, ("connection_up", "ingest"): 1,
+        ("readers_waiting_bytes",): 73, ("queued_bytes_limit",): 74, ("ingest_queue_delay_seconds",): 1.5,
+        ("queued_bytes",): 0, ("replica_copy_bytes_total",): 31, ("nats_connected",): 1, ("nats_connection_up", "ingest"): 1,
         ("nats_send_buffer_bytes", "ingest"): 41, ("nats_reconnects_total", "ingest"): 42, ("ingest_buffer_bytes",): 43,
-        ("publish_lost_with_connections_total",): 44, ("publish_unknown_losses_total",): 45, ("metadata_late_ticks_total",): 46,
+        ("publish_lost_on_disconnect_total",): 44, ("publish_lost_unknown_total",): 45, ("metadata_late_ticks_total",): 46,
         ("metadata_journal_bytes",): 47, ("metadata_commit_index",): 48, ("metadata_applied_index",): 49,
         ("metadata_is_leader",): 1, ("metadata_has_leader",): 1, ("incidents_total", "slow_flush"): 51,
-        ("frames_refused_total", "checksum"): 53, ("nats_messages_total", "in"): 60, ("nats_bytes_total", "out"): 60,
+        ("frames_rejected_total", "checksum"): 53, ("nats_messages_total", "in"): 60, ("nats_bytes_total", "out"): 60,
         ("nats_errors_total", "late_pong"): 61, ("nats_errors_total", "server"): 63, ("nats_errors_total", "other"): 63,
-        ("scrub_bytes_total",): 64, ("scrub_findings_total",): 65, ("open_files",): 67, ("open_files_limit",): 68, ("open_maps",): 69,
+        ("scrub_bytes_total",): 64, ("scrub_damage_total",): 65, ("open_files",): 67, ("open_files_limit",): 68, ("open_maps",): 69,
         ("partition_budget",): 70, ("cluster_nodes", "live"): 2, ("cluster_nodes", "fenced"): 1, ("cluster_nodes", "drained"): 1,
         ("metadata_divergence_total",): 7,
         ("group_lag_records", "billing"): 75, ("group_lag_seconds", OTHERS): 0.5, ("group_lag_unknown",): 5,
-        ("feature_level",): 1, ("feature_level_supported", "min"): 1, ("feature_level_supported", "max"): SPOKEN.most,
+        ("feature_level",): 1, ("feature_level_supported", "min"): SPOKEN.least, ("feature_level_supported", "max"): SPOKEN.most,
         ("cluster_streams",): 1, ("cluster_elections_total", "unclean"): 0, ("node_info", "true", "ns", "n1", "r1"): 1,
     }  # fmt: skip
     assert {name: found.get(name) for name in expected} == pytest.approx(expected, abs=0.01)
@@ -288,7 +290,7 @@ def test_a_node_has_few_series_whatever_it_holds(count: int) -> None:
     found = gathered(reporter)
     samples = [name for name in shown(found) if not name[0].startswith("process_")]
     assert len(samples) <= MOST_SERIES
-    assert found.numbers["publish_refused_total"].get((OTHERS,), 0) == max(count - MOST_VALUES + 1, 0)
+    assert found.numbers["publish_rejected_total"].get((OTHERS,), 0) == max(count - MOST_VALUES + 1, 0)
 
 
 def test_a_value_keeps_its_label_when_others_come() -> None:

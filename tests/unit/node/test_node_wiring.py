@@ -116,7 +116,7 @@ async def test_every_part_is_made_of_what_belongs_to_it(built: Built) -> None:
         "Partitions": (made["NodeTools"],),
         "ServiceDesk": (bus, subjects, "n1", node._inboxes, made["Partitions"].services_of, counters),
         "Reporter": (),
-        "Housekeeping": (partitions, settings.replication.hw_checkpoint_s, built.folder.path, node.repair),
+        "Housekeeping": (partitions, settings.replication.hw_checkpoint_interval_s, built.folder.path, node.repair),
     }  # fmt: skip
     counts = made["Partitions"].given[1]
     assert counts.labels.patterns == settings.metrics_streams

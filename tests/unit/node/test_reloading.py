@@ -25,7 +25,7 @@ from sidecar.runtime.settings import GivenSettings, NodeSettings, flat, rows, wi
 from sidecar.workers.sharing import shared_out
 
 SETTINGS = NodeSettings("n1", Path("/x"))
-COPIES = ("copy_bytes_per_second", "copy_least_bytes_per_second", "copy_share", "copy_piece_bytes")
+COPIES = ("copy_bytes_per_s", "copy_min_bytes_per_s", "copy_duty_cycle", "copy_fetch_bytes")
 
 
 class Held(SimpleNamespace):
@@ -284,20 +284,20 @@ async def test_a_file_with_another_content_is_taken_over_under_the_same_name(tol
 async def test_pages_copies_and_preferred_leaders_change_while_it_runs(told: Told) -> None:
     config = replace(
         SETTINGS.replication,
-        copy_bytes_per_second=5_000_000,
-        copy_least_bytes_per_second=1_000_000,
-        copy_share=0.5,
-        copy_piece_bytes=65_536,
-        preferred_leaders_every=30.0,
+        copy_bytes_per_s=5_000_000,
+        copy_min_bytes_per_s=1_000_000,
+        copy_duty_cycle=0.5,
+        copy_fetch_bytes=65_536,
+        preferred_leader_interval_s=30.0,
         session_s=3.0,
     )
     told.pace.copied_bytes = 7
-    told.found = replace(SETTINGS, page_hosts=("liftpy.example",), replication=config)
+    told.found = replace(SETTINGS, dashboard_hostnames=("liftpy.example",), replication=config)
     found = await told.reloading.reload()
     assert set(found.applied) == {
-        "page_hosts",
+        "dashboard_hostnames",
         *(f"replication.{name}" for name in COPIES),
-        "replication.preferred_leaders_every",
+        "replication.preferred_leader_interval_s",
     }
     assert found.wait == ("replication.session_s",)
     assert told.hosts[-1] == ("liftpy.example",)

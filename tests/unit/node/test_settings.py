@@ -148,8 +148,9 @@ def test_a_truth_value_is_one_of_four_words_and_nothing_else(text: str, tmp_path
         ('[credentials]\nuser = "me"\npassword = true', "[credentials]: password = *** is not a text: true and false have no."),
         (
             "nonsense = 1",
-            "Unknown setting 'nonsense'. Known settings: node_id, data, nats, namespace, controllers, rack, weight, status_port, ."
-            "probe_listen, page_hosts, elections, bootstrap_majority, log_level, memory_limit_bytes, log_format, metrics_streams, "
+            "Unknown setting 'nonsense'. Known settings: node_id, data, nats, namespace, controllers, rack, weight, status_port, "
+            "probe_listen, dashboard_hostnames, elections, bootstrap_majority, log_level, memory_limit_bytes, log_format, "
+            "metrics_streams, "
             "trace, trace_endpoint, scrub_bytes_per_s, inbox_prefixes",
         ),
     ],

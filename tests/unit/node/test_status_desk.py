@@ -113,7 +113,7 @@ def a_worker(stream: str = "s", partition: int = 3) -> Any:
         derived=SimpleNamespace(ids=Ids(), producers=Known(), subjects=LastOffsets(), replayed_bytes=129, states_left_out=0),
         states=SimpleNamespace(writer=SimpleNamespace(last_bytes=135, written=136, failed=137)),
         standby=SimpleNamespace(report=lambda: {"held_bytes": 130, "appended": 131}),
-        fetches=SimpleNamespace(assembling_bytes=117),
+        fetches=SimpleNamespace(fragment_reassembly_bytes=117),
         executor=SimpleNamespace(storage_failed=True),
         services=SimpleNamespace(report=lambda: [{"lag": 118}], gone=lambda: [{"lag": 119}]),
     )
@@ -220,7 +220,7 @@ def test_each_figure_of_a_partition_is_its_own(tmp_path: Path) -> None:
             "poison_envelopes": 114,
             "refused_replies": 115,
             "protocol_frames": 116,
-            "assembling_bytes": 117,
+            "fragment_reassembly_bytes": 117,
             "storage_failed": True,
             "services": [{"lag": 118}],
             "gone_services": [{"lag": 119}],
@@ -447,7 +447,7 @@ async def test_who_says_nothing_takes_no_place_for_ever(tmp_path: Path, monkeypa
     ],
 )
 def test_only_ones_own_browser_is_answered(request_text: bytes, status: int, tmp_path: Path) -> None:
-    made = StatusDesk(NodeSettings("n1", tmp_path, page_hosts=("page.example",)))
+    made = StatusDesk(NodeSettings("n1", tmp_path, dashboard_hostnames=("page.example",)))
     made.listen(Bus(), Subjects("ns"), ())  # type: ignore[arg-type]
     made.reporter = Paged()  # type: ignore[assignment]
     assert int(made._respond(request_text).split()[1]) == status

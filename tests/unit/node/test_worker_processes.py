@@ -56,8 +56,8 @@ def test_what_is_a_nodes_is_shared_out_and_what_is_not_stays() -> None:
 
 def test_a_share_is_never_below_what_the_settings_allow_and_none_stays_none() -> None:
     replication = ReplicationConfig(
-        ingest_buffer_bytes=8192, node_unreplicated_bytes=512, node_derived_bytes=512, node_standby_bytes=512,
-        copy_bytes_per_second=0, copy_least_bytes_per_second=1,
+        ingest_buffer_bytes=8192, node_unreplicated_bytes=512, node_dedup_state_bytes=512, node_standby_bytes=512,
+        copy_bytes_per_s=0, copy_min_bytes_per_s=1,
     )  # fmt: skip
     own = shared_out(
         NodeSettings(
@@ -71,7 +71,7 @@ def test_a_share_is_never_below_what_the_settings_allow_and_none_stays_none() ->
 def test_a_worker_is_told_all_settings_as_they_are(tmp_path: Path) -> None:
     settings = NodeSettings(
         "n1", tmp_path, nats=("nats://a:1", "nats://b:2"), controllers=("n1", "n2"), workers=2, metrics_streams=("a-*",),
-        credentials=Credentials(user="u", password="p"), replication=ReplicationConfig(lease_s=1.5), offer_files=True,
+        credentials=Credentials(user="u", password="p"), replication=ReplicationConfig(lease_s=1.5), local_file_reads=True,
     )  # fmt: skip
     assert settings_from_json(json.loads(json.dumps(settings_to_json(settings)))) == settings
     with pytest.raises(ConfigError):
@@ -465,7 +465,7 @@ def test_workers_are_told_of_settings_whole() -> None:
     channels = [_Channel(), _Channel()]
     for handle, channel in zip(workers.handles, channels, strict=True):
         handle.connection_made(channel)  # type: ignore[arg-type]
-    changed = replace(settings, log_level="debug", page_hosts=("a",))
+    changed = replace(settings, log_level="debug", dashboard_hostnames=("a",))
     workers.change_settings(changed)
     for channel in channels:
         (frame,) = channel.said

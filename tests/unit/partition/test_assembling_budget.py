@@ -28,7 +28,7 @@ def test_beyond_the_bound_the_next_batch_waits_and_who_has_begun_goes_on() -> No
     large = 60 << 20
     for slot in range(1, 5):
         assert made.reserve(slot, large)
-    assert made.assembling_bytes == 4 * large <= ASSEMBLING_BYTES
+    assert made.fragment_reassembly_bytes == 4 * large <= ASSEMBLING_BYTES
     assert not made.reserve(5, large)
     assert all(made.reserve(slot, large) for slot in range(1, 5))
     made.release(1)
@@ -47,9 +47,9 @@ def test_what_a_follower_holds_of_a_batch_is_told() -> None:
     bus: Any = SimpleNamespace(inbox="_INBOX.n", max_payload=1 << 20, listen=lambda *_: None, send=lambda *_: True)
     client = FetchClient(AnswerRouter(bus), Subjects("liftpy"), PartitionKey("s", "u1", 0), "n2", lambda event: None, Counter())
     client.send_fetch(do.SendFetch(request_id=1, leader="n1", offset=-1, offset_epoch=0, leader_epoch=1, max_bytes=1 << 20), 1)
-    assert client.assembling_bytes == 0
+    assert client.fragment_reassembly_bytes == 0
     batch = memoryview(build_batch([b"v" * 5000], base_offset=0, leader_epoch=1, timestamp_ns=1))
     for position, held in ((0, 3000), (3000, 0)):
         piece = Piece(7, len(batch), position, batch[position : position + 3000])
         client._answered(1, frames.replication_piece_header(1, -1, piece) + bytes(piece.data), b"")
-        assert client.assembling_bytes == held
+        assert client.fragment_reassembly_bytes == held

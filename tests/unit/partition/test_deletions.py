@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,11 +15,12 @@ import sidecar.partition.deletions as asking
 import sidecar.partition.replica_manager as module
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.records import PartitionStateChanged, StreamDeleted
 from liftpy.core.metadata.replay import replay
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from sidecar.disk.data_folder import DataFolder
+from tests.born import born_fsm, registration
 
 UNAVAILABLE = pb.ControlResponse(error=pb.ControlResponse.UNAVAILABLE)
 
@@ -27,11 +29,11 @@ class Controllers:
     """The truth, and who asks it."""
 
     def __init__(self) -> None:
-        self.fsm = ClusterFsm()
+        self.fsm = born_fsm()
         self.count = self.asked = self.distrusted = 0
         self.answer: Callable[[pb.ControlResponse], pb.ControlResponse] = lambda response: response
         for node in "abc":
-            self.do(registerNode=pb.RegisterNode(nodeId=node))
+            self.do(registerNode=registration(nodeId=node))
         self.do(createStream=pb.CreateStream(name="s", subject="s.x", replicationFactor=3, partitions=5))
 
     @property
@@ -178,6 +180,32 @@ async def test_a_controller_that_is_elected_meanwhile_is_waited_for(node: Any, m
     node.partitions.image_changed(before, node.controllers.image)
     await node.partitions.settled()
     assert node.deleted == [True] * 5
+
+
+# ---- streams that the cluster does not know ------------------------------------------------------------------------------
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_unknown_streams_are_removed_only_when_a_controller_confirms_it(tmp_path: Path, restarted: bool) -> None:
+    controllers, folder, forgotten = Controllers(), DataFolder(tmp_path), list[str]()
+    stream = controllers.image.streams["s"]
+    name = f"s-{stream.uid}"
+    for number in (0, 3):
+        folder.partition_storage(PartitionKey("s", stream.uid, number)).replace("x", b"12345")
+        folder.mark_held(f"{name}/{number}")
+    behind = ClusterImage()  # of a node that has not heard of the stream yet
+    unknown = asking.UnknownStreams([name, "gone"], folder, controllers, lambda: behind, forgotten.append)  # type: ignore[arg-type]
+    assert unknown.names() == [name]
+    assert "the cluster has that stream" in (await unknown.remove([name]))["error"]
+    controllers.do(deleteStream=pb.DeleteStream(name="s"))
+    controllers.answer = lambda _: UNAVAILABLE
+    assert "no controller confirms" in (await unknown.remove([name]))["error"]
+    assert (unknown.names(), forgotten) == ([name], [])
+    assert folder.held_logs() == {f"{name}/0", f"{name}/3"}
+    controllers.answer = lambda response: response
+    if restarted:  # the process ended within a removal
+        folder.delete_partition(PartitionKey("s", stream.uid, 0))
+    assert (await unknown.remove([name]))["removed"] == [name]
+    assert sorted(forgotten) == [f"{name}/{number}" for number in ([3] if restarted else [0, 3])]
+    assert (unknown.names(), folder.held_logs(), list((tmp_path / "streams").iterdir())) == ([], frozenset(), [])
 
 
 # ---- one question at a time ------------------------------------------------------------------------------------------------

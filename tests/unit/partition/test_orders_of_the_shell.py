@@ -128,9 +128,9 @@ def test_a_fetch_from_the_beginning_gives_back_the_room_of_what_was_half_there()
     first, *_ = test_replication_exactly.pieces_of(build_batch([b"v" * 2500], base_offset=42, leader_epoch=5), 1000)
     follower.fetch()
     follower.answered(first)
-    assert follower.router.assembling_bytes
+    assert follower.router.fragment_reassembly_bytes
     assert follower.fetch(42, offset=40).position == 0
-    assert follower.router.assembling_bytes == 0
+    assert follower.router.fragment_reassembly_bytes == 0
 
 
 def test_a_leader_that_stops_leaves_its_subjects_behind_what_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:

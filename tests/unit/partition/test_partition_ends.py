@@ -250,17 +250,17 @@ def test_the_next_fetch_says_what_is_held_of_a_batch() -> None:
     assert (asked.position, asked.batchCrc, asked.maxBytes, asked.incarnation) == (0, 0, 4096, 7)
     arrive(bus, made, 9, a_piece(0, 400))
     assert fed == [events.FetchPieceArrived(request_id=9, leader_epoch=2)]
-    assert made.assembling_bytes == 400
+    assert made.fragment_reassembly_bytes == 400
     made.send_fetch(fetch(10), 7)
     assert (bus.asked().position, bus.asked().batchCrc) == (400, int.from_bytes(b"\1\2\3\4", "big"))
     arrive(bus, made, 9, a_piece(400, 500))
-    assert made.assembling_bytes == 400, "an answer to an earlier fetch"
+    assert made.fragment_reassembly_bytes == 400, "an answer to an earlier fetch"
     arrive(bus, made, 10, a_piece(400, len(BATCH)))
     answered = fed[-1]
     assert (answered.request_id, answered.leader_epoch, answered.high_watermark) == (10, 2, 4)
     assert answered.spans == (events.BatchSpan(base_offset=5, last_offset=5, leader_epoch=2),)
     assert bytes(made.fetched[answered.token].buffer) == BATCH
-    assert made.assembling_bytes == 0
+    assert made.fragment_reassembly_bytes == 0
     made.send_fetch(fetch(11, offset=5), 7)
     arrive(bus, made, 11, a_piece(0, 300))
     made.send_fetch(fetch(12, offset=5, leader_epoch=3), 7)
@@ -280,14 +280,14 @@ def test_a_batch_in_pieces_waits_while_there_is_no_room_for_it(monkeypatch: pyte
         [events.FetchPieceArrived(request_id=9, leader_epoch=2)],
         [events.FetchPieceArrived(request_id=9, leader_epoch=2, has_room=False)],
     ]
-    assert (second.assembling_bytes, router.assembling_bytes) == (0, len(BATCH))
+    assert (second.fragment_reassembly_bytes, router.fragment_reassembly_bytes) == (0, len(BATCH))
     assert counters["pieces of batches that had to wait"] == 1
     first.forget_pieces()
-    assert router.assembling_bytes == 0
+    assert router.fragment_reassembly_bytes == 0
     arrive(bus, second, 9, a_piece(0, 400))
     assert fed[1][1:] == [events.FetchPieceArrived(request_id=9, leader_epoch=2)]
     second.close()
-    assert router.assembling_bytes == 0
+    assert router.fragment_reassembly_bytes == 0
 
 
 def test_a_client_that_closed_holds_nothing_and_hears_nothing() -> None:

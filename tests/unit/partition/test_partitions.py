@@ -11,12 +11,12 @@ import pytest
 
 import sidecar.partition.replica_manager as module
 from liftpy.config import ReplicationConfig
-from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.replication.events import MetadataHeard
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import StorageError
 from sidecar.partition.deletions import Deletions
+from tests.born import born_fsm, registration
 
 DECIDES = Deletions(None, "a", decides=lambda: True)  # type: ignore[arg-type]
 
@@ -25,7 +25,7 @@ class Group:
     """The metadata, changed by requests."""
 
     def __init__(self) -> None:
-        self.fsm = ClusterFsm()
+        self.fsm = born_fsm()
         self.count = 0
 
     def ask(self, **request: Any) -> ClusterImage:
@@ -38,7 +38,7 @@ class Group:
     def start_node(self, node: str) -> ClusterImage:
         held = self.fsm.image.nodes.get(node)
         previous = held.incarnation if held else 0
-        return self.ask(registerNode=pb.RegisterNode(nodeId=node, previousIncarnation=previous, flushedAlways=True))
+        return self.ask(registerNode=registration(nodeId=node, previousIncarnation=previous, flushedAlways=True))
 
 
 class Worker:

@@ -84,7 +84,7 @@ async def test_it_reads_backwards_for_the_subjects_until_nothing_is_lacking_and_
             build_batch([b"v" * 40_000], subjects=[f"s.{offset}"], base_offset=offset, leader_epoch=1, timestamp_ns=1)
         )
     for fails in (False, True):
-        derived = LogState(bench.log, 0, 1 << 20, lambda: 0, subject="s.>", subjects_bytes=1 << 20)
+        derived = LogState(bench.log, 0, 1 << 20, lambda: 0, subject="s.>", partition_subject_index_bytes=1 << 20)
         derived.first_look_bytes = 0
         replay = LogReplay(derived, bench.fed.append, bench.failed.append)
         while not derived.replay():
@@ -98,7 +98,7 @@ async def test_it_reads_backwards_for_the_subjects_until_nothing_is_lacking_and_
             await until(lambda derived=derived: not derived.subjects.lacks)
             assert derived.last_of("s.0") == 0
         replay.close()
-    gone = LogState(bench.log, 0, 1 << 20, lambda: 0, subject="s.>", subjects_bytes=1 << 20)
+    gone = LogState(bench.log, 0, 1 << 20, lambda: 0, subject="s.>", partition_subject_index_bytes=1 << 20)
     replay = LogReplay(gone, bench.fed.append, bench.failed.append)
     replay.close()
     gone.on_lacking()

@@ -326,8 +326,8 @@ def test_the_last_piece_is_an_answer_and_the_room_is_given_back() -> None:
     for number, frame in enumerate(first, 1):
         follower.fetch(40 + number)
         assert follower.answered(frame, 40 + number) == events.FetchPieceArrived(request_id=40 + number, leader_epoch=44)
-        assert follower.router.assembling_bytes == len(batch), "room for the whole"
-        assert follower.client.assembling_bytes == 1000 * number
+        assert follower.router.fragment_reassembly_bytes == len(batch), "room for the whole"
+        assert follower.client.fragment_reassembly_bytes == 1000 * number
     asked = follower.fetch(50)
     assert (asked.position, asked.batchCrc) == (1000 * len(first), parse_header(memoryview(batch)).crc)
     answer = follower.answered(last, 50)
@@ -336,7 +336,7 @@ def test_the_last_piece_is_an_answer_and_the_room_is_given_back() -> None:
         token=1, request_id=50, leader_epoch=44, high_watermark=40, spans=(span,), size_bytes=len(batch)
     )
     assert bytes(follower.client.fetched[1].buffer) == batch
-    assert (follower.router.assembling_bytes, follower.client.assembling_bytes) == (0, 0)
+    assert (follower.router.fragment_reassembly_bytes, follower.client.fragment_reassembly_bytes) == (0, 0)
     assert follower.counters == {"pieces of batches received": 3}
 
 
@@ -344,7 +344,7 @@ def test_a_piece_that_nobody_waits_for_is_told_and_not_kept() -> None:
     follower = Follower()
     first, *_ = pieces_of(build_batch([b"v" * 2500], base_offset=43, leader_epoch=5), 1000)
     assert follower.answered(first) == events.FetchPieceArrived(request_id=41, leader_epoch=44)
-    assert (follower.router.assembling_bytes, follower.client.assembling_bytes) == (0, 0)
+    assert (follower.router.fragment_reassembly_bytes, follower.client.fragment_reassembly_bytes) == (0, 0)
     assert not follower.counters
 
 
@@ -361,9 +361,9 @@ def test_without_room_a_piece_waits_and_one_batch_always_has_room(monkeypatch: p
     follower.router.reserve(9, 5000 - len(batch))
     follower.fetch(42)
     assert follower.answered(first, 42).has_room
-    assert follower.router.assembling_bytes == 5000
+    assert follower.router.fragment_reassembly_bytes == 5000
     follower.client.forget_pieces()
-    assert follower.router.assembling_bytes == 5000 - len(batch)
+    assert follower.router.fragment_reassembly_bytes == 5000 - len(batch)
 
 
 # ---- slots ---------------------------------------------------------------------------------------------------------------------

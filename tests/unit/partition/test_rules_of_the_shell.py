@@ -66,7 +66,9 @@ def test_retention_that_failed_tells_of_no_new_log_start() -> None:
         raise StorageError("broken")
 
     log.apply_retention = fails
-    node = SimpleNamespace(settings=SimpleNamespace(replication=SimpleNamespace(service_hold_bytes=9)), counters=Counter[str]())
+    node = SimpleNamespace(
+        settings=SimpleNamespace(replication=SimpleNamespace(service_log_retention_bytes=9)), counters=Counter[str]()
+    )
     states = SimpleNamespace(may_drop=lambda offset: True)
     kept = worker(log=log, services=SimpleNamespace(held_from=lambda: 5), _node=node, states=states)
     PartitionWorker.apply_retention(kept, 1)

@@ -54,7 +54,9 @@ def test_followers_hear_that_retention_has_moved_the_log_start(before: int, afte
     held: list[Any] = []
     log.apply_retention = lambda now, *hold: (held.append(hold), setattr(log, "log_start_offset", after))
     services, counters = SimpleNamespace(held_from=lambda: 5), Counter[str]()
-    node = SimpleNamespace(settings=SimpleNamespace(replication=SimpleNamespace(service_hold_bytes=99)), counters=counters)
+    node = SimpleNamespace(
+        settings=SimpleNamespace(replication=SimpleNamespace(service_log_retention_bytes=99)), counters=counters
+    )
     states = SimpleNamespace(may_drop=lambda offset: True)
     kept = worker(log=log, services=services, _node=node, states=states)
     PartitionWorker.apply_retention(kept, 1)

@@ -22,7 +22,7 @@ from sidecar.partition.worker import PartitionWorker
 from sidecar.runtime import clock
 from tests.unit.partition.shell_parts import KEY
 
-REPLICATION = ReplicationConfig(dedup_bytes=1 << 20, subjects_bytes=1 << 21)
+REPLICATION = ReplicationConfig(partition_message_id_bytes=1 << 20, partition_subject_index_bytes=1 << 21)
 CONFIG = StreamConfig(
     ack_policy=AckPolicy.LEADER, codec=Codec.LZ4, flush=FlushPolicy.parse("interval:50"), compaction=True, dedup_window_s=7.0
 )

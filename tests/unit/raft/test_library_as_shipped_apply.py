@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from liftpy.core.metadata.controller.quorum_member import Order
-from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.born import born_fsm, registration
 from tests.unit.raft.ours import bare_member, our_net
 from tests.unit.raft.shipped import Node, ShippedNet, in_process
 
@@ -89,8 +89,8 @@ def test_ours_a_retry_over_a_change_of_the_leader_is_applied_once(tmp_path: Path
         lead, near, far = net.elected()
         machines = {}
         for name, member in net.up.items():
-            machines[name] = member.core._machine = ClusterFsm()
-        register = pb.ControlRequest(operationId=b"o" * 16, registerNode=pb.RegisterNode(nodeId="n1"))
+            machines[name] = member.core._machine = born_fsm()
+        register = pb.ControlRequest(operationId=b"o" * 16, registerNode=registration(nodeId="n1"))
         net.put(lead, register.SerializeToString())
         net.stalled = {(lead, near)}
         assert net.run(lambda: len(net.up[far].journal) > 2 and machines[lead].image.nodes)

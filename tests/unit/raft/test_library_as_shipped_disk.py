@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import CorruptionError
 from sidecar.quorum.journal import GroupJournal
+from tests.born import born_fsm
 from tests.unit.raft.ours import bare_member, our_net
 from tests.unit.raft.shipped import ShippedNet, in_process
 
@@ -255,7 +255,7 @@ def test_ours_a_pickle_in_a_journals_entry_is_bytes_that_the_state_machine_refus
         assert net.run(lambda: net.values("a"))
         assert net.values("a") == [evil]
         assert net.up["a"].core.otherNodes == set()
-    answer = pb.ControlResponse.FromString(ClusterFsm().apply(evil, 2))
+    answer = pb.ControlResponse.FromString(born_fsm().apply(evil, 2))
     assert answer.error == pb.ControlResponse.INVALID
     assert not (tmp_path / "executed").exists()
 

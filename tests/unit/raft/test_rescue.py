@@ -16,7 +16,9 @@ from liftpy.config import DefaultQuota, SessionTimes
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.codec import image_from_bytes, image_to_bytes
 from liftpy.core.metadata.controller.cluster_events import EventTrail
+from liftpy.core.metadata.controller.feature_negotiation import begin_at
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.replay import check_partition
@@ -24,7 +26,7 @@ from liftpy.core.metadata.rescue import LEAP, rescued_image
 from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import ConfigError, CorruptionError, FolderLockedError, InvariantError, LiftError
-from sidecar.cli.controllers import rescue as command
+from sidecar.cli.controllers import force_recover as command
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
 from sidecar.disk.files import sync_folder
 from sidecar.metadata.member_log import MemberFolder, MemberLog
@@ -33,6 +35,7 @@ from sidecar.quorum.journal import GroupJournal
 from sidecar.quorum.library import check_library
 from sidecar.quorum.rescue import BEFORE, Survivor, locked, newest, read_survivor, rescue
 from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
+from tests.born import TIMES, born_fsm, registration
 from tests.unit.cluster.cluster_driver import Driver
 
 TERM = 4
@@ -41,8 +44,12 @@ NODES = ("n1", "n2", "n3")
 
 @pytest.fixture(scope="module")
 def history() -> list[bytes]:
-    """Registrations, streams, an election, a fence: entries from 1 on."""
-    driver = Driver(NODES, elections=True)
+    """The level, registrations, streams, an election, a fence: entries from 1 on."""
+    driver = Driver()
+    driver.fsm = ClusterFsm(elections=True)
+    driver.ask(setFeatureLevel=begin_at(SPOKEN.most, driver.fsm.rules, TIMES).setFeatureLevel)
+    for node in NODES:
+        driver.register(node)
     driver.create("orders", partitions=2, replicationFactor=3)
     driver.create("clicks", replicationFactor=2)
     driver.restart("n1")
@@ -79,7 +86,7 @@ def controller(folder: Path, node_id: str, entries: list[bytes], *, last_term: i
 
 def read(*folders: Path) -> list[Survivor]:
     with locked(list(folders)) as held:
-        return [read_survivor(folder, "liftpy") for folder in held]
+        return [read_survivor(folder) for folder in held]
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -137,10 +144,10 @@ def test_a_rescue_keeps_every_field_that_it_has_no_reason_to_change(history: lis
 
 
 def test_the_rescued_group_elects_who_comes_back(history: list[bytes]) -> None:
-    fsm = ClusterFsm(elections=True)
+    fsm = born_fsm(elections=True)
     fsm.image = rescued_image(image_of(history), ("n1",), 5)
     known = fsm.image.nodes["n2"]
-    register = pb.RegisterNode(nodeId="n2", previousIncarnation=known.incarnation, cleanStop=True)
+    register = registration(nodeId="n2", previousIncarnation=known.incarnation, cleanStop=True)
     request = pb.ControlRequest(registerNode=register, operationId=bytes(16), timeNs=9)
     answer = pb.ControlResponse.FromString(fsm.apply(request.SerializeToString(), fsm.image.index + 1))
     assert answer.node.incarnation >= LEAP
@@ -221,7 +228,7 @@ def test_what_can_not_be_rescued_from(history: list[bytes], tmp_path: Path) -> N
 # ---- what is written ---------------------------------------------------------------------------------------------------------
 def rescued(folders: list[Path], voters: tuple[str, ...], out: Path | None = None) -> dict[str, Path]:
     with locked(folders) as held:
-        survivors = [read_survivor(f, "liftpy") for f in held if (f.raft / "journal").is_file()]
+        survivors = [read_survivor(f) for f in held if (f.raft / "journal").is_file()]
         return rescue(newest(survivors), held, voters, out, 77)
 
 
@@ -233,7 +240,7 @@ def test_each_new_controller_opens_and_tells_of_the_loss(history: list[bytes], t
     assert written == {"n1": old / "raft", "n4": tmp_path / "out" / "n4" / "raft"}
     for node, folder in written.items():
         trail = EventTrail()
-        log = MemberLog(MemberFolder(node, ("n1", "n2"), folder), ClusterFsm(), FeedProducer(), lambda *_: None, events=trail)
+        log = MemberLog(MemberFolder(node, ("n1", "n2"), folder), born_fsm(), FeedProducer(), lambda *_: None, events=trail)
         assert log.core.controllers.voters == ("n1", "n4")
         assert log.core.raftCurrentTerm == TERM + LEAP
         assert not log.core.on_probation, "it has a vote"
@@ -255,15 +262,15 @@ def test_each_new_controller_opens_and_tells_of_the_loss(history: list[bytes], t
 def test_the_loss_is_told_of_as_long_as_its_snapshot_holds(history: list[bytes], tmp_path: Path) -> None:
     folder = rescued([controller(tmp_path, "n1", history)], ("n1",))["n1"]
     later = decode_snapshot_file((folder / "snapshot").read_bytes())
-    fsm = ClusterFsm()
+    fsm = born_fsm()
     fsm.restore(later.image)
-    request = pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="n5"), operationId=bytes(16), timeNs=9)
+    request = pb.ControlRequest(registerNode=registration(nodeId="n5"), operationId=bytes(16), timeNs=9)
     fsm.apply(request.SerializeToString(), fsm.image.index + 1)
     last, previous = (b"\1", fsm.image.index, later.last[2]), later.last
     moved = SnapshotFile(last, previous, later.nodes, fsm.snapshot(), later.controllers)
     (folder / "snapshot").write_bytes(encode_snapshot_file(moved))
     trail = EventTrail()
-    log = MemberLog(MemberFolder("n1", ("n1",), folder), ClusterFsm(), FeedProducer(), lambda *_: None, events=trail)
+    log = MemberLog(MemberFolder("n1", ("n1",), folder), born_fsm(), FeedProducer(), lambda *_: None, events=trail)
     log._load(str(folder / "snapshot"))
     assert log.image.index == fsm.image.index
     assert trail.behind((0, 0), 0, 9) == []
@@ -314,14 +321,14 @@ def test_the_command_wants_the_name_of_the_cluster(history: list[bytes], tmp_pat
     assert [(row["node"], row["index"], row["taken"]) for row in rows] == [("n1", len(history), True), ("n2", 3, False)]
     assert "is the beginning of that" in run().output
     for words, typed in (
-        (("--as", "n1"), "other\n"),
-        (("--as", "n1", "--yes", "other"), ""),
-        (("--as", "n1,n7", "--yes", "liftpy"), ""),
+        (("--new-controllers", "n1"), "other\n"),
+        (("--new-controllers", "n1", "--confirm", "other"), ""),
+        (("--new-controllers", "n1,n7", "--confirm", "liftpy"), ""),
     ):
         refused = run(*words, typed=typed)
         assert isinstance(refused.exception, LiftError), refused
     assert tree(tmp_path) == before, "nothing was changed"
-    done = run("--as", "n1,n7", "--out", str(tmp_path / "out"), typed="liftpy\n")
+    done = run("--new-controllers", "n1,n7", "--out", str(tmp_path / "out"), typed="liftpy\n")
     assert done.exception is None
     assert "put it into the data folder of n7" in done.output
     assert (tmp_path / "out" / "n7" / "raft" / "journal").is_file()

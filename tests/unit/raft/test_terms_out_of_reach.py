@@ -60,7 +60,7 @@ def test_a_forged_term_does_not_stop_the_group(tmp_path: Path, term: int, kind: 
 
 @pytest.mark.parametrize("term", FAR)
 def test_a_forged_hello_is_as_if_it_had_not_come(tmp_path: Path, term: int, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "liftpy.raft")
+    caplog.set_level(logging.WARNING, "liftpy.quorum")
     with our_net(tmp_path) as net:
         leader, near, _ = net.elected()
         sessions = net.up[leader].transport.sessions

@@ -109,7 +109,7 @@ def test_a_quorum_waits_for_nobody() -> None:
 
 
 def test_it_can_be_switched_off() -> None:
-    leader = Stepped("a", ReplicationConfig(probe_after=0)).leads()
+    leader = Stepped("a", ReplicationConfig(follower_ping_delay_s=0)).leads()
     leader.publish()
     assert not leader.replica._shared.deadlines.is_set(PROBE)
 

@@ -96,7 +96,7 @@ def test_a_silent_leader_is_reported_again_and_again() -> None:
 
 
 def test_a_leader_that_answers_is_not_reported() -> None:
-    follower = idle(config=ReplicationConfig(quiet_rounds=3))
+    follower = idle(config=ReplicationConfig(idle_polls_before_quiet=3))
     follower.fire(Deadline.FETCH)
     follower.answered([], 2)
     follower.fire(Deadline.LEADER)

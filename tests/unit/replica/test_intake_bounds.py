@@ -138,7 +138,7 @@ def test_a_disk_is_slow_that_is_so_for_a_time_and_is_out_ever_longer_up_to_a_bou
                 flushes.flushed(other, MS, now)
 
     fast()
-    out_ns = round(config.slow_flush_out_s * S)
+    out_ns = round(config.slow_flush_isr_backoff_s * S)
     slow_ns = round(max(config.slow_flush_s, config.slow_flush_factor * 0.001) * S) + MS
     flushes.flushed("b", slow_ns, now)
     assert not flushes.is_slow("b", now), "one slow flush is no slow disk"

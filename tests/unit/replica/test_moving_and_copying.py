@@ -163,7 +163,7 @@ def test_a_slow_copy_asks_for_little_at_a_time(rate: int, piece: int, most: int)
 
 
 def test_a_pace_is_as_the_settings_say() -> None:
-    config = ReplicationConfig(copy_bytes_per_second=1, copy_least_bytes_per_second=2, copy_share=0.3, copy_piece_bytes=4096)
+    config = ReplicationConfig(copy_bytes_per_s=1, copy_min_bytes_per_s=2, copy_duty_cycle=0.3, copy_fetch_bytes=4096)
     assert pace_of(config) == CatchupThrottle(bytes_per_second=1, least_bytes_per_second=2, share=0.3, piece_bytes=4096)
 
 
@@ -190,7 +190,7 @@ class Learner(Stepped):
 
 
 def test_a_learner_that_is_behind_fetches_in_its_turn_and_one_that_is_not_at_once() -> None:
-    config = ReplicationConfig(copy_bytes_per_second=10_000_000, copy_share=0.1, copy_piece_bytes=50_000)
+    config = ReplicationConfig(copy_bytes_per_s=10_000_000, copy_duty_cycle=0.1, copy_fetch_bytes=50_000)
     learner = Learner(config)
     assert learner.only(do.SendFetch).max_bytes == 50_000
     learner.copies(0, 9, 99, size_bytes=100_000, took_ms=2)
@@ -206,7 +206,7 @@ def test_a_learner_that_is_behind_fetches_in_its_turn_and_one_that_is_not_at_onc
 
 
 def test_a_learner_that_becomes_something_else_leaves_its_turn_to_others() -> None:
-    config = ReplicationConfig(copy_bytes_per_second=1_000_000)
+    config = ReplicationConfig(copy_bytes_per_s=1_000_000)
     learner = Learner(config)
     pace = learner.replica._shared.copy_pace
     learner.copies(0, 9, 99, size_bytes=100_000)

@@ -15,7 +15,7 @@ from liftpy.core.replication.events import Deadline
 from liftpy.core.replication.quiescence import ASK_AGAIN_NS, MAX_PER_QUESTION, QuietFetch, QuietFetches, WaitQuestion
 from tests.unit.replica.stepping import S, Stepped, state
 
-SOON = ReplicationConfig(quiet_rounds=2)
+SOON = ReplicationConfig(idle_polls_before_quiet=2)
 
 
 # ---- a follower ----------------------------------------------------------------------------------------------------------
@@ -25,7 +25,7 @@ def quiet_follower(config: ReplicationConfig = SOON, **partition: str) -> Steppe
     follower.answered([(0, 2, 1)], hw=2)
     follower.step(ev.LogFlushed(end_offset=3))
     follower.answered([], hw=2)
-    for _ in range(config.quiet_rounds - 1):
+    for _ in range(config.idle_polls_before_quiet - 1):
         follower.fire(Deadline.FETCH)
         follower.answered([], hw=2)
     return follower
@@ -47,7 +47,7 @@ def test_after_idle_waits_without_news_it_waits_quietly_and_has_no_timer_of_its_
 def test_one_idle_wait_by_default() -> None:
     follower = quiet_follower(ReplicationConfig())
     assert follower.replica.phase == "FOLLOWER_QUIET"
-    assert ReplicationConfig().quiet_rounds == 2
+    assert ReplicationConfig().idle_polls_before_quiet == 2
 
 
 @pytest.mark.parametrize("isr", ["ab", "ac"])

@@ -43,8 +43,8 @@ def test_a_read_only_stream_takes_nothing_and_says_so_where_it_may() -> None:
     )
 
 
-def short(max_held_s: float) -> Stepped:
-    return Stepped("a").leads(with_settings(state(isr="a", leader_epoch=2), max_held_s=max_held_s))
+def short(min_isr_hold_timeout_s: float) -> Stepped:
+    return Stepped("a").leads(with_settings(state(isr="a", leader_epoch=2), min_isr_hold_timeout_s=min_isr_hold_timeout_s))
 
 
 def looked(leader: Stepped) -> list[do.Effect]:
@@ -65,7 +65,7 @@ def test_what_is_held_for_too_long_while_the_isr_is_short_is_dropped_in_order() 
     assert not leader.has(do.DropPublishes)
     leader.now_ns = 110 * S
     assert looked(leader) == [do.DropPublishes(token=first, reason=do.RejectReason.BELOW_MIN_ISR)]
-    leader.told(with_settings(state(isr="ab", leader_epoch=2, epoch=2), max_held_s=10.0))
+    leader.told(with_settings(state(isr="ab", leader_epoch=2, epoch=2), min_isr_hold_timeout_s=10.0))
     kept = [effect.token for effect in leader.out if isinstance(effect, do.AppendBatch)]
     assert kept == [second, third]
 
@@ -75,18 +75,18 @@ def test_nothing_is_too_old_without_the_setting_or_with_a_long_enough_isr() -> N
     publish(leader, plain=True)
     leader.now_ns += 3600 * S
     assert looked(leader) == []
-    held = Stepped("a").leads(with_settings(state(leader_epoch=2), max_held_s=1.0))
+    held = Stepped("a").leads(with_settings(state(leader_epoch=2), min_isr_hold_timeout_s=1.0))
     assert looked(held) == []
 
 
 def test_so_is_what_waits_for_a_pause_to_end_that_nobody_ends() -> None:
     """The metadata group has no majority: who waits is told, what is plain is dropped."""
-    leader = Stepped("a").leads(with_settings(state(leader_epoch=2), max_held_s=10.0))
+    leader = Stepped("a").leads(with_settings(state(leader_epoch=2), min_isr_hold_timeout_s=10.0))
     for follower in "bc":
         leader.fetch(follower, -1)
     paused = state(leader_epoch=2, epoch=2)
     paused = replace(paused, state=replace(paused.state, pause=Pause.UNTIL_PUBLISH, pauses=1))
-    leader.told(with_settings(paused, max_held_s=10.0))
+    leader.told(with_settings(paused, min_isr_hold_timeout_s=10.0))
     first, second = publish(leader, plain=True), publish(leader, plain=False)
     leader.now_ns += 10 * S - 1
     assert looked(leader) == []

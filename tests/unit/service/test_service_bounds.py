@@ -30,22 +30,25 @@ def test_what_is_not_said_is_as_documented() -> None:
     told = {field.name: getattr(OURS, field.name) for field in fields(OURS)}
     assert told == {
         "service": "sum", "stream": "in", "node": "n1", "data": Path("/data"), "partition": 0, "output_stream": "",
-        "dead_letter_stream": "", "snapshot_every": 10_000, "snapshot_interval_s": 300.0, "snapshot_bytes": 256 * MIB,
-        "snapshots_kept": 3, "heartbeat_s": 0.25, "outbox_records": 65_536, "outbox_bytes": 32 * MIB, "emit_window": 4096,
-        "emit_poll_s": 0.5, "emit_timeout_s": 3.0, "step_s": 0.02, "read_wait_s": 1.0, "read_max_bytes": MIB,
-        "max_snapshot_bytes": 1024 * MIB, "effects_at_once": 8, "effect_timeout_s": 60.0, "tick_s": 0.0, "parameters_digest": b"",
-        "reply_prefixes": DEFAULT_INBOX_PREFIXES, "snapshot_fetch_s": 30.0, "snapshot_piece_bytes": 256 * KIB, "routes": (),
+        "dead_letter_stream": "", "snapshot_interval_records": 10_000, "snapshot_interval_s": 300.0, "snapshot_bytes": 256 * MIB,
+        "snapshots_kept": 3, "heartbeat_interval_s": 0.25, "outbox_records": 65_536, "outbox_bytes": 32 * MIB, "emit_window": 4096,
+        "emit_poll_interval_s": 0.5, "emit_timeout_s": 3.0, "step_s": 0.02, "read_wait_s": 1.0, "read_max_bytes": MIB,
+        "max_snapshot_bytes": 1024 * MIB, "max_concurrent_effects": 8, "effect_timeout_s": 60.0, "tick_interval_s": 0.0,
+        "parameters_digest": b"",
+        "reply_prefixes": DEFAULT_INBOX_PREFIXES, "snapshot_fetch_timeout_s": 30.0, "snapshot_chunk_bytes": 256 * KIB, "routes": (),
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("name", "low", "high"),
-    [("partition", 0, MIB), ("snapshot_every", 1, 1 << 40), ("snapshot_interval_s", 0.01, 1 << 30), ("snapshot_bytes", 4096, 1 << 50),
-     ("snapshots_kept", 2, 1000), ("heartbeat_s", 0.01, 10), ("outbox_records", 1, 10_000_000), ("outbox_bytes", 4096, 4096 * MIB),
-     ("emit_window", 1, 65_536), ("emit_poll_s", 0.01, 60), ("emit_timeout_s", 0.1, 60), ("effects_at_once", 1, 256),
-     ("effect_timeout_s", 0.01, 3600), ("tick_s", 0, 3600), ("step_s", 0.001, 1), ("read_wait_s", 0, 30),
-     ("read_max_bytes", 4096, 64 * MIB), ("max_snapshot_bytes", 4096, 16 * 1024 * MIB), ("snapshot_fetch_s", 0, 3600),
-     ("snapshot_piece_bytes", 4096, 8 * MIB)],
+    [("partition", 0, MIB), ("snapshot_interval_records", 1, 1 << 40), ("snapshot_interval_s", 0.01, 1 << 30),
+     ("snapshot_bytes", 4096, 1 << 50),
+     ("snapshots_kept", 2, 1000), ("heartbeat_interval_s", 0.01, 10), ("outbox_records", 1, 10_000_000),
+     ("outbox_bytes", 4096, 4096 * MIB),
+     ("emit_window", 1, 65_536), ("emit_poll_interval_s", 0.01, 60), ("emit_timeout_s", 0.1, 60), ("max_concurrent_effects", 1, 256),
+     ("effect_timeout_s", 0.01, 3600), ("tick_interval_s", 0, 3600), ("step_s", 0.001, 1), ("read_wait_s", 0, 30),
+     ("read_max_bytes", 4096, 64 * MIB), ("max_snapshot_bytes", 4096, 16 * 1024 * MIB), ("snapshot_fetch_timeout_s", 0, 3600),
+     ("snapshot_chunk_bytes", 4096, 8 * MIB)],
 )  # fmt: skip
 def test_a_setting_is_within_its_bounds(name: str, low: float, high: float) -> None:
     for value in (low, high):
@@ -80,7 +83,7 @@ def refused(ask: Callable[[Any, Record], None], outbox: Outbox | None = None) ->
         pass
 
     Told.ask = ask  # type: ignore[method-assign]
-    machine = ServiceMachine(Told(), Identity("s", "in", "u", 0), snapshot_every=100, outbox=outbox or Outbox("u/0"))
+    machine = ServiceMachine(Told(), Identity("s", "in", "u", 0), snapshot_interval_records=100, outbox=outbox or Outbox("u/0"))
     machine.start(None)
     try:
         machine.apply([Record(0, 0, None, b"", (), "_INBOX.a", None, 1)])
@@ -96,7 +99,7 @@ def test_a_state_begins_before_every_record() -> None:
         pass
 
     outbox = Outbox("u/0")
-    machine = ServiceMachine(Told(), Identity("s", "in", "u", 0), snapshot_every=100, outbox=outbox)
+    machine = ServiceMachine(Told(), Identity("s", "in", "u", 0), snapshot_interval_records=100, outbox=outbox)
     machine.start(None)
     assert machine.snapshot() == Snapshot(Identity("s", "in", "u", 0), 0, 0, 0, 0, (), b"")
     assert (machine.position, machine.last_epoch, machine.now_ns, machine.leader_epoch, machine.active_version) == (
@@ -258,7 +261,7 @@ def test_bytes_of_answers_that_went_are_free() -> None:
 
 def test_a_leader_stops_at_the_bound_of_its_outbox_and_a_follower_never() -> None:
     outbox = Outbox("u/0", max_records=2)
-    machine = ServiceMachine(_emitting(), Identity("s", "in", "u", 0), snapshot_every=100, outbox=outbox)
+    machine = ServiceMachine(_emitting(), Identity("s", "in", "u", 0), snapshot_interval_records=100, outbox=outbox)
     machine.start(None)
     records = [Record(offset, 0, None, b"", (), "", None, 1) for offset in range(5)]
     machine.change_role(Role.LEADER, 1)

@@ -207,7 +207,7 @@ def test_a_state_made_with_other_parameters_is_not_gone_on_with() -> None:
     who = Identity("s", "in", "u", 0)
 
     def machine(digest: bytes) -> ServiceMachine:
-        return ServiceMachine(Still(), who, snapshot_every=100, parameters_digest=digest)
+        return ServiceMachine(Still(), who, snapshot_interval_records=100, parameters_digest=digest)
 
     made = machine(b"a" * 16)
     made.start(None)
@@ -266,7 +266,7 @@ def test_the_command_refuses_outputs_without_a_stream_and_ends_as_the_table_says
     with pytest.raises(SystemExit) as left:
         main.main(["service", f"{__name__}:Loud", *flags])
     assert left.value.code == 2
-    assert "output stream" in capsys.readouterr().err
+    assert "--output" in capsys.readouterr().err
 
     made: list[Any] = []
 

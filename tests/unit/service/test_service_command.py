@@ -54,8 +54,8 @@ def test_an_asynchronous_callback_is_refused_by_name() -> None:
         ({"node": ""}, InvalidNameError),
         ({"output_stream": "x.y"}, InvalidNameError),
         ({"output_stream": "in"}, ConfigError),
-        ({"snapshot_every": 0}, ConfigError),
-        ({"heartbeat_s": 0}, ConfigError),
+        ({"snapshot_interval_records": 0}, ConfigError),
+        ({"heartbeat_interval_s": 0}, ConfigError),
         ({"outbox_records": 0}, ConfigError),
         ({"snapshots_kept": 1}, ConfigError),
         ({"partition": -1}, ConfigError),
@@ -85,7 +85,7 @@ def test_partitions_are_all_or_numbers() -> None:
 
 
 def test_one_of_the_two_flags_is_given(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["service", "tests.examples.bank:Bank", "--stream", "in", "--output", "out", "--node", "n1", "--data", "x"]
+    words = ["service", "tests.examples.bank:Bank", "--stream", "in", "--output-stream", "out", "--node", "n1", "--data", "x"]
     with pytest.raises(SystemExit) as left:
         main.main([*words, "--partition", "0", "--partitions", "all"])
     assert left.value.code == 2

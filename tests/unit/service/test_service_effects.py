@@ -64,7 +64,7 @@ def record(offset: int, value: bytes, headers: Any = ()) -> Record:
 
 
 def machine_of(service: Service | None = None, snapshot: Any = None) -> ServiceMachine:
-    made = ServiceMachine(service or Shop(), WHO, snapshot_every=1000, outbox=Outbox("u/0", service="shop"))
+    made = ServiceMachine(service or Shop(), WHO, snapshot_interval_records=1000, outbox=Outbox("u/0", service="shop"))
     made.start(snapshot)
     return made
 
@@ -317,7 +317,7 @@ async def test_no_more_handlers_run_at_once_than_allowed() -> None:
                 running[0] -= 1
             return b""
 
-    bench = Bench(machine_of(Slow()), effects_at_once=2)
+    bench = Bench(machine_of(Slow()), max_concurrent_effects=2)
     bench.machine.apply([record(offset, b"a") for offset in range(6)])
     await bench.until(lambda: running[0] == 2)
     await asyncio.sleep(0.1)
@@ -329,7 +329,7 @@ async def test_no_more_handlers_run_at_once_than_allowed() -> None:
 
 async def test_ticks_are_written_while_timers_are_due_and_not_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.service.effect_runner._IDLE_LOOK_S", 0.001)
-    bench = Bench(machine_of(), tick_s=0.05)
+    bench = Bench(machine_of(), tick_interval_s=0.05)
     await asyncio.sleep(0.2)
     assert bench.writer.appended == [], "no timer is set"
     bench.machine.apply([record(0, b"wait")])  # of 1970: it is due

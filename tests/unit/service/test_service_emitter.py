@@ -97,7 +97,9 @@ class Sender:
         self.outbox = Outbox("u/0")
         self.leads = leads
         self.failed: list[LiftError] = []
-        settings = ServiceSettings("s", "in", "n1", Path("/nowhere"), output_stream="out", emit_poll_s=0.01, emit_window=16)
+        settings = ServiceSettings(
+            "s", "in", "n1", Path("/nowhere"), output_stream="out", emit_poll_interval_s=0.01, emit_window=16
+        )
         anything: Any = partition
         self.emitter = Emitter(
             anything, anything, settings, self.outbox, lambda: self.leads, self.failed.append, self._disprove, self._know
@@ -327,7 +329,7 @@ async def test_outputs_that_do_not_leave_are_sent_less_and_less_often(start: Any
     start(sender)
     sender.produce(3)
     await until(lambda: len(waits) >= 4)
-    assert waits[:4] == [0.002, 0.004, 0.008, 0.01]  # up to emit_poll_s
+    assert waits[:4] == [0.002, 0.004, 0.008, 0.01]  # up to emit_poll_interval_s
     refusing = False
     await until(lambda: len(partition.log) == 3)
     waits.clear()
@@ -365,7 +367,7 @@ async def test_whoever_copies_outputs_is_told_of_each_that_is_written_and_of_wha
 async def test_what_was_refused_is_sent_again_at_once_and_not_when_it_is_looked_for_anyway(start: Any) -> None:
     partition = Partition()
     sender = Sender(partition)
-    object.__setattr__(sender.emitter._settings, "emit_poll_s", 3600.0)
+    object.__setattr__(sender.emitter._settings, "emit_poll_interval_s", 3600.0)
     ours, refusals = partition.append, [1, 1, 1]
 
     def append(frame: bytes) -> bytes:

@@ -89,7 +89,7 @@ class Node:
         self.machine: ServiceMachine
         self.services: list[Sum] = []
         self.role, self.epoch, self.stops = Role.FOLLOWER, 1, 0
-        self.settings = ServiceSettings("sum", "in", "n1", data, snapshot_every=EVERY, step_s=0.001)
+        self.settings = ServiceSettings("sum", "in", "n1", data, snapshot_interval_records=EVERY, step_s=0.001)
         self.store = SnapshotStore(data, WHO, kept=kept, max_bytes=1 << 20)
         self.outbox = Outbox("u1/0", **bounds)
         self.outbox.known = True  # that nothing is written
@@ -523,7 +523,7 @@ class SlowToStart(Sum):
 
 
 async def test_service_that_starts_in_a_thread_does_not_hold_up_the_event_loop(log: FakeLog, tmp_path: Path) -> None:
-    settings = ServiceSettings("sum", "in", "n1", tmp_path, snapshot_every=EVERY, step_s=0.001)
+    settings = ServiceSettings("sum", "in", "n1", tmp_path, snapshot_interval_records=EVERY, step_s=0.001)
     keeper = SnapshotKeeper(SnapshotStore(tmp_path, WHO, kept=2, max_bytes=1 << 20), settings, None)
     reader: Any = log
     started: list[ServiceMachine] = []

@@ -184,7 +184,7 @@ async def test_a_new_machine_knows_the_routes_the_parameters_and_what_is_passed_
     assert node.machine.snapshot().sections[0][1] == b"p" * 16
     assert list(node.machine._skips) == [Unit(10), Unit(12, "t")]
     assert node.machine.outbox is node.outbox
-    assert node.machine._snapshot_every == settings.snapshot_every
+    assert node.machine._snapshot_every == settings.snapshot_interval_records
     assert node.feeder._failing.undone is False, "the state was made anew"
     assert node.feeder._began.position == 10
 

@@ -95,7 +95,7 @@ async def running(
 ) -> AsyncIterator[tuple[Bus, ServiceHost, asyncio.Task[None], FakeLog]]:
     bus, log = Bus(), FakeLog()
     monkeypatch.setattr(host, "PartitionReader", lambda *_: log)
-    settings = ServiceSettings("sum", "in", "n1", tmp_path, snapshot_every=EVERY, heartbeat_s=0.01)
+    settings = ServiceSettings("sum", "in", "n1", tmp_path, snapshot_interval_records=EVERY, heartbeat_interval_s=0.01)
     made = ServiceHost(Quiet, settings, bus, "ns")  # type: ignore[arg-type]
     task = asyncio.create_task(made.run())
     await bus.until(lambda: bus.said)

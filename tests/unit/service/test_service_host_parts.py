@@ -123,7 +123,7 @@ async def running(made: Made, tmp_path: Path) -> AsyncIterator[tuple[Any, Bus, M
     bus = Bus()
     settings = ServiceSettings(
         "sum", "in", "n1", tmp_path, partition=2, output_stream="out", routes=ROUTES, outbox_records=11, outbox_bytes=5000,
-        snapshots_kept=7, max_snapshot_bytes=9000, read_wait_s=2.5, read_max_bytes=8192, emit_timeout_s=4.5, heartbeat_s=10.0,
+        snapshots_kept=7, max_snapshot_bytes=9000, read_wait_s=2.5, read_max_bytes=8192, emit_timeout_s=4.5, heartbeat_interval_s=10.0,
         dead_letter_stream="dead",
     )  # fmt: skip
     server: Any = ServiceHost(Answering, settings, bus, "ns")  # type: ignore[arg-type]
@@ -362,7 +362,7 @@ async def test_what_it_decides_names_the_epoch_and_keeps_the_record(running: Any
 
 async def test_a_service_without_outputs_or_queries_has_no_such_parts(made: Made, tmp_path: Path) -> None:
     bus = Bus()
-    settings = ServiceSettings("sum", "in", "n1", tmp_path, heartbeat_s=10.0)
+    settings = ServiceSettings("sum", "in", "n1", tmp_path, heartbeat_interval_s=10.0)
     server: Any = ServiceHost(Quiet, settings, bus, "ns")  # type: ignore[arg-type]
     task = asyncio.create_task(server.run())
     await bus.until(lambda: bus.said)
@@ -412,7 +412,7 @@ async def test_beside_its_node_in_one_process_it_needs_no_lease_and_says_nothing
         assert name == "_INBOX.me"
 
     bus = Bus()
-    settings = ServiceSettings("sum", "in", "n1", tmp_path, heartbeat_s=0.01)
+    settings = ServiceSettings("sum", "in", "n1", tmp_path, heartbeat_interval_s=0.01)
     server: Any = ServiceHost(AnsweringQuietly, settings, bus, "ns", say=say)  # type: ignore[arg-type]
     task = asyncio.create_task(server.run())
     await bus.until(lambda: said)
@@ -457,7 +457,7 @@ async def test_beside_its_node_in_one_process_it_needs_no_lease_and_says_nothing
 async def test_who_is_not_registered_asks_soon_whatever_its_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     bus = Bus()
-    settings = ServiceSettings("sum", "in", "n1", tmp_path, heartbeat_s=9.0)
+    settings = ServiceSettings("sum", "in", "n1", tmp_path, heartbeat_interval_s=9.0)
     server: Any = ServiceHost(Quiet, settings, bus, "ns")  # type: ignore[arg-type]
 
     async def sleep(wait_s: float) -> None:

@@ -40,7 +40,7 @@ class World:
         self.store = SnapshotStore(data, WHO, kept=3, max_bytes=1 << 20)
         self.outbox = Outbox("u1/0")
         self.keeper = SnapshotKeeper(self.store, given, self.outbox)
-        self.machine = ServiceMachine(Count(), WHO, snapshot_every=1000, outbox=self.outbox)
+        self.machine = ServiceMachine(Count(), WHO, snapshot_interval_records=1000, outbox=self.outbox)
         self.machine.start(None)
 
     def apply(self, count: int) -> None:
@@ -134,7 +134,7 @@ async def test_keeper_holds_the_log_when_a_snapshot_cannot_be_read_back(tmp_path
     world = World(tmp_path)
     world.outbox.compared_end = 1_000
     if forgetful:
-        world.machine = ServiceMachine(Forgetful(), WHO, snapshot_every=1000, outbox=world.outbox)
+        world.machine = ServiceMachine(Forgetful(), WHO, snapshot_interval_records=1000, outbox=world.outbox)
         world.machine.start(None)
         world.outbox.compared_end = 1_000
     world.apply(3)

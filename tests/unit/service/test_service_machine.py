@@ -59,7 +59,7 @@ class Journal(Service):
 
 def started(every: int = 1000, snapshot: Any = None) -> tuple[Journal, ServiceMachine]:
     service = Journal()
-    machine = ServiceMachine(service, WHO, snapshot_every=every, outbox=Outbox("uid1/0"))
+    machine = ServiceMachine(service, WHO, snapshot_interval_records=every, outbox=Outbox("uid1/0"))
     machine.start(snapshot)
     return service, machine
 
@@ -176,7 +176,7 @@ def test_emit_and_timers_outside_of_the_callbacks_are_refused() -> None:
 
 def test_emit_without_an_output_stream_and_too_large_outputs_are_refused() -> None:
     service = Journal()
-    machine = ServiceMachine(service, WHO, snapshot_every=10)
+    machine = ServiceMachine(service, WHO, snapshot_interval_records=10)
     machine.start(None)
     with pytest.raises(ServiceFailedError, match="output stream"):
         machine.apply([record(0, b"e:x")])
@@ -196,7 +196,7 @@ def test_a_leader_whose_outputs_do_not_leave_applies_no_more_and_a_follower_drop
     service = Journal()
     outbox = Outbox("uid1/0", max_records=3)
     outbox.known = True
-    machine = ServiceMachine(service, WHO, snapshot_every=1000, outbox=outbox)
+    machine = ServiceMachine(service, WHO, snapshot_interval_records=1000, outbox=outbox)
     machine.start(None)
     machine.change_role(Role.LEADER, 1)
     records = [record(offset, b"e:x") for offset in range(10)]
@@ -285,7 +285,7 @@ def test_a_snapshot_that_is_taken_among_records_may_change_nothing_either() -> N
             self.emit(b"sly")
             return b""
 
-    machine = ServiceMachine(Sly(), WHO, snapshot_every=2, outbox=Outbox("uid1/0"))
+    machine = ServiceMachine(Sly(), WHO, snapshot_interval_records=2, outbox=Outbox("uid1/0"))
     machine.start(None)
     with pytest.raises(ServiceFailedError, match="in on_record and on_timer"):
         machine.apply([record(0), record(1), record(2)])
@@ -330,7 +330,7 @@ def test_a_snapshot_holds_all_that_the_state_is_made_of() -> None:
     assert json.loads(made.state) == [[0, "e:a,b", 5], [1, "t:late:99", 7]]
     assert machine.snapshot(40).position == 40
     other = Journal()
-    plain = ServiceMachine(other, WHO, snapshot_every=1000)
+    plain = ServiceMachine(other, WHO, snapshot_interval_records=1000)
     plain.start(None)
     assert (plain.snapshot().output_count, plain.snapshot().output_digest) == (0, b"")
     other.take_snapshot = lambda: lambda: b"later"  # type: ignore[method-assign, assignment, return-value]
@@ -350,7 +350,7 @@ def test_a_leader_keeps_all_that_it_has_not_written_and_a_follower_waits_for_not
     for role, kept, waits in ((Role.LEADER, 0, True), (Role.FOLLOWER, 2, False)):
         outbox = Outbox("uid1/0", max_records=3)
         outbox.known = True
-        machine = ServiceMachine(Journal(), WHO, snapshot_every=1000, outbox=outbox)
+        machine = ServiceMachine(Journal(), WHO, snapshot_interval_records=1000, outbox=outbox)
         machine.start(None)
         machine.change_role(role, 1)
         machine.apply([record(0, b"e:a,b,c,d,e")])

@@ -90,6 +90,6 @@ def test_why_a_service_needs_a_stream_for_its_outputs_is_said() -> None:
         def on_record(self, record: Any) -> None:
             self.emit(b"x")
 
-    for service, _why in ((Says, "Says says emits = True, and"), (Calls, "Calls calls emit, and")):
+    for service, _ in ((Says, "Says says emits = True, and"), (Calls, "Calls calls emit, and")):
         with pytest.raises(ConfigError, match=", but the service has no output stream"):
             check_outputs(service, "")

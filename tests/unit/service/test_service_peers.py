@@ -162,7 +162,7 @@ class Peer:
     """What one process has: a store, and a giver over it."""
 
     def __init__(self, bus: Bus, node: str, folder: Path, **settings: Any) -> None:
-        self.settings = ServiceSettings("sum", "in", node, folder / node, **({"snapshot_fetch_s": 0.0} | settings))
+        self.settings = ServiceSettings("sum", "in", node, folder / node, **({"snapshot_fetch_timeout_s": 0.0} | settings))
         self.store = SnapshotStore(folder / node, WHO, kept=2, max_bytes=1 << 20)
         self.outbox = Outbox("u1/0")
         self.keeper = SnapshotKeeper(self.store, self.settings, self.outbox)
@@ -202,7 +202,7 @@ def anything(_: Snapshot) -> bool:
 
 
 async def test_a_snapshot_comes_in_pieces_and_is_stored_byte_for_byte(bus: Bus, tmp_path: Path) -> None:
-    new, old = Peer(bus, "n1", tmp_path, snapshot_piece_bytes=4096), Peer(bus, "n2", tmp_path)
+    new, old = Peer(bus, "n1", tmp_path, snapshot_chunk_bytes=4096), Peer(bus, "n2", tmp_path)
     state = os.urandom(30_000)
     first, newest = await old.has(snapshot(30, state), snapshot(40, state, outputs=5))
     bus.agree((30, first, 2), (40, newest, 2))
@@ -278,7 +278,7 @@ async def test_nobody_gives_one_that_no_sidecar_knows_and_what_was_tried_is_said
 
 async def test_it_asks_again_until_somebody_has_one(bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot_download, "_FIRST_PAUSE_S", 0.001)
-    new, old = Peer(bus, "n1", tmp_path, snapshot_fetch_s=60.0), Peer(bus, "n2", tmp_path)
+    new, old = Peer(bus, "n1", tmp_path, snapshot_fetch_timeout_s=60.0), Peer(bus, "n2", tmp_path)
     task = asyncio.create_task(new.fetcher.fetch(20, anything))
     while len(bus.asked) < 5:
         await asyncio.sleep(0.001)
@@ -421,7 +421,7 @@ async def test_what_is_read_stays_open_and_what_is_not_is_let_go(
 ) -> None:
     now_s = [1000.0]
     only_in(monkeypatch, snapshot_server, "time", monotonic=lambda: now_s[0])
-    old = Peer(bus, "n2", tmp_path, snapshot_piece_bytes=4096)
+    old = Peer(bus, "n2", tmp_path, snapshot_chunk_bytes=4096)
     await old.keeper.save(snapshot(30, b"x" * 9000))
     (kept,) = old.keeper.offers()
     giver: Any = old.giver

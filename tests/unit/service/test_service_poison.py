@@ -80,7 +80,7 @@ def record(offset: int, value: bytes = b"x", at_ns: int = 0, epoch: int = 1, hea
 
 
 def machine_of(service: Service, who: Identity = WHO, snapshot: Any = None) -> ServiceMachine:
-    machine = ServiceMachine(service, who, snapshot_every=1000, outbox=Outbox("u1/0"))
+    machine = ServiceMachine(service, who, snapshot_interval_records=1000, outbox=Outbox("u1/0"))
     machine.start(snapshot)
     return machine
 
@@ -317,7 +317,7 @@ class Node:
         self.refuse_decisions = False
         self.factory = factory
         self.machine: ServiceMachine
-        settings = ServiceSettings("brittle", "in", "n1", data, snapshot_every=10, step_s=0.001)
+        settings = ServiceSettings("brittle", "in", "n1", data, snapshot_interval_records=10, step_s=0.001)
         self.store = SnapshotStore(data, WHO, kept=3, max_bytes=1 << 20)
         self.outbox = Outbox("u1/0")
         self.outbox.known = True

@@ -75,7 +75,7 @@ def test_what_is_no_offset_is_refused(header: str) -> None:
 
 # ---- the service -----------------------------------------------------------------------------------------------------
 def machine_of(service: Service) -> ServiceMachine:
-    machine = ServiceMachine(service, Identity("s", "in", "u", 0), snapshot_every=1000)
+    machine = ServiceMachine(service, Identity("s", "in", "u", 0), snapshot_interval_records=1000)
     machine.start(None)
     return machine
 

@@ -56,7 +56,7 @@ def record(offset: int, value: bytes = b"1", *, to: str | None = "_INBOX.a.1", n
 
 
 def machine_of(desk: ReplyDesk, snapshot: Any = None) -> ServiceMachine:
-    made = ServiceMachine(Adder(), Identity("adder", "in", "u", 0), snapshot_every=1000, outbox=Outbox("u/0"))
+    made = ServiceMachine(Adder(), Identity("adder", "in", "u", 0), snapshot_interval_records=1000, outbox=Outbox("u/0"))
     made.replies = desk
     made.start(snapshot)
     return made

@@ -134,7 +134,7 @@ class Copier:
         self.leads = True
         self.failed: list[LiftError] = []
         settings = ServiceSettings(
-            "bank", "in", "n1", Path("/nowhere"), output_stream="out", routes=(ALERTS,), emit_poll_s=0.01
+            "bank", "in", "n1", Path("/nowhere"), output_stream="out", routes=(ALERTS,), emit_poll_interval_s=0.01
         )
         self.asked = 0
         self.router = Router(world, world, settings, ALERTS, source=SOURCE, leads=self._leads, fatal=self.failed.append)
@@ -254,14 +254,14 @@ class Alarm(Service):
 
 def test_an_output_says_where_it_goes_and_only_to_routes_that_there_are() -> None:
     outbox = Outbox(SOURCE)
-    machine = ServiceMachine(Alarm(), Identity("bank", "in", "u1", 0), snapshot_every=100, outbox=outbox)
+    machine = ServiceMachine(Alarm(), Identity("bank", "in", "u1", 0), snapshot_interval_records=100, outbox=outbox)
     machine.routes = {"alerts"}
     machine.start(None)
     machine.change_role(Role.LEADER, 1)
     machine.apply([Record(0, 1, None, b"x", (), "", None, 1)])
     assert [dict(outbox.headers_of(o)).get("Lift-Output-To") for o in outbox.take(0, 9)] == [b"alerts", None]
     follower = Outbox(SOURCE)
-    again = ServiceMachine(Alarm(), Identity("bank", "in", "u1", 0), snapshot_every=100, outbox=follower)
+    again = ServiceMachine(Alarm(), Identity("bank", "in", "u1", 0), snapshot_interval_records=100, outbox=follower)
     again.start(None)
     again.apply([Record(0, 1, None, b"x", (), "", None, 1)])
     for number, made in enumerate(outbox.take(0, 9)):
@@ -274,7 +274,8 @@ def test_an_output_says_where_it_goes_and_only_to_routes_that_there_are() -> Non
 
 @pytest.mark.parametrize(
     ("routes", "text"),
-    [((Route("a", "in"),), "already uses stream"), ((Route("a", "out"),), "already uses stream"), ((Route("a", "dead"),), "already uses stream"),  # noqa: E501
+    [((Route("a", "in"),), "already uses stream"), ((Route("a", "out"),), "already uses stream"),
+     ((Route("a", "dead"),), "already uses stream"),
      ((Route("a", "x"), Route("b", "x")), "already uses stream"), ((Route("a", "x"), Route("a", "y")), "Names must be unique"),
      ((Route("../a", "x"),), "route"), (tuple(Route(f"r{n}", f"s{n}") for n in range(17)), "at most 16")],
 )  # fmt: skip
@@ -284,7 +285,7 @@ def test_routes_that_can_not_be(routes: tuple[Route, ...], text: str) -> None:
 
 
 def test_a_route_needs_the_output_stream_that_it_copies_from() -> None:
-    with pytest.raises(ConfigError, match="--output"):
+    with pytest.raises(ConfigError, match="--output-stream"):
         ServiceSettings("s", "in", "n1", Path("/x"), routes=(ALERTS,))
 
 

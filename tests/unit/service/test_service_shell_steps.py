@@ -66,7 +66,7 @@ class Shop(Service):
 
 
 def machine_of(*values: bytes) -> ServiceMachine:
-    machine = ServiceMachine(Shop(), WHO, snapshot_every=1000, outbox=Outbox("u/0", service="shop"))
+    machine = ServiceMachine(Shop(), WHO, snapshot_interval_records=1000, outbox=Outbox("u/0", service="shop"))
     machine.start(None)
     machine.apply([Record(offset, 0, None, value, (), "", None, 1) for offset, value in enumerate(values)])
     return machine
@@ -178,7 +178,7 @@ async def test_an_effect_waits_for_the_outputs_before_it_and_holds_up_those_behi
 async def test_no_more_than_allowed_run_at_once_and_a_hanging_thread_counts(
     threads: int, begun: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = Acting(machine_of(b"a", b"b", b"c"), monkeypatch, effects_at_once=2)
+    bench = Acting(machine_of(b"a", b"b", b"c"), monkeypatch, max_concurrent_effects=2)
     bench.runner._threads = threads
     bench.runner._begin(bench.machine)
     running = [one.task for one in bench.runner._tries.values() if one.task is not None]
@@ -227,15 +227,15 @@ async def test_who_does_not_lead_or_has_half_a_state_acts_no_more(monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("tick_s", "timer_s", "ticked_s", "rest_s"),
+    ("tick_interval_s", "timer_s", "ticked_s", "rest_s"),
     [(1.0, 100.2, 0.0, 0.2), (1.0, 99.0, 0.0, 0.05), (1.0, 99.0, -0.9, 0.1), (1.0, 207.0, 0.0, 30.0), (0.0, 100.2, 0.0, 30.0),
      (1.0, None, 0.0, 30.0)],
 )  # fmt: skip
 async def test_it_rests_until_a_timer_is_due_and_may_be_told(
-    tick_s: float, timer_s: float | None, ticked_s: float, rest_s: float, monkeypatch: pytest.MonkeyPatch
+    tick_interval_s: float, timer_s: float | None, ticked_s: float, rest_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = machine_of(b"timer %d" % round(timer_s * 10**9)) if timer_s is not None else machine_of()
-    bench = Acting(machine, monkeypatch, tick_s=tick_s)
+    bench = Acting(machine, monkeypatch, tick_interval_s=tick_interval_s)
     only_in(monkeypatch, effect_runner, "time", time_ns=lambda: 100 * 10**9)
     bench.runner._ticked_s = bench.now_s + ticked_s if ticked_s else bench.now_s - 60
     assert bench.runner._rest_s(machine) == pytest.approx(rest_s)
@@ -246,7 +246,7 @@ async def test_it_rests_until_a_timer_is_due_and_may_be_told(
 
 async def test_what_waits_for_outputs_is_looked_at_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = machine_of(b"a")
-    assert Acting(machine, monkeypatch, tick_s=0.0).runner._rest_s(machine) == 0.05
+    assert Acting(machine, monkeypatch, tick_interval_s=0.0).runner._rest_s(machine) == 0.05
 
 
 async def test_an_effect_is_run_when_it_is_asked_for_and_when_this_service_leads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +286,7 @@ async def test_an_effect_is_run_when_it_is_asked_for_and_when_this_service_leads
 
 async def test_a_timer_wakes_it_only_where_it_is_due_before_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = machine_of()
-    bench = Acting(machine, monkeypatch, tick_s=1.0)
+    bench = Acting(machine, monkeypatch, tick_interval_s=1.0)
     only_in(monkeypatch, effect_runner, "time", time_ns=lambda: 100 * 10**9)
     machine.on_work = bench.runner.wake
 
@@ -305,24 +305,24 @@ async def test_a_timer_wakes_it_only_where_it_is_due_before_it_looks(monkeypatch
 
 # ---- ticks -----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("tick_s", "timer_s", "passed_s", "ticks"),
+    ("tick_interval_s", "timer_s", "passed_s", "ticks"),
     [(5.0, 100, 5.0, 1), (5.0, 100, 4.9, 0), (0.0, 100, 60.0, 0), (5.0, 101, 60.0, 0), (5.0, None, 60.0, 0)],
 )
 async def test_a_tick_is_written_where_a_timer_is_due_by_the_clock_and_nothing_came(
-    tick_s: float, timer_s: int | None, passed_s: float, ticks: int, monkeypatch: pytest.MonkeyPatch
+    tick_interval_s: float, timer_s: int | None, passed_s: float, ticks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = machine_of(b"timer %d" % (timer_s * 10**9)) if timer_s is not None else machine_of()
-    bench = Acting(machine, monkeypatch, tick_s=tick_s)
+    bench = Acting(machine, monkeypatch, tick_interval_s=tick_interval_s)
     only_in(monkeypatch, effect_runner, "time", time_ns=lambda: 100 * 10**9)
     bench.runner._ticked_s = bench.now_s - passed_s
     await bench.runner._tick(machine)
     assert bench.appended == [("orders", 0, b"", None, (("Lift-Service-Tick", b"shop"),), "u")] * ticks
     await bench.runner._tick(machine)
-    assert len(bench.appended) == ticks, "not twice in tick_s"
+    assert len(bench.appended) == ticks, "not twice in tick_interval_s"
 
 
 async def test_a_tick_that_is_not_taken_is_said_and_written_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Acting(machine_of(b"timer 1"), monkeypatch, tick_s=5.0)
+    bench = Acting(machine_of(b"timer 1"), monkeypatch, tick_interval_s=5.0)
     bench.error = UnavailableError("no ack")
     await bench.runner._tick(bench.machine)
     assert (bench.runner.problem, bench.runner._ticked_s) == ("tick: UNAVAILABLE: no ack", bench.now_s)

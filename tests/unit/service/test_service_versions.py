@@ -61,7 +61,7 @@ class Three(One):
 
 
 def started(service: Service, snapshot: Any = None) -> ServiceMachine:
-    machine = ServiceMachine(service, WHO, snapshot_every=10, outbox=Outbox("u1/0"))
+    machine = ServiceMachine(service, WHO, snapshot_interval_records=10, outbox=Outbox("u1/0"))
     machine.start(snapshot)
     return machine
 

@@ -70,7 +70,7 @@ def test_a_difference_is_exit_code_1_and_says_where(
 
 def test_too_few_replicas_are_exit_code_3(access: Access, orders: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
     orders.silent = {"n2", "n3"}
-    assert run(access, "audit", "orders", "--patience", "0.2") == 3
+    assert run(access, "audit", "orders", "--timeout", "0.2") == 3
     shown = capsys.readouterr().out
     assert "of orders/0 there were not two replicas to compare" in shown
     assert "n2 is away: " in shown
@@ -100,7 +100,7 @@ def test_stats_are_shown_by_partition_and_over_time(
     access: Access, orders: FakeNode, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    assert run(access, "stats", "orders", "--every", "30s") == 0
+    assert run(access, "stats", "orders", "--bucket", "30s") == 0
     shown = capsys.readouterr().out
     assert "orders, every 30 s" in shown
     assert "2 at 1" in shown, "the longest pause, and before which offset"
@@ -109,8 +109,8 @@ def test_stats_are_shown_by_partition_and_over_time(
     assert run(access, "stats", "orders", "--json", "--from", "-10") == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["streams"][0]["records"], found["partitions"][0]["start_offset"]) == (10, 20)
-    assert run(access, "stats", "orders", "--every", "soon") == 2
-    assert "--every = 'soon'" in capsys.readouterr().err
+    assert run(access, "stats", "orders", "--bucket", "soon") == 2
+    assert "--bucket = 'soon'" in capsys.readouterr().err
 
 
 def test_stats_are_drawn(access: Access, orders: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

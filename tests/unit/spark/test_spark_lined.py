@@ -38,14 +38,14 @@ def surely(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 def sent_batches(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Base offsets of what the node sends, as it goes."""
     found: list[int] = []
-    real = node._answer
+    real = node.answer
 
     def seen(*given: Any) -> Any:
         head, batches = real(*given)
         found.extend(int.from_bytes(batch[16:24], "little") for batch in batches)
         return head, batches
 
-    monkeypatch.setattr(node, "_answer", seen)
+    monkeypatch.setattr(node, "answer", seen)
     return found
 
 

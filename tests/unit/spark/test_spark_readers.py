@@ -102,6 +102,30 @@ def test_batch_of_a_compacted_stream_up_to_latest_reads_every_key(ending: dict[s
     assert offsets(reader, plan) == list(range(20, 30)), "each key, and nothing past what compaction had looked at"
 
 
+def test_batch_of_a_compacted_stream_whose_tombstones_go_while_it_is_read_fails(
+    source: Open, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = node.add_stream("orders").partitions[0]
+    log.compacted = True
+    for _ in range(12):
+        keyed(log, bytes(40_000))
+    reader = batch(source())
+    plan = reader.partitions()
+    assert offsets(reader, plan) == list(range(120))
+    answer = node.answer
+
+    def drop_tombstones_behind_the_first(*question: Any) -> Any:
+        found = answer(*question)
+        if found[1]:
+            log.deletes_end = 110
+        return found
+
+    monkeypatch.setattr(node, "answer", drop_tombstones_behind_the_first)
+    with pytest.raises(SourceError, match=r"TOMBSTONES_MISSED.*orders/0.*Read again"):
+        offsets(reader, plan)
+    assert offsets(reader, plan) == list(range(120)), "the next reading begins behind them"
+
+
 def test_batch_of_a_compacted_stream_up_to_a_named_end_is_exact(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     log.compacted = True

@@ -1,1 +1,1 @@
-"""What each request does to the image, one module per family of requests; ``controller.py`` chooses among them."""
+"""Decisions of the metadata group: what each request changes in the image, one module per family of requests."""

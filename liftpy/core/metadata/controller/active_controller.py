@@ -1,9 +1,9 @@
-"""What the metadata leader does besides ordering the log, behind one door: sessions, election clocks, accused leaders, preferred
-leaders, streams that wait for nodes, replicas that move. Pure.
+"""The duties of the metadata leader besides ordering the log. Pure.
 
-The shell tells it when this node gains and loses the leadership of the group, feeds it every new image, asks ``answer``
-about each request before it goes into the log, proposes what ``due`` returns, and puts ``questions`` on the bus. Nothing here
-is kept over a change of the metadata leader; what matters is in the log.
+These are sessions, election timers, failure reports, preferred leaders, streams that wait for nodes, and moving
+replicas. The shell reports gained and lost leadership, feeds every new image, asks ``answer`` about each request before
+it is logged, proposes what ``due`` returns, and sends ``questions`` over NATS. Nothing here survives a change of the
+metadata leader: the important state is in the log.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class ActiveController:
         self._sessions = NodeSessions(config, confirmed_within_s)
         self._timers = ElectionTimers(config)
         self._accusations = Accusations()
-        self._preferred = PreferredLeaders(config.preferred_leaders_every)
+        self._preferred = PreferredLeaders(config.preferred_leader_interval_s)
         self._waiting = WaitingStreams()
         self._moving = ReassignmentPlanner(config)
         self.levels = HeardLevels()

@@ -1,27 +1,15 @@
-"""Doors: on which subject which control request may be asked for, and by whom. Pure.
+"""Admission: on which subject a control request is allowed, and the rate limit for operators. Pure.
 
-Goal: NATS's rights say who may publish on a subject; this says what a subject is good for. So a right to read can't change
-anything, and what speaks for node ``n1`` comes from whoever may publish on ``<ns>.control.node.n1``.
+NATS permissions say who may publish on a subject. This module says which requests a subject accepts, by the table in
+``requests.py``. So read permission cannot change anything, and requests of node ``n1`` come only on
+``<ns>.control.node.n1``. A kind without a row is rejected. Requests that would create, change or delete internal
+streams need ``internal``.
 
-Constraint: who may ask for what stands in one table (``requests.py``). A kind that is in no row is refused everywhere.
+Example: ``changeIsr`` with leader ``n2`` on ``<ns>.control.node.n1`` is rejected, also within a batch. ``deleteStream``
+on ``<ns>.info`` is rejected.
 
-Internal streams, whose names begin with ``_``, are the cluster's own: what would make, change, cut or delete one needs ``internal``.
-Where their replicas are is for operators to say as of any other: ``reassign`` and ``electLeader`` need nothing.
-
-Worked example: ``changeIsr`` with leader ``n2`` on ``<ns>.control.node.n1`` is refused, and so it is within a batch;
-``deleteStream`` on ``<ns>.info`` is refused; anything on ``<ns>.control.admin.read``, where who may read may publish as well, is
-refused; ``passOver``, which only the metadata leader proposes, is refused wherever it comes from.
-
-How many requests of operators the metadata leader takes a second: of each principal, and in all. Pure.
-
-Goal: who asks for too much is told so, and when to come again, and nobody else waits for it. Constraint: what is kept of principals is
-bounded: without rights in NATS anybody may call himself anything.
-
-Algorithm: an allowance for each principal and one for all of them, each with what was not used before, up to a bound. A request that
-its principal has no room for takes nothing of the others'. Of more than ``MAX_PRINCIPALS`` those go that asked last longest ago; they
-come back with a full allowance, and meet the one for all.
-
-Worked example: alice sends 400 at once: 250 are taken, the 251st is told to come again in 20 ms. Bob's next one is taken.
+Rate limit: each principal has an allowance, and all principals together have one. A rejected request is told when to
+retry. At most ``MAX_PRINCIPALS`` are remembered.
 """
 
 from __future__ import annotations
@@ -130,7 +118,7 @@ MAX_PRINCIPALS = 1000
 
 
 class Allowance:
-    """So many a second, and what was not used before, up to ``at_once``."""
+    """Rate limit: requests per second, and unused ones up to ``at_once``."""
 
     def __init__(self, per_s: float, at_once: int) -> None:
         self._per_ns = per_s / NS_PER_S
@@ -156,7 +144,7 @@ class Allowance:
 
 
 class RequestRates:
-    """Of one metadata leader. ``now_ns``: monotonic."""
+    """Rate limits of one metadata leader. ``now_ns`` is monotonic."""
 
     def __init__(self) -> None:
         self._in_all = Allowance(IN_ALL, ALL_AT_ONCE)

@@ -1,23 +1,18 @@
-"""What happened in a cluster, entry by entry of the metadata group's log, and who asked for what. Pure.
+"""Cluster events: what happened, in the order of the metadata log, and who asked for it. Pure.
 
-An event is a function of its entry and of the image before it, and so the same on every controller: (``index``, ``number``) names it
-wherever it is read. Each controller keeps the newest in memory; whoever asks a second one goes on where the first one ended.
+Each controller derives the same events from the metadata log, and keeps the newest ones in memory. (``index``,
+``number``) identifies an event on every controller, so a reader can continue at another controller. Requests of
+operators are events, done or rejected. A controller logs and counts requests that it rejects before they reach the log.
+These are no events.
 
-Requests of operators are events themselves, done or refused; one that is repeated under its operation id is the same request. What is
-refused before it reaches the log is logged and counted by the controller that refuses it, and no event.
+``EventLog`` decides which events to write to the stream ``_liftpy-events`` next, each once and in order. It reads the
+last record of the stream and writes what follows. Each publish names the offset that it expects, so a second writer is
+rejected and reads the end again. Events that leave the memory before they are written are replaced by one event
+``gap``.
 
-EventLog: which events go into the stream ``_liftpy-events`` next, each once, whoever leads the metadata group. Pure.
-
-Goal: the stream holds every event of the metadata group's log once and in order, over any change of the leader. Constraint: it may be
-offline for as long as it likes, and nothing waits for it; two controllers may believe that they lead.
-
-Algorithm: events are the same on every controller, and (index, number) names each. The writer reads the stream's last record: what
-comes behind that place is to be written, and each publish says behind which offset it belongs, so that of two writers one is refused
-and reads the end anew. What waits is the trail in memory; what went from there before it was written is told by one record of the
-kind ``gap``.
-
-Worked example: the stream ends at offset 41 with (907, 1). The trail holds (907, 0..2) and (911, 0): (907, 2) is published behind
-offset 41, (911, 0) behind 42. Both are refused: another leader was faster. The end is read again, 43 with (911, 0): nothing is due.
+Example: the stream ends at offset 41 with (907, 1). The memory holds (907, 0..2) and (911, 0). The leader publishes
+(907, 2) after offset 41 and (911, 0) after 42. Both are rejected, because another leader was faster. It reads the end
+again: 43 with (911, 0). Nothing is left to write.
 """
 
 from __future__ import annotations
@@ -54,55 +49,87 @@ from liftpy.core.metadata.records import (
 )
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
-KINDS = (
-    "request", "election", "transfer", "unclean_election", "partition_offline", "isr_changed", "replicas_changed", "pause_changed",
-    "stream_created", "stream_deleted", "stream_altered", "partitions_added", "node_registered", "node_fenced", "node_unfenced",
-    "node_drains", "node_stays", "node_changed", "node_removed", "folder_lost", "controllers_changed", "feature_level",
-    "default_quota", "session_times", "service_ended", "data_loss",
-)  # fmt: skip
+TEXTS = {
+    "request": "An operator asked for a change. `outcome` says whether it was done or rejected.",
+    "election": "A partition got a new leader, because the old one failed.",
+    "leadership_transfer": "A leader transferred its leadership to another in-sync replica.",
+    "unclean_election": "An operator elected a leader that may lack committed records.",
+    "partition_offline": "A partition has no replica that may lead.",
+    "isr_changed": "A replica left or joined the ISR of a partition.",
+    "replicas_changed": "A partition got other replicas.",
+    "pause_changed": "A partition was paused or resumed.",
+    "stream_created": "A stream was created.",
+    "stream_deleted": "A stream was deleted.",
+    "stream_altered": "Settings of a stream were changed.",
+    "partitions_added": "A stream got more partitions.",
+    "node_registered": "A node started and registered.",
+    "node_fenced": "A node sent no heartbeat for the session time. Its partitions get other leaders.",
+    "node_unfenced": "A fenced node sends heartbeats again.",
+    "node_drain_started": "An operator started to drain a node.",
+    "node_drain_cancelled": "An operator stopped draining a node.",
+    "node_changed": "The weight or rack of a node was changed.",
+    "node_removed": "A stopped node was removed from the cluster.",
+    "data_directory_lost": "A node came back with another data directory.",
+    "controllers_changed": "A controller was added, removed or replaced.",
+    "feature_level_changed": "The feature level of the cluster was changed.",
+    "default_quota_changed": "The default quota of streams was changed.",
+    "session_times_changed": "The session or lease time of the cluster was changed.",
+    "service_ended": "A replicated service ended without being stopped.",
+    "data_loss": "The metadata group was rebuilt from one controller and may lack decisions.",
+    "gap": "Events were lost before they were written to the stream.",
+}
+"""Kind of an event -> what happened."""
+KINDS = tuple(kind for kind in TEXTS if kind != "gap")
 MOST_EVENTS = 10_000
-"""That a controller keeps."""
+"""Number of events that a controller keeps."""
 MOST_NOTED = 4096
-"""Entries that wait for their events to be made."""
+"""Number of log entries that may wait for their events to be derived."""
 MOST_DETAIL_CHARS = 300
 _ERRORS = pb.ControlResponse.Error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterEvent:
-    """``time_ns``: the metadata leader's wall clock when it proposed the entry. What does not apply is empty."""
+    """One event. Fields that do not apply are empty."""
 
     index: int
-    """Of the entry."""
+    """Index of the metadata log entry."""
     number: int
-    """Within it, from 0."""
+    """Number of the event within the entry, from 0."""
     time_ns: int
+    """Wall clock of the metadata leader when it proposed the entry, in nanoseconds since 1970."""
     kind: str
-    """One of ``KINDS``."""
+    """Kind of the event."""
     stream: str = ""
+    """Name of the stream."""
     partition: int = -1
+    """Number of the partition."""
     node: str = ""
+    """Id of the node."""
     was: str = ""
-    """Before; who led, the ISR, the controllers."""
+    """Value before the event: the leader, the ISR, the controllers or the setting."""
     now: str = ""
-    """Since then."""
+    """Value after the event."""
     request: str = ""
-    """Of ``request``: what was asked for."""
+    """Name of the request (kind `request`)."""
     sender: str = ""
-    """By whom: the principal that NATS's rights tie the asker to; '': unproven, or the metadata leader itself."""
+    """Principal that asked for it. Empty: the NATS permissions name none, or the metadata leader itself asked."""
     operation_id: str = ""
+    """Operation id of the request. A repeated request has the same id."""
     outcome: str = ""
-    """done, or refused"""
+    """Result of the request: `done` or `rejected`."""
     error: str = ""
+    """Error code of a rejected request."""
     detail: str = ""
+    """More about the event, as text of at most 300 characters."""
 
     @property
     def place(self) -> tuple[int, int]:
-        """Before all later ones."""
+        """Position of the event. Later events have higher positions."""
         return self.index, self.number
 
     def as_object(self) -> dict[str, Any]:
-        """For JSON: what applies; ``time`` is UTC, RFC 3339, ms."""
+        """Return the event as a JSON object without empty fields. ``time`` is UTC, RFC 3339, in milliseconds."""
         moment = datetime.fromtimestamp(self.time_ns // 1_000_000 / 1000, UTC).isoformat(timespec="milliseconds")
         said = {
             one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("index", "number", "time_ns", "kind")
@@ -119,12 +146,12 @@ class ClusterEvent:
 
 
 def data_loss(index: int, time_ns: int, detail: str) -> ClusterEvent:
-    """The group was begun again at ``index`` from a log that may lack decisions: what no entry says."""
+    """Return the event of a metadata group that was rebuilt at ``index`` and may lack decisions."""
     return ClusterEvent(index=index, number=0, time_ns=time_ns, kind="data_loss", detail=detail)
 
 
 def in_words(event: dict[str, Any], *, named: bool = True) -> str:
-    """An event as ``as_object`` made it, in one line, for people; not ``named``: beside its kind."""
+    """Return an event of ``as_object`` as one line of text. ``named``: the line begins with the kind."""
     what = str(event.get("kind", "?")) if named else ""
     if "stream" in event:
         where = f"{event['stream']}/{event['partition']}" if "partition" in event else str(event["stream"])
@@ -179,7 +206,7 @@ def _asked(before: ClusterImage, request: pb.ControlRequest, answer: bytes) -> I
             yield "request", {**said, "outcome": "done"}
         else:
             detail = detail[:MOST_DETAIL_CHARS]
-            yield "request", {**said, "outcome": "refused", "error": pb.ControlResponse.Error.Name(error), "detail": detail}
+            yield "request", {**said, "outcome": "rejected", "error": pb.ControlResponse.Error.Name(error), "detail": detail}
 
 
 def _is_told(part: pb.ControlRequest) -> bool:
@@ -247,11 +274,11 @@ def _done(before: ClusterImage, records: Iterable[Record]) -> Iterator[_Found]:
                     where = {"stream": stream_name, "partition": partition.partition}
                     yield from ((kind, {**where, **said}) for kind, said in _partition(old, partition))
             case FeatureLevelSet(feature_level):
-                yield "feature_level", {"was": str(before.feature_level), "now": str(feature_level)}
+                yield "feature_level_changed", {"was": str(before.feature_level), "now": str(feature_level)}
             case DefaultQuotaSet(quota):
-                yield "default_quota", {"was": before.default_quota.words, "now": quota.words}
+                yield "default_quota_changed", {"was": before.default_quota.words, "now": quota.words}
             case SessionTimesSet(times) if before.session_times is not None:
-                yield "session_times", {"was": before.session_times.words, "now": times.words}
+                yield "session_times_changed", {"was": before.session_times.words, "now": times.words}
             case ControllersChanged(changed):
                 yield "controllers_changed", {"was": " ".join(controllers.members), "now": " ".join(changed.members)}
                 controllers = changed
@@ -268,11 +295,11 @@ def _node(old: NodeImage | None, new: NodeImage) -> Iterator[_Found]:
         was = _process(old) if old is not None else ""
         yield "node_registered", {**said, "was": was, "now": _process(new)}
         if old is not None and old.folder_id and new.folder_id != old.folder_id:
-            yield "folder_lost", {**said, "detail": "it came back with another data folder"}
+            yield "data_directory_lost", {**said, "detail": "the node came back with another data directory"}
     if old is not None and old.incarnation == new.incarnation and old.fenced != new.fenced:
         yield ("node_fenced" if new.fenced else "node_unfenced"), said
     if old is not None and old.leaving != new.leaving:
-        yield ("node_drains" if new.leaving else "node_stays"), said
+        yield ("node_drain_started" if new.leaving else "node_drain_cancelled"), said
     if old is not None and (old.weight, old.rack) != (new.weight, new.rack):
         yield "node_changed", {**said, "was": _place(old), "now": _place(new)}
 
@@ -287,12 +314,12 @@ def _place(node: NodeImage) -> str:
 
 def _partition(old: PartitionState, new: PartitionState) -> Iterator[_Found]:
     if new.unclean_elected and not old.unclean_elected:
-        yield "unclean_election", {"now": new.leader, "detail": "who may lack acknowledged records"}
+        yield "unclean_election", {"now": new.leader, "detail": "the new leader may lack acknowledged records"}
     if new.status is PartitionStatus.OFFLINE and old.status is not PartitionStatus.OFFLINE:
         yield "partition_offline", {"was": old.leader or old.last_leader}
     elif new.status is PartitionStatus.ONLINE and (new.leaderships > old.leaderships or new.leader_epoch > old.leader_epoch):
         before = old.deposed or old.leader or old.last_leader
-        kind = "transfer" if before and before != new.leader and before in new.isr else "election"
+        kind = "leadership_transfer" if before and before != new.leader and before in new.isr else "election"
         yield kind, {"was": before, "now": new.leader, "detail": f"epoch {new.leader_epoch}"}
     if set(old.isr) != set(new.isr):
         yield "isr_changed", {"was": " ".join(old.isr), "now": " ".join(new.isr)}
@@ -381,7 +408,7 @@ NOTHING = (0, -1)
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Of the stream. ``offset``: of its last record, -1 without any; ``place``: of the last event in it."""
+    """End of the event stream. ``offset``: its last record, -1: none. ``place``: the last event in it."""
 
     offset: int
     place: tuple[int, int]
@@ -404,8 +431,11 @@ def newest_place(records: Sequence[bytes | None]) -> tuple[int, int] | None:
 
 
 class EventLog:
-    """What of ``trail`` is still to be written. The shell: while ``tail`` is None, read it and say ``found``; publish ``due``, each
-    behind the one before it; then ``stored``, or ``lost_track`` where one was not."""
+    """The events of ``trail`` that are not in the stream yet.
+
+    The shell reads the tail while it is None and calls ``found``. It publishes ``due``, then calls ``stored``, or
+    ``lost_track`` after a failure.
+    """
 
     def __init__(self, trail: EventTrail) -> None:
         self._trail = trail

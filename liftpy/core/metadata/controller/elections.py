@@ -1,7 +1,7 @@
-"""The requests of an election: reports of witnesses, of candidates, of the metadata leader's timers, and commands.
+"""Election requests: reports of witnesses and candidates, timers of the metadata leader, and commands.
 
-``election.py`` says what follows; here it is checked who may say what: every request names the state that it was made
-on, and changes nothing if that has passed [C4, C9].
+Each request names the state that it was made on, and changes nothing if that state has passed [C4, C9]. ``election.py``
+says what follows.
 """
 
 from __future__ import annotations

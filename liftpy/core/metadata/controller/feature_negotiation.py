@@ -1,22 +1,13 @@
-"""Who speaks which feature levels, as the metadata leader hears it; and whether a level may be set. Pure.
+"""Feature levels of nodes and controllers, and whether a level may be finalized. Pure.
 
-Goal: no level is finalized that a node or a controller does not speak. Constraint: at the first level the image holds nothing of it,
-since versions that know no levels decide beside this one; so it is kept beside the log, from heartbeats and from members' messages.
-A leader that was only just elected has heard nobody, and refuses until it has: a heartbeat later it knows.
+A level that a node or a controller does not support is never finalized. The metadata leader learns the levels from
+heartbeats and from messages of controllers. A new metadata leader knows nothing, and rejects until it has received
+them. A node that does not run must return or be removed first.
 
-A node that does not run is not heard, and its next process may be of any version: it has to come back, or to be removed.
-
-The feature level of a group that is new: the newest that all its controllers speak, set by an entry before anything else. Pure.
-
-Goal: a new cluster begins at the newest level, without an operator. Constraint: a cluster that was ever used stays at its level
-until somebody finalizes; versions that know no levels may be among the controllers, and they apply the same entries.
-
-Algorithm: while the image is that of a group in which nothing was ever decided, its leader lets nothing else into the log. It waits
-until it has heard what every other controller speaks, and orders ``SetFeatureLevel`` for the newest level in common. Nobody is
-registered yet, so apply finds nobody who was not asked; with a node in the image the entry changes nothing. Who is not heard within
-``HEARD_WITHIN_NS`` (a first start with a majority) may be of any version: the group begins at the first level.
-
-Worked example: a and b speak 1..2, c is of the version before and says nothing: 1..1. The level stays 1, nothing is logged for it.
+A new cluster starts at the newest level that all its controllers support. Until this is decided, the leader logs
+nothing else. If a controller is not heard within ``HEARD_WITHIN_NS``, the cluster starts at the first level. Example: a
+and b support 5..6, c has the version before and supports 5..5. The cluster starts at level 5. An operator finalizes
+level 6 later.
 """
 
 from __future__ import annotations
@@ -27,9 +18,9 @@ from liftpy.config import NS_PER_S, SessionTimes
 from liftpy.core.metadata.codec import rules_to_pb, times_to_pb
 from liftpy.core.metadata.controller.state_machine import again
 from liftpy.core.metadata.controller_list import GroupView
-from liftpy.core.metadata.feature_range import FIRST, LevelRange, said
-from liftpy.core.metadata.features import SESSION_TIMES, range_of, refused_level, why_no_way_back
-from liftpy.core.metadata.image import ClusterImage, Counters
+from liftpy.core.metadata.feature_range import NO_LEVEL, LevelRange, said
+from liftpy.core.metadata.features import range_of, refused_level, why_no_way_back
+from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.record_builder import Rules, refuse
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
@@ -37,7 +28,7 @@ _ERROR = pb.ControlResponse
 
 
 class HeardLevels:
-    """Of nodes; forgotten with the leadership."""
+    """Feature levels that the metadata leader received from nodes. They are forgotten with the leadership."""
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[int, LevelRange]] = {}
@@ -81,7 +72,7 @@ def levels_answer(
     if held is not None:
         return pb.ControlResponse.FromString(again(image, held))
     level = asked.level or image.feature_level
-    reasons = [*_reasons_against(image, level, heard, controllers, rules), *_other_times(image, level, times)]
+    reasons = _reasons_against(image, level, heard, controllers, rules)
     if not asked.dryRun and not reasons:
         _fill(asked, image, rules, times)
         return None
@@ -95,6 +86,8 @@ def _reasons_against(
 ) -> list[str]:
     """Why the level can't be set now, for people; [] if it can."""
     own = range_of(rules.features)
+    if level < own.least:
+        return [f"there is no level before {own.least} that the metadata leader speaks"]
     if level not in own:
         return [refused_level(level, "the metadata leader", own).replace("the cluster is at", "asked for is", 1)]
     if level == image.feature_level:
@@ -120,14 +113,6 @@ def _reasons_against(
     return reasons
 
 
-def _other_times(image: ClusterImage, level: int, own: SessionTimes) -> list[str]:
-    """On the way back to where each process goes by its own settings, those must say what the cluster has."""
-    held = image.session_times
-    if level >= SESSION_TIMES or held is None or (held.session_ms, held.lease_ms) == (own.session_ms, own.lease_ms):
-        return []
-    return [f"the cluster has {held.words}, and the settings of the metadata leader say {own.words}: make them the same first"]
-
-
 def _described(image: ClusterImage, heard: HeardLevels, reasons: list[str]) -> pb.ControlResponse:
     """The answer to a dry run."""
     levels = pb.FeatureLevels(level=image.feature_level, reasons=reasons)
@@ -144,19 +129,11 @@ def _fill(request: pb.SetFeatureLevel, image: ClusterImage, rules: Rules, times:
     del request.checked[:]
     request.checked.extend(pb.CheckedNode(nodeId=i, incarnation=image.nodes[i].incarnation) for i in sorted(image.nodes))
     request.rules.CopyFrom(rules_to_pb(image.rules or rules.shared))
-    request.ClearField("sessionTimes")
-    if request.level >= SESSION_TIMES:
-        request.sessionTimes.CopyFrom(times_to_pb(image.session_times or times))
+    request.sessionTimes.CopyFrom(times_to_pb(image.session_times or times))
 
 
 HEARD_WITHIN_NS = 3 * NS_PER_S
 """So long a new group's leader waits for controllers that it has not heard in this session."""
-
-
-def is_unborn(image: ClusterImage) -> bool:
-    """Whether nothing was ever decided on it."""
-    used = image.nodes or image.streams or image.counters != Counters() or image.controllers.index
-    return not used and image.feature_level == FIRST
 
 
 def level_at_birth(own: LevelRange, others: Mapping[str, LevelRange | None], *, waited: bool) -> int | str:
@@ -165,7 +142,7 @@ def level_at_birth(own: LevelRange, others: Mapping[str, LevelRange | None], *, 
     silent = sorted(node_id for node_id, spoken in others.items() if spoken is None)
     if silent and not waited:
         return f"the group is new, and its leader has not heard yet which feature levels {', '.join(silent)} speaks"
-    heard = {node_id: spoken or LevelRange(FIRST, FIRST) for node_id, spoken in others.items()}
+    heard = {node_id: spoken or LevelRange(own.least, own.least) for node_id, spoken in others.items()}
     ranges = [own, *heard.values()]
     level = min(spoken.most for spoken in ranges)
     if level < max(spoken.least for spoken in ranges):
@@ -176,14 +153,12 @@ def level_at_birth(own: LevelRange, others: Mapping[str, LevelRange | None], *, 
 
 def begin_at(level: int, rules: Rules, times: SessionTimes) -> pb.ControlRequest:
     """The request that has a new group begin at ``level``, with what the settings of its leader say."""
-    begin = pb.SetFeatureLevel(level=level, rules=rules_to_pb(rules.shared))
-    if level >= SESSION_TIMES:
-        begin.sessionTimes.CopyFrom(times_to_pb(times))
+    begin = pb.SetFeatureLevel(level=level, rules=rules_to_pb(rules.shared), sessionTimes=times_to_pb(times))
     return pb.ControlRequest(setFeatureLevel=begin)
 
 
 class LevelBootstrap:
-    """Of one metadata leader. ``why``: while it is not '', nothing else may go into the log, for people."""
+    """First feature level of a new cluster. ``why``: while it is not '', nothing else is logged."""
 
     def __init__(self, rules: Rules, times: SessionTimes) -> None:
         self._rules = rules
@@ -193,18 +168,14 @@ class LevelBootstrap:
         self._is_ordered = False
         self.why = ""
 
-    def is_ahead(self, image: ClusterImage) -> bool:
-        """Whether the level of a group with this image is still to be chosen; never by who speaks the first one alone."""
-        return self._spoken.most > FIRST and is_unborn(image)
-
     def lead(self, image: ClusterImage, now_ns: int) -> None:
         """The duties begin, and ``image`` holds everything that was committed before."""
         self._since_ns, self._is_ordered = now_ns, False
-        self.why = "the group is new, and its feature level is being decided" if self.is_ahead(image) else ""
+        self.why = "the group is new, and its feature level is being decided" if image.feature_level == NO_LEVEL else ""
 
     def due(self, image: ClusterImage, view: GroupView, now_ns: int) -> pb.ControlRequest | None:
         """What to order now; say ``ended`` once it is over."""
-        if self.why and not self.is_ahead(image):
+        if image.feature_level != NO_LEVEL:
             self.why = ""
         if not self.why or self._is_ordered or view.halted:
             return None
@@ -212,9 +183,6 @@ class LevelBootstrap:
         level = level_at_birth(self._spoken, view.levels, waited=waited)
         if isinstance(level, str):
             self.why = level
-            return None
-        if level == image.feature_level:
-            self.why = ""
             return None
         self._is_ordered = True
         return begin_at(level, self._rules, self._times)

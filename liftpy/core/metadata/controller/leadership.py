@@ -1,11 +1,10 @@
-"""What a node's coming and going does to the partitions that it holds.
+"""What happens to the partitions of a node that registers or is fenced.
 
-A complete replica that registers anew stays in its ISRs, and what it leads gets a new LeaderEpoch, so that one LeaderEpoch
-never spans two processes. It does not go on leading unasked: an election asks all who may lead for their positions and
-takes the best, itself on a tie. A folder may have gone back in time in a way that its registration does not show [S15], and
-then the others hold what it lacks. Nothing is acknowledged before they have joined or are gone anyway. One that may have
-lost acknowledged data leaves every ISR, but for those of which it is the only member: these go Offline until the operator
-decides [C7, C10]. A node whose session ends is deposed where it leads, and passed over where it promotes itself.
+A complete replica that registers again stays in its ISRs, and the partitions that it led get a new LeaderEpoch, so that
+one LeaderEpoch never spans two processes. An election chooses the best replica, and prefers the old leader on a tie. A
+node that may have lost acknowledged data leaves every ISR, except those in which it is the only member: these go
+Offline until an operator decides [C7, C10]. A node whose session ends loses its leaderships, and is skipped as a
+candidate.
 """
 
 from __future__ import annotations

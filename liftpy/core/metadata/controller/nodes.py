@@ -1,11 +1,8 @@
-"""RegisterNode, FenceNode, UnfenceNode, RemoveNode: who is a member, under which incarnation, and what it may still hold.
+"""RegisterNode, FenceNode, UnfenceNode, RemoveNode and ChangeControllers.
 
-A node that starts registers. Whether its data folder still holds all that it acknowledged decides what it may stay in
-("Membership of the ISR" of the protocol; C7, C10, C12).
-
-ChangeControllers: who forms the metadata group [M10]. It counts since the entry was appended
-(``liftpy.core.metadata.controller_list``);
-here it is written down, for everybody who is told by the image, and so that the operation is done once.
+A starting node registers. Whether its data directory is complete decides in which ISRs it may stay (C7, C10, C12).
+ChangeControllers records a change of the controller list in the image [M10]. The change counts from the moment that its
+entry is appended (``liftpy.core.metadata.controller_list``).
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from liftpy.core.metadata.controller import leadership
 from liftpy.core.metadata.controller_list import list_from_pb, well_formed
 from liftpy.core.metadata.directory_identity import MAX_EARLIER_NONCES, ProcessRelation, descent
 from liftpy.core.metadata.feature_range import said
-from liftpy.core.metadata.features import STRICT, refused_level
+from liftpy.core.metadata.features import refused_level
 from liftpy.core.metadata.image import ClusterImage, NodeImage
 from liftpy.core.metadata.record_builder import Decision, RecordBuilder, refuse
 from liftpy.core.metadata.records import ControllersChanged, NodeChanged, NodeRemoved
@@ -39,7 +36,7 @@ def register_node(draft: RecordBuilder, request: pb.RegisterNode) -> Steps[Decis
     wrong = _wrong_registration(draft, request)
     if wrong:
         return refuse(pb.ControlResponse.INVALID, wrong)
-    beyond = unspoken(draft.image, request) if draft.image.feature_level >= STRICT else ""
+    beyond = unspoken(draft.image, request)
     if beyond:
         return refuse(pb.ControlResponse.INVALID, beyond)
     known = draft.image.nodes.get(request.nodeId)
@@ -85,8 +82,7 @@ def register_node(draft: RecordBuilder, request: pb.RegisterNode) -> Steps[Decis
 
 
 def unspoken(image: ClusterImage, request: pb.RegisterNode) -> str:
-    """Why a process can't take part at the level of the image, '' if it can. At level 1 the metadata leader alone asks that: versions
-    that know no levels apply the same entry."""
+    """Why a process can't take part at the level of the image, '' if it can."""
     return refused_level(image.feature_level, f"node {request.nodeId!r}", said(request))
 
 

@@ -1,11 +1,9 @@
-"""ChangeIsr: the leader asks, apply decides, by compare-and-set on (leader, LeaderEpoch, Epoch) [C4]. LeaveIsr: a follower asks for
-itself, because its storage has failed.
+"""ChangeIsr, LeaveIsr, PausePartitions, WakePartition, PurgeRecords and ReportPurged.
 
-PausePartitions: operators have partitions take no publishes, or take them again. WakePartition: a leader asks for the latter,
-because somebody publishes, or says that it takes publishes again.
-
-PurgeRecords: operators give up records by subject or key. ReportPurged: a replica holds none of them any more. What follows from
-them is in ``liftpy/core/base/purge.py``.
+ChangeIsr: the leader asks, and the state machine decides by compare-and-set on (leader, LeaderEpoch, Epoch) [C4].
+LeaveIsr: a follower asks for itself, because its storage failed. PausePartitions comes from operators, WakePartition
+from a leader that received a publish. PurgeRecords deletes records by subject or key, and ReportPurged says that a
+replica has done it (``liftpy/core/base/purge.py``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What decisions about streams ask of placement: the nodes as it sees them, its maps as partitions, a dry run as a plan."""
+"""Adapts placement to the decisions about streams: nodes, maps as partitions, and dry runs as plans."""
 
 from __future__ import annotations
 

@@ -1,20 +1,13 @@
-"""What a control request would do, said before it is put into the metadata group's log. Pure.
+"""Rejects requests that cannot succeed before they are logged. Pure.
 
-Goal: what can't succeed costs nobody a byte of the journal: neither a flood of wrong requests nor a tool that creates what is there
-already. Constraint: the rules are those of apply and no others, so that nothing is refused here that the log would take.
-Algorithm: the very decision that apply would make is made on the leader's image, on a draft that stops at the first record. No record:
-the answer is given as it is. A record: the log decides, on the image as it is by then, and what it costs to find that out is little.
+The metadata leader makes the same decision as the state machine, on its own image. If the decision produces no record,
+the answer is given at once. Otherwise the request goes into the log. The answer is valid if this controller leads and
+the operation is not in the log yet.
 
-The answer is as good as one from the log if this controller leads (a majority has confirmed it just now: nobody else can have decided
-anything) and the operation is not in the log already: a repeated one gets the answer that it got, or waits for it there.
+Example: ``createStream`` of an existing name is answered EXISTS here.
 
-Worked example: ``createStream`` of a name that exists is answered EXISTS here. ``deleteStream`` of one that is being created is
-answered NOT_FOUND: the creation has not been answered yet, so the two may have come in either order.
-
-What stopping a node would do to others: partitions that could not commit any more, and the metadata group's majority. Pure.
-
-Whoever restarts nodes one after another asks before each. A partition with one replica is no reason against it: it is away while its
-node is, and whoever made it so chose that.
+Also here: what stopping a node would do to partitions and to the majority of the controllers. Rolling restarts ask this
+before each node.
 """
 
 from __future__ import annotations

@@ -1,35 +1,15 @@
-"""What a member of the metadata group decides beside the log, in both shells (asyncio, simulator). Pure: (now, event) -> decisions.
+"""The decisions of a controller next to the Raft log, for the real shell and the simulator. Pure.
 
-The log below is Raft's; ``GroupLog`` is what a decision may know of it. On every tick that is flushed the shell calls ``tick`` and
-does what it says; it asks ``request`` about each control request before anything is logged. What goes into the log is an ``Order``:
-``entry`` gives the bytes, ``ended`` turns what became of them into the answer, and never calls a loss what may still be applied.
+``GroupLog`` is its view of the log. The shell calls ``tick`` after each flush and carries out the result. It asks
+``request`` about each control request. An ``Order`` is an entry to log: ``entry`` gives the bytes, ``ended`` turns the
+result into the answer. A leader's duties begin after a barrier of its own term is applied [M12], and end before it
+transfers its leadership.
 
-A leader's duties begin once a barrier of its own term is applied here, so that it decides on everything committed before [M12]; they
-end with the leadership, and before a successor is asked for: that one waits for no election time-out, and so for no lease.
+If the controllers hold different images and no majority agrees, nothing is decided any more. Barriers go on, because a
+controller that restarts needs one to count again, and tells its digest afterwards.
 
-What goes on where the controllers hold different images and no majority agrees (``divergence.py``). Pure.
-
-Goal: nothing is decided by an image that may be wrong, and it stays so only where a person has to say who is right. Constraint: digests
-are compared at certain places of the log, and nothing that is decided fills it any more; a controller that begins anew counts only once
-a barrier that it asked for is committed and applied, and tells its digest only then.
-
-Algorithm: barriers decide nothing, and go on. Those that a controller asks for which does not acknowledge yet; and, of the leader's
-own, as many as it takes until every voter that acknowledges has told its digest at the leader's newest place, or at the next one. Once
-all have told and still no majority agrees, nothing more is logged.
-
-Of a request that is refused the leader says that nothing comes of it (UNAVAILABLE) only if nothing can: it is the leader, in office,
-and has logged no entry of it. Else it says that it does not know; or nothing, where it may have a successor that knows.
-
-Worked example: n1 leads, n2 holds another image, n3 has lost its folder. Halted at 1,024. n3's barrier is committed, it acknowledges,
-and has no digest at 1,024: barriers up to 2,048, where it agrees with n2. n1 is beside the majority and gives way.
-
-Leaderless: for how long a member of the group has known no leader, in its own waking time.
-
-Before a planned transfer by command: the leader's node takes no more publishes and answers those that have come. Pure.
-
-A leader learns of a transfer from the metadata, and what it appended meanwhile may be cut: its publishers would wait in vain.
-So the metadata leader asks it first. It is a courtesy, not a promise: a node that does not answer in time loses the leadership
-all the same, and a node whose leadership was not moved in the end takes publishes again by itself.
+Before a planned transfer by command, the metadata leader asks the partition's leader to stop accepting publishes and to
+answer the pending ones.
 """
 
 from __future__ import annotations
@@ -59,6 +39,7 @@ from liftpy.core.metadata.controller_list import (
 )
 from liftpy.core.metadata.describe import describer
 from liftpy.core.metadata.failure_reports import LeaderQuestion, ProbeResult
+from liftpy.core.metadata.feature_range import NO_LEVEL
 from liftpy.core.metadata.features import why_not_yet
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.forwarding import error_response
@@ -99,7 +80,7 @@ _STOOD_STILL_NS = 1_000_000_000
 
 
 class Leaderless:
-    """``for_long`` is meant to be read between ticks: it does not grow while none come."""
+    """Time without a known leader. It does not grow between ticks."""
 
     def __init__(self) -> None:
         self._since_ns = -1  # -1: there is a leader, or no tick has been
@@ -161,7 +142,7 @@ class GroupLog(Protocol):
 
 
 class EntryOutcome(Enum):
-    """What became of an entry, as far as this member can know."""
+    """Result of a log entry, as far as this controller can know."""
 
     APPLIED = "applied"
     NEVER = "it is not in the log, and never will be"
@@ -218,8 +199,9 @@ Decision = Order | CatchUp | LookFor | LeaderQuestion | PublishEntry | HandOver
 
 
 class QuorumMember:
-    """``log``: of this member. ``feed``: is told what was applied by who applies it. ``new_id`` draws an operation id. ``now_ns`` is
-    monotonic everywhere."""
+    """One controller. ``log``: its log. ``feed``: learns of applied entries. ``new_id``: draws operation ids. ``now_ns``
+    is monotonic.
+    """
 
     def __init__(
         self, config: ReplicationConfig, rules: Rules, log: GroupLog, feed: FeedProducer, new_id: Callable[[], bytes]
@@ -395,10 +377,10 @@ class QuorumMember:
         log = self._log
         if not log.leads:
             return None
-        if unknown_to_others := why_not_yet(request, log.image.feature_level):
+        if unknown_to_others := why_not_yet(request, log.image.feature_level, self._rules.features):
             return error_response(request, pb.ControlResponse.INVALID, unknown_to_others)
         if not self.in_office or self._term != log.term:
-            if self._birth.is_ahead(log.image) and _decides(request):
+            if log.image.feature_level == NO_LEVEL and _decides(request):
                 return error_response(request, pb.ControlResponse.UNAVAILABLE, _NEW)
             if request.HasField("batch") or kind_of(request).looked_at_first:
                 return error_response(request, pb.ControlResponse.UNAVAILABLE, _NEW)

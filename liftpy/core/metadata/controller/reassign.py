@@ -1,16 +1,11 @@
-"""Reassign and BeginCopy: where a partition's replicas are to be, and which node begins to copy its log for that.
+"""Reassign and BeginCopy: the target replicas of a partition, and the node that copies its log next.
 
-Goal: a replica moves without a moment in which less is held than before, and whoever is killed meanwhile, it goes on: every step is in
-the image. Constraint: one swap at a time in a partition, so that any two majorities of sets that follow one another overlap.
+A replica moves without a moment with fewer copies, and each step is in the image, so that it continues after any crash.
+One swap runs at a time: a learner copies the log (BeginCopy), joins the replicas and the ISR, and then the unwanted
+replica gives away its leadership and leaves (both ChangeIsr).
 
-Algorithm: ``target`` says what is wanted. A learner is named for the next node of it (BeginCopy), copies the log, and becomes a replica
-with the change that takes it into the ISR; then the replica that is not wanted gives its leadership away and leaves the set (both
-``ChangeIsr``, asked for by the leader, so that no leader counts a set that is not any more). When the replicas are those of the
-target, they take its order, and it is forgotten. A rebalance that asks for another order alone is one of leaderships: it is kept as
-the reason until the first replica leads.
-
-Worked example: replicas a b c, target a b d. BeginCopy d: d is ``joining``. ISR a b c d: replicas a b d c. ISR a b d, evicted c:
-replicas a b d, no target. Cancelled before d has joined: replicas a b c, d deletes its copy. After: the swap is finished.
+Example: replicas a b c, target a b d. BeginCopy d: d is ``joining``. ISR a b c d: replicas a b d c. ISR a b d without
+c: replicas a b d, no target.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ goes on: all that matters is in the image, and what is kept here is only since w
 Algorithm, at a look (when something has changed, four times a second at most):
 
 1. Copies. A partition whose target wants a node next gets it as ``joining`` (BeginCopy), the oldest first, as long as no more than
-   ``copies_at_once`` run, ``copies_per_node`` into its node, and as many from its leader. Only while it is Online and all its live
+   ``max_copies`` run, ``max_copies_per_node`` into its node, and as many from its leader. Only while it is Online and all its live
    replicas that are to stay are in the ISR. The rest of a swap is the leader's business.
 2. Copies that come to nothing. The node that joins has been down for the grace, or is drained itself: the copy is given up (BeginCopy
    with no node), and the target names another one; where an operator had chosen it, the move is cancelled. The node that was to be
@@ -16,7 +16,7 @@ Algorithm, at a look (when something has changed, four times a second at most):
    target names the one that is back again. A replica that is to stay is gone: who was to go stays for it, or another one comes.
 3. Leaderships. What a drained node leads goes to a live member of the ISR that stays, ``TRANSFERS_AT_ONCE`` at a time; then, of the
    partitions that a rebalance has given another order, to the first replica, when it is in the ISR. If it is gone, nothing is moved.
-4. New targets, for who is down beyond the grace first, then for who is drained, ``AHEAD`` times ``copies_at_once`` at most before
+4. New targets, for who is down beyond the grace first, then for who is drained, ``AHEAD`` times ``max_copies`` at most before
    they are needed: each in the place of the one that goes, where least is (``placement/takers.py``).
 
 Every proposal is a compare-and-set. One that is not answered is made again after ``AGAIN_AFTER_NS``, or when the partition has changed.
@@ -61,8 +61,8 @@ class ReassignmentPlanner:
 
     def __init__(self, config: ReplicationConfig) -> None:
         self._grace_ns = round(config.replacement_grace_s * NS_PER_S)
-        self._at_once = config.copies_at_once
-        self._per_node = config.copies_per_node
+        self._at_once = config.max_copies
+        self._per_node = config.max_copies_per_node
         self._image: ClusterImage | None = None
         self._look_at_ns: int | None = None
         """None: nothing has changed since the last look, and nothing runs out."""
@@ -397,7 +397,7 @@ class ReassignmentPlanner:
 
 
 class _Look:
-    """One look."""
+    """One planning step."""
 
     def __init__(self, image: ClusterImage, now_ns: int, gone: list[str]) -> None:
         self.image = image

@@ -121,7 +121,7 @@ class _Wish:
 
 
 class RequestBatcher:
-    """``put`` what replicas want; ``take`` a batch and send it; say ``answered``; and again."""
+    """Batches requests: ``put`` adds one, ``take`` returns a batch to send, ``answered`` ends it."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[PartitionKey, str], _Wish] = {}

@@ -33,7 +33,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 class AskedBy(Enum):
-    """Who may ask for it, besides the metadata leader."""
+    """Sender that may make a request, besides the metadata leader."""
 
     READERS = "whoever may read"
     OPERATORS = "operators"
@@ -43,7 +43,7 @@ class AskedBy(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestKind:
-    """One row."""
+    """One row of the table of requests."""
 
     decide: Callable[[RecordBuilder, Any], Decision | Steps[Decision]]
     """What apply does with the request's message, in steps where it may concern thousands of partitions; it reads nothing but its

@@ -1,27 +1,17 @@
-"""SetDefaultQuota: what the cluster's streams have that have no quota of their own. Every leader takes it from the image.
+"""SetDefaultQuota, SetSessionTimes and SetFeatureLevel.
 
-SetSessionTimes: by which sessions end and leases are granted, in the whole cluster. Compare-and-set on the number of the change.
-
-A metadata leader may have granted by the times before, and others may have begun sessions by them. So a change keeps those before until
-the metadata leader says, by SettleSessionTimes, that nothing of them can still count (``session.py``); until then nobody changes them
-again, and what is remembered is never more than one change old.
-
-SetFeatureLevel: an operator finalizes a level, or goes back to the one before. Compare-and-set on who is registered.
-
-The metadata leader has asked, by heartbeats and the group's own messages, who speaks the level (``level_check.py``); that is not in the
-log. What is in the log is whom it has found. So a node of an older version that registers between the two is not passed over.
+SetSessionTimes is a compare-and-set on the number of the change. The previous times count until the metadata leader
+says by SettleSessionTimes that no session and no lease of them can exist. Until then no further change is accepted.
+SetFeatureLevel is a compare-and-set on the registered nodes, so that a node of an older version that registers
+meanwhile is not ignored.
 """
 
 from __future__ import annotations
 
 from liftpy.config import NS_PER_S, SessionTimes, check_session_times
+from liftpy.core.base.invariants import check
 from liftpy.core.metadata.codec import quota_from_pb, quota_to_pb, rules_from_pb, times_from_pb, times_to_pb
 from liftpy.core.metadata.features import (
-    DEFAULT_QUOTA,
-    DEFAULT_QUOTA_NEEDS,
-    SESSION_TIMES,
-    SESSION_TIMES_NEED,
-    STRICT,
     UNSUPPORTED,
     feature_of,
     range_of,
@@ -32,12 +22,13 @@ from liftpy.core.metadata.records import DefaultQuotaSet, FeatureLevelSet, Sessi
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import ConfigError, IncompatibleVersionError
 
+NEW_GROUP_SAYS = 1
+"""The level that the answer names as the one before the first. All controllers keep the answer, so it never changes."""
+
 
 def set_default_quota(draft: RecordBuilder, request: pb.SetDefaultQuota) -> Decision:
     """What the request names; the rest stays as it is."""
     image = draft.image
-    if image.feature_level < DEFAULT_QUOTA:
-        return refuse(pb.ControlResponse.INVALID, DEFAULT_QUOTA_NEEDS.format(level=image.feature_level))
     whole = quota_to_pb(image.default_quota)
     for name in ("recordsPerS", "bytesPerS", "byToken"):
         if request.HasField(name):
@@ -53,9 +44,7 @@ def set_default_quota(draft: RecordBuilder, request: pb.SetDefaultQuota) -> Deci
 
 def set_session_times(draft: RecordBuilder, request: pb.SetSessionTimes) -> Decision:
     """Those that are asked for; nothing where they are so already."""
-    held = draft.image.session_times
-    if held is None:
-        return _too_early(draft)
+    held = _held(draft)
     try:
         check_session_times(request.sessionMs, request.leaseMs)
     except ConfigError as error:
@@ -77,9 +66,7 @@ def set_session_times(draft: RecordBuilder, request: pb.SetSessionTimes) -> Deci
 
 def settle_session_times(draft: RecordBuilder, request: pb.SettleSessionTimes) -> Decision:
     """Those before the change count no more."""
-    held = draft.image.session_times
-    if held is None:
-        return _too_early(draft)
+    held = _held(draft)
     if request.change != held.change:
         return refuse(
             pb.ControlResponse.STALE, f"Another request changed the session times: {held.words}. Check them, then retry."
@@ -94,8 +81,11 @@ def _said(draft: RecordBuilder, times: SessionTimes) -> Decision:
     return draft.done(pb.ControlResponse(sessionTimes=times_to_pb(times)))
 
 
-def _too_early(draft: RecordBuilder) -> Decision:
-    return refuse(pb.ControlResponse.INVALID, SESSION_TIMES_NEED.format(level=draft.image.feature_level))
+def _held(draft: RecordBuilder) -> SessionTimes:
+    times = draft.image.session_times
+    check(times is not None, "M5", "session times at level", draft.image.feature_level)
+    assert times is not None
+    return times
 
 
 def set_feature_level(draft: RecordBuilder, request: pb.SetFeatureLevel) -> Decision:
@@ -108,31 +98,24 @@ def set_feature_level(draft: RecordBuilder, request: pb.SetFeatureLevel) -> Deci
     unchecked = _unchecked(draft, request)
     if unchecked:
         return refuse(pb.ControlResponse.STALE, f"New nodes registered during the check: {', '.join(unchecked)}. Retry.")
-    if request.level < image.feature_level:
-        reasons = why_no_way_back(image, draft.features)
-        if request.level != image.feature_level - 1:
-            reasons = [f"one level at a time: from {image.feature_level} to {image.feature_level - 1}"]
-        if reasons:
-            return refuse(pb.ControlResponse.INVALID, "; ".join(reasons))
+    if request.level < image.feature_level - 1:
+        detail = f"one level at a time: from {image.feature_level} to {image.feature_level - 1}"
+        return refuse(pb.ControlResponse.INVALID, detail)
     if request.level not in spoken or feature_of(request.level, draft.features) is None:
         raise IncompatibleVersionError(
             f"{UNSUPPORTED}the feature level becomes {request.level}, but this version supports {spoken}. Start a "
             "newer version on this node."
         )
-    rules = image.rules or rules_from_pb(request.rules) if request.level >= STRICT else None
+    reasons = why_no_way_back(image, draft.features) if request.level < image.feature_level else []
+    if reasons:
+        return refuse(pb.ControlResponse.INVALID, "; ".join(reasons))
     try:
-        times = _times(draft, request)
+        times = image.session_times or times_from_pb(request.sessionTimes)
     except ConfigError as error:
         return refuse(pb.ControlResponse.INVALID, str(error))
-    draft.add(FeatureLevelSet(request.level, rules, times))
-    return draft.done(pb.ControlResponse(detail=f"the feature level is {request.level}, it was {image.feature_level}"))
-
-
-def _times(draft: RecordBuilder, request: pb.SetFeatureLevel) -> SessionTimes | None:
-    """That the image is to hold; raise ConfigError where the request says none that can be."""
-    if request.level < SESSION_TIMES:
-        return None
-    return draft.image.session_times or times_from_pb(request.sessionTimes)
+    draft.add(FeatureLevelSet(request.level, image.rules or rules_from_pb(request.rules), times))
+    was = image.feature_level or NEW_GROUP_SAYS
+    return draft.done(pb.ControlResponse(detail=f"the feature level is {request.level}, it was {was}"))
 
 
 def _unchecked(draft: RecordBuilder, request: pb.SetFeatureLevel) -> list[str]:

@@ -1,9 +1,9 @@
-"""ClusterFsm: the metadata group's state machine. Bytes of the log in, bytes of an answer out.
+"""``ClusterFsm``: the state machine of the metadata group. It takes the bytes of log entries and returns answers.
 
-Deterministic: no clock (time is a field of the request), no random, no hash order, so that every controller that
-applies the same entries has the same image [M5]. ``apply`` never raises but for what this version can't know: what can't be done is an
-answer [M6]. From feature level 2 on an entry that says more than this version understands ends it (IncompatibleVersionError):
-it would guess.
+It is deterministic: time is a field of the request, and there is no random number and no hash order. So controllers
+that apply the same entries have the same image [M5]. ``apply`` answers what cannot be done [M6]. An entry that this
+version does not understand raises IncompatibleVersionError. So does an entry that decides something before the group
+has a feature level [M14].
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from liftpy.core.base.cooperative_apply import Steps
 from liftpy.core.metadata.codec import stream_to_pb
 from liftpy.core.metadata.controller.request_batcher import decide_batch
 from liftpy.core.metadata.controller.requests import changes_nothing, decide, deciding_on, kind_of
-from liftpy.core.metadata.features import FEATURES, STRICT, UNSUPPORTED, Feature, check_level, range_of
+from liftpy.core.metadata.feature_range import NO_LEVEL
+from liftpy.core.metadata.features import FEATURES, UNSUPPORTED, Feature, check_level, range_of
 from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES, Operation
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.record_builder import Decision, RecordBuilder, Rules, refuse
@@ -34,7 +35,7 @@ _ERROR = pb.ControlResponse
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
-    """What comes of an entry."""
+    """Result of applying an entry."""
 
     image: ClusterImage
     records: tuple[Record, ...]
@@ -118,7 +119,7 @@ class ClusterFsm:
             response = refuse(_ERROR.INVALID, "The entry is not a ControlRequest.").response
             after = yield from _with_digest(replace(before, index=index), ())
             return _Applied(after, (), _finish(response, b"", index), refused=1)
-        if before.feature_level >= STRICT and has_unknown_fields(request):
+        if has_unknown_fields(request):
             raise IncompatibleVersionError(
                 f"{UNSUPPORTED}entry {index} of the metadata log was written by a newer version. Start the newer "
                 "version on this node."
@@ -159,6 +160,11 @@ class ClusterFsm:
         held = image.operations.get(request.operationId)
         if held is not None:
             return _Applied(image, (), again(image, held))
+        if image.feature_level == NO_LEVEL and not request.HasField("setFeatureLevel"):
+            raise IncompatibleVersionError(
+                f"{UNSUPPORTED}entry {image.index} of the metadata group's log decides something, and the cluster has no feature level "
+                f"that this version speaks ({self.spoken}): start the version that wrote it, and run liftpy upgrade finalize there"
+            )
         after, (records, response), failures = yield from self._decide(image, request)
         answer = _finish(response, request.operationId, image.index)
         if len(request.operationId) == OPERATION_ID_SIZE_BYTES:

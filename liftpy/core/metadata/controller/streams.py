@@ -1,10 +1,7 @@
-"""CreateStream, AddPartitions, PlaceStream and DeleteStream.
+"""CreateStream, AddPartitions, PlaceStream, DeleteStream, AlterStream, TruncateBefore and OpenGroups.
 
-AlterStream: another replication factor, other settings. What is wanted is stored, and a target for every partition; the moves follow
-one by one. Settings hold as soon as a replica's node knows them; those by which publishes are refused, with a standby, as a pause that
-ends. TruncateBefore: the same for where a partition's log begins.
-
-OpenGroups: the internal stream of consumer groups' commands is made when somebody needs it first.
+AlterStream stores a new replication factor or settings, and a target for every partition. The moves follow one by one.
+TruncateBefore moves the log start. OpenGroups creates the internal stream of consumer groups on first use.
 """
 
 from __future__ import annotations
@@ -16,10 +13,9 @@ from liftpy.config import REFUSED_BY, AckPolicy, ReplicationConfig, StreamConfig
 from liftpy.core.base.cooperative_apply import PER_STEP, Steps
 from liftpy.core.base.ids import MAX_SUBJECT_LENGTH, check_data_subject, check_name
 from liftpy.core.base.partition import MoveReason, PartitionState, Pause
-from liftpy.core.metadata.codec import altered, config_from_pb, config_to_pb, partition_to_pb, stream_to_pb
+from liftpy.core.metadata.codec import altered, config_from_pb, config_to_pb, partition_to_pb, stored_text, stream_to_pb
 from liftpy.core.metadata.controller.placements import assigned, facts_of, new_partitions, placed_now, plan_of
 from liftpy.core.metadata.controller.reassign import MAX_REPLICAS, settled
-from liftpy.core.metadata.features import DEFAULT_QUOTA, DEFAULT_QUOTA_NEEDS, QUOTAS, QUOTAS_NEED, alterable_at
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, ClusterImage, StreamImage
 from liftpy.core.metadata.placement import MANUAL
 from liftpy.core.metadata.placement.facts import NoRoomError, NotEnoughNodesError, Placed, Wanted
@@ -62,7 +58,7 @@ def create_stream(draft: RecordBuilder, request: pb.CreateStream) -> Steps[Decis
     except NoRoomError as error:
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, str(error))
     except ConfigError as error:
-        return refuse(pb.ControlResponse.INVALID, str(error))
+        return refuse(pb.ControlResponse.INVALID, stored_text(error))
     if request.dryRun:
         return Decision((), pb.ControlResponse(plan=plan_of(draft.image, wanted, placed)))
     waits = isinstance(placed, NotEnoughNodesError)
@@ -156,10 +152,6 @@ def _checked(draft: RecordBuilder, request: pb.CreateStream, held: StreamImage |
             f"first LeaderEpoch = {request.firstLeaderEpoch} is above {MAX_FIRST_LEADER_EPOCH}. Use a smaller value."
         )
     config = config_from_pb(request.config)
-    if config.needs_quotas and image.feature_level < QUOTAS:
-        raise ConfigError(QUOTAS_NEED.format(level=image.feature_level))
-    if config.quota_exempt and image.feature_level < DEFAULT_QUOTA:
-        raise ConfigError(DEFAULT_QUOTA_NEEDS.format(level=image.feature_level))
     if held is None:
         if len(image.streams) >= MAX_STREAMS:
             raise ConfigError(f"The cluster already has {MAX_STREAMS} streams, the maximum. Delete a stream first.")
@@ -195,7 +187,7 @@ def _check_overlap(image: ClusterImage, answering: SubjectIndex, subject: str, c
         of = f"{held.subject!r} ({held.partition_count} partitions)" if held.partition_count > 1 else f"{held.subject!r}"
         raise ConfigError(
             f"{OVERLAP} (err_code {OVERLAP_ERR_CODE}): {subject!r} overlaps with {of} of stream {name!r}. Choose "
-            "another subject, or use --ack none (the stream then sends no acks)."
+            "another subject, or use --ack-policy none (the stream then sends no acks)."
         )
 
 
@@ -307,9 +299,9 @@ def alter_stream(draft: RecordBuilder, request: pb.AlterStream) -> Steps[Decisio
             f"replication factor = {factor} is outside 1..{MAX_REPLICAS}. Choose a value in this range.",
         )
     try:
-        stream = _with_settings(held, request, alterable_at(draft.image.feature_level))
+        stream = _with_settings(held, request)
     except ConfigError as error:
-        return refuse(pb.ControlResponse.INVALID, str(error))
+        return refuse(pb.ControlResponse.INVALID, stored_text(error))
     if request.HasField("configVersion") and request.configVersion != held.config_version:
         detail = f"the settings of {held.name!r} are at version {held.config_version}, not {request.configVersion}: look again"
         return refuse(pb.ControlResponse.STALE, detail)
@@ -347,8 +339,8 @@ def truncate_before(draft: RecordBuilder, request: pb.TruncateBefore) -> Decisio
     return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
 
 
-def _with_settings(held: StreamImage, request: pb.AlterStream, alterable: tuple[str, ...]) -> StreamImage:
-    config = altered(held.config, request.config, request.changed, alterable)
+def _with_settings(held: StreamImage, request: pb.AlterStream) -> StreamImage:
+    config = altered(held.config, request.config, request.changed)
     return replace(held, config=config, config_version=held.config_version + (config != held.config))
 
 

@@ -1,8 +1,7 @@
-"""Streams that wait for nodes (``insufficient-nodes``): why they do, and when the metadata leader has them placed. Pure.
+"""Streams that wait for nodes (``insufficient-nodes``). Pure.
 
-A stream for which there are too few nodes is made without partitions. Whenever nodes or what they hold have changed, the metadata
-leader looks at those that wait, the oldest first, and proposes PlaceStream for what the nodes are enough for; apply places it, on the
-image as it is by then.
+A stream with too few nodes is created without partitions. When nodes change, the metadata leader checks the waiting
+streams, the oldest first, and proposes PlaceStream.
 """
 
 from __future__ import annotations

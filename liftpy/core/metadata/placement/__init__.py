@@ -1,8 +1,7 @@
-"""Placement: which nodes hold a partition. Pure functions behind one door; the stored map is the truth afterwards.
+"""Placement: which nodes hold the replicas of a partition. Pure.
 
-``place`` takes what is known of the nodes, in any order, and what is wanted; it gives the replicas of every partition, preferred leader
-first, and the start index of what is placed next. Only live nodes are chosen, and none is given more than it takes. A policy is a file
-and a row of ``POLICIES``.
+``place`` takes the nodes and the wanted partitions, and returns the replicas of each, preferred leader first. Only live
+nodes with room are chosen. Each policy has a row in ``POLICIES``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What placement is told: of each node, and of what is to be placed; and what it gives. Pure.
-
-What placement says when a map can't be made.
-"""
+"""Inputs, results and errors of placement. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ Replicas = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """One node, as it is before anything is placed."""
+    """One node before placement."""
 
     node_id: str
     rack: str = ""
@@ -47,7 +44,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assigned:
-    """One entry of a map that was made by hand."""
+    """One entry of an assignment by hand."""
 
     partition: int
     replicas: Replicas
@@ -55,7 +52,7 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What is to be placed: partitions ``first`` to ``first`` + ``partitions`` - 1 of ``stream``."""
+    """Partitions to place: ``first`` to ``first`` + ``partitions`` - 1 of ``stream``."""
 
     policy: str = ""
     """'': the default one."""
@@ -74,7 +71,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A map."""
+    """The placed replicas."""
 
     replicas: list[Replicas]
     """Of each partition, in order."""
@@ -115,7 +112,7 @@ class NoRoomError(PlacementError):
 
 
 class NotEnoughNodesError(PlacementError):
-    """There are fewer nodes than replicas. Do: start more nodes, or ask for fewer replicas."""
+    """There are fewer nodes than replicas. Start more nodes, or ask for fewer replicas."""
 
     code = "NOT_ENOUGH_NODES"
     retryable = True
@@ -127,7 +124,7 @@ class NotEnoughNodesError(PlacementError):
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """One thing that is wrong with a map made by hand."""
+    """One error in an assignment by hand."""
 
     entry: int
     """Its place in the list, from 0; -1: of the list itself."""

@@ -80,7 +80,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """One swap: a copy on ``into`` takes the place of the one on ``out``."""
+    """One swap: a copy on ``into`` replaces the one on ``out``."""
 
     stream: str
     partition: int
@@ -328,7 +328,7 @@ def resized(replicas: Replicas, factor: int, takers: Takers, leader: str, isr: C
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """One leadership."""
+    """One transfer of a leadership."""
 
     stream: str
     partition: int

@@ -20,7 +20,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.permissions import USES, AccessRole, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
 from liftpy.core.wire.subjects import PARTITION_WORDS, SERVER_CONNECTIONS, Subjects, check_speaker
 from liftpy.errors import ConfigError
-from sidecar.cli import rights as rights_command
+from sidecar.cli import permissions as rights_command
 from sidecar.cli.main import liftpy
 from tests.sim.fake_node import FakeNode  # noqa: F401  (its subjects are looked for, too)
 
@@ -123,9 +123,9 @@ def test_who_may_do_what_on_the_wire() -> None:
     assert rights_of(AccessRole.SERVICE, replace(bank, replies=("_INBOX_a",))).publish[-1] == "_INBOX_a.>"
     assert rights_of(AccessRole.NODE, Scope(replies=("_INBOX_a",))).publish[-1] == "_INBOX_a.>", "it answers members of groups"
     words = ["--role", "service", "--replies"]
-    assert '"_INBOX_b.>"' in CliRunner().invoke(liftpy, ["rights", *words, "_INBOX_b"]).output
+    assert '"_INBOX_b.>"' in CliRunner().invoke(liftpy, ["permissions", *words, "_INBOX_b"]).output
     for wrong in ([*words, "_INBOX*"], [*words, "_INBOX.>"], ["--role", "reader", "--replies", "_INBOX"]):
-        assert isinstance(CliRunner().invoke(liftpy, ["rights", *wrong]).exception, ConfigError), wrong
+        assert isinstance(CliRunner().invoke(liftpy, ["permissions", *wrong]).exception, ConfigError), wrong
 
 
 def test_where_a_pattern_reaches_further_than_its_row() -> None:
@@ -160,7 +160,7 @@ def test_partitions_have_subjects_of_their_own() -> None:
 
 
 def run(*arguments: str) -> str:
-    done = CliRunner().invoke(liftpy, ["rights", *arguments], catch_exceptions=True)
+    done = CliRunner().invoke(liftpy, ["permissions", *arguments], catch_exceptions=True)
     assert done.exit_code == 0, done.output + str(done.exception)
     return done.output.strip()
 
@@ -181,7 +181,7 @@ def test_the_command_prints_them() -> None:
 
 @pytest.mark.parametrize("subject", ['a"b', "a b", "a..b", "", "a\\", "'", "a.>.b"])
 def test_what_is_no_subject_is_refused(subject: str) -> None:
-    done = CliRunner().invoke(liftpy, ["rights", "--role", "publisher", "--subject", subject])
+    done = CliRunner().invoke(liftpy, ["permissions", "--role", "publisher", "--subject", subject])
     assert isinstance(done.exception, ConfigError)
 
 
@@ -232,6 +232,6 @@ def test_nsc_is_told_what_the_rights_say_and_nothing_else(role: AccessRole, data
 def test_a_stream_chooses_no_command_and_no_configuration(subject: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream's subject may hold what a shell or a configuration would not take as a name: whoever made it wrote it."""
     monkeypatch.setattr(rights_command, "with_client", lambda target, work, **_: (check_data_subject(subject, "ns"),))
-    done = CliRunner().invoke(liftpy, ["rights", "--role", "publisher", "--stream", "orders", "--format", form])
+    done = CliRunner().invoke(liftpy, ["permissions", "--role", "publisher", "--stream", "orders", "--format", form])
     assert isinstance(done.exception, ConfigError), done.output
     assert done.output == ""

@@ -1,4 +1,4 @@
-"""``liftpy rights``: which rights NATS has to give a user, for the configuration of nats-server or for nsc."""
+"""``liftpy permissions``: which permissions NATS has to give a user, for the configuration of nats-server or for nsc."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
 
-@click.command(cls=HelpCommand, example="liftpy rights --role reader --stream orders")
+@click.command(cls=HelpCommand, example="liftpy permissions --role reader --stream orders")
 @click.option("--role", required=True, type=click.Choice([role.value for role in AccessRole]), help="Purpose of the user.")
 @click.option("--stream", "streams", multiple=True, metavar="NAME", help="Allow only this stream. May be repeated.")
 @click.option(
@@ -61,7 +61,7 @@ from sidecar.runtime.settings import Target
     help="Output format: for the NATS server configuration, or nsc commands.",
 )
 @connection_options
-def rights(
+def permissions(
     role: str,
     streams: tuple[str, ...],
     subjects: tuple[str, ...],

@@ -1,4 +1,4 @@
-"""``liftpy page``: the cluster's pages, for a cluster whose nodes open no port; over NATS only, with the role ``status``."""
+"""``liftpy dashboard``: the cluster's pages, for a cluster whose nodes open no port; over NATS only, with the role ``status``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sidecar.status.site import Site
 DEFAULT_LISTEN = "127.0.0.1:8223"
 
 
-@click.command(cls=HelpCommand, example="liftpy page --listen 127.0.0.1:8223")
+@click.command(cls=HelpCommand, example="liftpy dashboard --listen 127.0.0.1:8223")
 @click.option(
     "--listen",
     default=DEFAULT_LISTEN,
@@ -36,12 +36,10 @@ DEFAULT_LISTEN = "127.0.0.1:8223"
     metavar="HOST:PORT",
     help="Address to listen on. Port 0 means any free port.",
 )
-@click.option(
-    "--host", "hosts", multiple=True, metavar="NAME", help="Additional host name that browsers may use for this page."
-)
+@click.option("--hostname", "hosts", multiple=True, metavar="NAME", help="Additional host name that browsers may use.")
 @json_option
 @connection_options
-def page(listen: str, hosts: tuple[str, ...], as_json: bool, target: Target) -> None:
+def dashboard(listen: str, hosts: tuple[str, ...], as_json: bool, target: Target) -> None:
     """Serve the web page of the cluster, and /metrics of all nodes, until Ctrl-C.
 
     The page needs no port of a node. The command requests data over NATS only while a browser or Prometheus reads it. Each metric

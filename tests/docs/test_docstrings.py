@@ -1,0 +1,186 @@
+"""Public docstrings: a summary, a text for each parameter, an example for each entry point, and examples that compile.
+
+The lists of exceptions may only shrink.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from liftpy.client.sync import without_await
+from tests.docs.test_blocks import wrong_names
+
+MODULES = (
+    "liftpy", "liftpy.client", "liftpy.client.sync", "liftpy.client.admin", "liftpy.client.group_admin", "liftpy.service",
+    "liftpy.spark", "liftpy.testing", "liftpy.testing.memory", "liftpy.errors", "liftpy.config",
+)  # fmt: skip
+OF_THE_FRAMEWORK = {"Outbox"}
+"""Classes that ``liftpy.service`` exports for its own processes."""
+NOT_FOR_USERS = {"Runs", "Waits", "without_await", "check_min_isr", "control_error", "ServiceMachine"}
+BY_FIELD = {"ReplicationConfig"}
+"""Settings that are described field by field, for the reference."""
+ENTRY_POINTS = (
+    "connect", "Client", "Admin", "StreamConfig", "FlushPolicy", "Credentials", "PublishOptions", "ProducerOptions", "ReadOptions",
+    "GroupOptions", "QueueOptions", "PlacementWish", "Publisher", "Producer", "Consumer", "ManyConsumer", "Group", "Queue", "Cursor",
+    "BatchSlice", "Position", "Source", "Receipt", "ManyReceipt", "Service", "ServiceTest", "MemoryCluster", "memory_cluster",
+    "Client.create_stream", "Client.alter_stream", "Client.delete_stream", "Client.publish", "Client.publisher", "Client.producer",
+    "Client.consume", "Client.consume_many", "Client.read_range", "Client.bounds", "Client.group", "Client.queue", "Client.cursor",
+    "Client.call_service", "Client.query_service", "Client.purge", "Client.truncate_before", "Client.pause", "Client.reassign",
+    "Client.elect_leader", "Client.describe_cluster", "Publisher.send", "Publisher.publish", "Producer.send", "Producer.send_many",
+    "Consumer.getmany", "Consumer.batches", "Group.take", "Group.into", "Group.commit", "Queue.take", "Job.ack", "Job.nack",
+    "Job.extend", "Job.reject", "Cursor.commit", "Cursor.consume", "SyncClient", "local_session", "lag_listener", "processing",
+    "archive", "archived", "whole", "replay", "compact", "stats", "audit", "ArchivePlan", "ReplayPlan", "CompactPlan",
+)  # fmt: skip
+MAX_SUMMARY = 110
+"""Length of a summary line. The guide asks for 80; a sentence that is a little longer is no error."""
+_SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Example):$", re.MULTILINE)
+
+
+def _public() -> dict[str, Any]:
+    """Name -> class or function, of everything that users import."""
+    found: dict[str, Any] = {}
+    for name in MODULES:
+        module = importlib.import_module(name)
+        for shown in getattr(module, "__all__", [each for each in vars(module) if not each.startswith("_")]):
+            value = getattr(module, shown)
+            of_liftpy = str(getattr(value, "__module__", "")).startswith("liftpy")
+            own = hasattr(module, "__all__") or getattr(value, "__module__", "") == name
+            if of_liftpy and own and (inspect.isclass(value) or inspect.isfunction(value)) and shown not in NOT_FOR_USERS:
+                found[shown] = value
+    return found
+
+
+def _methods(cls: type) -> Iterator[tuple[str, Any]]:
+    for name, value in inspect.getmembers(cls):
+        if name.startswith("_") or not str(getattr(value, "__module__", "")).startswith("liftpy"):
+            continue
+        if inspect.isfunction(value) or inspect.ismethod(value):
+            yield name, value
+
+
+def callables() -> dict[str, Callable[..., Any]]:
+    """Qualified name -> public function, class or method."""
+    found: dict[str, Callable[..., Any]] = {}
+    for name, value in _public().items():
+        found[name] = value
+        if inspect.isclass(value) and name not in OF_THE_FRAMEWORK:
+            found |= {f"{name}.{method}": one for method, one in _methods(value)}
+    return found
+
+
+ALL = callables()
+
+
+def _text(value: Any) -> str:
+    return inspect.getdoc(value) or ""
+
+
+def sections(text: str) -> dict[str, str]:
+    """Name of a section -> its text."""
+    pieces = _SECTION.split(text)
+    return dict(zip(pieces[1::2], pieces[2::2], strict=True))
+
+
+def _parameters(value: Any) -> list[str]:
+    if inspect.isclass(value) and (issubclass(value, enum.Enum) or getattr(value, "_is_protocol", False)):
+        return []
+    if inspect.isclass(value) and issubclass(value, BaseException) and "__init__" not in vars(value):
+        return []
+    return [name for name in inspect.signature(value).parameters if name not in ("self", "cls")]
+
+
+def undocumented(value: Any) -> list[str]:
+    """The parameters that the docstring does not explain."""
+    found = sections(_text(value))
+    texts = found.get("Args", "") + found.get("Attributes", "")
+    return [name for name in _parameters(value) if not re.search(rf"^ +\**{name}: \S", texts, re.MULTILINE)]
+
+
+def example_of(value: Any) -> str:
+    """The code of the example, '' without one."""
+    return inspect.cleandoc(sections(_text(value)).get("Example", ""))
+
+
+def test_each_public_callable_has_a_summary() -> None:
+    assert len(ALL) > 250
+    wrong = [name for name, value in ALL.items() if not 10 < len(_text(value).partition("\n")[0]) <= MAX_SUMMARY]
+    assert not wrong, "write one sentence that says what it does"
+
+
+def test_summary_of_a_function_begins_with_a_verb_and_ends_with_a_stop() -> None:
+    lines = {name: _text(value).partition("\n")[0] for name, value in ALL.items() if inspect.isfunction(value)}
+    wrong = [f"{name}: {line}" for name, line in lines.items() if not re.match(r"[A-Z][a-z]+,? .*[.:]$", line)]
+    wrong += [
+        f"{name}: {line}" for name, line in lines.items() if re.match(r"(The|A|An|Of|What|Who|That|As|Whether|See) ", line)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_each_parameter_is_documented() -> None:
+    wrong = [
+        f"{name}: {', '.join(lacking)}"
+        for name, value in ALL.items()
+        if name not in BY_FIELD and (lacking := undocumented(value))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", ENTRY_POINTS)
+def test_entry_point_has_an_example(name: str) -> None:
+    assert example_of(ALL[name])
+
+
+def test_examples_compile_and_name_what_exists() -> None:
+    given = {
+        "cluster",
+        "session",
+        "transport",
+        "subjects",
+        "query",
+        "frame",
+        "text",
+        "Counter",
+        "jobs",
+        "admin",
+        "options",
+        "value",
+        "record",
+        "sync",
+    }
+    wrong, found = [], 0
+    for name, value in ALL.items():
+        code = example_of(value)
+        if not code:
+            continue
+        found += 1
+        tree = compile(code, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST)
+        public = {*_public(), *given}
+        wrong += [f"{name}: {why}" for why in wrong_names(tree) if why.removeprefix("nobody gives ") not in public]
+    assert found > 100
+    assert not wrong, "\n".join(wrong)
+
+
+def test_example_without_asyncio_does_not_wait() -> None:
+    assert without_await("async with await client.publisher() as p:\n    await p.flush()") == (
+        "with client.publisher() as p:\n    p.flush()"
+    )
+    assert "await" not in example_of(ALL["SyncClient.publish"])
+
+
+def test_missing_text_is_found() -> None:
+    def function(known: int, unknown: int) -> None:
+        """Do something.
+
+        Args:
+            known: The one that has a text.
+        """
+
+    assert undocumented(function) == ["unknown"]

@@ -1,0 +1,84 @@
+"""Strangers on the bus: garbage on subjects that nodes listen to, and requests whose reply subject is no inbox."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+from tests.sim.virtual.checks import CANARY, NODES, MessageRules
+from tests.sim.virtual.world import World
+
+_API = "$JS.hub.API"
+_ODD = (
+    (f"{_API}.INFO", b""),
+    (f"{_API}.STREAM.INFO.orders", b'{"subjects_filter":"\\ud800"}'),
+    (f"{_API}.STREAM.NAMES", b'{"subject":"\\ud800"}'),
+    (f"{_API}.STREAM.MSG.GET.orders", b'{"seq":18446744073709551616}'),
+    (f"{_API}.STREAM.MSG.GET.orders", b'{"last_by_subj":"\\ud800"}'),
+    (f"{_API}.DIRECT.GET.orders", b'{"seq":1,"next_by_subj":"\\ud800"}'),
+    (f"{_API}.DIRECT.GET.orders", b'{"start_time":"0001-01-01T00:00:00Z","batch":3}'),
+    (f"{_API}.DIRECT.GET.orders", b'{"start_time":"9999-12-31T23:59:59Z"}'),
+    (f"{_API}.DIRECT.GET.orders", b'{"multi_last":["\\ud800"],"up_to_time":"9999-12-31T23:59:59Z"}'),
+)
+"""Requests to JetStream's read API that no client of it sends: each gets an answer, if only an error."""
+
+
+def _concrete(pattern: str, draw: random.Random) -> str:
+    tokens = [draw.choice(("n1", "0", "x")) if token in ("*", ">") else token for token in pattern.split(".")]
+    return ".".join(tokens)
+
+
+def _listened(world: World, draw: random.Random) -> str:
+    """A subject that some node hears."""
+    patterns = sorted(
+        {
+            subscription.pattern
+            for server in world.nats.servers
+            for client in server.clients.values()
+            if client.name.startswith(NODES)
+            for subscription in client.subscriptions.values()
+            if ".raft." not in subscription.pattern and ".inbox." not in subscription.pattern
+        }
+    )
+    return _concrete(draw.choice(patterns), draw) if patterns else ""
+
+
+async def attack(world: World, rules: MessageRules, streams: list[tuple[str, str, int]], stopping: Callable[[], bool]) -> None:
+    """Until ``stopping``."""
+    draw = random.Random(f"attacks {world.seed}")
+    subjects = {subject for _, subject, _ in streams}
+    async with world.connect() as client:
+        connection = client.transport.connection
+        replies = (f"{CANARY}.x", f"shop.{CANARY}", f"liftpy.control.{CANARY}", f"_INBOXES.{CANARY}", f"liftpy.feed.{CANARY}")
+        while not stopping():
+            await asyncio.sleep(draw.random() * 0.4)
+            if not connection.is_connected:
+                continue
+            world.scheduler.counters["messages of strangers"] += 1
+            if draw.random() < 0.3:
+                await connection.publish(*draw.choice(_ODD), reply=draw.choice((*replies, "_INBOX.nobody.x")))
+                continue
+            known = [message for message in rules.of_clients if not any(message.subject.startswith(s) for s in subjects)]
+            if known and draw.random() < 0.6:
+                message = draw.choice(known)
+                body = message.content[message.header_bytes :]
+                await connection.publish(message.subject, body, reply=draw.choice(replies))
+                continue
+            subject = _listened(world, draw)
+            if subject and not any(subject.startswith(s) for s in subjects):
+                await connection.publish(subject, draw.randbytes(draw.choice((0, 1, 20, 300))), reply=draw.choice(replies))
+
+
+async def probe(world: World) -> None:
+    """In a quiet, whole cluster every odd request gets an answer, and the node that answers it goes on."""
+    async with world.connect() as client:
+        connection = client.transport.connection
+        for subject, body in (*_ODD, *((f"liftpy.status.{node.name}", b"") for node in world.nodes)):
+            try:
+                await connection.request(subject, body, timeout=5)
+            except Exception as error:
+                world.scheduler.violated(f"{subject} {body!r}: {type(error).__name__} in a quiet cluster")
+    for node in world.nodes:
+        if not node.is_ready:
+            world.scheduler.violated(f"{node.name} did not survive the probes")

@@ -1,0 +1,142 @@
+"""What has to hold: during a history, of each message, and at its end, of the whole cluster."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from liftpy.core.wire.batch import split_batches
+from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
+from liftpy.core.wire.subjects import Subjects
+from liftpy.errors import CorruptionError
+from sidecar.partition.worker import PartitionWorker
+from tests.sim.virtual.nats_server import Message
+from tests.sim.virtual.workload import Model, Place
+from tests.sim.virtual.world import World
+
+NODES = ("liftpy-n", "liftpy n")
+"""How the names of nodes' connections begin."""
+CANARY = "canary"
+"""A token of reply subjects that no node may answer."""
+_RAFT_BYTES = 1 << 40
+
+
+class MessageRules:
+    """Watches every message: a node publishes on the cluster's own subjects and on inboxes, and nowhere else."""
+
+    def __init__(self, world: World) -> None:
+        self._scheduler = world.scheduler
+        self._inboxes = InboxRule(DEFAULT_INBOX_PREFIXES)
+        subjects = Subjects("liftpy")
+        self._own = (f"{subjects.namespace}.", subjects.groups(), subjects.events_stream())
+        self.of_clients: deque[Message] = deque(maxlen=200)
+        """Requests of clients, for those who repeat them under other reply subjects."""
+        world.nats.watchers.append(self._published)
+
+    def _published(self, client: str, message: Message, receivers: int) -> None:
+        subject = message.subject
+        if not client.startswith(NODES):
+            if message.reply and CANARY not in message.reply:
+                self.of_clients.append(message)
+            return
+        if CANARY in subject:
+            self._scheduler.violated(f"{client} has answered on {subject}, which is no inbox")
+        elif not subject.startswith(self._own) and not self._inboxes.allows(subject.encode()):
+            self._scheduler.violated(f"{client} has published on {subject}, which is neither the cluster's nor an inbox")
+
+
+def workers_of(world: World) -> dict[Place, list[PartitionWorker]]:
+    """Every replica that runs."""
+    found: dict[Place, list[PartitionWorker]] = {}
+    for node in world.nodes:
+        program = node.node
+        if program is not None and program.partitions is not None:
+            for worker in sorted(program.partitions, key=lambda one: (one.key.stream, one.key.partition)):
+                found.setdefault((worker.key.stream, worker.key.partition), []).append(worker)
+    return found
+
+
+def unsettled(world: World, streams: list[tuple[str, str, int]]) -> str:
+    """Why the cluster is not whole; '': it is: every partition is led, every replica is in the ISR and has everything committed."""
+    for node in world.nodes:
+        if not node.is_ready:
+            return f"{node.name} is not ready (life {node.lives}, exits {node.exits[-3:]})"
+    running = workers_of(world)
+    for name, _, partitions in streams:
+        for number in range(partitions):
+            replicas = running.get((name, number), [])
+            if len(replicas) < min(3, len(world.nodes)):
+                return f"{name}/{number} has {len(replicas)} replicas that run"
+            states = [replica.state for replica in replicas]
+            if any(state is None or not state.leader for state in states):
+                return f"{name}/{number} has no leader"
+            if any(state is not None and len(state.isr) < len(replicas) for state in states):
+                return f"{name}/{number} has an ISR of {[sorted(s.isr) for s in states if s is not None]}"
+            marks = {(replica.high_watermark, replica.log.log_end_offset - 1) for replica in replicas}
+            if len(marks) != 1 or any(high != last for high, last in marks):
+                return f"{name}/{number} has (HW, last offset) {sorted(marks)}"
+    return ""
+
+
+def records_of(worker: PartitionWorker) -> dict[int, bytes]:
+    """Offset -> value of all committed records."""
+    log = worker.log
+    found: dict[int, bytes] = {}
+    offset, end = log.log_start_offset, worker.high_watermark + 1
+    while offset < end:
+        part = log.read(offset, _RAFT_BYTES, end_offset=end)
+        if not part.chunks:
+            break
+        for chunk in part.chunks:
+            for batch in split_batches(chunk):
+                for record in batch.records():
+                    if offset <= record.offset:
+                        found[record.offset] = record.value or b""
+        offset = part.next_offset
+    return found
+
+
+def check_logs(world: World, model: Model, streams: list[tuple[str, str, int]]) -> dict[Place, set[int]]:
+    """All replicas hold the same records, all that was acknowledged or read is among them, and nothing that was sent once is there
+    twice. Returns the committed offsets."""
+    committed: dict[Place, set[int]] = {}
+    violated = world.scheduler.violated
+    running = workers_of(world)
+    for name, _, partitions in streams:
+        for number in range(partitions):
+            place = name, number
+            copies = {}
+            for worker in running.get(place, []):
+                try:
+                    copies[worker.node_id] = records_of(worker)
+                except CorruptionError as error:  # a flipped bit that no reader has met until now
+                    world.scheduler.counters["copies with damage that nobody has met"] += 1
+                    if not next(node for node in world.nodes if node.name == worker.node_id).disk.is_damaged:
+                        violated(f"{place}: {worker.node_id}: {error}")
+            if not copies:
+                violated(f"{place}: no replica")
+                continue
+            first_id, first = next(iter(copies.items()))
+            committed[place] = set(first)
+            for node_id, copy in copies.items():
+                if copy != first:
+                    differ = sorted(o for o in first.keys() | copy.keys() if first.get(o) != copy.get(o))[:5]
+                    violated(f"{place}: {node_id} and {first_id} differ at {differ}")
+            world.scheduler.trace("log", *place, len(first))
+            world.scheduler.counters["records committed"] += len(first)
+            if model.may_lose:
+                continue
+            for offset, value in model.acked.get(place, {}).items():
+                if first.get(offset) != value:
+                    violated(f"{place}: {value[:20]!r} was acknowledged at {offset}, where {first.get(offset, b'')[:20]!r} is")
+                    break
+            for offset, value in model.seen.get(place, {}).items():
+                if first.get(offset) != value:
+                    violated(f"{place}: {value[:20]!r} was read at {offset}, where {first.get(offset, b'')[:20]!r} is")
+                    break
+            met: set[bytes] = set()
+            for offset, value in first.items():
+                if value in met and value in model.once:
+                    violated(f"{place}: {value[:20]!r} is there twice, again at {offset}")
+                    break
+                met.add(value)
+    return committed

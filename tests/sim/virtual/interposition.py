@@ -1,0 +1,171 @@
+"""What Python's own modules give to a simulated process: the world's time, randomness, threads and disks.
+
+``install`` changes the standard library before anything of liftpy is imported; where no simulated process runs, everything is as it
+was. That is the lowest port that a program has, and so what ships runs unchanged.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import concurrent.futures.thread
+import gc
+import logging
+import os
+import random
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from tests.sim.virtual import disk, threads
+from tests.sim.virtual import scheduler as scheduling
+from tests.sim.virtual.scheduler import NS_PER_S, Process, ProcessEnd
+
+_real_urandom = os.urandom
+_real_getpid = os.getpid
+_real_exit = os._exit
+_real_sleep = time.sleep
+_fixed = random.Random("import")
+"""For what modules draw when they are imported: the same in every run."""
+
+
+def running() -> Process | None:
+    """The simulated process that runs."""
+    scheduler = scheduling.active
+    return None if scheduler is None else scheduler.process
+
+
+def _clock(name: str, read: Callable[[Process], int], *, seconds: bool) -> None:
+    real = getattr(time, name)
+
+    def virtual() -> Any:
+        process = running()
+        if process is None:
+            return real()
+        return read(process) / NS_PER_S if seconds else read(process)
+
+    setattr(time, name, virtual)
+
+
+def _sleep(seconds: float) -> None:
+    process = running()
+    if process is None:
+        _real_sleep(seconds)
+        return
+    thread = threads.current_thread()
+    if thread is None:
+        process.scheduler.elapsed_ns += int(seconds * NS_PER_S)
+    else:
+        process.scheduler.after(int(seconds * NS_PER_S), thread.resume, owner=process)
+        thread.stand()
+
+
+def _install_time() -> None:
+    for name, read in (
+        ("monotonic", Process.read_monotonic_ns),
+        ("perf_counter", Process.read_monotonic_ns),
+        ("time", Process.wall_ns),
+        ("thread_time", Process.read_monotonic_ns),
+        ("process_time", Process.read_monotonic_ns),
+    ):
+        _clock(name, read, seconds=True)
+        _clock(f"{name}_ns", read, seconds=False)
+    real_gettime, real_gettime_ns = time.clock_gettime, time.clock_gettime_ns
+
+    def clock_gettime_ns(number: int) -> int:
+        process = running()
+        if process is None:
+            return real_gettime_ns(number)
+        if number == time.CLOCK_REALTIME:
+            return process.wall_ns()
+        return process.boottime_ns() if number == time.CLOCK_BOOTTIME else process.read_monotonic_ns()
+
+    def clock_gettime(number: int) -> float:
+        return real_gettime(number) if running() is None else clock_gettime_ns(number) / NS_PER_S
+
+    time.clock_gettime, time.clock_gettime_ns = clock_gettime, clock_gettime_ns
+    time.sleep = _sleep  # type: ignore[assignment]
+
+
+def _urandom(size: int) -> bytes:
+    scheduler = scheduling.active
+    return _fixed.randbytes(size) if scheduler is None else scheduler.entropy.randbytes(size)
+
+
+def _getpid() -> int:
+    process = running()
+    return _real_getpid() if process is None else process.pid
+
+
+def _exit(code: int) -> None:
+    if running() is None:
+        _real_exit(code)
+    raise ProcessEnd(code)
+
+
+def _pool(*args: Any, **options: Any) -> Any:
+    return threads.RealPool(*args, **options) if running() is None else threads.VirtualPool(*args, **options)
+
+
+def _timer(*args: Any, **options: Any) -> Any:
+    return threads.RealTimer(*args, **options) if running() is None else threads.VirtualTimer(*args, **options)
+
+
+def install() -> None:
+    """Before the first import of liftpy or sidecar, in a Python process that does nothing else."""
+    assert not any(name.split(".")[0] in ("liftpy", "sidecar", "nats") for name in sys.modules), "install comes first"
+    _install_time()
+    os.urandom = _urandom
+    random._urandom = _urandom  # type: ignore[attr-defined]
+    os.getpid = _getpid
+    os._exit = _exit  # type: ignore[assignment]
+    threading.Thread = threads.VirtualThread  # type: ignore[misc]
+    threading.Timer = _timer  # type: ignore[misc, assignment]
+    concurrent.futures.ThreadPoolExecutor = _pool  # type: ignore[misc, assignment]
+    concurrent.futures.thread.ThreadPoolExecutor = _pool  # type: ignore[misc, assignment]
+    disk.interpose(running)
+    random.seed("import")
+    gc.disable()
+
+
+def adapt() -> None:
+    """After the imports: what blocks its own event loop on a thread has another way to wait here."""
+    import pysyncobj.node
+
+    import sidecar.disk.descriptors
+    import sidecar.disk.flush_thread
+    import sidecar.node.node
+    import sidecar.node.run
+
+    sidecar.disk.flush_thread.FlushThread.run = _flush_beside  # type: ignore[method-assign]
+    sidecar.disk.descriptors.open_count = lambda: 64
+    setattr(sidecar.node.run, "retain_freed_memory", lambda *_: None)  # noqa: B010  # it is no export of that module
+    setattr(sidecar.node.run, "look_seldom", lambda: None)  # noqa: B010
+    logging.raiseExceptions = False
+    pysyncobj.node.Node.__hash__ = lambda node: zlib.crc32(str(node.id).encode())  # it keeps its peers in a set
+
+
+def _flush_beside(self: Any, work: Callable[[], int], within_s: float) -> Any:
+    """``FlushThread.run``: the loop waits for so long at most, and the flush goes on in its thread."""
+    scheduler = scheduling.active
+    assert scheduler is not None
+    before_ns = scheduler.elapsed_ns
+    late: concurrent.futures.Future[int] = concurrent.futures.Future()
+    tell: Callable[[], None]
+    try:
+        result = work()
+    except Exception as error:
+        if scheduler.elapsed_ns - before_ns <= within_s * NS_PER_S:
+            raise
+        failure = error
+        tell = lambda: late.set_exception(failure)  # noqa: E731
+    else:
+        if scheduler.elapsed_ns - before_ns <= within_s * NS_PER_S:
+            return result
+        tell = lambda: late.set_result(result)  # noqa: E731
+    took_ns = scheduler.elapsed_ns - before_ns
+    scheduler.elapsed_ns = before_ns + int(within_s * NS_PER_S)
+    scheduler.after(took_ns - int(within_s * NS_PER_S), tell, owner=scheduler.process)
+    return late

@@ -1,0 +1,253 @@
+"""VirtualLoop: asyncio's event loop whose time is the scheduler's.
+
+Callbacks, timers, tasks and futures are asyncio's own code. Connections come from the simulated network, threads from the simulated
+pools, and a turn of the loop is one event of the scheduler. Tasks and futures hash by number: sets of them have one order in all runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import heapq
+from asyncio import base_events, events
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context
+from typing import Any, cast
+
+from tests.sim.virtual import scheduler as scheduling
+from tests.sim.virtual.scheduler import NEVER_NS, NS_PER_S, Process, Scheduler
+
+MOST_CALLBACKS = 20_000
+"""Of one turn. What is due for thousands of partitions has to come in slices."""
+_RESOLUTION_S = 1e-9
+
+
+class VirtualTask(asyncio.Task[Any]):
+    """A task with a hash that does not depend on its address."""
+
+    def __init__(self, *args: Any, number: int, **options: Any) -> None:
+        self._number = number
+        super().__init__(*args, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+    __eq__ = object.__eq__
+
+
+class VirtualFuture(asyncio.Future[Any]):
+    """A future with a hash that does not depend on its address."""
+
+    def __init__(self, *, loop: VirtualLoop, number: int) -> None:
+        self._number = number
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self._number
+
+    __eq__ = object.__eq__
+
+
+_Base: Any = base_events.BaseEventLoop
+"""Its private parts are used here, and mypy knows none of them."""
+
+
+class VirtualLoop(_Base):  # type: ignore[misc]
+    """The loop of the process that makes it."""
+
+    _timer_cancelled_count: int
+    _stopping: bool
+    _closed: bool
+    _default_executor: Any
+
+    def __init__(self) -> None:
+        scheduler = scheduling.active
+        assert scheduler is not None
+        assert scheduler.process is not None, "a loop belongs to a process"
+        self.scheduler: Scheduler = scheduler
+        self.process: Process = scheduler.process
+        self.busy_until_ns = 0
+        self.armed_ns = NEVER_NS
+        """The scheduler looks at it then."""
+        self._in_turn = False
+        self.last_count = 0
+        self.number = self.scheduler.next_number()
+        self.stopped: Callable[[], None] | None = None
+        """The thread that waits in ``run_forever``."""
+        super().__init__()
+        self._clock_resolution = _RESOLUTION_S
+        self.slow_callback_duration = 1e9
+        self.set_task_factory(_make_task)
+        self.process.loops.append(self)
+        self.scheduler.loops.append(self)
+
+    # ---- time and turns --------------------------------------------------------------------------------------------------
+    def time(self) -> float:
+        """CLOCK_MONOTONIC of the process."""
+        return self.process.local_ns() / NS_PER_S
+
+    def next_ns(self) -> int:
+        """When there is something to do."""
+        if self._ready:
+            at_ns = self.busy_until_ns
+        else:
+            timers: list[Any] = self._scheduled
+            while timers and timers[0]._cancelled:
+                self._timer_cancelled_count -= 1
+                heapq.heappop(timers)._scheduled = False
+            if not timers:
+                return NEVER_NS
+            at_ns = max(self.process.global_ns(int(timers[0]._when * NS_PER_S)), self.busy_until_ns)
+        return max(at_ns, self.process.paused_until_ns)
+
+    def turn(self) -> None:
+        """What is due now, once: ``_run_once`` of asyncio without a selector."""
+        timers: list[Any] = self._scheduled
+        ready: deque[Any] = self._ready
+        if self._timer_cancelled_count > 100 and self._timer_cancelled_count * 2 > len(timers):
+            for handle in timers:
+                if handle._cancelled:
+                    handle._scheduled = False
+            timers[:] = [handle for handle in timers if not handle._cancelled]
+            heapq.heapify(timers)
+            self._timer_cancelled_count = 0
+        end_s = self.time() + 1e-7
+        while timers and timers[0]._when < end_s:
+            timer = heapq.heappop(timers)
+            timer._scheduled = False
+            if timer._cancelled:
+                self._timer_cancelled_count -= 1
+            else:
+                ready.append(timer)
+        self.last_count = count = len(ready)
+        if count > MOST_CALLBACKS:
+            self.scheduler.violated(f"{self.process.name}: {count} callbacks in one turn of the loop")
+        before = events._get_running_loop()
+        events._set_running_loop(self)
+        self._in_turn = True
+        try:
+            for _ in range(count):
+                handle = ready.popleft()
+                if not handle._cancelled:
+                    handle._run()
+                    if not self.process.is_alive:
+                        return
+        finally:
+            self._in_turn = False
+            events._set_running_loop(before)
+        if self._stopping:
+            self._stopping = False
+            if self.stopped is not None:
+                stopped, self.stopped = self.stopped, None
+                stopped()
+
+    def run_forever(self) -> None:
+        """In a thread of the simulated process: the thread stands until the loop stops, and the scheduler runs the loop."""
+        from tests.sim.virtual.threads import current_thread
+
+        thread = current_thread()
+        assert thread is not None, "the scheduler runs the loop of a process's main thread"
+        self.stopped = thread.resume
+        thread.stand()
+
+    def run_until_complete(self, future: Any) -> Any:
+        """In a thread, too."""
+        events._set_running_loop(self)
+        try:
+            future = asyncio.ensure_future(future, loop=self)
+        finally:
+            events._set_running_loop(None)
+        future.add_done_callback(lambda _: self.stop())
+        self.run_forever()
+        return future.result()
+
+    def is_running(self) -> bool:
+        """The scheduler runs it until it is closed."""
+        return not self._closed
+
+    def close(self) -> None:
+        """No more turns."""
+        if self._closed:
+            return
+        self._closed = True
+        self._ready.clear()
+        self._scheduled.clear()
+        if self in self.process.loops:
+            self.process.loops.remove(self)
+            self.scheduler.loops.remove(self)
+
+    def _write_to_self(self) -> None:
+        """Nobody sleeps in a selector."""
+        if not self._in_turn:
+            self.scheduler.arm(self)
+
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:
+        """As asyncio's."""
+        handle: asyncio.Handle = super().call_soon(callback, *args, context=context)
+        if not self._in_turn:
+            self.scheduler.arm(self)
+        return handle
+
+    def call_at(
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """As asyncio's."""
+        handle: asyncio.TimerHandle = super().call_at(when, callback, *args, context=context)
+        if not self._in_turn:
+            self.scheduler.arm(self)
+        return handle
+
+    def _check_thread(self) -> None:
+        """There is one."""
+
+    # ---- tasks, futures, errors ------------------------------------------------------------------------------------------
+    def create_future(self) -> VirtualFuture:
+        """With a number."""
+        return VirtualFuture(loop=self, number=self.scheduler.next_number())
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Every error that nobody has handled is a violation, unless the process says that it expects it."""
+        error = context.get("exception")
+        self.scheduler.unhandled(self.process, str(context.get("message", "")), error, context)
+        super().call_exception_handler(context)
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        """It has been told already."""
+
+    # ---- threads, signals ------------------------------------------------------------------------------------------------
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """In a simulated pool."""
+        if executor is None:
+            if self._default_executor is None:
+                self._default_executor = concurrent.futures.ThreadPoolExecutor(thread_name_prefix="asyncio")
+            executor = self._default_executor
+        coming = self.create_future()
+        job = executor.submit(func, *args)
+        asyncio.futures._chain_future(job, coming)  # type: ignore[attr-defined]
+        return coming
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """Its jobs end by themselves."""
+
+    def add_signal_handler(self, sig: int, callback: Callable[..., Any], *args: Any) -> None:
+        """``Process.signals`` holds it."""
+        self.process.signals[sig] = lambda: cast(None, self.call_soon(callback, *args))
+
+    def remove_signal_handler(self, sig: int) -> bool:
+        """Whether there was one."""
+        return self.process.signals.pop(sig, None) is not None
+
+    # ---- the network -----------------------------------------------------------------------------------------------------
+    async def create_connection(self, protocol_factory: Callable[[], Any], host: Any = None, port: Any = None, **_: Any) -> Any:
+        """To a simulated server."""
+        network = self.scheduler.network
+        protocol = protocol_factory()
+        transport = await network.connect(self, protocol, str(host), int(port))
+        return transport, protocol
+
+
+def _make_task(loop: Any, coro: Any, context: Context | None = None) -> VirtualTask:
+    return VirtualTask(
+        coro, loop=loop, number=loop.scheduler.next_number(), **({} if context is None else {"context": context})
+    )

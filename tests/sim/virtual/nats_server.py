@@ -1,0 +1,379 @@
+"""A NATS cluster in memory: it speaks the protocol's bytes, so that nats-py and the node's parsers run as they ship.
+
+Subjects and wildcards, queue groups, requests and "no responders", headers, max_payload, slow consumers, users with permissions,
+several servers with routes between them that can be cut, restarts with loss of all that was held, and lost messages.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.sim.virtual.network import Connection, Network
+from tests.sim.virtual.scheduler import NS_PER_US
+
+MAX_PAYLOAD = 1024 * 1024
+MAX_PENDING = 64 * 1024 * 1024
+_ROUTE_NS = (100 * NS_PER_US, 500 * NS_PER_US)
+_LONGEST_LINE = 64 * 1024
+_MOST_CACHED = 4096
+_MOST_REPLIES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """Of a user: patterns that it may publish to and subscribe on. ``reply``: it may answer the requests that it gets."""
+
+    publish: tuple[str, ...] = (">",)
+    subscribe: tuple[str, ...] = (">",)
+    reply: bool = False
+
+
+class Subscription:
+    """Of one connection."""
+
+    __slots__ = ("client", "left", "pattern", "queue", "sid", "tokens")
+
+    def __init__(self, client: Client, pattern: str, queue: str, sid: str) -> None:
+        self.client = client
+        self.pattern = pattern
+        self.tokens = pattern.split(".")
+        self.queue = queue
+        self.sid = sid
+        self.left = 0
+        """After so many messages it ends; 0: never."""
+
+
+def matches(tokens: list[str], subject: list[str]) -> bool:
+    """Whether a pattern, split at its dots, matches a subject."""
+    for number, token in enumerate(tokens):
+        if token == ">":
+            return len(subject) > number
+        if number >= len(subject) or (token != "*" and token != subject[number]):
+            return False
+    return len(tokens) == len(subject)
+
+
+class Client:
+    """What a server knows of a connection."""
+
+    def __init__(self, server: NatsServer, connection: Connection, number: int) -> None:
+        self.server = server
+        self.connection = connection
+        self.number = number
+        self.name = ""
+        self.rights = Rights()
+        self.subscriptions: dict[str, Subscription] = {}
+        self._buffer = b""
+        self._no_responders = False
+        self._echo = True
+        self.is_known = False
+        self._may_answer: dict[str, None] = {}
+
+    # ---- from the connection ---------------------------------------------------------------------------------------------
+    def received(self, data: bytes) -> None:
+        """Parse what is whole."""
+        buffer = self._buffer + data
+        position = 0
+        while self.connection.is_open:
+            end = buffer.find(b"\r\n", position)
+            if end < 0:
+                break
+            line = buffer[position:end]
+            verb, _, rest = line.partition(b" ")
+            verb = verb.upper()
+            if verb in (b"PUB", b"HPUB"):
+                fields = rest.split()
+                size_bytes = int(fields[-1])
+                behind = end + 2 + size_bytes
+                if len(buffer) < behind + 2:
+                    break
+                self._published(verb == b"HPUB", fields, buffer[end + 2 : behind])
+                position = behind + 2
+                continue
+            position = end + 2
+            self._command(verb, rest)
+        self._buffer = buffer[position:]
+
+    def _command(self, verb: bytes, rest: bytes) -> None:
+        if verb == b"PING":
+            self.send(b"PONG\r\n")
+        elif verb == b"SUB":
+            fields = rest.decode().split()
+            self._subscribe(fields[0], fields[1] if len(fields) == 3 else "", fields[-1])
+        elif verb == b"UNSUB":
+            fields = rest.decode().split()
+            self._unsubscribe(fields[0], int(fields[1]) if len(fields) > 1 else 0)
+        elif verb == b"CONNECT":
+            self._connect(json.loads(rest))
+        elif verb not in (b"PONG", b"INFO", b""):
+            self.error("Unknown Protocol Operation")
+            self.connection.close()
+
+    def _connect(self, options: dict[str, object]) -> None:
+        self.name = str(options.get("name", ""))
+        self._no_responders = bool(options.get("no_responders")) and bool(options.get("headers"))
+        self._echo = bool(options.get("echo", True))
+        users = self.server.cluster.users
+        if users:
+            known = users.get((str(options.get("user", "")), str(options.get("pass", ""))))
+            if known is None:
+                self.error("Authorization Violation")
+                self.connection.close()
+                return
+            self.rights = known
+        self.is_known = True
+
+    def _allowed(self, patterns: tuple[str, ...], subject: str) -> bool:
+        tokens = subject.split(".")
+        return any(matches(pattern.split("."), tokens) for pattern in patterns)
+
+    def _subscribe(self, pattern: str, queue: str, sid: str) -> None:
+        if self.server.cluster.users and not self._allowed(self.rights.subscribe, pattern):
+            self.error(f'Permissions Violation for Subscription to "{pattern}"')
+            return
+        self.subscriptions[sid] = Subscription(self, pattern, queue, sid)
+        self.server.cluster.interest_changed()
+
+    def _unsubscribe(self, sid: str, after: int) -> None:
+        subscription = self.subscriptions.get(sid)
+        if subscription is not None and after:
+            subscription.left = after
+        elif subscription is not None:
+            del self.subscriptions[sid]
+            self.server.cluster.interest_changed()
+
+    def _published(self, has_headers: bool, fields: list[bytes], content: bytes) -> None:
+        header_bytes = int(fields[-2]) if has_headers else 0
+        subject = fields[0].decode()
+        reply = fields[1].decode() if len(fields) == (4 if has_headers else 3) else ""
+        if len(content) > MAX_PAYLOAD:
+            self.error("Maximum Payload Violation")
+            self.connection.close()
+            return
+        if self.server.cluster.users and subject not in self._may_answer and not self._allowed(self.rights.publish, subject):
+            self.error(f'Permissions Violation for Publish to "{subject}"')
+            return
+        self.server.cluster.published(self, Message(subject, reply, content, header_bytes), self._no_responders, self._echo)
+
+    def lost(self) -> None:
+        """The connection has ended."""
+        self.server.clients.pop(self.number, None)
+        if self.subscriptions:
+            self.subscriptions.clear()
+            self.server.cluster.interest_changed()
+
+    # ---- to the connection -----------------------------------------------------------------------------------------------
+    def send(self, data: bytes) -> None:
+        """Unless it reads too slowly: then it is cut."""
+        self.connection.send(data)
+        if len(self.connection.down.waiting) > self.server.cluster.max_pending:
+            self.server.cluster.count("slow consumers")
+            self.server.cluster.trace("slow consumer", self.server.name, self.name)
+            self.connection.cut()
+
+    def error(self, text: str) -> None:
+        """As nats-server says it."""
+        self.server.cluster.trace("-ERR", self.name, text)
+        self.server.cluster.count(f"-ERR {text.split(' for ')[0]}")
+        if text.startswith("Permissions"):
+            self.server.cluster.on_denial(self.name, text)
+        self.send(f"-ERR '{text}'\r\n".encode())
+
+    def deliver(self, subscription: Subscription, message: Message) -> None:
+        """A message for one of its subscriptions."""
+        if self.rights.reply and message.reply:
+            self._may_answer[message.reply] = None
+            if len(self._may_answer) > _MOST_REPLIES:
+                del self._may_answer[next(iter(self._may_answer))]
+        reply = f" {message.reply}" if message.reply else ""
+        size_bytes = len(message.content)
+        if message.header_bytes:
+            line = f"HMSG {message.subject} {subscription.sid}{reply} {message.header_bytes} {size_bytes}\r\n"
+        else:
+            line = f"MSG {message.subject} {subscription.sid}{reply} {size_bytes}\r\n"
+        self.send(line.encode() + message.content + b"\r\n")
+        if subscription.left:
+            subscription.left -= 1
+            if not subscription.left:
+                self._unsubscribe(subscription.sid, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What was published."""
+
+    subject: str
+    reply: str
+    content: bytes
+    """Header block and payload."""
+    header_bytes: int
+
+
+class NatsServer:
+    """One server of the cluster."""
+
+    def __init__(self, cluster: NatsCluster, name: str, port: int) -> None:
+        self.cluster = cluster
+        self.name = self.host = name
+        self.port = port
+        self.is_up = True
+        self.life = 1
+        self.clients: dict[int, Client] = {}
+
+    def accept(self, connection: Connection) -> Client:
+        """A client connects: the server speaks first."""
+        client = Client(self, connection, self.cluster.next_client())
+        self.clients[client.number] = client
+        info = {
+            "server_id": f"{self.name}-{self.life}",
+            "server_name": self.name,
+            "version": "2.10.20",
+            "proto": 1,
+            "headers": True,
+            "max_payload": MAX_PAYLOAD,
+            "client_id": client.number,
+            "auth_required": bool(self.cluster.users),
+        }
+        connection.send(b"INFO " + json.dumps(info).encode() + b"\r\n")
+        return client
+
+    def stop(self) -> None:
+        """All its clients are cut, what it held is lost."""
+        self.is_up = False
+        self.cluster.trace("nats server stops", self.name)
+        for client in list(self.clients.values()):
+            client.connection.cut()
+
+    def start(self) -> None:
+        """Another life, without any memory."""
+        self.life += 1
+        self.is_up = True
+        self.cluster.trace("nats server starts", self.name)
+
+
+class NatsCluster:
+    """Servers that know each other's interest, as far as their routes are whole."""
+
+    def __init__(self, network: Network, names: list[str]) -> None:
+        self.network = network
+        self.scheduler = network.scheduler
+        self.users: dict[tuple[str, str], Rights] = {}
+        """Empty: everybody may do everything."""
+        self.max_pending = MAX_PENDING
+        self.lose_one_in = 0
+        """So many messages get lost, one by one; 0: none."""
+        self.on_denial: Callable[[str, str], None] = lambda client, text: None
+        """Told of each violation of permissions."""
+        self.watchers: list[Callable[[str, Message, int], None]] = []
+        """Told each publish: name of the client, message, number of receivers."""
+        self._clients = 0
+        self._cut_routes: set[frozenset[str]] = set()
+        self._route_due_ns: dict[tuple[str, str], int] = {}
+        self._cache: dict[tuple[str, str], list[Subscription]] = {}
+        self.servers = [NatsServer(self, name, 4222) for name in names]
+        for server in self.servers:
+            network.servers[server.name, server.port] = server
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Of all servers."""
+        return tuple(f"nats://{server.name}:{server.port}" for server in self.servers)
+
+    def next_client(self) -> int:
+        """A number that no client has had."""
+        self._clients += 1
+        return self._clients
+
+    def trace(self, *what: object) -> None:
+        """Into the history."""
+        self.scheduler.trace(*what)
+
+    def count(self, what: str) -> None:
+        """Something that is worth a line at the end."""
+        self.scheduler.counters[what] += 1
+
+    def cut_route(self, one: str, other: str) -> None:
+        """They don't hear of each other."""
+        self._cut_routes.add(frozenset((one, other)))
+        self.interest_changed()
+        self.trace("route cut", one, other)
+
+    def heal_routes(self) -> None:
+        """All servers hear of each other."""
+        self._cut_routes.clear()
+        self.interest_changed()
+
+    def interest_changed(self) -> None:
+        """A subscription came or went."""
+        self._cache.clear()
+
+    def _interested(self, at: NatsServer, subject: str) -> list[Subscription]:
+        found = self._cache.get((at.name, subject))
+        if found is None:
+            tokens = subject.split(".")
+            found = [
+                subscription
+                for server in self.servers
+                if server.is_up and frozenset((at.name, server.name)) not in self._cut_routes
+                for client in server.clients.values()
+                for subscription in client.subscriptions.values()
+                if subscription.pattern == subject or matches(subscription.tokens, tokens)
+            ]
+            if len(self._cache) >= _MOST_CACHED:
+                self._cache.clear()
+            self._cache[at.name, subject] = found
+        return found
+
+    def published(self, client: Client, message: Message, no_responders: bool, echo: bool) -> None:
+        """Pass it on to whoever is interested."""
+        draw = self.scheduler.random
+        receivers: list[Subscription] = []
+        groups: dict[tuple[str, str], list[Subscription]] = {}
+        for subscription in self._interested(client.server, message.subject):
+            if subscription.client is client and not echo:
+                continue
+            if subscription.queue:
+                groups.setdefault((subscription.pattern, subscription.queue), []).append(subscription)
+            else:
+                receivers.append(subscription)
+        for members in groups.values():
+            local = [one for one in members if one.client.server is client.server] or members
+            receivers.append(local[draw.randrange(len(local))])
+        size_bytes, crc = len(message.content), zlib.crc32(message.content)
+        self.trace("pub", client.number, message.subject, message.reply or "-", size_bytes, crc, len(receivers))
+        self.count("messages")
+        for watcher in self.watchers:
+            watcher(client.name, message, len(receivers))
+        if not receivers and no_responders and message.reply:
+            self._nobody_there(client, message.reply)
+        for subscription in receivers:
+            if self.lose_one_in and draw.randrange(self.lose_one_in) == 0:
+                self.count("messages lost")
+            elif subscription.client.server is client.server:
+                subscription.client.deliver(subscription, message)
+            else:
+                self._send_over_route(client.server, subscription, message)
+
+    def _nobody_there(self, client: Client, reply: str) -> None:
+        header = b"NATS/1.0 503\r\n\r\n"
+        for subscription in list(client.subscriptions.values()):
+            if matches(subscription.tokens, reply.split(".")):
+                client.deliver(subscription, Message(reply, "", header, len(header)))
+                return
+
+    def _send_over_route(self, source: NatsServer, subscription: Subscription, message: Message) -> None:
+        """A route keeps the order of its messages."""
+        route = source.name, subscription.client.server.name
+        now_ns = self.scheduler.now_ns
+        due_ns = max(now_ns + self.scheduler.random.randrange(*_ROUTE_NS), self._route_due_ns.get(route, 0))
+        self._route_due_ns[route] = due_ns
+        self.scheduler.after(due_ns - now_ns, self._over_route, source, subscription, message)
+
+    def _over_route(self, source: NatsServer, subscription: Subscription, message: Message) -> None:
+        client = subscription.client
+        is_whole = frozenset((source.name, client.server.name)) not in self._cut_routes
+        if is_whole and client.connection.is_open and client.subscriptions.get(subscription.sid) is subscription:
+            client.deliver(subscription, message)

@@ -1,0 +1,142 @@
+"""A node as a simulated process: it starts as ``liftpy sidecar`` starts it, is killed, and is started again by its supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from sidecar.node import run as running
+from sidecar.node.node import Node
+from sidecar.runtime.restarts import EXIT_NEVER_AGAIN
+from sidecar.runtime.settings import NodeSettings
+from tests.sim.virtual import scheduler as scheduling
+from tests.sim.virtual.disk import Disk, close_descriptors
+from tests.sim.virtual.loop import VirtualLoop
+from tests.sim.virtual.network import Network
+from tests.sim.virtual.scheduler import NS_PER_S, Process, Scheduler
+
+_RESTART_NS = NS_PER_S // 2
+
+
+class _KnownNode(Node):
+    """Its process knows it, for the checks."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        scheduler = scheduling.active
+        assert scheduler is not None
+        assert scheduler.process is not None
+        scheduler.process.program = self
+
+
+setattr(running, "Node", _KnownNode)  # noqa: B010  # it is no export of that module
+
+
+def begin(process: Process, work: Callable[[], Coroutine[Any, Any, Any]], ended: Callable[[asyncio.Task[Any]], None]) -> None:
+    """Run ``work`` on the main loop of a new process."""
+
+    def start() -> None:
+        loop, before = VirtualLoop(), asyncio.events._get_running_loop()
+        asyncio.events._set_running_loop(loop)
+        try:
+            task = loop.create_task(work())
+        finally:
+            asyncio.events._set_running_loop(before)
+        task.add_done_callback(ended)
+
+    process.scheduler.run_as(process, start)
+
+
+class NodeProcess:
+    """One node of the cluster, in all its lives."""
+
+    def __init__(self, scheduler: Scheduler, network: Network, disk: Disk, settings: NodeSettings) -> None:
+        self.scheduler = scheduler
+        self.network = network
+        self.disk = disk
+        self.settings = settings
+        self.name = settings.node_id
+        self.process: Process | None = None
+        self.is_ready = False
+        self.lives = 0
+        self.wants_restart = True
+        """Its supervisor starts it again when it has ended."""
+        self.rate = 1.0
+        self.wall_offset_ns = 0
+        self.exits: list[int] = []
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a process."""
+        return self.process is not None and self.process.is_alive
+
+    @property
+    def node(self) -> Node | None:
+        """The object of the present life, if there is one."""
+        return self.process.program if self.process is not None and self.process.is_alive else None
+
+    def start(self) -> None:
+        """Another life."""
+        if self.is_up:
+            return
+        self.lives += 1
+        self.is_ready = False
+        self.wants_restart = True
+        process = Process(self.scheduler, self.name, rate=self.rate, wall_offset_ns=self.wall_offset_ns)
+        process.disk = self.disk
+        self.process = process
+        process.on_end += [lambda: self._ended(process)]
+        self.scheduler.trace("process starts", self.name, self.lives)
+        begin(process, self._run, lambda task: self._returned(process, task))
+
+    async def _run(self) -> int:
+        return await running.run_node(self.settings, self._ready)
+
+    def _ready(self, _: dict[str, Any]) -> None:
+        self.is_ready = True
+        self.scheduler.trace("ready", self.name)
+
+    def _returned(self, process: Process, task: asyncio.Task[Any]) -> None:
+        if task.cancelled() or task.exception() is not None:
+            error = None if task.cancelled() else task.exception()
+            self.scheduler.trace("start failed", self.name, type(error).__name__, error)
+            self.scheduler.start_failed(process, error)
+            process.end(1)
+        else:
+            process.end(task.result())
+
+    def _ended(self, process: Process) -> None:
+        self.network.process_ended(process)
+        close_descriptors(process)
+        self.is_ready = False
+        self.exits.append(process.exit_code or 0)
+        if self.wants_restart and process.exit_code != EXIT_NEVER_AGAIN:
+            self.scheduler.after(_RESTART_NS, self.start)
+
+    # ---- what happens to it ----------------------------------------------------------------------------------------------
+    def kill(self, *, restart_after_ns: int = -1) -> None:
+        """SIGKILL. Restarts after so long; -1: not by itself."""
+        self.wants_restart = False
+        if self.process is not None:
+            self.process.end(-9)
+        if restart_after_ns >= 0:
+            self.scheduler.after(restart_after_ns, self.start)
+
+    def power_cut(self, *, restart_after_ns: int) -> None:
+        """SIGKILL, and what was not flushed is gone."""
+        self.kill()
+        self.disk.power_cut()
+        self.scheduler.after(restart_after_ns, self.start)
+
+    def terminate(self) -> None:
+        """SIGTERM: it hands over and stops; its supervisor starts it again."""
+        if self.process is not None and signal.SIGTERM in self.process.signals:
+            self.scheduler.run_as(self.process, self.process.signals[signal.SIGTERM])
+
+    def pause(self, for_ns: int, *, suspended: bool = False) -> None:
+        """SIGSTOP, or its host sleeps."""
+        if self.process is not None and self.process.is_alive:
+            self.scheduler.trace("suspended" if suspended else "paused", self.name, for_ns)
+            self.process.pause(for_ns, suspended=suspended)

@@ -1,0 +1,107 @@
+"""Known faults of the shells, put back on purpose: a seed has to find each (``--planted``)."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from liftpy.core.groups.queue import WorkQueue
+from liftpy.core.wire import inboxes
+from liftpy.nats.request_guard import RequestGuard
+from liftpy.service import query_server, snapshot_server
+from sidecar.metadata.group_thread import GroupThread
+from sidecar.partition.flushing import Flusher
+
+
+def _request_ends_node() -> None:
+    """What a request's handler raises ends its task, and with it the node."""
+
+    def run(self: Any, work: Any, reply: bytes) -> Any:
+        return work
+
+    RequestGuard.run = run  # type: ignore[method-assign]
+    from sidecar.node.jetstream_api import JetStreamDesk
+
+    answer = JetStreamDesk._answer
+
+    async def strict(self: Any, reply: bytes, rest: str, body: bytes) -> None:
+        body.decode("unicode_escape").encode()  # a lone surrogate has no bytes
+        await answer(self, reply, rest, body)
+
+    JetStreamDesk._answer = strict  # type: ignore[method-assign]
+
+
+def _anywhere(reply: Any, rules: Any, counters: Any, under: str = "") -> str:
+    return reply if isinstance(reply, str) else bytes(reply).decode()
+
+
+def _any_reply() -> None:
+    """Answers go to whatever subject the asker names."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "reply_to", None) is inboxes.reply_to and module is not inboxes:
+            module.reply_to = _anywhere
+    inboxes.reply_to = _anywhere  # type: ignore[assignment]
+    inboxes.InboxRule.allows = lambda self, subject: True  # type: ignore[method-assign]
+
+
+def _any_query_reply() -> None:
+    """Only those who query a service, the coordinators of groups among them, are answered wherever they want to be."""
+    query_server.reply_to = snapshot_server.reply_to = _anywhere  # type: ignore[attr-defined]
+    query_server.publish_answer = _publish_anywhere  # type: ignore[attr-defined]
+
+
+async def _publish_anywhere(
+    publish: Any, rules: Any, counters: Any, reply: Any, payload: Any, headers: Any = None, under: str = ""
+) -> bool:
+    await publish(_anywhere(reply, (), None), payload, **({} if headers is None else {"headers": headers}))
+    return True
+
+
+def _unbounded_settle() -> None:
+    """A settlement looks at each piece by itself, whatever their number."""
+    settle = WorkQueue.settle
+
+    def slowly(self: Any, settlement: Any, *args: Any, **options: Any) -> Any:
+        for piece in list(self._pieces):
+            for _ in self._pieces[: len(self._pieces) // 40]:
+                self._index(piece.start)
+        return settle(self, settlement, *args, **options)
+
+    WorkQueue.settle = slowly  # type: ignore[method-assign]
+
+
+def _flush_unheard() -> None:
+    """The end of a flush in the pool is not told to the log."""
+    begin = Flusher._ended
+
+    def forgets(self: Any, flush: Any) -> None:
+        self._planted = getattr(self, "_planted", 0) + 1
+        if self._planted % 40:
+            begin(self, flush)
+
+    Flusher._ended = forgets  # type: ignore[method-assign]
+
+
+def _group_watcher_asleep() -> None:
+    """A change of the image that comes while one is announced is not announced again."""
+
+    def show(self: GroupThread) -> None:
+        before, self._shown = self._shown, self._newest
+        if self._shown is not before:
+            for watcher in self._watchers:
+                watcher(before, self._shown)
+        asyncio.get_running_loop().call_later(0.01, setattr, self, "_announced", False)
+
+    GroupThread._show = show  # type: ignore[method-assign]
+
+
+PLANTED: dict[str, Callable[[], None]] = {
+    "request-ends-node": _request_ends_node,
+    "any-reply": _any_reply,
+    "any-query-reply": _any_query_reply,
+    "unbounded-settle": _unbounded_settle,
+    "flush-unheard": _flush_unheard,
+    "watcher-asleep": _group_watcher_asleep,
+}

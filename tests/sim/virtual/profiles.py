@@ -1,0 +1,42 @@
+"""Profiles: which faults a history has, and how large its cluster is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One kind of history. ``faults``: names of ``faults.py``; ``busy_s``: how long they go on, virtual."""
+
+    name: str
+    nodes: int = 3
+    controllers: int = 3
+    servers: int = 0
+    """NATS servers; 0: drawn."""
+    busy_s: float = 20.0
+    faults: tuple[str, ...] = ()
+    replication: Mapping[str, Any] = field(default_factory=dict)
+    groups: bool = False
+
+
+_NETWORK = ("cut", "partition", "one-way", "slow-network", "lose", "nats-restart", "route")
+_PROCESS = ("kill", "kill", "terminate", "pause", "power-cut")
+_DISK = ("disk-error", "disk-slow", "disk-full", "disk-short", "power-cut")
+_CLOCK = ("clock-drift", "clock-jump", "suspend")
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        Profile("one", nodes=1, controllers=1, servers=1, busy_s=5.0),
+        Profile("calm"),
+        Profile("kills", faults=_PROCESS),
+        Profile("network", faults=_NETWORK),
+        Profile("disk", faults=(*_DISK, "kill")),
+        Profile("clocks", faults=(*_CLOCK, "kill")),
+        Profile("groups", faults=("kill", "cut", "pause"), groups=True),
+        Profile("all", faults=(*_NETWORK, *_PROCESS, *_DISK, *_CLOCK, "bit-flip", "empty"), groups=True),
+    )
+}

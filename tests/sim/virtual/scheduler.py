@@ -1,0 +1,282 @@
+"""The scheduler: virtual time, the order of all events, and the simulated processes with their clocks.
+
+One thread runs everything. A turn of an event loop, a delivery of the network, a job of a thread pool: each is one event at a moment of
+virtual time, and the next moment is wherever the next event is. Ties and delays are drawn from the seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import random
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.sim.virtual.loop import VirtualLoop
+
+NS_PER_S = 1_000_000_000
+NS_PER_US = 1_000
+BEGIN_WALL_NS = 1_700_000_000 * NS_PER_S
+_BEGIN_NS = 1_000 * NS_PER_S
+_CLOCK_READ_NS = 50
+_CALLBACK_NS = 1_000
+_TURN_NS = 5_000
+_MOST_TURN_JITTER_NS = 20_000
+NEVER_NS = 1 << 62
+MOST_CPU_NS = NS_PER_S * 3 // 4
+"""Of real CPU time, of one turn of a loop: the largest bound of work that the daemon allows is some hundredth parts of it."""
+MOST_WRITES = 2_000
+"""To sockets, in one turn of a loop."""
+_real_thread_time_ns = time.thread_time_ns
+
+active: Scheduler | None = None
+"""The scheduler of this Python process."""
+
+
+class Violation(Exception):
+    """A rule of the world was broken."""
+
+
+class ProcessEnd(SystemExit):
+    """The simulated process ends at once (``os._exit``)."""
+
+
+class Process:
+    """A simulated operating-system process: its loops, its clock, its open files. A restart is another ``Process``."""
+
+    def __init__(self, scheduler: Scheduler, name: str, *, rate: float = 1.0, wall_offset_ns: int = 0) -> None:
+        self.scheduler = scheduler
+        self.name = name
+        self.pid = 1_000 + scheduler.next_number()
+        self.is_alive = True
+        self.paused_until_ns = 0
+        """It does not run before that."""
+        self.rate = rate
+        """Seconds of its clock per second of the world."""
+        self.wall_offset_ns = wall_offset_ns
+        """Its wall clock less the true one."""
+        self.suspended_ns = 0
+        """How long its host has slept: CLOCK_MONOTONIC stood still."""
+        self._base_ns = _BEGIN_NS
+        self._base_at_ns = scheduler.now_ns
+        self.loops: list[VirtualLoop] = []
+        self.descriptors: set[int] = set()
+        self.on_end: list[Callable[[], None]] = []
+        """Called when the process ends, however it does."""
+        self.signals: dict[int, Callable[[], None]] = {}
+        self.exit_code: int | None = None
+        self.disk: Any = None
+        self.program: Any = None
+        """What runs in it, for the checks."""
+        self.host = name
+
+    # ---- its clock -------------------------------------------------------------------------------------------------------
+    def local_ns(self, at_ns: int | None = None) -> int:
+        """CLOCK_MONOTONIC at ``at_ns``; None: now, including the time that the present callback has taken."""
+        scheduler = self.scheduler
+        if at_ns is None:
+            at_ns = scheduler.now_ns + scheduler.elapsed_ns
+        return self._base_ns + int((at_ns - self._base_at_ns) * self.rate)
+
+    def global_ns(self, local_ns: int) -> int:
+        """When CLOCK_MONOTONIC will show ``local_ns``, or has shown it."""
+        return self._base_at_ns + int((local_ns - self._base_ns) / self.rate)
+
+    def read_monotonic_ns(self) -> int:
+        """A read of the clock takes time, too: nobody spins for ever."""
+        self.scheduler.elapsed_ns += _CLOCK_READ_NS
+        return self.local_ns()
+
+    def boottime_ns(self) -> int:
+        """CLOCK_BOOTTIME: goes on while the host is suspended."""
+        return self.read_monotonic_ns() + self.suspended_ns
+
+    def wall_ns(self) -> int:
+        """The wall clock."""
+        return BEGIN_WALL_NS + self.boottime_ns() - _BEGIN_NS + self.wall_offset_ns
+
+    def change_rate(self, rate: float) -> None:
+        """From now on its clock runs so fast."""
+        self._base_ns, self._base_at_ns, self.rate = self.local_ns(), self.scheduler.now_ns + self.scheduler.elapsed_ns, rate
+        for loop in self.loops:
+            self.scheduler.arm(loop)
+
+    def pause(self, for_ns: int, *, suspended: bool = False) -> None:
+        """It does not run for a while. ``suspended``: with its host, so that CLOCK_MONOTONIC stands still."""
+        now_ns = self.scheduler.now_ns
+        self.paused_until_ns = max(self.paused_until_ns, now_ns + for_ns)
+        if suspended:
+            self.suspended_ns += int(for_ns * self.rate)
+            self._base_at_ns += for_ns
+
+    # ---- its end ---------------------------------------------------------------------------------------------------------
+    def end(self, exit_code: int) -> None:
+        """Gone: nothing of it runs any more, not even a ``finally``."""
+        if not self.is_alive:
+            return
+        self.is_alive = False
+        self.exit_code = exit_code
+        self.scheduler.trace("process ends", self.name, exit_code)
+        for loop in self.loops:
+            self.scheduler.loops.remove(loop)
+        self.scheduler.graveyard.append((self, list(self.loops)))
+        self.loops.clear()
+        for callback in self.on_end:
+            callback()
+
+
+class Scheduler:
+    """All that happens in one world."""
+
+    def __init__(self, seed: object) -> None:
+        self.now_ns = _BEGIN_NS
+        self.elapsed_ns = 0
+        """Virtual time that the present callback has taken."""
+        self.random = random.Random(f"world {seed}")
+        random.seed(f"module {seed}")  # PySyncObj and nats-py draw from the module itself
+        self.entropy = random.Random(f"entropy {seed}")
+        """For what processes draw."""
+        self.loops: list[VirtualLoop] = []
+        self.process: Process | None = None
+        """Who runs now."""
+        self.graveyard: list[Any] = []
+        """What ended processes were at: collecting it would run their ``finally`` blocks."""
+        self.counters: Counter[str] = Counter()
+        self.violations: list[str] = []
+        self.network: Any = None
+        self.expects: Callable[[Process, BaseException | None], bool] = lambda process, error: False
+        """Whether an error that nobody handled is what a fault brings about."""
+        self.lines: list[str] | None = None
+        """The trace in words, if somebody wants it."""
+        self.turns = 0
+        self._digest = hashlib.sha256()
+        self._events: list[tuple[int, int, Process | None, Callable[..., None], tuple[Any, ...]]] = []
+        self._due: list[tuple[int, int, VirtualLoop]] = []
+        """When loops have something to do; an entry counts if it is the one that its loop is armed for."""
+        self._number = 0
+
+    def next_number(self) -> int:
+        """1, 2, 3, ..."""
+        self._number += 1
+        return self._number
+
+    # ---- the trace -------------------------------------------------------------------------------------------------------
+    def trace(self, *what: object) -> None:
+        """One line of the history."""
+        line = f"{self.now_ns + self.elapsed_ns} {' '.join(map(str, what))}"
+        self._digest.update(line.encode() + b"\n")
+        if self.lines is not None:
+            self.lines.append(line)
+
+    @property
+    def digest(self) -> str:
+        """Of the trace until now."""
+        return self._digest.hexdigest()
+
+    def violated(self, what: str) -> None:
+        """A rule was broken; the history goes on."""
+        self.trace("VIOLATION", what)
+        self.violations.append(f"at {(self.now_ns - _BEGIN_NS) / NS_PER_S:.6f} s: {what}")
+
+    def unhandled(self, process: Process, what: str, error: BaseException | None, context: dict[str, Any]) -> None:
+        """An error that nobody has handled."""
+        if self.expects(process, error):
+            self.counters[f"expected: {type(error).__name__}"] += 1
+            self.trace("expected", process.name, what, type(error).__name__)
+            return
+        where = ""
+        if error is not None:
+            frames = traceback.extract_tb(error.__traceback__)
+            where = " <- ".join(f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in reversed(frames[-4:]))
+        self.violated(f"{process.name}: unhandled: {what}: {error!r} {where}")
+
+    def start_failed(self, process: Process, error: BaseException | None) -> None:
+        """The start of a program has raised."""
+        if not self.expects(process, error):
+            self.unhandled(process, "the start has failed", error, {})
+
+    @property
+    def passed_s(self) -> float:
+        """Virtual seconds since the beginning."""
+        return (self.now_ns - _BEGIN_NS) / NS_PER_S
+
+    # ---- events ----------------------------------------------------------------------------------------------------------
+    def after(self, delay_ns: int, callback: Callable[..., None], *args: Any, owner: Process | None = None) -> None:
+        """Call ``callback`` then, as ``owner`` if that still lives and when it is not paused."""
+        self._number += 1
+        at_ns = self.now_ns + self.elapsed_ns + max(delay_ns, 0)
+        heapq.heappush(self._events, (at_ns, self._number, owner, callback, args))
+
+    def run(self, until_ns: int, done: Callable[[], bool]) -> None:
+        """Go on until ``done`` or that moment, whatever is first."""
+        events, due = self._events, self._due
+        while not done():
+            event_ns = events[0][0] if events else NEVER_NS
+            loop_ns = due[0][0] if due else NEVER_NS
+            if min(event_ns, loop_ns) > until_ns:
+                self.now_ns = until_ns
+                return
+            if event_ns <= loop_ns:
+                self._event()
+                continue
+            _, _, loop = heapq.heappop(due)
+            if loop.armed_ns != loop_ns:
+                continue  # it was armed for an earlier moment since
+            loop.armed_ns = NEVER_NS
+            if loop.next_ns() > loop_ns:
+                self.arm(loop)  # the timer was cancelled, or its process is paused
+            elif loop.process.is_alive and not loop.is_closed():
+                self.now_ns = max(self.now_ns, loop_ns)
+                self._turn(loop)
+                self.arm(loop)
+
+    def arm(self, loop: VirtualLoop) -> None:
+        """Give the loop its turn when it next has something to do."""
+        at_ns = loop.next_ns()
+        if at_ns < loop.armed_ns:
+            loop.armed_ns = at_ns
+            heapq.heappush(self._due, (at_ns, loop.number, loop))
+
+    def _event(self) -> None:
+        at_ns, number, owner, callback, args = heapq.heappop(self._events)
+        self.now_ns = max(self.now_ns, at_ns)
+        if owner is not None:
+            if not owner.is_alive:
+                return
+            if owner.paused_until_ns > self.now_ns:
+                heapq.heappush(self._events, (owner.paused_until_ns, number, owner, callback, args))
+                return
+        self.run_as(owner, callback, *args)
+
+    def run_as(self, owner: Process | None, callback: Callable[..., None], *args: Any) -> int:
+        """Call it as that process; return how many virtual ns it took."""
+        before, before_ns = self.process, self.elapsed_ns
+        self.process, self.elapsed_ns = owner, 0
+        try:
+            callback(*args)
+        except ProcessEnd as end:
+            assert owner is not None
+            owner.end(int(end.code or 0))
+        finally:
+            took_ns, self.process, self.elapsed_ns = self.elapsed_ns, before, before_ns
+        return took_ns
+
+    def _turn(self, loop: VirtualLoop) -> None:
+        self.turns += 1
+        began_ns, writes = _real_thread_time_ns(), self.counters["writes to sockets"]
+        took_ns = self.run_as(loop.process, loop.turn)
+        cpu_ns = _real_thread_time_ns() - began_ns
+        if cpu_ns > MOST_CPU_NS:  # not in the trace: it is a measure of this machine
+            self.violations.append(
+                f"{self.passed_s:.6f} s: {loop.process.name}: a turn of the loop took {cpu_ns / 1e9:.2f} s of CPU"
+            )
+        if self.counters["writes to sockets"] - writes > MOST_WRITES:
+            self.violated(f"{loop.process.name}: more than {MOST_WRITES} writes to sockets in one turn of the loop")
+        count = loop.last_count
+        took_ns += _TURN_NS + count * _CALLBACK_NS + self.random.randrange(_MOST_TURN_JITTER_NS)
+        loop.busy_until_ns = self.now_ns + took_ns

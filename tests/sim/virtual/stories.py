@@ -1,0 +1,79 @@
+"""The story of every history: start a cluster, make streams, publish and read under faults, heal, and check that all is well."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from liftpy.config import StreamConfig
+from tests.sim.virtual.attacks import attack, probe
+from tests.sim.virtual.checks import MessageRules, check_logs, unsettled
+from tests.sim.virtual.faults import Faults
+from tests.sim.virtual.group_workload import Groups, hostile_member
+from tests.sim.virtual.workload import Clients, Model
+from tests.sim.virtual.world import World
+
+_START_S = 60.0
+_SETTLE_S = 120.0
+_ENDING_S = 90.0
+_QUIET_S = 3.0
+_QUIET_MESSAGES_PER_S = 400
+
+
+async def tell(world: World) -> None:
+    """From the first start to the last check."""
+    rules, model = MessageRules(world), Model(world.scheduler)
+    for node in world.nodes:
+        node.start()
+    if not await world.until("all nodes are ready", lambda: all(node.is_ready for node in world.nodes), _START_S):
+        return
+    streams = [("orders", "shop.orders", 2), ("bills", "shop.bills", 1)]
+    config = StreamConfig(segment_bytes=64 * 1024)
+    async with world.connect() as client:
+        for name, subject, partitions in streams:
+            await client.create_stream(name, subject, partitions=partitions, config=config)
+    clients, faults = Clients(world, model, streams), Faults(world)
+    clients.start()
+    world.run_in(world.client_process("stranger"), lambda: attack(world, rules, streams, lambda: clients.stopping))
+    groups = Groups(world, model, clients)
+    if world.profile.groups:
+        groups.start()
+        world.run_in(world.client_process("hostile"), lambda: hostile_member(world, lambda: clients.stopping))
+    await faults.run()
+    faults.heal()
+    await asyncio.sleep(2)
+    clients.stopping = True
+    await world.until("all clients have ended", lambda: clients.running == 0, _ENDING_S)
+    model.check_overdue()
+    why = ""
+
+    def settled() -> bool:
+        nonlocal why
+        why = unsettled(world, streams)
+        return not why
+
+    if not await _settles(world, settled, lambda: why):
+        return
+    before = world.scheduler.counters["messages"]
+    await asyncio.sleep(_QUIET_S)
+    per_s = (world.scheduler.counters["messages"] - before) / _QUIET_S
+    world.scheduler.counters["messages per s when quiet, sum"] += int(per_s)
+    if per_s > _QUIET_MESSAGES_PER_S:
+        world.scheduler.violated(f"{per_s:.0f} messages per s in a quiet cluster")
+    committed = check_logs(world, model, streams)
+    if world.profile.groups and not model.may_lose:
+        await groups.finish(committed)
+    await probe(world)
+    for what, count in sorted(model.answers.items()):
+        world.scheduler.counters[what] += count
+
+
+async def _settles(world: World, settled: Callable[[], bool], why: Callable[[], str]) -> bool:
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + _SETTLE_S
+    while not settled():
+        if loop.time() >= end_s:
+            world.scheduler.violated(f"{_SETTLE_S:g} s after the last fault: {why()}")
+            return False
+        await asyncio.sleep(0.1)
+    return True

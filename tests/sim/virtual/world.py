@@ -1,0 +1,210 @@
+"""One history: a cluster of shipped nodes, clients that publish and read, and the faults that a seed draws."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import liftpy
+from liftpy.client import Client
+from liftpy.client.awaitable_context import Opening
+from liftpy.config import ReplicationConfig
+from liftpy.core.wire.permissions import AccessRole, Scope, rights_of
+from liftpy.errors import LiftError
+from liftpy.nats.credentials import Credentials
+from sidecar.runtime.settings import NodeSettings
+from tests.sim.virtual import scheduler as scheduling
+from tests.sim.virtual.disk import Disk
+from tests.sim.virtual.nats_server import NatsCluster, Rights
+from tests.sim.virtual.network import Network
+from tests.sim.virtual.node_process import NodeProcess, begin
+from tests.sim.virtual.profiles import PROFILES, Profile
+from tests.sim.virtual.scheduler import NS_PER_S, Process, Scheduler
+
+_MOST_S = 600.0
+"""Virtual seconds that a history takes at most."""
+_PASSWORD = "secret"
+_ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
+
+
+@dataclass
+class Outcome:
+    """What became of a seed."""
+
+    seed: int
+    profile: str
+    violations: list[str]
+    digest: str
+    virtual_s: float
+    node_s: float
+    """Virtual seconds times nodes that ran."""
+    turns: int
+    counters: Counter[str] = field(default_factory=Counter)
+    lines: list[str] | None = None
+
+
+class World:
+    """Everything of one history."""
+
+    def __init__(self, seed: int, profile: Profile, *, traced: bool = False) -> None:
+        self.seed = seed
+        self.profile = profile
+        self.scheduler = Scheduler(f"{seed} {profile.name}")
+        scheduling.active = self.scheduler
+        if traced:
+            self.scheduler.lines = []
+        self.random = self.scheduler.random
+        self.network = Network(self.scheduler)
+        self.scheduler.network = self.network
+        count = profile.servers if profile.servers else self.random.choice((1, 1, 3))
+        self.nats = NatsCluster(self.network, [f"s{number + 1}" for number in range(count)])
+        self.has_users = self.random.random() < 0.5
+        if self.has_users:
+            self._make_users()
+        base = "/dev/shm" if Path("/dev/shm").is_dir() else None
+        self.folder = Path(tempfile.mkdtemp(prefix="liftpy-world-", dir=base))
+        names = tuple(f"n{number + 1}" for number in range(profile.nodes))
+        self.nodes = [self._make_node(name, names[: profile.controllers]) for name in names]
+        self.driver = Process(self.scheduler, "driver")
+        self.is_done = False
+        self.failure: BaseException | None = None
+        self.scheduler.expects = self._expects
+
+    def _make_users(self) -> None:
+        """Nodes have the permissions that ``liftpy rights`` prints, and need no others."""
+        rights = rights_of(AccessRole.NODE, Scope(data_subjects=(">",), jetstream="hub"))
+        self.nats.users["node", _PASSWORD] = Rights(rights.publish, rights.subscribe, reply=rights.responses is not None)
+        self.nats.users["app", _PASSWORD] = Rights()
+
+        def denied(client: str, text: str) -> None:
+            if client.startswith(("liftpy-n", "liftpy n")):
+                self.scheduler.violated(f"{client}: {text}")
+
+        self.nats.on_denial = denied
+
+    @property
+    def credentials(self) -> Credentials:
+        """Of applications."""
+        return Credentials(user="app", password=_PASSWORD) if self.has_users else Credentials()
+
+    def connect(self) -> Opening[Client]:
+        """A client of the cluster, in the process that runs."""
+        return liftpy.connect(list(self.nats.urls), credentials=self.credentials)
+
+    def _make_node(self, name: str, controllers: tuple[str, ...]) -> NodeProcess:
+        urls = self.nats.urls
+        turn = int(name[1:]) % len(urls)
+        settings = NodeSettings(
+            node_id=name,
+            data=self.folder / name / "data",
+            nats=urls[turn:] + urls[:turn],
+            controllers=controllers,
+            memory_limit_bytes=256 * 1024 * 1024,
+            jetstream_api="hub",
+            credentials=Credentials(user="node", password=_PASSWORD) if self.has_users else Credentials(),
+            replication=ReplicationConfig(**self.profile.replication),
+        )
+        return NodeProcess(self.scheduler, self.network, Disk(self.scheduler, name, self.folder / name / "data"), settings)
+
+    def _expects(self, process: Process, error: BaseException | None) -> bool:
+        disk = process.disk
+        was_faulty = disk is not None and (disk.failures > 0 or disk.is_damaged or disk.was_full)
+        return was_faulty and isinstance(error, (LiftError, OSError))
+
+    # ---- what the driver uses --------------------------------------------------------------------------------------------
+    async def until(self, what: str, holds: Callable[[], bool], within_s: float) -> bool:
+        """Wait for a condition; a violation if it does not come."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + within_s
+        while not holds():
+            if loop.time() >= end_s:
+                self.scheduler.violated(f"not within {within_s:g} s: {what}")
+                return False
+            await asyncio.sleep(0.05)
+        return True
+
+    def client_process(self, name: str) -> Process:
+        """A process for a client, whose death loses what it had in mind."""
+        return Process(self.scheduler, name)
+
+    def run_in(self, process: Process, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        """Begin ``work`` there; what it raises is a violation."""
+
+        def ended(task: asyncio.Task[Any]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self.scheduler.unhandled(process, "the work of a client", error, {})
+
+        begin(process, work, ended)
+
+    # ---- the history -----------------------------------------------------------------------------------------------------
+    def run(self, story: Callable[[World], Coroutine[Any, Any, None]]) -> Outcome:
+        """Tell it, to the end."""
+        handler = _TraceHandler(self.scheduler)
+        root = logging.getLogger()
+        root.handlers[:] = [handler]
+        root.setLevel(logging.INFO)
+
+        def ended(task: asyncio.Task[Any]) -> None:
+            self.is_done = True
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self.scheduler.unhandled(self.driver, "the story", error, {})
+
+        begin(self.driver, lambda: story(self), ended)
+        begin_ns = self.scheduler.now_ns
+        self.scheduler.run(begin_ns + int(_MOST_S * NS_PER_S), lambda: self.is_done)
+        if not self.is_done:
+            self.scheduler.violated(f"the story has not ended within {_MOST_S:g} virtual s")
+        root.handlers.clear()
+        return Outcome(
+            seed=self.seed,
+            profile=self.profile.name,
+            violations=self.scheduler.violations,
+            digest=self.scheduler.digest,
+            virtual_s=self.scheduler.passed_s,
+            node_s=self.scheduler.passed_s * len(self.nodes),
+            turns=self.scheduler.turns,
+            counters=self.scheduler.counters,
+            lines=self.scheduler.lines,
+        )
+
+    def clean(self) -> None:
+        """Remove the files."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class _TraceHandler(logging.Handler):
+    """Log lines go into the history."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__()
+        self._scheduler = scheduler
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line."""
+        process = self._scheduler.process
+        text = _ADDRESS.sub("0x", record.getMessage()).replace("\n", " ")
+        folder = text.replace("/dev/shm/liftpy-world-", "")
+        name = process.name if process is not None else "-"
+        self._scheduler.trace("log", name, record.levelname, record.name, folder)
+        if record.levelno >= logging.ERROR:
+            self._scheduler.counters[f"log: {record.levelname} {record.name}"] += 1
+
+
+def run_world(seed: int, profile: str, *, busy_s: float = 0.0, traced: bool = False) -> Outcome:
+    """One seed, in a Python process of its own. ``busy_s``: how long load and faults go on, 0: as the profile says."""
+    from tests.sim.virtual.stories import tell
+
+    chosen = PROFILES[profile]
+    world = World(seed, replace(chosen, busy_s=busy_s) if busy_s else chosen, traced=traced)
+    try:
+        return world.run(tell)
+    finally:
+        world.clean()

@@ -1,0 +1,130 @@
+"""``python -m tests.simulation.world [--seeds N] [--first K] [--profile P]``: shipped nodes in virtual time, under a seed.
+
+Each seed runs in a process of its own, forked from one that has imported everything. Prints what happened how often, and each
+violation. ``--trace SEED`` prints one history line by line. ``--digests`` prints the digest of each trace. ``--planted`` puts known
+faults back, one after another, until a seed finds each. Exit code 1 on a violation, or for a planted fault that no seed finds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+import traceback
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+from tests.sim.virtual import interposition
+
+
+def _in_a_fork(work: Any) -> Any:
+    """The outcome that ``work`` returns, done in a forked process; None if the simulator itself fails."""
+    reading, writing = os.pipe()
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.close(reading)
+            result = json.dumps(vars(work()))
+            with open(writing, "w") as pipe:
+                pipe.write(result)
+            status = 0
+        except BaseException:
+            print("the simulator itself has failed", file=sys.stderr)
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            interposition._real_exit(status)
+    os.close(writing)
+    with open(reading) as pipe:
+        data = pipe.read()
+    os.waitpid(child, 0)
+    return SimpleNamespace(**json.loads(data)) if data else None
+
+
+def _report(outcome: Any) -> str:
+    found = "\n    ".join(outcome.violations[:8])
+    return f"seed {outcome.seed} of {outcome.profile}: {len(outcome.violations)} violations\n    {found}"
+
+
+def _find_planted(run: Any, seeds: range) -> int:
+    """Exit code 1 if a known fault is found by no seed."""
+    from tests.sim.virtual.planted import PLANTED
+
+    missed = 0
+    for name, plant in PLANTED.items():
+        for seed in seeds:
+            outcome = run(seed, plant=plant)
+            if outcome is None or outcome.violations:
+                found = "the simulator fails" if outcome is None else outcome.violations[0][:150]
+                print(f"{name}: found by seed {seed}, the {seed - seeds.start + 1}. one: {found}", flush=True)
+                break
+        else:
+            missed += 1
+            print(f"{name}: not found by {len(seeds)} seeds", flush=True)
+    return 1 if missed else 0
+
+
+def main() -> int:
+    """Run the seeds."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first", type=int, default=1)
+    parser.add_argument("--profile", default="all")
+    parser.add_argument("--busy", type=float, default=0.0, help="virtual seconds of load and faults; default: of the profile")
+    parser.add_argument("--trace", type=int)
+    parser.add_argument("--planted", action="store_true", help="put each known fault back and say which seed finds it")
+    parser.add_argument("--digests", action="store_true")
+    options = parser.parse_args()
+    interposition.install()
+    import tests.sim.virtual.planted
+    import tests.sim.virtual.stories  # noqa: F401  # each seed would import it
+    import tests.sim.virtual.world as worlds
+
+    interposition.adapt()
+
+    def run(seed: int, *, traced: bool = False, plant: Any = None) -> Any:
+        return _in_a_fork(
+            lambda: (plant and plant()) or worlds.run_world(seed, options.profile, busy_s=options.busy, traced=traced)
+        )
+
+    if options.trace is not None:
+        outcome = run(options.trace, traced=True)
+        print("\n".join(outcome.lines))
+        print(_report(outcome), outcome.digest)
+        return 1 if outcome.violations else 0
+    if options.planted:
+        return _find_planted(run, range(options.first, options.first + options.seeds))
+    seen: Counter[str] = Counter()
+    failed, virtual_s, node_s, began, began_cpu = [], 0.0, 0.0, time.monotonic(), os.times()
+    for seed in range(options.first, options.first + options.seeds):
+        outcome = run(seed)
+        if outcome is None:
+            failed.append(seed)
+            continue
+        seen += Counter(outcome.counters)
+        virtual_s, node_s = virtual_s + outcome.virtual_s, node_s + outcome.node_s
+        if options.digests:
+            print(seed, outcome.digest, flush=True)
+        if outcome.violations:
+            failed.append(seed)
+            print(_report(outcome), flush=True)
+    if not options.digests:
+        for what, count in sorted(seen.items()):
+            print(f"{count:>10}  {what}")
+    ended = os.times()
+    cpu_s = ended.children_user + ended.children_system - began_cpu.children_user - began_cpu.children_system
+    print(
+        f"{options.seeds} seeds of {options.profile}, {virtual_s:.0f} s of cluster time ({node_s:.0f} node-seconds) in "
+        f"{time.monotonic() - began:.0f} s, {cpu_s:.1f} s of CPU: {node_s / max(cpu_s, 0.01):.1f} node-seconds per second of CPU; "
+        f"violations: {failed or 0}"
+    )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
