@@ -142,7 +142,7 @@ def rescue(
     """Write the new controllers' raft folders: into their data folders where these are given, else below ``out``. Returns where. A
     given folder of somebody else loses its log to ``raft-before-rescue``: its node comes back as an ordinary one."""
     if len(set(voters)) != len(voters) or not voters:
-        raise ConfigError("Name the new controllers, each once (--as).")
+        raise ConfigError("Name the new controllers, each once (--new-controllers).")
     ids = {folder.path: identity.node_id for folder in folders if (identity := folder.load_identity()) is not None}
     given = {node_id: path for path, node_id in ids.items()}
     missing = [node for node in voters if check_name(node, "node") not in given]

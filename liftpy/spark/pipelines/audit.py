@@ -321,7 +321,7 @@ def audit(
         assert report.is_proven and report.first is None
     """
     if not 0.1 <= patience_s <= 3600:
-        raise ConfigError(f"patience_s = {patience_s} (--patience) is outside 0.1..3600. Choose a value in this range.")
+        raise ConfigError(f"patience_s = {patience_s} (--timeout) is outside 0.1..3600. Choose a value in this range.")
     link = link_to(access)
 
     async def planned() -> list[tuple[StreamImage, PartitionAudit]]:

@@ -222,7 +222,7 @@ class Measures:
             if self.is_fixed:
                 raise ConfigError(
                     f"The time range needs more than {MAX_FIXED_BUCKETS} buckets of {self.width_ns / _S:g} s. Use wider "
-                    "buckets (--every) or a shorter range."
+                    "buckets (--bucket) or a shorter range."
                 )
             self.widen(WIDTHS_NS[WIDTHS_NS.index(self.width_ns) + 1])
 

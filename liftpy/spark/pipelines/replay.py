@@ -182,7 +182,7 @@ class ReplayPlan:
         options.check_batch()
         timed = any(spec is not None and (spec.timed or spec.back_ns) for spec in (options.starting, options.ending))
         if self.table and timed:
-            raise ConfigError("A range of an archive needs offsets, not times. Use offsets (--from, --to).")
+            raise ConfigError("A range of an archive needs offsets, not times. Use offsets (--from, --until).")
         return replace(options, columns=COLUMNS)
 
 
@@ -236,7 +236,7 @@ def shares_to_replay(plan: ReplayPlan) -> list[ReplayShare]:
         )
     if large := [one for one in ranges if one.record_count >= MAX_RECORDS]:
         raise ConfigError(
-            f"{large[0]} has more than {MAX_RECORDS} records. Replay it in parts (--from, --to), each with its own --name."
+            f"{large[0]} has more than {MAX_RECORDS} records. Replay it in parts (--from, --until), each with its own --name."
         )
     return shares_of_files(ranges, files) if plan.table else [ReplayShare(one) for one in ranges]
 

@@ -188,7 +188,7 @@ def stats(
     width_ns = round(every_s * _NS_PER_S)
     if every_s and not WIDTHS_NS[0] <= width_ns <= WIDTHS_NS[-1]:
         raise ConfigError(
-            f"every_s = {every_s} (--every) is outside 0.001..{WIDTHS_NS[-1] // _NS_PER_S}. Choose a value in this range."
+            f"every_s = {every_s} (--bucket) is outside 0.001..{WIDTHS_NS[-1] // _NS_PER_S}. Choose a value in this range."
         )
     with coded():
         options = SourceOptions(access=access, wanted=wanted, patience_s=patience_s)

@@ -328,7 +328,7 @@ def test_what_is_past_the_high_watermark_is_not_taken_backwards() -> None:
         said.highWatermark = highest
         progress = BackwardProgress("orders", 0, 45, uid="u1")
         if refused:
-            with pytest.raises(ProtocolError, match="past the HW 43"):
+            with pytest.raises(ProtocolError, match="above the high watermark 43"):
                 progress.accept(frames.read_response_header(said, [data]) + data)
         else:
             assert progress.accept(frames.read_response_header(said, [data]) + data)

@@ -125,7 +125,7 @@ async def test_a_first_look_that_fails_or_is_cancelled_is_the_first_again() -> N
     assert taken is not None
     assert [record.key for record in taken.slice.records()] == [b"late"]
     for _ in range(2):
-        with pytest.raises(NotFoundError, match="there is no stream lacking"):
+        with pytest.raises(NotFoundError, match="No stream matches lacking"):
             await asyncio.wait_for(lacking.next(), 20)
 
 
@@ -224,7 +224,7 @@ async def test_what_can_not_be_meant_is_refused() -> None:
     for wrong, error in (((), ConfigError), (("a b",), InvalidNameError)):
         with pytest.raises(error):
             streams.many(*wrong)
-    with pytest.raises(NotFoundError, match="no stream nosuch"):
+    with pytest.raises(NotFoundError, match="No stream matches nosuch"):
         async with streams.many("orders", "nosuch"):
             pass
     async with streams.many("nothing-*") as none:
@@ -239,7 +239,7 @@ async def test_what_can_not_be_meant_is_refused() -> None:
 async def test_too_many_partitions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_PARTITIONS", 2)
     streams = Streams(orders=3)
-    with pytest.raises(ConfigError, match="3 partitions are more than 2"):
+    with pytest.raises(ConfigError, match="partitions for"):
         async with streams.many("orders"):
             pass
 

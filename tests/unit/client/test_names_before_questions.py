@@ -75,7 +75,7 @@ async def test_a_reader_of_a_name_that_is_none_is_not_made() -> None:
 async def test_a_partition_below_0_asks_nobody(call: str) -> None:
     transport: Any = Silent()
     client = Client(transport, Subjects(), owns_connection=False)
-    with pytest.raises(ConfigError, match="numbered from 0"):
+    with pytest.raises(ConfigError, match="int of 0"):
         await {
             "publish": lambda: client.publish("orders", b"x", partition=-1),
             "publisher": lambda: client.publisher("orders", -1),

@@ -133,7 +133,7 @@ async def test_a_reader_asks_its_rack_and_others_when_that_fails(time: Time) -> 
 
 @pytest.mark.parametrize("given", [{"node": "n1"}, {"isolation": "uncommitted"}])
 def test_near_is_one_of_several(given: Any) -> None:
-    with pytest.raises(ConfigError, match="near is one of several replicas"):
+    with pytest.raises(ConfigError, match="Remove one of them"):
         ReadOptions(near="a", **given)
     with pytest.raises(ConfigError, match="nearest is one of several replicas"):
         ReadOptions(nearest=True, **given)

@@ -142,7 +142,7 @@ async def test_what_makes_no_sense_is_refused() -> None:
     async with await a_producer(wire, None, "another") as p:
         with pytest.raises(ConfigError, match="Source and positions belong together"):
             await p.send_many([b"a"], positions=4)
-    with pytest.raises(ConfigError, match="has an id"):
+    with pytest.raises(ConfigError, match="needs an id"):
         name_for("", Source("orders"))
     assert name_for("", None) != name_for("", None)
     assert name_for("till", Source("orders")) == "till"

@@ -68,9 +68,9 @@ async def test_what_can_not_be_sent_is_said_at_once() -> None:
     async with await a_producer(wire) as p:
         wrong: list[tuple[Any, str]] = [
             (p.send("text"), "Invalid value or key of type str. Values and keys must be bytes or None."),  # type: ignore[arg-type]
-            (p.send(b"", key="text"), "not str"),  # type: ignore[arg-type]
-            (p.send_many([b"", "x"]), "not str"),  # type: ignore[list-item]
-            (p.send_many([b""], keys=["x"]), "not str"),  # type: ignore[list-item]
+            (p.send(b"", key="text"), "of type str"),  # type: ignore[arg-type]
+            (p.send_many([b"", "x"]), "of type str"),  # type: ignore[list-item]
+            (p.send_many([b""], keys=["x"]), "of type str"),  # type: ignore[list-item]
             (
                 p.send_many([b""], keys=[]),
                 "The numbers of keys and values differ: 0 keys for 1 values. Pass one key per value.",

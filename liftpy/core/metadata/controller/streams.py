@@ -230,7 +230,7 @@ def _wanted_more(draft: RecordBuilder, request: pb.AddPartitions, held: StreamIm
         return None
     if total < first:
         raise ConfigError(
-            f"Stream {held.name!r} already has {first} partitions. The number can only increase: use a larger --to."
+            f"Stream {held.name!r} already has {first} partitions. The number can only increase: use a larger --partitions."
         )
     if policy == MANUAL and total != first + len(assignment):
         raise ConfigError(
