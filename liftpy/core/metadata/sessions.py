@@ -134,7 +134,8 @@ class NodeSessions:
         self._nodes = image.nodes
         for node_id in [held for held in self._sessions if held not in image.nodes]:
             del self._sessions[node_id]
-        for node_id, node in image.nodes.items():
+        for node_id in sorted(image.nodes):  # one order in all processes: an image's own is that of hashes
+            node = image.nodes[node_id]
             held = self._sessions.get(node_id)
             if held is None or held.incarnation != node.incarnation:
                 ends_ns, leased_ns = now_ns + self._longest_session_ns, now_ns + self._longest_lease_ns

@@ -84,12 +84,12 @@ class ReplicationResponse:
 
 def encode(message: Message) -> bytes:
     """The envelope of a protobuf frame; its message type follows from the class."""
-    return envelope.encode(_TYPES[type(message)], message.SerializeToString())
+    return envelope.encode(_TYPES[type(message)], message.SerializeToString(deterministic=True))
 
 
 def sealed(message: Message) -> bytes:
     """The same with a CRC-32C: what nodes and clients send."""
-    return envelope.encode(_TYPES[type(message)], message.SerializeToString(), crc=True)
+    return envelope.encode(_TYPES[type(message)], message.SerializeToString(deterministic=True), crc=True)
 
 
 def decode(frame: bytes | memoryview, expected: type[M]) -> M:

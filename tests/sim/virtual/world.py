@@ -75,6 +75,8 @@ class World:
         self.nodes = [self._make_node(name, names[: profile.controllers]) for name in names]
         self.driver = Process(self.scheduler, "driver")
         self.is_done = False
+        self.stops_early = False
+        """The first violation ends the history."""
         self.failure: BaseException | None = None
         self.scheduler.expects = self._expects
 
@@ -144,6 +146,9 @@ class World:
 
         begin(process, work, ended)
 
+    def _ends(self) -> bool:
+        return self.is_done or (self.stops_early and bool(self.scheduler.violations))
+
     # ---- the history -----------------------------------------------------------------------------------------------------
     def run(self, story: Callable[[World], Coroutine[Any, Any, None]]) -> Outcome:
         """Tell it, to the end."""
@@ -159,8 +164,8 @@ class World:
 
         begin(self.driver, lambda: story(self), ended)
         begin_ns = self.scheduler.now_ns
-        self.scheduler.run(begin_ns + int(_MOST_S * NS_PER_S), lambda: self.is_done)
-        if not self.is_done:
+        self.scheduler.run(begin_ns + int(_MOST_S * NS_PER_S), self._ends)
+        if not self.is_done and not self.stops_early:
             self.scheduler.violated(f"the story has not ended within {_MOST_S:g} virtual s")
         root.handlers.clear()
         return Outcome(
@@ -198,12 +203,14 @@ class _TraceHandler(logging.Handler):
             self._scheduler.counters[f"log: {record.levelname} {record.name}"] += 1
 
 
-def run_world(seed: int, profile: str, *, busy_s: float = 0.0, traced: bool = False) -> Outcome:
-    """One seed, in a Python process of its own. ``busy_s``: how long load and faults go on, 0: as the profile says."""
+def run_world(seed: int, profile: str, *, busy_s: float = 0.0, traced: bool = False, stops_early: bool = False) -> Outcome:
+    """One seed, in a Python process of its own. ``busy_s``: how long load and faults go on, 0: as the profile says. ``stops_early``: at
+    the first violation."""
     from tests.sim.virtual.stories import tell
 
     chosen = PROFILES[profile]
     world = World(seed, replace(chosen, busy_s=busy_s) if busy_s else chosen, traced=traced)
+    world.stops_early = stops_early
     try:
         return world.run(tell)
     finally:

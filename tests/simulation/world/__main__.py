@@ -89,7 +89,10 @@ def main() -> int:
 
     def run(seed: int, *, traced: bool = False, plant: Any = None) -> Any:
         return _in_a_fork(
-            lambda: (plant and plant()) or worlds.run_world(seed, options.profile, busy_s=options.busy, traced=traced)
+            lambda: (
+                (plant and plant())
+                or worlds.run_world(seed, options.profile, busy_s=options.busy, traced=traced, stops_early=bool(plant))
+            )
         )
 
     if options.trace is not None:

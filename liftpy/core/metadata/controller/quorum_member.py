@@ -443,7 +443,7 @@ class QuorumMember:
                 return error_response(request, error, plan.detail)
             request.changeControllers.list.CopyFrom(list_to_pb(replace(plan, index=0)))
             request.changeControllers.after = self._log.view().now.index
-        command = request.SerializeToString()
+        command = request.SerializeToString(deterministic=True)
         if len(command) >= max_bytes:
             self._is_over(order)
             return error_response(request, pb.ControlResponse.INVALID, f"a request of {len(command)} bytes is too large")
