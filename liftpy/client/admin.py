@@ -618,11 +618,11 @@ class Admin:
     async def session_times(self) -> SessionTimes | None:
         """Return the session and lease times of the cluster.
 
-                Returns:
-                            The times. None in a new cluster, whose nodes use their own settings.
-        
-                Raises:
-                    UnavailableError: The metadata group did not answer in time.
+        Returns:
+                    The times. None in a new cluster, whose nodes use their own settings.
+
+        Raises:
+            UnavailableError: The metadata group did not answer in time.
         """
         asked = cluster_pb2.ControlRequest(describeCluster=cluster_pb2.DescribeCluster(maxBytes=1))
         image = (await self._read(asked)).cluster.image
