@@ -619,7 +619,7 @@ class Admin:
         """Return the session and lease times of the cluster.
 
         Returns:
-            The times. None in a new cluster, whose nodes use their own settings.
+                    The times. None in a new cluster, whose nodes use their own settings.
 
         Raises:
             UnavailableError: The metadata group did not answer in time.
