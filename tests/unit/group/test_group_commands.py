@@ -55,8 +55,8 @@ def _changed(command: pb.GroupCommand, change: Callable[[pb.GroupCommand], objec
 
 
 REFUSED: list[tuple[int, str, Callable[[pb.GroupCommand], object]]] = [
-    (0, "group '' is not allowed", lambda c: setattr(c, "group", "")),
-    (0, "group 'a b' is not allowed", lambda c: setattr(c, "group", "a b")),
+    (0, "group ''. Use", lambda c: setattr(c, "group", "")),
+    (0, "group 'a b'. Use", lambda c: setattr(c, "group", "a b")),
     (0, "member", lambda c: setattr(c.join, "member", "")),
     (0, "instance", lambda c: setattr(c.join, "instance", "a.b")),
     (0, "client", lambda c: setattr(c.join, "client", "a\nb")),
@@ -67,8 +67,8 @@ REFUSED: list[tuple[int, str, Callable[[pb.GroupCommand], object]]] = [
     (0, "twice", lambda c: c.join.streams.append(STREAM)),
     (0, "at most 64 streams", lambda c: c.join.streams.extend(pb.KnownStream(name=f"s{n}", uid="u", partitions=1) for n in range(64))),
     (0, "4000 partitions", lambda c: c.join.streams.append(pb.KnownStream(name="x", uid="u", partitions=3997))),
-    (0, "one thing", lambda c: c.leave.SetInParent()),
-    (0, "one thing", lambda c: c.ClearField("join")),
+    (0, "one action", lambda c: c.leave.SetInParent()),
+    (0, "one action", lambda c: c.ClearField("join")),
     (1, "tellsStreams", lambda c: c.beat.streams.append(STREAM)),
     (1, "twice", lambda c: c.beat.owned.append(OWNED)),
     (1, "generations", lambda c: c.beat.owned[0].generations.append(1)),

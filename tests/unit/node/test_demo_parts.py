@@ -192,7 +192,7 @@ async def test_a_publisher_that_gets_nowhere_gives_up(quick: None, monkeypatch: 
     monkeypatch.setattr(demo_failover, "_PATIENCE_S", 0.01)
     wire = Wire()
     wire.silent = {3: 1 << 30}
-    with pytest.raises(UnavailableError, match=r"offset 3 of flights is not acknowledged within 0\.01 s"):
+    with pytest.raises(UnavailableError, match="flights was not acknowledged within"):
         await publish(wire, 0, 10)
 
 
@@ -218,7 +218,7 @@ async def test_the_isr_is_waited_for_a_bounded_time(quick: None, monkeypatch: py
     await demo_failover._until_in_sync(cluster, "flights")
     monkeypatch.setattr(demo_failover, "_PATIENCE_S", 0.01)
     cluster.isr = [["n1", "n3"]]
-    with pytest.raises(UnavailableError, match=r"the ISR is \['n1', 'n3'\] after 0.01 s"):
+    with pytest.raises(UnavailableError, match=r"is n1, n3 after 0\.01"):
         await demo_failover._until_in_sync(cluster, "flights")
 
 
@@ -229,7 +229,7 @@ def test_all_is_there_when_every_replica_holds_what_is_committed() -> None:
     assert not complete(Positions(5, 4, "n1", {"n1": 5}), 5)
     assert not complete(Positions(5, 5, "n1", {}), 5)
     assert not complete(Positions(5, 5, "n1", {"n1": 5, "n2": 4}), 5)
-    with pytest.raises(DataLossError, match="6 records are committed, 5 were sent"):
+    with pytest.raises(DataLossError, match="6 records are committed, but"):
         complete(Positions(5, 6, "n1", {"n1": 5}), 5)
 
 
@@ -294,7 +294,7 @@ async def test_a_cluster_that_stands_still_is_given_up(monkeypatch: pytest.Monke
     monkeypatch.setattr(demo_steps, "STALL_S", 0.01)
     watched: Any = Watched()
     watched.stuck = True
-    with pytest.raises(UnavailableError, match=r"nothing has moved for 0\.01 s"):
+    with pytest.raises(UnavailableError, match=r"No progress for 0\.01 s"):
         await demo_steps._watch(watched, watched, range(5), ["n1"], lambda _: None)
 
 
@@ -429,7 +429,7 @@ async def test_a_helper_is_spoken_to_by_lines(tmp_path: Path) -> None:
     assert process.calls == [b"go\n"]
     await job.expect("ready", 30)
     assert [line async for line in job.lines()] == ["later"]
-    with pytest.raises(LiftError, match="the demo's job ended before it said 'done': it said nothing"):
+    with pytest.raises(LiftError, match="printed 'done': it said nothing"):
         await job.expect("done", 30)
     silent = Helper(0)
     silent.stdout = asyncio.StreamReader()

@@ -136,7 +136,7 @@ def test_a_folder_of_its_own_goes_with_the_cluster(started: Any) -> None:
 def test_one_that_does_not_come_up_takes_the_others_with_it(started: Any) -> None:
     started.scripts += [{"said": READY}, {"code": 1}]
     cluster = DevCluster(2, nats_url="nats://far:4")
-    with pytest.raises(UnavailableError, match="node n2 has ended"):
+    with pytest.raises(UnavailableError, match="Node n2 has ended"):
         cluster.start()
     assert [made.process.code for made in started.made] == [0, 0]
     assert cluster.nodes == {}
@@ -167,7 +167,7 @@ def test_a_node_says_once_that_it_is_ready_and_all_else_is_its_log(started: Any)
     node.start()
     assert node.ready is None, "what the process before has said says nothing of this one"
     wait_until(lambda: lines[-1] == ("n7", "again"))
-    with pytest.raises(UnavailableError, match=r"does not get ready: .*again"):
+    with pytest.raises(UnavailableError, match="does not get ready"):
         node.wait_ready(0.05)
     started.made[-1].process.code = 3
     with pytest.raises(UnavailableError, match="n7 has ended"):
@@ -250,7 +250,7 @@ def test_one_that_ends_soon_again_and_again_is_given_up(lives_s: float, given_up
     supervisor.look(now_s)
     nodes.down = ["n1"]
     if given_up:
-        with pytest.raises(UnavailableError, match=r"node n1 has ended: b \| c \| n1"):
+        with pytest.raises(UnavailableError, match="Node n1 has ended"):
             supervisor.look(now_s)
         return
     supervisor.look(now_s)

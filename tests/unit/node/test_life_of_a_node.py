@@ -441,7 +441,7 @@ async def test_a_copy_of_a_folder_under_another_id_is_refused_and_left_as_it_is(
     copy = Path(shutil.copytree(world.folder, tmp_path / "copy"))
     before, said = _content(copy), len(world.told)
     other = Node(NodeSettings("n2", copy))
-    with pytest.raises(ConfigError, match="is the folder of node 'n1', not of 'n2'"):
+    with pytest.raises(ConfigError, match="node 'n1', not to 'n2"):
         await other.start()
     other.request_stop(hand_over=True)
     await other.stop()

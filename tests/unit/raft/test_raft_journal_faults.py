@@ -133,7 +133,7 @@ def test_after_a_failed_flush_nothing_more_is_written_to_the_file(tmp_path: Path
         journal.sync()
     disk.fault = lambda *_: None
     size = (tmp_path / "journal").stat().st_size
-    with pytest.raises(StorageError, match="start again"):
+    with pytest.raises(StorageError, match="restart the"):
         journal.sync()
     journal.close()
     assert (tmp_path / "journal").stat().st_size == size

@@ -245,7 +245,7 @@ def test_the_library_can_pickle_nothing() -> None:
 
 def test_another_version_of_the_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "VERSION", "0.3.18")
-    with pytest.raises(ConfigError, match=r"0\.3\.17 only"):
+    with pytest.raises(ConfigError, match=r"0\.3\.17\. Install"):
         library.check_library()
 
 
