@@ -91,7 +91,7 @@ class FlushPolicy:
             and 1 <= int(milliseconds) <= 60_000
         ):
             return cls(FlushMode.INTERVAL, int(milliseconds) / 1000)
-        raise ConfigError(f"Invalid flush policy {text!r}. Use 'always', 'none' or 'interval:<ms>' with 1 to 60000 ms.")
+        raise ConfigError(f"flush policy {text!r}: use 'always', 'none' or 'interval:<ms>' with 1 to 60000 ms")
 
     def __str__(self) -> str:
         return f"interval:{round(self.interval_s * 1000)}" if self.mode is FlushMode.INTERVAL else self.mode.value
@@ -101,7 +101,7 @@ def _bounded(what: object, bounds: dict[str, tuple[float, float]]) -> None:
     for name, (low, high) in bounds.items():
         value = getattr(what, name)
         if not low <= value <= high:
-            raise ConfigError(f"{name} = {value} is outside {low:g}..{high:g}. Choose a value in this range.")
+            raise ConfigError(f"{name} = {value} is outside {low:g}..{high:g}")
 
 
 _QUOTA_BOUNDS: dict[str, tuple[float, float]] = {
@@ -161,14 +161,9 @@ def check_session_times(session_ms: int, lease_ms: int) -> None:
     """
     for name, value, least in (("session", session_ms, MIN_SESSION_MS), ("lease", lease_ms, MIN_LEASE_MS)):
         if not least <= value <= MAX_SESSION_MS:
-            raise ConfigError(
-                f"Invalid {name} of {value / 1000:g} s. Choose a value from {least / 1000:g} to {MAX_SESSION_MS / 1000:g} s."
-            )
+            raise ConfigError(f"a {name} of {value / 1000:g} s is outside {least / 1000:g}..{MAX_SESSION_MS / 1000:g} s")
     if not lease_ms < session_ms:
-        raise ConfigError(
-            f"The lease ({lease_ms / 1000:g} s) must be shorter than the session ({session_ms / 1000:g} s). "
-            "Decrease the lease or increase the session."
-        )
+        raise ConfigError(f"a lease of {lease_ms / 1000:g} s has to be shorter than the session, {session_ms / 1000:g} s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +347,7 @@ class StreamConfig:
     def __post_init__(self) -> None:
         _bounded(self, STREAM_BOUNDS)
         if self.optimistic_concurrency and self.ack_policy is AckPolicy.NONE:
-            raise ConfigError("optimistic_concurrency needs acks. Set the ack policy leader or all (--ack-policy).")
+            raise ConfigError("optimistic_concurrency needs answers: choose the ack policy leader or all")
 
     @property
     def is_cleaned(self) -> bool:
@@ -587,15 +582,9 @@ class ReplicationConfig:
             )
         check_session_times(*self._session_ms)
         if not self.max_idle_wait_s < self.max_lag_time_s:
-            raise ConfigError(
-                "max_idle_wait_s must be less than max_lag_time_s, because idle followers would leave the ISR. "
-                "Change one of the two settings."
-            )
+            raise ConfigError("max_idle_wait_s must be below max_lag_time_s, or idle followers would leave the ISR")
         if not self.max_idle_wait_s < self.max_leader_timeout_s:
-            raise ConfigError(
-                "max_idle_wait_s must be less than max_leader_timeout_s, because idle followers would report their "
-                "leader as failed. Change one of the two settings."
-            )
+            raise ConfigError("max_idle_wait_s must be below max_leader_timeout_s, or idle followers would depose their leader")
 
     @property
     def _session_ms(self) -> tuple[int, int]:

@@ -59,16 +59,14 @@ def is_internal(stream: str) -> bool:
 def check_name(name: str, what: str) -> str:
     """Return ``name`` if it is one token of ``[A-Za-z0-9_-]{1,64}``, else raise InvalidNameError naming ``what``."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidNameError(f"Invalid {what} {shown(name)}. Use 1 to 64 of the characters A-Z a-z 0-9 _ -.")
+        raise InvalidNameError(f"{what} {shown(name)} is not allowed: use 1 to 64 of the characters A-Z a-z 0-9 _ -")
     return name
 
 
 def check_new_stream(name: str) -> str:
     """Return ``name`` if a new stream may have it, else raise InvalidNameError: ``-rf`` reads as an option of a command."""
     if check_name(name, "stream").startswith("-"):
-        raise InvalidNameError(
-            f"Invalid stream name {shown(name)}. It must not start with -, because commands would read it as an option."
-        )
+        raise InvalidNameError(f"stream {shown(name)} is not allowed: a name that begins with - reads as an option of commands")
     return name
 
 
@@ -81,16 +79,14 @@ def split_folder(name: str) -> tuple[str, str] | None:
 def check_uid(uid: str) -> str:
     """Return ``uid`` if it can be a stream's ('': of any), else raise InvalidNameError."""
     if not isinstance(uid, str) or not is_utf8(uid) or len(uid) > MAX_UID_LENGTH:
-        raise InvalidNameError(f"Invalid uid {shown(uid)}. client.stream(name).uid returns the uid of a stream.")
+        raise InvalidNameError(f"uid {shown(uid)} is none: client.stream(name).uid has the one of a stream")
     return uid
 
 
 def check_published(stream: str) -> str:
     """Return ``stream`` if applications may publish to a stream of this name, else raise InvalidNameError."""
     if is_internal(check_name(stream, "stream")):
-        raise InvalidNameError(
-            f"Stream {stream!r} is an internal stream of the cluster. Clients cannot publish to it: choose another stream."
-        )
+        raise InvalidNameError(f"stream {stream!r} is internal, the cluster's own: nothing is published to it")
     return stream
 
 
@@ -100,7 +96,7 @@ def check_publisher_subject(subject: str) -> str:
     if len(subject) > MAX_SUBJECT_LENGTH or not all(
         t == "*" or (t == ">" and i == len(tokens) - 1) or _RIGHTS_TOKEN.fullmatch(t) for i, t in enumerate(tokens)
     ):
-        raise InvalidNameError(f"Invalid subject {subject!r}. Use non-empty tokens separated by dots, without spaces.")
+        raise InvalidNameError(f"subject {subject!r} is not a NATS subject: non-empty tokens separated by dots, without spaces")
     return subject
 
 
@@ -111,9 +107,11 @@ def check_subject(subject: str) -> str:
         t == "*" or (t == ">" and i == len(tokens) - 1) or _SUBJECT_TOKEN.fullmatch(t) for i, t in enumerate(tokens)
     )
     if well_formed and not is_utf8(subject):
-        raise InvalidNameError(f"Invalid subject {shown(subject)}: it is not UTF-8 text. Use UTF-8 characters.")
+        raise InvalidNameError(f"subject {shown(subject)} is not UTF-8 text")
     if not well_formed or len(subject) > MAX_SUBJECT_LENGTH:
-        raise InvalidNameError(f"Invalid subject {shown(subject)}. Use non-empty tokens separated by dots, without spaces.")
+        raise InvalidNameError(
+            f"subject {shown(subject)} is not a NATS subject: non-empty tokens separated by dots, without spaces"
+        )
     return subject
 
 
@@ -126,8 +124,7 @@ def check_data_subject(subject: str, namespace: str) -> str:
     tokens = check_subject(subject).split(".")
     if tokens[0] in (namespace, "*", ">") or tokens[0].startswith(("$", "_INBOX")):
         raise InvalidNameError(
-            f"Subject {shown(subject)} overlaps with {namespace}.>, _INBOX or $-subjects, which are reserved. "
-            "Choose another first token."
+            f"subject {shown(subject)} would overlap with {namespace}.>, an _INBOX or $-subjects; choose another first token"
         )
     return subject
 

@@ -139,16 +139,13 @@ def altered(config: StreamConfig, wanted: pb.StreamConfig, changed: Iterable[str
     whole = config_to_pb(config)
     for name in changed:
         if name not in _ALTERABLE:
-            raise ConfigError(
-                f"Cannot change {name!r} of an existing stream. You can change: {', '.join(ALTERABLE)}. For other "
-                "settings, create a new stream."
-            )
+            raise ConfigError(f"{name!r} can't be changed any more: of a stream that is there, {', '.join(ALTERABLE)} can")
         setattr(whole, name, getattr(wanted, name))
     found = config_from_pb(whole)
     if found.is_cleaned != config.is_cleaned:
         raise ConfigError(
-            "max_per_subject cannot be switched on or off for an existing stream, because readers would report "
-            "the gaps as damage. Create a new stream."
+            "max_per_subject neither begins nor ends with a stream that is there: readers and services would take the gaps that it "
+            "makes for damage, or the other way round. Make another stream"
         )
     return found
 
@@ -158,7 +155,7 @@ def _choice(kind: type[E], what: str, value: str) -> E:
         return kind(value)
     except ValueError:
         allowed = ", ".join(repr(member.value) for member in kind)
-        raise ConfigError(f"Unknown {what} {value!r}. Use one of {allowed}.") from None
+        raise ConfigError(f"{what} {value!r} is not known: use one of {allowed}") from None
 
 
 def _codec(name: str) -> Codec:
@@ -167,7 +164,7 @@ def _codec(name: str) -> Codec:
     for codec in Codec:
         if codec.name.lower() == name:
             return codec
-    raise ConfigError(f"Unknown codec {name!r}. Use one of {', '.join(repr(c.name.lower()) for c in Codec)}.")
+    raise ConfigError(f"codec {name!r} is not known: use one of {', '.join(repr(c.name.lower()) for c in Codec)}")
 
 
 _STATUS = {

@@ -177,9 +177,7 @@ def _under_way(now: ControllerList) -> Refused:
     replaces = f" for {now.leaving}" if now.leaving else ""
     what = f"{now.learner} is being added{replaces}" if now.learner else f"{now.leaving} is being removed"
     how = f"liftpy controllers remove {now.learner}" if now.learner else f"liftpy controllers add {now.leaving}"
-    return Refused(
-        _ERROR.EXISTS, f"Another change of the controllers is in progress: {what}. Wait for it, or cancel it with: {how}"
-    )
+    return Refused(_ERROR.EXISTS, f"one change at a time: {what}; wait for it, or take it back with: {how}")
 
 
 def _newcomer(node: str, now: ControllerList, nodes: frozenset[str], fenced: frozenset[str], more: int) -> Refused | None:
@@ -187,17 +185,11 @@ def _newcomer(node: str, now: ControllerList, nodes: frozenset[str], fenced: fro
     if now.learner or now.leaving:
         return _under_way(now)
     if node not in nodes:
-        return Refused(
-            _ERROR.NOT_FOUND,
-            f"Node {shown(node)} is not registered. Start it first, with the current controllers in its settings.",
-        )
+        return Refused(_ERROR.NOT_FOUND, f"there is no node {shown(node)}: start it first, with the controllers as they are")
     if node in fenced:
-        return Refused(_ERROR.INVALID, f"Node {node} is not running. Start it first.")
+        return Refused(_ERROR.INVALID, f"node {node} does not run: start it first")
     if len(now.voters) + more > MAX_CONTROLLERS:
-        return Refused(
-            _ERROR.INVALID,
-            (f"The cluster has {len(now.voters)} controllers, at most {MAX_CONTROLLERS} are allowed. Remove one first."),
-        )
+        return Refused(_ERROR.INVALID, f"there are {len(now.voters)} controllers, and there may be {MAX_CONTROLLERS}")
     return None
 
 
@@ -207,7 +199,7 @@ def _added(node: str, now: ControllerList, nodes: frozenset[str], fenced: frozen
     if node in now.voters and node == now.leaving and not now.learner:
         return replace(now, leaving="")
     if node in now.voters and node != now.leaving:
-        return Refused(_ERROR.EXISTS, f"Node {node} is already a controller. Nothing to do.")
+        return Refused(_ERROR.EXISTS, f"{node} is a controller already")
     return _newcomer(node, now, nodes, fenced, 1) or replace(now, learner=node)
 
 
@@ -220,9 +212,9 @@ def _removed(node: str, view: GroupView) -> Planned:
     if now.learner or now.leaving:
         return _under_way(now)
     if node not in now.voters:
-        return Refused(_ERROR.NOT_FOUND, f"Node {shown(node)} is not a controller. Controllers: {', '.join(now.voters)}.")
+        return Refused(_ERROR.NOT_FOUND, f"{shown(node)} is no controller; there are: {', '.join(now.voters)}")
     if len(now.voters) == 1:
-        return Refused(_ERROR.INVALID, f"Node {node} is the last controller. Add another controller first.")
+        return Refused(_ERROR.INVALID, f"{node} is the last controller: add another one first")
     return _outlives(now, node, view) or replace(now, leaving=node)
 
 
@@ -234,9 +226,9 @@ def _replaced(old: str, new: str, now: ControllerList, nodes: frozenset[str], fe
     if now.learner or now.leaving:
         return _under_way(now)
     if old not in now.voters:
-        return Refused(_ERROR.NOT_FOUND, f"Node {shown(old)} is not a controller. Controllers: {', '.join(now.voters)}.")
+        return Refused(_ERROR.NOT_FOUND, f"{shown(old)} is no controller; there are: {', '.join(now.voters)}")
     if new in now.voters:
-        return Refused(_ERROR.EXISTS, f"Node {new} is already a controller. Choose another node.")
+        return Refused(_ERROR.EXISTS, f"{new} is a controller already")
     return _newcomer(new, now, nodes, fenced, 0) or replace(now, learner=new, leaving=old)
 
 
@@ -249,10 +241,7 @@ def _survives(plan: ControllerList, view: GroupView) -> Refused | None:
         return None
     return Refused(
         _ERROR.INVALID,
-        (
-            f"{needed} of {len(voters)} controllers must be live for this change, but only {len(live)} are: "
-            f"{', '.join(sorted(live))}. Start more controllers first."
-        ),
+        f"of {len(voters)} controllers, {needed} would have to live, and {len(live)} do: {', '.join(sorted(live))}",
     )
 
 

@@ -154,7 +154,7 @@ speak for it on ``<ns>.control.node.read``."""
 def check_speaker(name: str, what: str) -> str:
     """Return ``name`` if a node or a principal may be called so, else raise InvalidNameError naming ``what``."""
     if name in PARTITION_WORDS:
-        raise InvalidNameError(f"{what.capitalize()} {name!r} is reserved by the protocol. Choose another name.")
+        raise InvalidNameError(f"{what} {name!r} is a word of the protocol's own subjects: choose another")
     return check_name(name, what)
 
 

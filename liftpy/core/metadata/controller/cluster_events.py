@@ -17,7 +17,6 @@ again: 43 with (911, 0). Nothing is left to write.
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -159,10 +158,8 @@ def in_words(event: dict[str, Any], *, named: bool = True) -> str:
         where = str(event.get("node", ""))
     change = f"{event.get('was') or 'none'} -> {event.get('now') or 'none'}" if "was" in event or "now" in event else ""
     if event.get("kind") == "request":
-        what = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", str(event.get("request"))).lower()
-        result = f"rejected ({event['error']})" if "error" in event else "ok"
-        change = f"{result}, by {event.get('sender') or 'anonymous'}"
-        what, where = (what, f"{where}:") if where else (f"{what}:", "")
+        what, where = f"{event.get('request')} {event.get('outcome')}", where or "the cluster"
+        change = f"by {event.get('sender') or 'nobody proven'}" + (f", {event['error']}" if "error" in event else "")
     return " ".join(part for part in (what.replace("_", " "), where, change, str(event.get("detail", ""))) if part)
 
 

@@ -41,7 +41,7 @@ def report_leader(draft: RecordBuilder, request: pb.ReportLeader) -> Decision:
     if request.leaderLacks and partition.status is PartitionStatus.ONLINE:
         return _leader_lacks(draft, stream, partition, request)
     if request.witness == partition.leader or not _counts(stream, partition, request.witness):
-        return refuse(pb.ControlResponse.INVALID, f"Node {request.witness!r} is not a witness of this partition.", partition)
+        return refuse(pb.ControlResponse.INVALID, f"{request.witness!r} is no witness", partition)
     if partition.status is PartitionStatus.CANDIDATE_FOUND or partition.status is PartitionStatus.OFFLINE:
         return _stale(partition)
     report = _report(draft, request)
@@ -59,7 +59,7 @@ def _leader_lacks(draft: RecordBuilder, stream: StreamImage, partition: Partitio
     """A replica that may lead knows something to be committed that the leader does not hold: the leader's log went back in time. It is
     complete no more [C10, S15]. A witness that may lack something itself can't be followed: then nothing is decided here."""
     if request.witness == partition.leader or request.witness not in stream.may_lead(partition):
-        return refuse(pb.ControlResponse.INVALID, f"Node {request.witness!r} may lack records itself.", partition)
+        return refuse(pb.ControlResponse.INVALID, f"{request.witness!r} may lack something itself", partition)
     lacking = {partition.leader, *partition.incomplete} if stream.commits_by_quorum else set(partition.incomplete)
     doubted = replace(partition, incomplete=tuple(node for node in partition.replicas if node in lacking))
     return _depose(draft, stream, doubted, _report(draft, request))
@@ -73,7 +73,7 @@ def give_up_leadership(draft: RecordBuilder, request: pb.GiveUpLeadership) -> De
         return found
     stream, partition = found
     if not draft.rules.elections:
-        return refuse(pb.ControlResponse.INVALID, "Elections are switched off in this cluster.", partition)
+        return refuse(pb.ControlResponse.INVALID, "elections are switched off in this cluster", partition)
     refusal = _wrong_process(draft, request.leader, request.incarnation, partition)
     if refusal is not None:
         return refusal
@@ -94,9 +94,7 @@ def report_promotion(draft: RecordBuilder, request: pb.ReportPromotion) -> Decis
     if partition.status is PartitionStatus.ONLINE and named == (partition.leader, partition.leader_epoch):
         return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
     if not request.finished:
-        return refuse(
-            pb.ControlResponse.INVALID, "The metadata leader answers progress reports. They are not logged.", partition
-        )
+        return refuse(pb.ControlResponse.INVALID, "progress is for the metadata leader's timers and not logged", partition)
     if (*named, request.epoch) != (partition.candidate, partition.leader_epoch, partition.epoch):
         return _stale(partition)
     refusal = _wrong_process(draft, request.candidate, request.candidateIncarnation, partition)
@@ -135,13 +133,9 @@ def elect_leader(draft: RecordBuilder, request: pb.ElectLeader) -> Decision:
         return found
     stream, partition = found
     if not draft.rules.elections:
-        return refuse(pb.ControlResponse.INVALID, "Elections are switched off in this cluster.", partition)
+        return refuse(pb.ControlResponse.INVALID, "elections are switched off in this cluster", partition)
     if request.node and request.node not in partition.replicas:
-        return refuse(
-            pb.ControlResponse.INVALID,
-            f"Node {request.node} holds no replica of this partition. Replicas: {', '.join(partition.replicas)}.",
-            partition,
-        )
+        return refuse(pb.ControlResponse.INVALID, f"{request.node!r} is not among {list(partition.replicas)}", partition)
     if partition.status is PartitionStatus.ONLINE and not request.unclean:
         if partition.wants_leader and request.node not in ("", partition.wants_leader):
             partition = replace(partition, moved_for=MoveReason.BY_HAND)  # it overrules the rebalance
@@ -164,7 +158,7 @@ def drain_node(draft: RecordBuilder, request: pb.DrainNode) -> Steps[Decision]:
     if isinstance(node, Decision):
         return node
     if not draft.rules.elections:
-        return draft.done(pb.ControlResponse(detail="Elections are switched off in this cluster."))
+        return draft.done(pb.ControlResponse(detail="elections are switched off in this cluster"))
     moving = staying = 0
     for number, (stream, partition) in enumerate(draft.image.partitions_of(node.node_id), 1):
         if number % PER_STEP == 0:
@@ -194,11 +188,7 @@ def _elect_uncleanly(draft: RecordBuilder, stream: StreamImage, partition: Parti
     ranked = (*partition.isr, *partition.replicas)
     live = [replica for replica in ranked if draft.is_live(replica) and node_id in ("", replica)]
     if not live:
-        return refuse(
-            pb.ControlResponse.NOT_ENOUGH_NODES,
-            f"No live replica: {node_id or ', '.join(partition.replicas)}. Start a node that holds a replica, then retry.",
-            partition,
-        )
+        return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, f"no live replica {node_id or list(partition.replicas)}", partition)
     doubtful = {live[0], *partition.incomplete}
     doubted = replace(partition, incomplete=tuple(node for node in partition.replicas if node in doubtful))
     return _changed(draft, stream, partition, election.propose(draft, doubted, live[0]))
@@ -270,7 +260,7 @@ def _find(draft: RecordBuilder, request: _Named) -> tuple[StreamImage, Partition
 def _wrong_process(draft: RecordBuilder, node_id: str, incarnation: int, partition: PartitionState) -> Decision | None:
     node = draft.image.nodes.get(node_id)
     if node is None or node.fenced or node.incarnation != incarnation:
-        return refuse(pb.ControlResponse.FENCED, f"Node {node_id!r} is not live with incarnation {incarnation}.", partition)
+        return refuse(pb.ControlResponse.FENCED, f"{node_id!r} is not live as incarnation {incarnation}", partition)
     return None
 
 

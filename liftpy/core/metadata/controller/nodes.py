@@ -146,7 +146,7 @@ def set_node(draft: RecordBuilder, request: pb.SetNode) -> Decision:
 def _set(node: NodeImage, request: pb.SetNode) -> NodeImage:
     if request.HasField("weight"):
         if not 0 <= request.weight <= MAX_WEIGHT:
-            raise ConfigError(f"weight = {request.weight} is outside 0..{MAX_WEIGHT:g}. Choose a value in this range.")
+            raise ConfigError(f"weight = {request.weight} is outside 0..{MAX_WEIGHT:g}")
         node = replace(node, weight=request.weight, weight_by_hand=True)
     if request.HasField("rack"):
         if request.rack:
@@ -246,7 +246,7 @@ def report_service(draft: RecordBuilder, request: pb.ReportService) -> Decision:
     if isinstance(node, Decision):
         return node
     if max(len(request.service), len(request.ending), len(request.reason)) > MAX_REASON:
-        return refuse(pb.ControlResponse.INVALID, f"The reason is too long. Use at most {MAX_REASON} characters.")
+        return refuse(pb.ControlResponse.INVALID, f"a reason has at most {MAX_REASON} characters")
     draft.needs_entry()
     return draft.done()
 
@@ -255,7 +255,7 @@ def current_node(draft: RecordBuilder, node_id: str, incarnation: int) -> NodeIm
     """The node, or the refusal of a request that names another incarnation of it."""
     node = draft.image.nodes.get(node_id)
     if node is None:
-        return refuse(pb.ControlResponse.NOT_FOUND, f"Node {node_id!r} does not exist. `liftpy status` shows the nodes.")
+        return refuse(pb.ControlResponse.NOT_FOUND, f"there is no node {node_id!r}")
     if node.incarnation != incarnation:
         detail = f"node {node_id!r} is incarnation {node.incarnation} now, not {incarnation}"
         return refuse(pb.ControlResponse.FENCED, detail)
@@ -266,6 +266,6 @@ def change(draft: RecordBuilder, request: pb.ChangeControllers) -> Decision:
     """The list that the metadata leader has made of the request. What holds none was never given to it."""
     after = replace(list_from_pb(request.list), index=draft.image.index)
     if not well_formed(after) or request.after != draft.image.controllers.index:
-        return refuse(pb.ControlResponse.INVALID, "Only the metadata leader can propose a change of the controllers.")
+        return refuse(pb.ControlResponse.INVALID, "a change of the controllers that no metadata leader has proposed")
     draft.add(ControllersChanged(after))
     return draft.done(pb.ControlResponse(detail=after.said()))

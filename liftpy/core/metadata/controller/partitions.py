@@ -85,7 +85,7 @@ def _refusal(draft: RecordBuilder, request: pb.ChangeIsr, partition: PartitionSt
         detail = f"{partition.joining!r} joins and {request.evicted!r} goes: the replica set changes by one node at a time"
         return refuse(pb.ControlResponse.INVALID, detail, partition)
     if not draft.image.is_live(partition.leader):
-        return refuse(pb.ControlResponse.FENCED, f"The leader {partition.leader!r} is fenced.", partition)
+        return refuse(pb.ControlResponse.FENCED, f"leader {partition.leader!r} is fenced", partition)
     for node_id in sorted(members.difference(partition.isr)):
         detail = _why_not_join(draft, request, node_id)
         if detail:
@@ -118,7 +118,7 @@ def pause_partitions(draft: RecordBuilder, request: pb.PausePartitions) -> Steps
         return refuse(pb.ControlResponse.NOT_FOUND, detail)
     asked_for = _ASKED_FOR.get(request.pause)
     if asked_for is None:
-        return refuse(pb.ControlResponse.INVALID, f"Invalid pause = {request.pause}.")
+        return refuse(pb.ControlResponse.INVALID, f"pause = {request.pause}: nobody asks for that")
     if request.HasField("configVersion") and request.configVersion != held.config_version:
         detail = f"the settings of {held.name!r} are at version {held.config_version}, not {request.configVersion}: look again"
         return refuse(pb.ControlResponse.STALE, detail)
@@ -154,9 +154,7 @@ def wake_partition(draft: RecordBuilder, request: pb.WakePartition) -> Decision:
     elif partition.pause.until_publish:
         partition = _woken(draft, stream, partition)
     else:
-        return refuse(
-            pb.ControlResponse.INVALID, f"The pause {partition.pause.name} ends only by `liftpy stream resume`.", partition
-        )
+        return refuse(pb.ControlResponse.INVALID, f"{partition.pause.name}: operators alone resume it", partition)
     return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
 
 

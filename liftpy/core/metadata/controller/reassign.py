@@ -57,9 +57,7 @@ def begin_copy(draft: RecordBuilder, request: pb.BeginCopy) -> Decision:
         detail = f"{request.node!r} is not the next one that is wanted: {partition.wants_next or 'nobody is'}"
         return refuse(pb.ControlResponse.INVALID, detail, partition)
     if request.node and not draft.is_live(request.node):
-        return refuse(
-            pb.ControlResponse.FENCED, f"Node {request.node!r} is not live. Start it, or choose another node.", partition
-        )
+        return refuse(pb.ControlResponse.FENCED, f"node {request.node!r} is not live", partition)
     copy = partition.epoch if request.node else 0
     return _changed(draft, stream, partition, replace(partition, joining=request.node, copy_epoch=copy))
 

@@ -72,12 +72,12 @@ def _describe_stream(draft: RecordBuilder, request: pb.DescribeStream) -> Decisi
 
 
 def _not_logged(_draft: RecordBuilder, _: Any) -> Decision:
-    return refuse(pb.ControlResponse.INVALID, "The metadata leader answers heartbeats. They are not logged.")
+    return refuse(pb.ControlResponse.INVALID, "heartbeats are answered by the metadata leader and not logged")
 
 
 def unknown(_draft: RecordBuilder, _: Any) -> Decision:
     """What has no row; and a batch, which is taken apart before (``batches.py``)."""
-    return refuse(pb.ControlResponse.INVALID, "This version does not know this kind of request. Upgrade the controllers.")
+    return refuse(pb.ControlResponse.INVALID, "a request of a kind that this version does not know")
 
 
 _BY = AskedBy

@@ -36,7 +36,7 @@ def set_default_quota(draft: RecordBuilder, request: pb.SetDefaultQuota) -> Deci
     try:
         quota = quota_from_pb(whole)
     except ConfigError as error:
-        return refuse(pb.ControlResponse.INVALID, f"Invalid default quota: {error}")
+        return refuse(pb.ControlResponse.INVALID, f"default quota: {error}")
     if quota != image.default_quota:
         draft.add(DefaultQuotaSet(quota))
     return draft.done(pb.ControlResponse(defaultQuota=whole))
@@ -52,9 +52,7 @@ def set_session_times(draft: RecordBuilder, request: pb.SetSessionTimes) -> Deci
     if (request.sessionMs, request.leaseMs) == (held.session_ms, held.lease_ms):
         return _said(draft, held)
     if request.change != held.change:
-        return refuse(
-            pb.ControlResponse.STALE, f"Another request changed the session times: {held.words}. Check them, then retry."
-        )
+        return refuse(pb.ControlResponse.STALE, f"the session times were changed meanwhile: {held.words}")
     if not held.is_settled:
         longest_s = held.longest_session_ns / NS_PER_S
         detail = f"the change before is not settled yet, which takes {longest_s:g} s of one metadata leader: {held.words}"
@@ -68,9 +66,7 @@ def settle_session_times(draft: RecordBuilder, request: pb.SettleSessionTimes) -
     """Those before the change count no more."""
     held = _held(draft)
     if request.change != held.change:
-        return refuse(
-            pb.ControlResponse.STALE, f"Another request changed the session times: {held.words}. Check them, then retry."
-        )
+        return refuse(pb.ControlResponse.STALE, f"the session times were changed meanwhile: {held.words}")
     if not held.is_settled:
         held = held.settled()
         draft.add(SessionTimesSet(held))
@@ -97,7 +93,7 @@ def set_feature_level(draft: RecordBuilder, request: pb.SetFeatureLevel) -> Deci
         return draft.done(pb.ControlResponse(detail=f"the feature level is {request.level} already"))
     unchecked = _unchecked(draft, request)
     if unchecked:
-        return refuse(pb.ControlResponse.STALE, f"New nodes registered during the check: {', '.join(unchecked)}. Retry.")
+        return refuse(pb.ControlResponse.STALE, f"registered meanwhile, and not asked: {', '.join(unchecked)}")
     if request.level < image.feature_level - 1:
         detail = f"one level at a time: from {image.feature_level} to {image.feature_level - 1}"
         return refuse(pb.ControlResponse.INVALID, detail)

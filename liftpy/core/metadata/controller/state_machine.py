@@ -116,13 +116,12 @@ class ClusterFsm:
         try:
             request = pb.ControlRequest.FromString(entry)
         except DecodeError:
-            response = refuse(_ERROR.INVALID, "The entry is not a ControlRequest.").response
+            response = refuse(_ERROR.INVALID, "the entry is not a ControlRequest").response
             after = yield from _with_digest(replace(before, index=index), ())
             return _Applied(after, (), _finish(response, b"", index), refused=1)
         if has_unknown_fields(request):
             raise IncompatibleVersionError(
-                f"{UNSUPPORTED}entry {index} of the metadata log was written by a newer version. Start the newer "
-                "version on this node."
+                f"{UNSUPPORTED}entry {index} of the metadata group's log is of a newer version than this one"
             )
         now_ns = request.timeNs if 0 < request.timeNs < MAX_TIME_NS else before.time_ns
         try:
@@ -192,11 +191,9 @@ def _with_digest(image: ClusterImage, records: tuple[Record, ...]) -> Steps[Clus
 def refusal(request: pb.ControlRequest) -> Decision | None:
     """Of what is no operation, whatever it asks for; None: it is one."""
     if len(request.operationId) != OPERATION_ID_SIZE_BYTES:
-        return refuse(
-            _ERROR.INVALID, f"The operation id must have {OPERATION_ID_SIZE_BYTES} bytes, not {len(request.operationId)}."
-        )
+        return refuse(_ERROR.INVALID, f"an operation id has {OPERATION_ID_SIZE_BYTES} bytes, not {len(request.operationId)}")
     if request.timeNs >= MAX_TIME_NS:
-        return refuse(_ERROR.INVALID, f"timeNs = {request.timeNs} is after the year 2262.")
+        return refuse(_ERROR.INVALID, f"timeNs = {request.timeNs} is beyond the year 2262")
     return None
 
 

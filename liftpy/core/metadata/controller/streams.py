@@ -47,10 +47,7 @@ def create_stream(draft: RecordBuilder, request: pb.CreateStream) -> Steps[Decis
         held = draft.image.streams.get(request.name)
         config = _checked(draft, request, held)
         if held is not None:
-            existing = refuse(
-                pb.ControlResponse.EXISTS,
-                f"Stream {request.name!r} already exists, with subject {held.subject!r}. Choose another name.",
-            )
+            existing = refuse(pb.ControlResponse.EXISTS, f"stream {request.name!r} exists, attached to {held.subject!r}")
             existing.response.stream.CopyFrom(stream_to_pb(held))
             return existing
         wanted = _wanted(draft, request)
@@ -82,7 +79,7 @@ def place_stream(draft: RecordBuilder, request: pb.PlaceStream) -> Steps[Decisio
     """The partitions of a stream that waits for nodes; nothing where there are too few still, or it does not wait any more."""
     held = draft.image.streams.get(request.name)
     if held is None or held.uid != request.uid:
-        return refuse(pb.ControlResponse.NOT_FOUND, f"Stream {request.name!r} with uid {request.uid!r} does not exist.")
+        return refuse(pb.ControlResponse.NOT_FOUND, f"there is no stream {request.name!r} of the id {request.uid!r}")
     if not held.waiting:
         return draft.done()
     try:
@@ -131,11 +128,9 @@ def _named(draft: RecordBuilder, name: str, uid: str) -> StreamImage | Decision:
     """The stream of that name, and of that unique id if there is one; or the refusal."""
     held = draft.image.streams.get(name)
     if held is None:
-        return refuse(pb.ControlResponse.NOT_FOUND, f"Stream {name!r} does not exist.")
+        return refuse(pb.ControlResponse.NOT_FOUND, f"there is no stream {name!r}")
     if uid and uid != held.uid:
-        return refuse(
-            pb.ControlResponse.NOT_FOUND, f"Stream {name!r} was deleted and created again: its uid is {held.uid}, not {uid}."
-        )
+        return refuse(pb.ControlResponse.NOT_FOUND, f"stream {name!r} is {held.uid} now; {uid} is gone")
     return held
 
 
@@ -144,17 +139,15 @@ def _checked(draft: RecordBuilder, request: pb.CreateStream, held: StreamImage |
     image = draft.image
     check_name(request.name, "stream name")
     if request.name in RESERVED_NAMES:
-        raise ConfigError(f"Stream name {request.name!r} is reserved by the protocol. Choose another name.")
+        raise ConfigError(f"stream name {request.name!r} is a word of the protocol's own subjects: choose another")
     check_data_subject(request.subject, draft.rules.namespace)
     _check_count(request.subject, _count(request))
     if request.firstLeaderEpoch > MAX_FIRST_LEADER_EPOCH:
-        raise ConfigError(
-            f"first LeaderEpoch = {request.firstLeaderEpoch} is above {MAX_FIRST_LEADER_EPOCH}. Use a smaller value."
-        )
+        raise ConfigError(f"first LeaderEpoch = {request.firstLeaderEpoch} is above {MAX_FIRST_LEADER_EPOCH}")
     config = config_from_pb(request.config)
     if held is None:
         if len(image.streams) >= MAX_STREAMS:
-            raise ConfigError(f"The cluster already has {MAX_STREAMS} streams, the maximum. Delete a stream first.")
+            raise ConfigError(f"there are {MAX_STREAMS} streams already: delete some first")
         _check_overlap(image, image.answering, request.subject, _count(request), config)
     return config
 
@@ -165,16 +158,11 @@ def _count(request: pb.CreateStream) -> int:
 
 def _check_count(subject: str, count: int) -> None:
     if count > MAX_PARTITIONS_PER_STREAM:
-        raise ConfigError(f"partitions = {count} is outside 1..{MAX_PARTITIONS_PER_STREAM}. Choose a value in this range.")
+        raise ConfigError(f"partitions = {count} is outside 1..{MAX_PARTITIONS_PER_STREAM}")
     if count > 1 and subject.endswith(">"):
-        raise ConfigError(
-            "A subject that ends with '>' allows only one partition, because partition N stores <subject>.N. Use "
-            "--partitions 1, or another subject."
-        )
+        raise ConfigError("a subject that ends in '>' can have one partition only: partition N listens on <subject>.N")
     if len(data_subject(subject, count - 1)) > MAX_SUBJECT_LENGTH:
-        raise ConfigError(
-            f"The subject with the partition number is longer than {MAX_SUBJECT_LENGTH} characters. Use a shorter subject."
-        )
+        raise ConfigError(f"subject with the partition number is longer than {MAX_SUBJECT_LENGTH} characters")
 
 
 def _check_overlap(image: ClusterImage, answering: SubjectIndex, subject: str, count: int, config: StreamConfig) -> None:
@@ -186,15 +174,15 @@ def _check_overlap(image: ClusterImage, answering: SubjectIndex, subject: str, c
         held = image.streams[name]
         of = f"{held.subject!r} ({held.partition_count} partitions)" if held.partition_count > 1 else f"{held.subject!r}"
         raise ConfigError(
-            f"{OVERLAP} (err_code {OVERLAP_ERR_CODE}): {subject!r} overlaps with {of} of stream {name!r}. Choose "
-            "another subject, or use --ack-policy none (the stream then sends no acks)."
+            f"{OVERLAP} (err_code {OVERLAP_ERR_CODE}): {subject!r} with {of} of {name!r}; "
+            "choose another subject, or the ack policy none, with which a stream answers nobody"
         )
 
 
 def _wanted(draft: RecordBuilder, request: pb.CreateStream) -> Wanted:
     assignment = assigned(request.manual)
     if assignment and request.placement not in ("", MANUAL):
-        raise ConfigError(f"An assignment needs placement {MANUAL!r}, not {request.placement!r}. Remove --placement.")
+        raise ConfigError(f"an assignment is placement {MANUAL!r}, not {request.placement!r}")
     factor = request.replicationFactor
     if not assignment and request.placement != MANUAL:
         factor = factor or max(1, min(DEFAULT_REPLICATION_FACTOR, sum(node.takes for node in facts_of(draft.image))))
@@ -229,13 +217,10 @@ def _wanted_more(draft: RecordBuilder, request: pb.AddPartitions, held: StreamIm
     if total == first:
         return None
     if total < first:
-        raise ConfigError(
-            f"Stream {held.name!r} already has {first} partitions. The number can only increase: use a larger --partitions."
-        )
+        raise ConfigError(f"stream {held.name!r} has {first} partitions: they can become more, not fewer")
     if policy == MANUAL and total != first + len(assignment):
         raise ConfigError(
-            f"Stream {held.name!r} has a manual assignment. Assign partitions {first} to {total - 1} with "
-            "--assignment, or choose a --placement."
+            f"stream {held.name!r} was placed by hand: assign its partitions {first} to {total - 1}, or name a placement"
         )
     _check_count(held.subject, total)
     others = draft.image.answering.without_stream(held.name, held.subject) if held.answers else draft.image.answering
@@ -254,9 +239,7 @@ def _wanted_more(draft: RecordBuilder, request: pb.AddPartitions, held: StreamIm
 
 def _check_factor(factor: int) -> None:
     if factor > MAX_REPLICATION_FACTOR:
-        raise ConfigError(
-            f"replication factor = {factor} is outside 1..{MAX_REPLICATION_FACTOR}. Choose a value in this range."
-        )
+        raise ConfigError(f"replication factor = {factor} is outside 1..{MAX_REPLICATION_FACTOR}")
 
 
 def _placed_or_waits(draft: RecordBuilder, wanted: Wanted) -> Steps[Placed | NotEnoughNodesError]:
@@ -294,10 +277,7 @@ def alter_stream(draft: RecordBuilder, request: pb.AlterStream) -> Steps[Decisio
         return refuse(pb.ControlResponse.NOT_FOUND, detail)
     factor = request.replicationFactor
     if not (1 <= factor <= MAX_REPLICAS or (not factor and request.changed)):
-        return refuse(
-            pb.ControlResponse.INVALID,
-            f"replication factor = {factor} is outside 1..{MAX_REPLICAS}. Choose a value in this range.",
-        )
+        return refuse(pb.ControlResponse.INVALID, f"replication factor = {factor} is outside 1..{MAX_REPLICAS}")
     try:
         stream = _with_settings(held, request)
     except ConfigError as error:

@@ -47,8 +47,7 @@ def _check_racks(nodes: Sequence[NodeFacts], wanted: Wanted) -> None:
     without = [node.node_id for node in nodes if not node.rack]
     if without and len(without) < len(nodes):
         raise PlacementError(
-            f"Placement {wanted.policy!r} needs a rack on every node. No rack: {', '.join(without)}. Set one with "
-            "`liftpy node set-rack`, or choose another placement."
+            f"placement {wanted.policy!r}: no rack on {', '.join(without)}: set one for every node, or for none"
         )
 
 
@@ -57,8 +56,7 @@ def _check_racks_strictly(nodes: Sequence[NodeFacts], wanted: Wanted) -> None:
     racks = len({node.rack for node in nodes if node.rack})
     if wanted.replication_factor > racks:
         raise PlacementError(
-            f"Placement {wanted.policy!r} needs one rack per replica: {wanted.replication_factor} replicas, but "
-            f"only {racks} racks. Use fewer replicas or more racks."
+            f"placement {wanted.policy!r}: {wanted.replication_factor} replicas need as many racks, there are {racks}"
         )
 
 
@@ -105,19 +103,16 @@ def candidates_for(nodes: Sequence[NodeFacts], wanted: Wanted) -> list[NodeFacts
     """The nodes that a policy other than ``manual`` chooses from, in order; raises as ``place`` does, but for room. Cheap."""
     row = POLICIES.get(wanted.policy or DEFAULT_POLICY)
     if row is None:
-        raise PlacementError(f"Unknown placement {wanted.policy!r}. Use one of {', '.join(POLICY_NAMES)}.")
+        raise PlacementError(f"placement {wanted.policy!r} is not known: use one of {', '.join(POLICY_NAMES)}")
     if wanted.partitions <= 0:
-        raise PlacementError("The number of partitions must be greater than 0. Set --partitions.")
+        raise PlacementError("partitions must be greater than 0")
     if wanted.replication_factor <= 0:
-        raise PlacementError("The replication factor must be greater than 0. Set --replicas.")
+        raise PlacementError("replication factor must be greater than 0")
     live = [node for node in ordered(nodes) if node.takes]
     if row.weighs:
         wrong = [f"{node.node_id} ({node.weight:g})" for node in live if not (isfinite(node.weight) and node.weight >= 0)]
         if wrong:
-            raise PlacementError(
-                f"Placement {wanted.policy!r} needs weights of 0 or more. Invalid weight: {', '.join(wrong)}. Set it "
-                "with `liftpy node set-weight`."
-            )
+            raise PlacementError(f"placement {wanted.policy!r}: a weight is a number from 0 on, not so of {', '.join(wrong)}")
         live = [node for node in live if node.weight > 0]
     if wanted.replication_factor > len(live):
         raise NotEnoughNodesError(wanted.replication_factor - len(live))

@@ -206,10 +206,7 @@ def rendezvous(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replica
         taking = (node for node in ranking.best_first(partition) if room[node.node_id] > 0)
         replicas = _spread(taking, wanted.replication_factor) if spread else _first(taking, wanted.replication_factor)
         if len(replicas) < wanted.replication_factor:
-            raise NoRoomError(
-                f"Fewer than {wanted.replication_factor} nodes have room for partition {partition}. Add nodes, or use "
-                "fewer replicas."
-            )
+            raise NoRoomError(f"fewer than {wanted.replication_factor} nodes have room for partition {partition}")
         for node_id in replicas:
             room[node_id] -= 1
         placed.append(replicas)
@@ -295,10 +292,7 @@ def least_loaded(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Repli
     placed: list[list[int]] = []
     for partition in range(wanted.first, wanted.first + wanted.partitions):
         if len(queue) < wanted.replication_factor:
-            raise NoRoomError(
-                f"Fewer than {wanted.replication_factor} nodes have room for partition {partition}. Add nodes, or use "
-                "fewer replicas."
-            )
+            raise NoRoomError(f"fewer than {wanted.replication_factor} nodes have room for partition {partition}")
         chosen = [heappop(queue)[2] for _ in range(wanted.replication_factor)]
         _lead(chosen, min(chosen, key=lambda n: leaders[n] / weights[n]))
         leaders[chosen[0]] += 1
