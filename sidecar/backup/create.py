@@ -467,7 +467,7 @@ class _PartitionTaking:
             reads = self._reads(node)
             try:
                 batches = (await reads.batches(offset))[0]
-                self._learn_compaction(reads, offset)
+                self._learn_compaction(reads, node, offset)
                 return batches
             except Damaged as error:
                 said, damaged = f"{node}: {error}", error
@@ -487,10 +487,9 @@ class _PartitionTaking:
         key = ReplicaAddress(stream=self._stream.name, uid=self._stream.uid, partition=self._number, node=node, patience_s=3.0)
         return ReplicaReads(self._home.client.transport, Subjects(self._home.options.namespace), key)
 
-    def _learn_compaction(self, reads: ReplicaReads, offset: int) -> None:
+    def _learn_compaction(self, reads: ReplicaReads, node: str, offset: int) -> None:
         """How far the replica that has answered is compacted; all below ``offset`` was read before. Raises _DeletesGoneError."""
         self._compacted_end = max(self._compacted_end, reads.compacted_end)
-        node = reads.replica.node
         known = reads.deletes_end
         if self._deletes_end is not None:  # another replica may lack tombstones of records that were read before
             known = self._last_deletes_end if node == self._answered else 0
