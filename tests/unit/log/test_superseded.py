@@ -153,6 +153,21 @@ def test_it_keeps_what_a_naive_model_keeps(
             assert newest in stay or log.horizon.deletes_end > newest, "and is told when it is gone [D30]"
 
 
+def test_compaction_that_drops_a_tombstone_late_raises_the_end_of_deletes() -> None:
+    with_id, tombstone_of_it, other, tombstone_of_other = (
+        (b"a", "", True, False), (b"a", "", False, True), (b"b", "", False, False), (b"b", "", False, True),
+    )  # fmt: skip
+    log = log_of([[with_id], [other], [tombstone_of_it], [tombstone_of_other]], compaction=True, dedup_window_s=9.0,
+                 delete_retention_s=0.0)  # fmt: skip
+    clean(log, 4 * NS_PER_S)
+    assert held(log) == [0, 2], "the first record may be needed for its message id"
+    before = log.horizon.deletes_end
+    assert before > 3
+    clean(log, 60 * NS_PER_S)
+    assert held(log) == []
+    assert log.horizon.deletes_end > before
+
+
 X: Row = (None, "x", False, False)
 Y: Row = (b"k", "y", False, False)
 
