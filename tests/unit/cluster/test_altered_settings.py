@@ -108,9 +108,9 @@ def test_with_a_factor_both_change_in_one() -> None:
 @pytest.mark.parametrize(
     ("changed", "values", "text"),
     [
-        (["ackPolicy"], {"ackPolicy": "none"}, "ackPolicy' of an"),
-        (["dedupWindowS"], {"dedupWindowS": 1.0}, "dedupWindowS' of an"),
-        (["nonsense"], {}, "nonsense' of an"),
+        (["ackPolicy"], {"ackPolicy": "none"}, "'ackPolicy' can't be changed any more"),
+        (["dedupWindowS"], {"dedupWindowS": 1.0}, "'dedupWindowS' can't be changed any more"),
+        (["nonsense"], {}, "'nonsense' can't be changed any more"),
         (["segmentBytes"], {"segmentBytes": 5}, "segment_bytes = 5 is outside"),
         (["maxHeldS"], {"maxHeldS": -1.0}, "max_held_s = -1.0 is outside"),
         ([], {"readOnly": True}, "replication factor = 0 is outside"),

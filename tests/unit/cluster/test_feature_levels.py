@@ -148,7 +148,7 @@ def test_who_registers_between_the_look_and_the_entry_is_in_the_way() -> None:
     driver.restart("b")
     driver.register("c")
     answer = driver.ask(setFeatureLevel=request.setFeatureLevel)
-    assert (answer.error, answer.detail) == (Error.STALE, "New nodes registered during the check: b, c. Retry.")
+    assert (answer.error, answer.detail) == (Error.STALE, "registered meanwhile, and not asked: b, c")
     assert driver.fsm.image.feature_level == NOW
 
 
@@ -240,7 +240,7 @@ def test_of_the_default_quota_what_is_not_named_stays_and_what_is_wrong_changes_
     assert driver.fsm.image.default_quota == DefaultQuota(records_per_s=5, by_token=7)
     wrong = driver.ask(setDefaultQuota=pb.SetDefaultQuota(recordsPerS=1 << 40, byToken=1))
     assert (wrong.error, wrong.detail) == (
-        Error.INVALID, "Invalid default quota: records_per_s = 1099511627776 is outside 0..2.14748e+09",
+        Error.INVALID, "default quota: records_per_s = 1099511627776 is outside 0..2.14748e+09",
     )  # fmt: skip
     assert driver.fsm.image.default_quota == DefaultQuota(records_per_s=5, by_token=7)
     same = driver.ask(setDefaultQuota=pb.SetDefaultQuota(recordsPerS=5))
@@ -257,9 +257,7 @@ def test_node_that_does_not_speak_the_level_is_rejected_and_the_text_names_both(
     driver = finalized("a")
     answer = driver.ask(registerNode=pb.RegisterNode(nodeId="old", minLevel=NOW, maxLevel=NOW))
     assert (answer.error, "old" in driver.fsm.image.nodes) == (Error.INVALID, False)
-    assert answer.detail == (
-        f"{UNSUPPORTED}the cluster has feature level 6, but node 'old' supports 5. It needs a newer version."
-    )
+    assert answer.detail == (f"{UNSUPPORTED}the cluster is at feature level 6, node 'old' speaks 5: it needs a newer version")
     assert registered(answer) is Registered.UNSPOKEN
     assert registered(pb.ControlResponse(error=Error.INVALID, detail="no")) is Registered.REFUSED
     newer = driver.ask(registerNode=pb.RegisterNode(nodeId="new", minLevel=7, maxLevel=9))
@@ -325,7 +323,7 @@ def test_apply_ends_at_what_it_does_not_know(strange: bytes) -> None:
     entry = pb.ControlRequest(operationId=b"o" * 16, timeNs=1).SerializeToString() + strange
     driver = a_driver("a", features=FEATURES)
     before = driver.fsm.image
-    with pytest.raises(IncompatibleVersionError, match="entry 100 of the metadata"):
+    with pytest.raises(IncompatibleVersionError, match="entry 100 of the metadata group's log is of a newer version"):
         driver.fsm.apply(entry, 100)
     assert driver.fsm.image is before
 

@@ -72,7 +72,7 @@ def test_a_node_that_follows_the_feed_learns_of_them() -> None:
     [
         ({"partitions": 1}, Error.INVALID, "has 2 partitions: they can become more, not fewer"),
         ({"partitions": 10_001}, Error.INVALID, "1..10000"),
-        ({"partitions": 3, "name": "none"}, Error.NOT_FOUND, "Stream 'none' does not exist"),
+        ({"partitions": 3, "name": "none"}, Error.NOT_FOUND, "no stream 'none'"),
         ({"partitions": 3, "uid": "000009-0"}, Error.NOT_FOUND, "is gone"),
         ({"partitions": 3, "placement": "astrology"}, Error.INVALID, "use one of round-robin"),
         ({"partitions": 3, "name": "rest"}, Error.INVALID, "only one partition"),
