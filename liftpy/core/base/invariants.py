@@ -8,6 +8,4 @@ from liftpy.errors import InvariantError
 def check(holds: bool, name: str, *details: object) -> None:
     """Raise InvariantError unless ``holds``. ``name`` is its code in docs/invariants.md (``D7``); ``details`` are printed with it."""
     if not holds:
-        raise InvariantError(
-            f"Internal error: invariant {name} does not hold: {' '.join(map(str, details))}. Please report it."
-        )
+        raise InvariantError(f"invariant {name} does not hold: {' '.join(map(str, details))}")

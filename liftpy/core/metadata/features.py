@@ -63,7 +63,7 @@ def refused_level(level: int, who: str, spoken: LevelRange) -> str:
     if level in spoken:
         return ""
     what = "a newer version" if level > spoken.most else "an older version, or to finalize a newer level first"
-    return f"{UNSUPPORTED}the cluster has feature level {level}, but {who} supports {spoken}. It needs {what}."
+    return f"{UNSUPPORTED}the cluster is at feature level {level}, {who} speaks {spoken}: it needs {what}"
 
 
 def check_level(image: ClusterImage, spoken: LevelRange) -> None:
@@ -96,7 +96,5 @@ def why_no_way_back(image: ClusterImage, features: tuple[Feature, ...]) -> list[
     now = feature_of(image.feature_level, features)
     assert now is not None
     if not now.has_way_back:
-        return [
-            f"Level {now.level} has written data that older versions cannot read ({now.gates}). To go back, restore a backup."
-        ]
+        return [f"level {now.level} has written what versions before it can't read ({now.gates}): restore a backup instead"]
     return now.in_use(image)

@@ -128,7 +128,7 @@ def test_what_is_wrong_or_fixed_is_refused(changed: list[str], values: dict[str,
 def test_a_stream_that_answers_nobody_can_not_ask_for_offsets() -> None:
     cluster = driver(ack_policy=AckPolicy.NONE)
     answer = alter(cluster, ["optimisticConcurrency"], optimisticConcurrency=True)
-    assert (answer.error, "optimistic_concurrency needs acks" in answer.detail) == (Error.INVALID, True)
+    assert (answer.error, "optimistic_concurrency needs answers" in answer.detail) == (Error.INVALID, True)
 
 
 def test_every_alterable_setting_is_there_by_its_name_and_comes_over() -> None:
@@ -148,7 +148,7 @@ def test_gaps_neither_begin_nor_end_with_a_stream_that_is_there(before: int, aft
     cluster = driver(max_per_subject=before)
     answer = alter(cluster, ["maxPerSubject"], maxPerSubject=after)
     assert answer.error == Error.INVALID
-    assert "Create a new stream" in answer.detail
+    assert "Make another stream" in answer.detail
     compacted = StreamConfig(compaction=True, max_per_subject=before)
     wanted = pb.StreamConfig(maxPerSubject=after)
     assert altered(compacted, wanted, ["maxPerSubject"]) == StreamConfig(compaction=True, max_per_subject=after)

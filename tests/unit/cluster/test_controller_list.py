@@ -152,8 +152,8 @@ def test_a_replacement_keeps_a_majority_where_the_old_one_is_dead() -> None:
     [
         (view(learner="d", caught_up=False), "d has not caught up"),
         (view(learner="d", dead="d"), "d is not heard"),
-        (view(learner="d", dead="bc"), "4 controllers must be live"),
-        (view(leaving="c", dead="b"), "2 controllers must be live"),
+        (view(learner="d", dead="bc"), "of 4 controllers, 3 would have to live, and 2 do"),
+        (view(leaving="c", dead="b"), "of 2 controllers, 2 would have to live, and 1 do"),
         (view(learner="d", blocked="not yet"), "not yet"),
     ],
 )

@@ -198,7 +198,7 @@ def test_of_nodes_that_there_are_ten_are_named() -> None:
 
 
 def test_a_page_that_leads_nowhere_is_an_error() -> None:
-    with pytest.raises(ProtocolError, match="is empty"):
+    with pytest.raises(ProtocolError, match="empty page"):
         ClusterPages().add(pb.ClusterDescription(more=True))
 
 

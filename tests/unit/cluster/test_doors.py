@@ -140,4 +140,4 @@ def test_doors_refuse_stream_names_that_read_as_options(name: str) -> None:
     said = refusal(
         RequestAcl.ADMIN, "", pb.ControlRequest(createStream=pb.CreateStream(name=name, subject="x.s"), internal=True)
     )
-    assert "must not start with -" in said
+    assert "begins with -" in said

@@ -75,7 +75,7 @@ def test_a_node_that_follows_the_feed_learns_of_them() -> None:
         ({"partitions": 3, "name": "none"}, Error.NOT_FOUND, "no stream 'none'"),
         ({"partitions": 3, "uid": "000009-0"}, Error.NOT_FOUND, "is gone"),
         ({"partitions": 3, "placement": "astrology"}, Error.INVALID, "use one of round-robin"),
-        ({"partitions": 3, "name": "rest"}, Error.INVALID, "only one partition"),
+        ({"partitions": 3, "name": "rest"}, Error.INVALID, "one partition only"),
         ({"partitions": 3, "name": "near"}, Error.INVALID, "overlap"),
         ({"partitions": 3, "name": "waits"}, Error.NOT_ENOUGH_NODES, "waits for nodes"),
         ({"partitions": 3, "name": "hand"}, Error.INVALID, "assign its partitions 1 to 2"),

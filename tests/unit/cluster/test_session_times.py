@@ -76,7 +76,7 @@ def test_times_within_their_bounds(times: tuple[int, int]) -> None:
         ((3_600_001, 900), "a session of 3600 s is outside"),
         ((2000, 49), "a lease of 0.049 s is outside 0.05..3600 s"),
         ((2000, 2000), "a lease of 2 s has to be shorter than the session, 2 s"),
-        ((2000, 2001), "must be shorter"),
+        ((2000, 2001), "has to be shorter"),
         ((0, 0), "outside"),
     ],
 )

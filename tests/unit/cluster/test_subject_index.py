@@ -130,7 +130,7 @@ def test_the_name_comes_before_the_subject() -> None:
 
 @pytest.mark.parametrize("name", ["control", "feed", "inbox", "info", "notify", "raft", "service", "status"])
 def test_words_of_the_protocol_are_no_names(name: str) -> None:
-    assert "reserved by the protocol" in create(Driver(("a",)), name, "shop").detail
+    assert "protocol's own" in create(Driver(("a",)), name, "shop").detail
 
 
 @pytest.mark.parametrize(
