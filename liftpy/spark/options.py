@@ -169,8 +169,8 @@ class Selection:
         for name in self.streams:
             if name not in there:
                 near = difflib.get_close_matches(name, there, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else "; `liftpy stream list` shows those that do exist"
-                raise NotFoundError(f"Stream {name!r} does not exist{hint}. Check `liftpy stream list`.")
+                hint = f"; did you mean {near[0]!r}?" if near else "."
+                raise NotFoundError(f"Stream {name!r} does not exist{hint} Check `liftpy stream list`.")
         return list(self.streams)
 
     def takes(self, stream: str, partition: int) -> bool:
@@ -281,7 +281,9 @@ def _known(name: str) -> str:
                 f"{name} is an option of Kafka's clients and has no meaning here. Known options: {', '.join(OPTIONS)}."
             )
         check_no_table(name)
-        raise ConfigError(f"Unknown option {shown(name)}{did_you_mean(name, OPTIONS)}. Known options: {', '.join(OPTIONS)}.")
+        raise ConfigError(
+            f"Unknown option {shown(name)}{did_you_mean(name, OPTIONS) or '.'} Known options: {', '.join(OPTIONS)}."
+        )
     return spelled
 
 

@@ -58,7 +58,9 @@ def check_columns(names: Iterable[str]) -> tuple[str, ...]:
     for name in checked:
         if name not in COLUMNS:
             near = did_you_mean(name, COLUMNS)
-            raise ConfigError(f"Unknown column {shown(name)} in the option columns{near}. Known columns: {', '.join(COLUMNS)}.")
+            raise ConfigError(
+                f"Unknown column {shown(name)} in the option columns{near or '.'} Known columns: {', '.join(COLUMNS)}."
+            )
     if not checked or len(set(checked)) != len(checked):
         raise ConfigError(f"Invalid option columns. Name each column once, from: {', '.join(COLUMNS)}.")
     return checked

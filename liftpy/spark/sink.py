@@ -130,14 +130,14 @@ def _explained(round: Round | None, settings: Mapping[str, str] | None = None) -
                 "TASKS_CHANGED",
             ) from behind
         if behind.reason == "DIVERGED_PRODUCER" and round is not None:
-            text += (
-                f". Batch {round.number} of {round.run}, task {round.part}, was written before, in part at least, and this time the "
-                "plan made other rows: it is not deterministic (rand, uuid, the current time, a limit without an order, the first of a "
-                "group, another number of tasks), and can't be written exactly once. Make it so, or begin with a new checkpoint, or "
-                "writeId"
+            text = (
+                f"{text.rstrip('.')}. Batch {round.number} of {round.run}, task {round.part}, was written before, at least in part, "
+                "and this time the plan made other rows. It is not deterministic (rand, uuid, the current time, a limit without an "
+                "order, the first of a group, another number of tasks), and cannot be written exactly once. Make it "
+                "deterministic, or use a new checkpoint (or writeId)."
             )
         elif behind.reason == "PRODUCER_FENCED":
-            text += ": another attempt of this task goes on"
+            text = f"{text.rstrip('.')}: another attempt of this task goes on"
         raise SourceError(f"[{behind.reason}] {text}", behind.reason) from behind
 
 

@@ -86,5 +86,5 @@ def _known(name: str) -> str:
         raise ConfigError(f"{name} is an option of Kafka's sink. Use {KAFKA[name.lower()]}.")
     check_no_table(name)
     near = did_you_mean(name, SINK_OPTIONS)
-    whose = " is one of reading, not of writing" if name.lower() in map(str.lower, OPTIONS) else ""
-    raise ConfigError(f"Unknown option {shown(name)}{whose}{near}. Known options: {', '.join(SINK_OPTIONS)}.")
+    whose = ". It is an option for reading, not for writing" if name.lower() in map(str.lower, OPTIONS) else ""
+    raise ConfigError(f"Unknown option {shown(name)}{whose}{near or '.'} Known options: {', '.join(SINK_OPTIONS)}.")

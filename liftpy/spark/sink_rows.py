@@ -48,7 +48,7 @@ def check_schema(schema: pa.Schema, *, stream: str) -> None:
     for field in schema:
         if field.name not in WRITTEN:
             near = did_you_mean(field.name, WRITTEN)
-            text = f"Unknown column {shown(field.name)}{near}. Select only columns that a stream has:"
+            text = f"Unknown column {shown(field.name)}{near or '.'} Select only columns that a stream has:"
             raise ConfigError(f"{text} {', '.join(WRITTEN)}")
         words, fits = WRITTEN[field.name]
         if not fits(field.type):

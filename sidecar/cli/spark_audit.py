@@ -86,7 +86,7 @@ def _show(report: AuditReport) -> None:
         for found in report.findings[1:]:
             console.print(f"also: {found}", markup=False)
     elif not report.partitions:
-        console.print("there is no stream")
+        console.print("There are no streams.")
     elif report.is_proven:
         console.print("replicas agree")
     else:

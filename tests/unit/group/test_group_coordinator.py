@@ -380,7 +380,7 @@ def test_coordinator_change_of_a_member_costs_no_more_than_its_subscriptions() -
     machine.restore(pb.CoordinatorState(version=1, clockNs=stamp_ns, stampNs=stamp_ns, groups=[group]).SerializeToString())
     full = pb.JoinGroup(member="new", streams=[stream(1, "s0000")])
     answer = decode_answer(machine.apply(encode_command(pb.GroupCommand(group="g", join=full)), stamp_ns, 1))
-    assert (answer.code, "Use several groups" in answer.detail) == (pb.GROUP_FULL, True)
+    assert (answer.code, "use several groups" in answer.detail) == (pb.GROUP_FULL, True)
     began = time.process_time()
     for count in (2, 1):
         beat = pb.BeatGroup(member="m0", tellsStreams=True, streams=[stream(1, f"s{at:04}") for at in range(count)])

@@ -63,7 +63,7 @@ def test_a_replay_that_finds_nothing_to_read_ends() -> None:
     assert state.replay()
     log.append(build_batch([b"v"], base_offset=2, leader_epoch=1, timestamp_ns=1))
     log.read = lambda *_, **__: ReadResult((), 0, 2)  # type: ignore[method-assign]
-    with pytest.raises(CorruptionError, match="nothing can be read at 2 of a log that ends at 3"):
+    with pytest.raises(CorruptionError, match="Cannot read offset 2 of a log that ends at 3"):
         state.replay()
 
 

@@ -500,7 +500,7 @@ def test_state_that_cannot_be_read_back_leaves_the_older_one() -> None:
         MemoryStorage.replace(storage, state_name(5), older)
         newer = Unwritten(OF, 9, 1, {"ids": (1, lambda: [b"new", b"er"])})
         if stays == 5:
-            with pytest.raises(StorageError, match="read back"):
+            with pytest.raises(StorageError, match=f"{state_name(9)} differs after the write"):
                 newer.write(storage)
         else:
             newer.write(storage)

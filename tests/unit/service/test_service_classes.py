@@ -266,7 +266,7 @@ def test_the_command_refuses_outputs_without_a_stream_and_ends_as_the_table_says
     with pytest.raises(SystemExit) as left:
         main.main(["service", f"{__name__}:Loud", *flags])
     assert left.value.code == 2
-    assert "--output-stream STREAM" in capsys.readouterr().err
+    assert "no output stream. Set --output-stream" in capsys.readouterr().err
 
     made: list[Any] = []
 

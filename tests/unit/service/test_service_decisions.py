@@ -131,7 +131,7 @@ async def test_a_snapshot_is_waited_for_where_there_is_a_service(cluster: Any) -
         await store_now(cluster, "other", "in", 1, (), 30, "ns")
     cluster.transport.publish = lambda *_: _nothing()
     cluster.position = 20
-    with pytest.raises(UnavailableError, match="no snapshot beside n1"):
+    with pytest.raises(UnavailableError, match=r"No snapshot next to n1 after 0\.01 s \(--timeout\)"):
         await store_now(cluster, "bank", "in", 1, (), 0.01, "ns")
 
 

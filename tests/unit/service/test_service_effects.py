@@ -234,7 +234,7 @@ async def test_the_leader_runs_handlers_in_threads_and_their_results_are_records
         async def on_effect(self, effect: Effect) -> bytes | None:  # type: ignore[override]
             await asyncio.sleep(0)
             where.append(threading.get_ident())
-            with pytest.raises(ServiceFailedError, match="emit is for"):
+            with pytest.raises(ServiceFailedError, match="emit is allowed only in on_record and on_timer"):
                 self.emit(b"from elsewhere")
             return None
 

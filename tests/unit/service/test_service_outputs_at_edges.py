@@ -53,7 +53,7 @@ def test_of_two_records_that_fit_into_no_message_together_the_first_goes_alone()
     [
         ({}, 1, None), ({}, 2, "Output stream out has 2 partitions, but partition 2 is needed. Add partitions (liftpy stream add-partitions)."),  # noqa: E501
         ({}, 9, "Output stream out has 2 partitions, but partition 9 is needed. Add partitions (liftpy stream add-partitions)."),
-        ({"subject": "shop.*.out"}, 1, r"listens on shop.\*.out.1: outputs need a subject without wildcards"),
+        ({"subject": "shop.*.out"}, 1, "has the subject shop.*.out.1 with wildcards"),
         ({"subject": "shop.>"}, 0, "without wildcards"), ({"answers": False}, 1, "ack policy none"),
         ({"compaction": True}, 1, "is compacted"),
     ],

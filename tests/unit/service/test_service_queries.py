@@ -115,8 +115,8 @@ def test_a_query_sees_the_state_and_what_it_raises_is_its_answer() -> None:
     for bad, why in (
         (b"fail", "on_query: KeyError"),
         (b"emit", "emit is allowed only in"),
-        (b"timer", "set_timer is for"),
-        (b"text", "not bytes"),
+        (b"timer", "set_timer is allowed only in on_record and on_timer"),
+        (b"text", "on_query returned str. Return bytes"),
     ):
         with pytest.raises(ServiceFailedError, match=why):
             machine.query(bad)

@@ -358,7 +358,7 @@ async def test_a_failure_of_a_route_is_said_until_it_is_over_and_all_is_learned_
 
     copier.router._turn = turn
     await copier.router.run()
-    assert seen == [("", {}), ("route alerts: NOT_WRITTEN: refused", {}), ("", {0: Place(7)})]
+    assert seen == [("", {}), ("route alerts: OUTPUT_NOT_WRITTEN: refused", {}), ("", {0: Place(7)})]
     assert [str(error) for error in copier.failed] == ["enough"]
 
 

@@ -144,10 +144,11 @@ async def test_what_fails_is_tried_ever_more_seldom_and_said(
 @pytest.mark.parametrize(
     ("outcome", "said"),
     [
-        (7, "SERVICE_FAILED: on_effect returned int, Return bytes or None."),
+        (7, "SERVICE_FAILED: on_effect returned int. Return bytes or None."),
         (
             b"x" * (MAX_OUTPUT_BYTES + 1),
-            f"SERVICE_FAILED: on_effect returned {MAX_OUTPUT_BYTES + 1} bytes, {MAX_OUTPUT_BYTES} at most",
+            f"SERVICE_FAILED: on_effect returned {MAX_OUTPUT_BYTES + 1} bytes, at most {MAX_OUTPUT_BYTES} are allowed. "
+            "Return a reference to larger data.",
         ),
         (KeyError("k"), "KeyError: 'k'"),
         (b"x" * MAX_OUTPUT_BYTES, ""),

@@ -138,7 +138,7 @@ def test_another_version_and_another_owner_are_refused() -> None:
         with pytest.raises(CorruptionError, match="rebuilds its state"):
             decode(bytes(newer), WHO)
     for other in (Identity("bank", "orders", "u8", 2), Identity("bank", "orders", "u7", 1), Identity("b", "orders", "u7", 2)):
-        with pytest.raises(CorruptionError, match="not of"):
+        with pytest.raises(CorruptionError, match=f"belongs to {WHO}, not to {other}"):
             decode(WHOLE.encode(), other)
 
 

@@ -95,13 +95,13 @@ def test_code_that_is_too_old_or_too_new_is_refused_before_it_applies_anything()
     assert (one.total, machine.position) == (1, 1)
     newer = started(Two())
     newer.apply([says(0, 2), *(record(n) for n in range(1, 12))])
-    with pytest.raises(VersionError, match="start 2"):
+    with pytest.raises(VersionError, match="Start version 2"):
         started(One(), newer.snapshot())
     three = Three()
-    with pytest.raises(VersionError, match="code of version 3 can do 2 and 3 only: start 2 on all nodes first"):
+    with pytest.raises(VersionError, match=r"Code of version 3 supports only 2 and 3\. Start version 2 on all nodes first"):
         started(three).apply([record(0)])
     assert three.total == 0
-    with pytest.raises(VersionError, match="start 2"):
+    with pytest.raises(VersionError, match="Start version 2"):
         started(Three(), started(One()).snapshot())
     going_on = started(Three(), newer.snapshot())
     going_on.apply([record(12), says(13, 3)])

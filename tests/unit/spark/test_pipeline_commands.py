@@ -54,7 +54,11 @@ def test_a_dry_run_says_where_an_archive_goes_on(
     [
         (["archive", "--table", "t"], 2, "Missing argument"),
         (["archive", "_groups", "--table", "t"], 2, "internal"),
-        (["archive", "orders", "--table", "t", "--columns", "value", "--dry-run"], 2, "needs stream, partition, offset"),
+        (
+            ["archive", "orders", "--table", "t", "--columns", "value", "--dry-run"],
+            2,
+            "columns lacks stream, partition, offset",
+        ),
         (["archive", "orders", "--table", "t", "--conf", "x", "--dry-run"], 2, "Use NAME=VALUE"),
         (["archive", "nobody", "--table", "t", "--dry-run"], 1, "'nobody' does not exist"),
     ],

@@ -58,7 +58,7 @@ def test_a_time_ends_a_range_at_what_is_committed_at_the_latest(ending_at: int |
 
 def test_a_batch_with_all_its_records_is_whole_and_one_with_a_hole_is_not() -> None:
     assert check_pieces(planned(), [piece(0, 1, 1), piece(1, 3, 2)], 0) == 2
-    with pytest.raises(ProtocolError, match="the batch at 4 lacks records"):
+    with pytest.raises(ProtocolError, match="the batch at offset 4 lacks records"):
         check_pieces(planned(), [piece(4, 2, 2, [0, 2])], 0)
     assert check_pieces(planned(compacted=True), [piece(4, 2, 2, [0, 2])], 0) == 2
 
@@ -87,7 +87,7 @@ def test_what_is_gone_is_an_error_or_skipped_as_was_asked(fail: bool, log_start:
     progress = ReadProgress("s", 0, 20, 50, uid="u1")
     span = _Span(planned(), FetchRules(fail_on_data_loss=fail), 20, 50, "n2", 1)
     if fail:
-        with pytest.raises(DataLossError, match=rf"offsets \[20, {goes_on}\) are gone"):
+        with pytest.raises(DataLossError, match=rf"offsets \[20, {goes_on}\) were deleted after planning"):
             asyncio.run(_after_loss(reader, progress, span, 1))
         assert progress.next_offset == 20
     else:
@@ -106,7 +106,7 @@ def test_a_replica_that_refuses_what_its_leader_has_is_passed_over_for_a_while()
         reader.node = "n2"
         asyncio.run(_after_loss(reader, progress, span, refusals))
         assert (reader.node, progress.next_offset) == ("n9", 20)
-    with pytest.raises(ProtocolError, match="is refused although n9 says that it has it"):
+    with pytest.raises(ProtocolError, match="was rejected, although n9 reports that it has it"):
         asyncio.run(_after_loss(reader, progress, span, retrying_fetch._MOST_REFUSALS + 1))
 
 

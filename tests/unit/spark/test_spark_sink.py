@@ -43,13 +43,16 @@ def test_options_of_a_sink() -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"startingOffsets": "earliest"}, "'startingOffsets' is one of reading, not of writing. Known are"),
+        (
+            {"startingOffsets": "earliest"},
+            "'startingOffsets'. It is an option for reading, not for writing. Known options: stream,",
+        ),
         ({"writeIds": "x"}, "did you mean 'writeId'"),
-        ({"kafka.bootstrap.servers": "x"}, "option of Kafka's sink: use nats here"),
+        ({"kafka.bootstrap.servers": "x"}, "option of Kafka's sink. Use nats."),
         ({"atomic": "true"}, "The option atomic does not exist"),
         ({"path": "a", "stream": "b"}, "name two streams"),
         ({"stream": "a.b"}, "stream"),
-        ({"order": "size"}, "use content or plan"),
+        ({"order": "size"}, "Invalid order = 'size'. Use content or plan."),
         ({"writeId": ""}, "1 to 100 bytes"),
         ({"writeId": "x" * 101}, "1 to 100 bytes"),
         ({"maxTaskBytes": "0"}, "maxTaskBytes"),
@@ -71,15 +74,15 @@ def test_a_streaming_query_has_an_id_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("fields", "stream", "text"),
     [
-        ([("value", pa.binary()), ("values", pa.binary())], "s", "no column 'values' to write; did you mean 'value'"),
+        ([("value", pa.binary()), ("values", pa.binary())], "s", "Unknown column 'values'; did you mean 'value'"),
         ([("key", pa.binary())], "s", "The column value is missing"),
         ([("value", pa.int64())], "s", "Column value must be binary or string, but it is int64. Cast it."),
-        ([("value", pa.binary()), ("partition", pa.int64())], "s", "the column partition is int"),
-        ([("value", pa.binary()), ("headers", pa.string())], "s", "the column headers is array"),
+        ([("value", pa.binary()), ("partition", pa.int64())], "s", "Column partition must be int, but it is int64"),
+        ([("value", pa.binary()), ("headers", pa.string())], "s", "Column headers must be array<.*, but it is string"),
         (
             [("value", pa.binary()), ("headers", pa.list_(pa.struct([("key", pa.string())])))],
             "s",
-            "the column headers is array",
+            "Column headers must be array<.*, but it is list<",
         ),
         ([("value", pa.binary()), ("value", pa.binary())], "s", "Some columns occur twice"),
         ([("value", pa.binary()), ("stream", pa.string()), ("topic", pa.string())], "s", "the same"),
@@ -103,10 +106,10 @@ def rows_of(**columns: Any) -> pa.Table:
 
 
 def test_nulls_that_are_refused() -> None:
-    with pytest.raises(ConfigError, match="1 rows have a null as value; a null is a tombstone"):
+    with pytest.raises(ConfigError, match=r"1 rows have a null value.* is a tombstone.*nullValues = tombstone"):
         check_rows(rows_of(value=[b"a", None]), stream="s", tombstones=False)
     check_rows(rows_of(value=[b"a", None]), stream="s", tombstones=True)
-    with pytest.raises(ConfigError, match="1 rows have a null as stream"):
+    with pytest.raises(ConfigError, match="1 rows have null in the column stream"):
         check_rows(rows_of(value=[b"a"], stream=[None]), stream="", tombstones=False)
     check_rows(rows_of(value=[b"a"], stream=[None]), stream="s", tombstones=False)
     for pairs in ([None], [{"key": None, "value": b""}], [{"key": "k", "value": None}]):
@@ -155,7 +158,7 @@ def test_rows_are_placed_by_column_then_key_then_in_turn() -> None:
     assert places_of(rows, 3).tolist() == [2, partition_of(b"bb", 3), 0, partition_of(b"", 3), 1, partition_of(b"ccc", 3), 1]
     assert places_of(rows_of(value=[b"v"] * 4), 3, first=2).tolist() == [2, 0, 1, 2]
     for wrong in (3, -1):
-        with pytest.raises(ConfigError, match=rf"1 rows name partitions such as {wrong}; the stream has those from 0 to 2"):
+        with pytest.raises(ConfigError, match=rf"1 rows name partitions .* such as {wrong}\..* partitions 0 to 2"):
             places_of(rows_of(value=[b"v", b"w"], partition=[wrong, 0]), 3)
 
 
