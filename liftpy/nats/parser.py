@@ -417,7 +417,7 @@ class StrictConnection(Client):
             if not info.get("tls_available"):
                 raise Error(
                     "The NATS server does not offer TLS, but the settings of this client require it. Configure TLS on "
-                    "the server, or use a URL without tls://."
+                    "the server, or use a URL without tls://"
                 )
             info["tls_required"] = True  # nats-py would go on unencrypted; we do not
         await super()._process_info(info, initial_connection=initial_connection)

@@ -59,13 +59,16 @@ class NodeIdentity:
         return self.incarnation > 0 and self.clean_incarnation == self.incarnation
 
 
-def _identity_in(data: bytes) -> tuple[object, NodeIdentity]:
-    """The format version and the identity in the bytes of a ``node`` file. Raises what ``load_identity`` catches."""
+def _identity_in(data: bytes) -> tuple[object, NodeIdentity | None]:
+    """The format version and the identity in the bytes of a ``node`` file, None in another format. Raises what ``load_identity``
+    catches."""
     crc, _, body = data.partition(b"\n")
     if int(crc, 16) != crc32c.crc32c(body):
         raise ValueError("checksum")
     fields = load_json(body)
     version = fields.pop("format")
+    if version != _FORMAT:
+        return version, None  # its fields may be others
     known = {name: fields.pop(name) for name in _STARTS}
     starts = DirectoryIdentity(**{**known, "earlier": tuple(known["earlier"])})
     identity = NodeIdentity(**fields, starts=starts)

@@ -117,8 +117,7 @@ class Reloading:
         found = self._given.load() if self._given is not None else self.read
         if found.node_id != self.running.node_id:
             raise ConfigError(
-                f"Settings not reloaded: the file says node_id = {found.node_id!r}, but this node is "
-                f"{self.running.node_id!r}. Correct the file."
+                f"The file says node_id = {found.node_id!r}, but this node is {self.running.node_id!r}. Correct the file."
             )
         new, held = flat(found), flat(self.running)
         changed = [name for name, value in new.items() if value != held[name]]

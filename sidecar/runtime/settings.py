@@ -478,7 +478,7 @@ def _number(raw: Any, kind: type[int] | type[float]) -> int | float:
     if not isinstance(raw, (int, float)):
         raise ValueError("use a number")
     if kind is int and raw != int(raw):
-        raise ValueError(f"{raw} is not a whole number")
+        raise ValueError("use a whole number")
     return kind(raw)
 
 

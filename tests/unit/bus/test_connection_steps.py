@@ -361,8 +361,8 @@ async def test_an_error_is_counted_by_its_kind_and_is_the_last_problem(error: Ex
 
 async def test_why_it_cannot_be_had_again_is_said_once_for_each_reason(bus: Any, caplog: pytest.LogCaptureFixture) -> None:
     def told() -> list[str]:
-        said = [record.getMessage() for record in caplog.records if "can't be had again yet" in record.getMessage()]
-        return [line.partition("(")[2].partition(")")[0] for line in said]
+        said = [record.getMessage() for record in caplog.records if "cannot reconnect to NATS" in record.getMessage()]
+        return [line.partition(": ")[2].partition(";")[0] for line in said]
 
     await bus._count_error(OSError("at its first connect"))
     bus._problems.last = "EOF"

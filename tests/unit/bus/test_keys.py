@@ -108,7 +108,7 @@ async def test_each_connection_is_renewed_on_its_own_loop_whatever_became_of_oth
         await until(lambda: bool(here.renewed and there.renewed))
         assert (over.renewed, here.renewed, there.renewed) == ([], [(own, "second")], [(other, "second")])
         keys.change(Credentials(creds_file=str(tmp_path / "gone")))
-        await until(lambda: caplog.text.count("goes on with the credentials that it has") == 2)
+        await until(lambda: caplog.text.count("keeping the current NATS credentials: ") == 2)
         assert (len(here.renewed), unheard) == (1, []), "what a node has is better than nothing"
     finally:
         other.call_soon_threadsafe(other.stop)

@@ -10,6 +10,7 @@ import crc32c
 import pytest
 
 from liftpy.core.base.ids import PartitionKey
+from liftpy.core.metadata.directory_identity import DirectoryIdentity
 from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
 from sidecar.disk import data_folder
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
@@ -17,7 +18,10 @@ from sidecar.runtime.restarts import momentary
 from tests.unit.disk.recording import FOLDER, Recorder
 
 KEY = PartitionKey("orders", "u1", 0)
-RIGHT: dict[str, Any] = {"format": 1, "node_id": "a", "incarnation": 3, "clean_incarnation": 3}
+RIGHT: dict[str, Any] = {
+    "format": 1, "node_id": "a", "incarnation": 3, "clean_incarnation": 3,
+    "folder_id": "f", "starts": 2, "nonce": 11, "registered": 10, "earlier": [10],
+}  # fmt: skip
 
 
 def write(path: Path, said: dict[str, Any]) -> None:
@@ -37,18 +41,29 @@ def write(path: Path, said: dict[str, Any]) -> None:
 def test_what_no_node_writes_is_not_believed(wrong: dict[str, Any], tmp_path: Path) -> None:
     folder = DataFolder(tmp_path)
     write(tmp_path, RIGHT)
-    assert folder.load_identity() == NodeIdentity("a", 3, 3)
+    assert folder.load_identity() == NodeIdentity("a", 3, 3, DirectoryIdentity("f", 2, 11, 10, (10,)))
     write(tmp_path, RIGHT | wrong)
     with pytest.raises(CorruptionError):
         folder.load_identity()
     folder.close()
 
 
-@pytest.mark.parametrize("version", [0, 2, 99])
-def test_another_format_is_refused_and_is_no_damage(version: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("missing", sorted(RIGHT.keys() - {"incarnation", "clean_incarnation"}))
+def test_a_file_that_lacks_a_field_is_damaged(missing: str, tmp_path: Path) -> None:
     folder = DataFolder(tmp_path)
-    write(tmp_path, RIGHT | {"format": version})
-    with pytest.raises(UnknownFormatError):
+    write(tmp_path, {name: value for name, value in RIGHT.items() if name != missing})
+    with pytest.raises(CorruptionError, match=missing):
+        folder.load_identity()
+    folder.close()
+
+
+@pytest.mark.parametrize("version", [0, 2, 99])
+@pytest.mark.parametrize("fields", [RIGHT, RIGHT | {"more": 1}, {"node_id": "a", "incarnation": 3}, {}])
+def test_another_format_is_refused_and_is_no_damage(fields: dict[str, Any], version: int, tmp_path: Path) -> None:
+    """Whatever fields it has: who takes it for damage is told to delete the data."""
+    folder = DataFolder(tmp_path)
+    write(tmp_path, fields | {"format": version})
+    with pytest.raises(UnknownFormatError, match=f"has format version {version}, but this version reads 1"):
         folder.load_identity()
     folder.close()
 

@@ -190,7 +190,7 @@ def test_replaced_file_keeps_its_bytes_when_the_new_ones_cannot_be_read_back(
             os.pwrite(descriptor, b"x", 2)
 
     monkeypatch.setattr(os, "fsync", damaged)
-    with pytest.raises(StorageError, match="does not hold"):
+    with pytest.raises(StorageError, match="f differs after the write"):
         replace_file(tmp_path / "f", b"second")
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["f"]

@@ -67,7 +67,7 @@ def test_a_part_of_what_is_not_committed_or_not_there_is_none() -> None:
     assert log.read_part(99, 0, 10, end_offset=102) is not None
     assert log.read_part(99, 0, 10, end_offset=101) is None
     assert log.read_part(log.log_end_offset, 0, 10, end_offset=1 << 40) is None
-    with pytest.raises(OffsetOutOfRangeError, match=r"offset 121 is outside 0\.\.120"):
+    with pytest.raises(OffsetOutOfRangeError, match=r"Offset 121 is outside 0\.\.120"):
         log.read_part(121, 0, 10)
 
 

@@ -18,7 +18,7 @@ from liftpy.errors import CorruptionError
 from tests.unit.log.log_model import SMALL, batch, content
 from tests.unit.log.small_logs import S, a_log, add, filled
 
-CRC = "the CRC-32C"
+CRC = "its CRC-32C does not match"
 
 
 def right(base: int, storage: MemoryStorage) -> int:
@@ -191,7 +191,8 @@ def test_only_the_last_bytes_of_all_are_a_torn_tail(base: int, batch_number: int
     assert (bad.name, bad.fault_position, bad.torn_tail, bad.summary.next_offset) == (
         log_name(base), at, torn, base + 2 * batch_number,
     )  # fmt: skip
-    assert report.faults[0].startswith(f"{log_name(base)}: {'torn tail' if torn else 'damage'} at position {at}: {CRC}")
+    assert report.faults[0].startswith(f"{log_name(base)}: {'torn tail' if torn else 'damage'} at position {at}: ")
+    assert CRC in report.faults[0]
 
 
 # ---- reading it back -----------------------------------------------------------------------------------------------------
@@ -233,7 +234,7 @@ def test_a_right_batch_in_a_wrong_place_is_found(base_offset: int, epoch: int, f
     if follows:
         assert (scan.step(file, 1 << 20), scan.next_offset, scan.leader_epoch) == (file.size_bytes, 3, epoch)
         return
-    with pytest.raises(CorruptionError, match=f"^{log_name(0)}: offset {base_offset} where 2 was to follow"):
+    with pytest.raises(CorruptionError, match=f"^{log_name(0)}: found offset {base_offset}, expected 2$"):
         scan.step(file, 1 << 20)
 
 

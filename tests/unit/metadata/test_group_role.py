@@ -204,7 +204,7 @@ async def test_a_journal_says_who_is_a_controller_and_not_the_settings(
 async def test_a_member_that_its_settings_no_longer_name_does_not_start_while_they_say_who_is_one(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "n4", journal=True)
     bench.members = [Member(an_image(3), controllers=ControllerList(THREE), has_voted=True)]
-    with pytest.raises(ConfigError, match="n1, n2, n3 lacks this node: n4 is a member"):
+    with pytest.raises(ConfigError, match="controllers = n1, n2, n3 does not contain this node, but n4 is a member"):
         await bench.role.start()
 
 

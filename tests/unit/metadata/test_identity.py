@@ -74,17 +74,16 @@ def test_what_recovery_has_found_is_not_forgotten_by_a_process_that_never_regist
     assert not previous.flushed_always
 
 
-@pytest.mark.parametrize("names", [{"folder_id": "f", "starts": 4}, {}])
-def test_a_file_of_an_older_version_is_read(folder: DataFolder, names: dict[str, object]) -> None:
-    body = json.dumps({"format": 1, "node_id": "a", "incarnation": 7, "clean_incarnation": 7, **names}).encode()
+@pytest.mark.parametrize("names", [{"folder_id": "f", "starts": 4}, {"folder_id": "", "starts": 0}])
+def test_a_file_of_an_older_version_is_read(folder: DataFolder, names: dict[str, Any]) -> None:
+    """Commit 6ef61ecd wrote all fields, some of them empty."""
+    said = {"format": 1, "node_id": "a", "incarnation": 7, "clean_incarnation": 7, "nonce": 0, "registered": 0, "earlier": []}
+    body = json.dumps(said | names).encode()
     (folder.path / "node").write_bytes(f"{crc32c.crc32c(body):08x}\n".encode() + body)
     identity = NodeFile(folder, "a")
     assert (identity.previous.incarnation, identity.previous.clean_stop) == (7, True)
     starts = identity.count_start()
-    assert (starts.folder_id or "drawn", starts.starts) == (
-        names.get("folder_id", starts.folder_id),
-        1 + int(names.get("starts", 0)),
-    )  # type: ignore[call-overload]
+    assert (starts.folder_id, starts.starts) == (names["folder_id"] or starts.folder_id, 1 + names["starts"])
     assert starts.folder_id
     assert starts.earlier == ()
     assert stored(folder).starts == starts

@@ -208,10 +208,10 @@ async def test_who_leaves_says_so_after_its_last_heartbeat(caplog: pytest.LogCap
     assert told == [0], "once, and before it is said"
     assert [request.fenceNode for request, _ in group.asked] == [pb.FenceNode(nodeId="n1", incarnation=3)] * 2
     assert group.asked[0][1] == 7.0
-    assert caplog.messages == ["the metadata group was not told of the stop: nobody leads"]
+    assert caplog.messages == ["could not report the stop to the metadata group: nobody leads"]
     await made.drain(5.0)
     assert group.asked[2] == (pb.ControlRequest(drainNode=pb.DrainNode(nodeId="n1", incarnation=3)), 5.0)
-    assert caplog.messages[1:] == ["leaderships are not handed over: nobody leads"]
+    assert caplog.messages[1:] == ["leaderships not transferred: nobody leads"]
 
 
 # ---- who follows the feed --------------------------------------------------------------------------------------------------

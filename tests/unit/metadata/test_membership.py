@@ -41,7 +41,7 @@ def test_a_node_that_was_removed_is_told_by_name_what_to_do() -> None:
     made._answered(1, pb.ControlResponse(error=NOT_FOUND, index=50))
     (error,) = fatal
     assert isinstance(error, FencedError)
-    for words in ("node 'n4' was removed from the cluster", "Its data directory was not deleted", "start it: it joins"):
+    for words in ("Node 'n4' was removed from the cluster", "Its data directory was not deleted", "start it: it joins"):
         assert words in str(error)
 
 

@@ -54,7 +54,7 @@ async def test_one_that_stops_is_waited_for() -> None:
 
 
 async def test_one_that_stays_is_not_deposed() -> None:
-    with pytest.raises(FencedError, match=r"answers on space\.status\.n1.*must not share an id"):
+    with pytest.raises(FencedError, match=r"answers on space\.status\.n1.*must not use the same id"):
         await wait(Bus(b"yes"), wait_s=0.5)
 
 

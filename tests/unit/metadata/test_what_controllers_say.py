@@ -335,7 +335,7 @@ def test_a_folder_of_another_node_is_refused_and_each_folder_has_an_id(tmp_path:
     assert len(starts.folder_id) == 16
     identity.begin(1)
     assert NodeFile(folder, "a")._stored.starts.folder_id == starts.folder_id
-    with pytest.raises(ConfigError, match="is the folder of node 'a', not of 'b'"):
+    with pytest.raises(ConfigError, match="belongs to node 'a', not to 'b'"):
         NodeFile(folder, "b")
     folder.close()
 

@@ -98,7 +98,7 @@ async def test_a_jump_is_seen_at_the_next_look_said_once_and_counted(
         assert watch.time_of_age_ns()
     said = [record.getMessage() for record in caplog.records]
     assert said == [
-        "the wall clock is in doubt, and nothing is removed for its age here: 2 of 2 other clocks differ by more than 60 s",
+        "wall clock not trusted, age-based retention is paused: 2 of 2 other clocks differ by more than 60 s",
         "wall clock trusted again, age-based retention resumes",
     ]
     assert watch.counted[HELD_BACK] == 3

@@ -433,7 +433,7 @@ async def test_a_helper_is_spoken_to_by_lines(tmp_path: Path) -> None:
         await job.expect("done", 30)
     silent = Helper(0)
     silent.stdout = asyncio.StreamReader()
-    with pytest.raises(UnavailableError, match=r"did not say 'done' within 0\.01 s"):
+    with pytest.raises(UnavailableError, match=r"did not print 'done' within 0\.01 s"):
         await helper(tmp_path, silent).expect("done", 0.01)
 
 
@@ -442,7 +442,7 @@ async def test_a_helper_that_fails_says_its_last_words(tmp_path: Path) -> None:
     job.say("nobody hears it")
     lines = job.lines()
     assert await anext(lines) == "one"
-    with pytest.raises(LiftError, match=r"the demo's job failed: x+\nlast words$"):
+    with pytest.raises(LiftError, match=r"job process of the demo failed: x+\nlast words$"):
         await anext(lines)
     assert len(job.last_words()) < 2000
 

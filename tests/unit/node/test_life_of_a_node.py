@@ -392,7 +392,7 @@ async def test_what_a_start_asks_with_what_and_what_it_says_when_it_is_up(
     assert [text for text in caplog.messages if "incarnation" in text or "does not know" in text] == [
         "node n1 is up as incarnation 1",
         *(
-            f"the cluster does not know {name}: its data is kept; remove the folder if it is not needed"
+            f"the cluster does not know {name}: its data is kept. If nobody needs it: liftpy node remove-data n1 {name}"
             for name in ("gone-U2", "orders-U1")
         ),
     ]

@@ -96,5 +96,5 @@ async def test_probe_port_answers_500_where_a_request_raises(desk: StatusDesk) -
 
 async def test_a_port_that_is_taken_is_said(desk: StatusDesk, tmp_path: Path) -> None:
     second = StatusDesk(NodeSettings("n2", tmp_path, probe_listen=desk._settings.probe_listen))
-    with pytest.raises(ConfigError, match=r"probe_listen 127\.0\.0\.1:\d+ can't be used"):
+    with pytest.raises(ConfigError, match=r"Cannot listen on probe_listen 127\.0\.0\.1:\d+: .*in use"):
         await second.open_page()

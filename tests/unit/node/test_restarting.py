@@ -123,6 +123,6 @@ def test_a_stop_that_hangs_is_left_with_a_word_and_by_no_thread_that_keeps_the_p
     node.leave_the_process_in(3.0)
     assert [(timer.seconds, timer.began) for timer in made] == [(12.0, True), (3.0, True)]
     made[0].leave()
-    assert (left, caplog.messages) == ([1], ["the stop takes longer than 12 s: leaving without it"])
+    assert (left, caplog.messages) == ([1], ["shutdown did not finish within 12 s; forcing exit"])
     node.stay_in_the_process()
     assert made == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import shutil
 import ssl
 import subprocess
@@ -51,7 +52,7 @@ def test_a_url_is_shown_without_them(url: str, text: str) -> None:
 )  # fmt: skip
 def test_a_url_that_is_wrong_is_named_without_them(url: str) -> None:
     url = url.format(f"bob:{SECRET}@")
-    with pytest.raises(ConfigError, match="nats: ") as raised:
+    with pytest.raises(ConfigError, match=r"NATS URL (nats: )?" + re.escape(repr(shown(url)))) as raised:
         check_urls((url,))
     assert SECRET not in str(raised.value)
     for made in (lambda: NodeSettings("n1", Path("x"), nats=(url,)), lambda: Target(nats=(url,))):
@@ -190,7 +191,7 @@ async def test_where_tls_is_wanted_nothing_travels_in_the_clear(way: str) -> Non
     urls = {"url": [f"tls://127.0.0.1:{port}"], "one of the urls": [f"nats://127.0.0.1:{port}", "tls://127.0.0.1:1"]}
     options = {"tls": ssl.create_default_context()} if way == "setting" else {}
     given = urls.get(way, [f"nats://127.0.0.1:{port}"])
-    with pytest.raises(UnavailableError, match=r"offers no TLS|Connect call failed"):
+    with pytest.raises(UnavailableError, match=r"does not offer TLS|Connect call failed"):
         await open_connection(given, credentials=Credentials(user="bob", password=SECRET), timeout_s=1, **options)
     server.close()
     assert heard

@@ -124,7 +124,7 @@ def test_a_truth_value_is_one_of_four_words_and_nothing_else(text: str, tmp_path
         assert load(head, env={"LIFTPY_ELECTIONS": word}, folder=tmp_path).elections is value
     with pytest.raises(ConfigError, match="true and false are not allowed here"):
         load(head + "weight = true", folder=tmp_path)
-    with pytest.raises(ConfigError, match=r"2\.5 is not whole"):
+    with pytest.raises(ConfigError, match=r"status_port = 2\.5 is not a whole number: use a whole number"):
         load(head + "status_port = 2.5", folder=tmp_path)
     for digits in ("1_000", "\u0663"):
         with pytest.raises(ConfigError, match="use the digits 0 to 9"):
@@ -134,7 +134,7 @@ def test_a_truth_value_is_one_of_four_words_and_nothing_else(text: str, tmp_path
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("weight = [1]", "weight = [1] is not a number: a number is expected."),
+        ("weight = [1]", "weight = [1] is not a number: use a number."),
         (
             'nats = "nats://me:secret@h:4222\\u0007"',
             "nats = nats://***@h:*** is not a list of texts: it has control characters.",
@@ -142,10 +142,13 @@ def test_a_truth_value_is_one_of_four_words_and_nothing_else(text: str, tmp_path
         ('nats = ["nats://me:secret@h:4222\\u0007"]', "nats = [...] is not a list of texts: it has control characters."),
         ('rack = "' + "r" * 200 + '\\u0007"', "rack = '" + "r" * 79 + "... is not a text: it has control characters"),
         ('rack = "' + "r" * 71 + '\\u0007"', "rack = '" + "r" * 71 + "\\x07' is not a text: it has control characters"),
-        ("rack = true", "rack = True is not a text: true and false have no meaning here."),
-        ("rack = []", "rack = [] is not a text: a text is expected."),
-        ("controllers = [true]", "controllers = [True] is not a list of texts: a text is expected."),
-        ('[credentials]\nuser = "me"\npassword = true', "[credentials]: password = *** is not a text: true and false have no."),
+        ("rack = true", "rack = True is not a text: true and false are not allowed here."),
+        ("rack = []", "rack = [] is not a text: use text."),
+        ("controllers = [true]", "controllers = [True] is not a list of texts: use text."),
+        (
+            '[credentials]\nuser = "me"\npassword = true',
+            "Invalid setting in [credentials]: password = *** is not a text: true and false are not allowed here.",
+        ),
         (
             "nonsense = 1",
             "Unknown setting 'nonsense'. Known settings: node_id, data, nats, namespace, controllers, rack, weight, status_port, "

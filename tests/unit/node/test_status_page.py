@@ -97,4 +97,5 @@ def test_health_is_told_before_there_is_a_report_and_says_why(tmp_path: Path) ->
         "health": {"live": True, "ready": True, "synced": False},
         "checks": {"tasks": "", "flush": "", "registered": "", "nats": "", "metadata": "", "partitions": "", "space": "",
                    "synced": "1 of 1 have not caught up yet, s/0 among them"},
+        "unknown_streams": [],
     }  # fmt: skip

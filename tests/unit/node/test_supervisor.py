@@ -88,7 +88,7 @@ async def test_without_a_supervisor_nothing_is_told_and_one_that_is_gone_stops_n
     nobody.stopping()
     assert not caplog.records
     Supervisor("/nowhere/at/all").tell("READY=1")
-    assert "can't be told READY=1" in caplog.text
+    assert "cannot notify the supervisor of READY=1" in caplog.text
 
 
 def test_a_watchdog_of_another_process_is_not_ours() -> None:
@@ -131,7 +131,7 @@ async def test_an_address_without_a_file_and_one_who_does_not_listen(there: Ther
     telling = Supervisor("notify")
 
     def more_than_he_takes() -> None:
-        while "can't be told" not in caplog.text:
+        while "cannot notify the supervisor of STATUS=x" not in caplog.text:
             telling.tell("STATUS=x")
 
     full = threading.Thread(target=more_than_he_takes, daemon=True)

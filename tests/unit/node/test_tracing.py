@@ -146,7 +146,7 @@ def test_what_is_lost_is_counted_once_and_said_once_until_it_goes_again(
     stuck.result = SpanExportResult.FAILURE
     lost(4)
     spans.close()
-    assert (budget.dropped, caplog.text.count("the collector takes no spans")) == (3, 2)
+    assert (budget.dropped, caplog.text.count("the trace collector accepts no spans")) == (3, 2)
 
 
 async def test_what_is_dropped_is_told_again_and_again_and_processes_share_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -240,7 +240,7 @@ async def test_who_waits_for_a_worker_hears_that_it_has_ended() -> None:
     waiting = asyncio.ensure_future(hand.happened(FrameKind.RECOVERED))
     await asyncio.sleep(0)
     hand.connection_lost(None)
-    with pytest.raises(WorkerError, match="has ended"):
+    with pytest.raises(WorkerError, match=r"Worker 1 \(process 7\) ended"):
         await asyncio.wait_for(waiting, 20)
 
 

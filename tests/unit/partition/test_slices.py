@@ -134,5 +134,5 @@ def test_lines_about_partitions_are_bounded_and_counted(
         monkeypatch.setattr(time, "monotonic", lambda: 8.0)
         chatter.info(logger, "line %d", 10)
     said = [record.getMessage() for record in caplog.records]
-    assert said == ["line 0", "line 1", "line 2", "7 lines about partitions were left out before this one", "line 10"]
+    assert said == ["line 0", "line 1", "line 2", "suppressed 7 log lines about partitions", "line 10"]
     assert chatter.left_out_count == 7

@@ -218,7 +218,7 @@ def test_a_second_has_its_own_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (said, made.left_out_count) == ([], 3)
     now_s[0] = 8.0
     made.info(logger, "next")
-    assert said == ["3 lines about partitions were left out before this one", "next"]
+    assert said == ["suppressed 3 log lines about partitions", "next"]
     now_s[0] = 9.0
     made.info(logger, "last")
     assert (said[2:], made.left_out_count) == (["last"], 3)
