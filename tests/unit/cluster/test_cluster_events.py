@@ -76,7 +76,8 @@ def test_a_default_quota_says_who_set_it_and_what_it_was() -> None:
         "setDefaultQuota done the cluster by test",
         "default quota changed none -> 5 records/s, for each value of token 2 of the subject",
         "setDefaultQuota done the cluster by test",
-        "default quota changed 5 records/s, for each value of token 2 of the subject -> 9 bytes/s, for each value of token 2 of the subject",
+        "default quota changed 5 records/s, for each value of token 2 of the subject "
+        "-> 9 bytes/s, for each value of token 2 of the subject",
         "setDefaultQuota rejected the cluster by test, INVALID default quota: by_token = 9999 is outside 0..256",
     ]
     asked = [event.now for event in all_events(driver.log, elections=False) if event.request == "setDefaultQuota"]
