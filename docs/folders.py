@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT))
 from tests.tidy_imports import folder_imports  # noqa: E402
 
 PICTURE = ROOT / "docs" / "folders.svg"
-FACADES = {"liftpy", "liftpy.errors", "liftpy.config", "sidecar", "sidecar.__main__", "liftpy.core"}
+FACADES = {"liftpy", "liftpy.errors", "liftpy.config", "liftpy.spark", "sidecar", "sidecar.__main__", "liftpy.core"}
 """Loose modules: public import paths and the entry point of the daemon."""
 BOX, GAP, ROW, HEIGHT = 138, 14, 92, 40
 COLORS = {"liftpy.core": "#dbeafe", "liftpy": "#dcfce7", "sidecar": "#fef3c7"}

@@ -380,11 +380,6 @@ class StreamConfig:
         return replace(self, quota_records_per_s=records, quota_bytes_per_s=size, quota_by_token=by_token)
 
     @property
-    def needs_quotas(self) -> bool:
-        """Whether a setting needs a cluster that supports quotas."""
-        return any(getattr(self, name) for name in QUOTA_SETTINGS)
-
-    @property
     def has_retention(self) -> bool:
         """Whether retention deletes the oldest records, by age, size or number."""
         return bool(self.retention_age_s or self.retention_bytes or self.retention_records)

@@ -14,11 +14,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "tests/private_accesses.json"
 _OWN = {"self", "cls"}
-_NAMED_TUPLES = {"_replace", "_asdict", "_fields", "_make"}
+_PUBLIC = {"_replace", "_asdict", "_fields", "_make", "_exit"}
+"""Documented names of the standard library: those of named tuples, and ``os._exit``."""
 
 
 def _is_private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__") and name not in _NAMED_TUPLES and not name.startswith("_pb")
+    return name.startswith("_") and not name.startswith("__") and name not in _PUBLIC and not name.startswith("_pb")
 
 
 def count_in(text: str) -> int:

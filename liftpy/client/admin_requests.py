@@ -206,16 +206,19 @@ class NodeViews:
         return object_of(node_id, await self._transport.request(subject, RELOAD, timeout_s))
 
     async def remove_data(self, node_id: str, directories: list[str], timeout_s: float = 30.0) -> dict[str, Any]:
-        """Have a node remove directories of streams that the cluster does not know; needs an operator's rights.
+        """Have a node remove directories of streams that the cluster does not know. Needs operator permissions.
 
         Args:
+            node_id: Id of the node.
             directories: ``<stream>-<uid>``, as ``node_health`` names them under ``unknown_streams``.
+            timeout_s: Time limit, in seconds. Default 30.
 
         Returns:
             ``removed`` and ``bytes``, or ``error``: then nothing was removed.
 
         Raises:
-            UnavailableError, ProtocolError.
+            UnavailableError: The node did not answer in time.
+            ProtocolError: The answer cannot be read.
         """
         subject = self._subjects.control_settings(check_name(node_id, "node"))
         question = json.dumps({"remove_data": directories}).encode()

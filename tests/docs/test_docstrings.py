@@ -11,7 +11,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -90,7 +90,7 @@ def sections(text: str) -> dict[str, str]:
 
 
 def _parameters(value: Any) -> list[str]:
-    if inspect.isclass(value) and (issubclass(value, enum.Enum) or getattr(value, "_is_protocol", False)):
+    if inspect.isclass(value) and (issubclass(value, enum.Enum) or Protocol in value.__bases__):
         return []
     if inspect.isclass(value) and issubclass(value, BaseException) and "__init__" not in vars(value):
         return []

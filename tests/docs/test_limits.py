@@ -121,7 +121,7 @@ LIMITS: dict[str, Iterable[str]] = {
     "time in which a producer tries again": [f"{PRODUCER.patience_s:g} s"],
     "time in which a command of the cluster tries again": [f"{admin.DEADLINE_S:g} s"],
     "subjects of a filter": [f"{filters.MAX_SUBJECTS}"],
-    "The subjects and keys of the filter have": [f"{filters.MAX_KEYS}"],
+    "keys of a filter": [f"{filters.MAX_KEYS}"],
     "size of a filter": [size(filters.MAX_FILTER_BYTES)],
     "long poll of a reader": [seconds(reads.MAX_WAIT_MS)],
     "readers in a long poll, of a partition": [f"{reads.MAX_WAITING:,}"],

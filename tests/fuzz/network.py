@@ -318,7 +318,7 @@ def decoders() -> list[Decoder]:
             ),
         ),
         Decoder(
-            "The producer note is damaged",
+            "producer's note",
             [
                 ProducerNote("till", SourcePosition("u1", 3, 99, 7)).encode(),
                 ProducerNote("\u00e9", None, Partitioning(3, PartitioningMethod.KEY)).encode(),

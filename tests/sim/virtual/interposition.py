@@ -25,7 +25,7 @@ from tests.sim.virtual.scheduler import NS_PER_S, Process, ProcessEnd
 
 _real_urandom = os.urandom
 _real_getpid = os.getpid
-_real_exit = os._exit
+real_exit = os._exit
 _real_sleep = time.sleep
 _fixed = random.Random("import")
 """For what modules draw when they are imported: the same in every run."""
@@ -101,7 +101,7 @@ def _getpid() -> int:
 
 def _exit(code: int) -> None:
     if running() is None:
-        _real_exit(code)
+        real_exit(code)
     raise ProcessEnd(code)
 
 

@@ -41,8 +41,8 @@ def _any_reply() -> None:
     """Answers go to whatever subject the asker names."""
     for module in list(sys.modules.values()):
         if getattr(module, "reply_to", None) is inboxes.reply_to and module is not inboxes:
-            module.reply_to = _anywhere
-    inboxes.reply_to = _anywhere  # type: ignore[assignment]
+            module.reply_to = _anywhere  # type: ignore[attr-defined]
+    inboxes.reply_to = _anywhere
     inboxes.InboxRule.allows = lambda self, subject: True  # type: ignore[method-assign]
 
 
@@ -77,8 +77,8 @@ def _flush_unheard() -> None:
     begin = Flusher._ended
 
     def forgets(self: Any, flush: Any) -> None:
-        self._planted = getattr(self, "_planted", 0) + 1
-        if self._planted % 40:
+        self.planted = getattr(self, "planted", 0) + 1
+        if self.planted % 40:
             begin(self, flush)
 
     Flusher._ended = forgets  # type: ignore[method-assign]

@@ -38,7 +38,7 @@ def _in_a_fork(work: Any) -> Any:
             traceback.print_exc()
         finally:
             sys.stdout.flush()
-            interposition._real_exit(status)
+            interposition.real_exit(status)
     os.close(writing)
     with open(reading) as pipe:
         data = pipe.read()

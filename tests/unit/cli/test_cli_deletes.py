@@ -175,8 +175,8 @@ def test_purge_drops_the_records_of_a_key_given_as_bytes(run: Run, name: str, cl
     ("words", "said"),
     [
         ((), "--subject or --key"),
-        (("--key", "k", "--before", "new"), "--before new"),
-        (("--key", "k", "--before", "-3"), "--before -3"),
+        (("--key", "k", "--before", "new"), "--before: new"),
+        (("--key", "k", "--before", "-3"), "--before: -3"),
         (("--key", "k", "--before", "9999-01-01"), "--before"),
         (("--key", "k", "--before", "7"), "--partition"),
         (("--subject", "caf\udce9"), "UTF-8"),

@@ -98,7 +98,7 @@ def test_the_default_quota_is_shown_set_in_part_and_ended(client: Asked, capsys:
         "default quota: 5 records/s, 9 bytes/s\n",
         {"bytes_per_s": 9, "by_token": 0},
     )
-    assert run(capsys, *words, "--none") == (0, "Invalid default quota: none\n", "")
+    assert run(capsys, *words, "--none") == (0, "default quota: none\n", "")
     assert client.set_to == {"records_per_s": 0, "bytes_per_s": 0, "by_token": 0}
     client.set_to = None
     code, _, err = run(capsys, *words, "--none", "--records", "1")

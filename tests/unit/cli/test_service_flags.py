@@ -183,7 +183,7 @@ async def test_the_first_that_ends_for_good_ends_all(monkeypatch: pytest.MonkeyP
     with pytest.raises(ConfigError, match="wrong"):
         await service._run(nothing, settings, (2, 4, 7), nothing)
     assert ran == {2: "told to stop", 4: "runs", 7: "told to stop"}
-    assert [r.getMessage() for r in caplog.records] == ["in: partition 4 has ended, and so all end"]
+    assert [r.getMessage() for r in caplog.records] == ["in: partition 4 ended; stopping all partitions"]
 
 
 async def test_a_signal_ends_all_of_them_and_nothing_is_wrong(

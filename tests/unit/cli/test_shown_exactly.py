@@ -31,7 +31,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 def node(node_id: str, **more: Any) -> dict[str, Any]:
     return {
         "node_id": node_id, "fenced": False, "leaving": False, "answers": True, "incarnation": 7, "rack": "r1", "leads": 2,
-        "metadata_leader": False, "controller": True, "version": "1.2",
+        "metadata_leader": False, "controller": True, "version": "1.2", "unknown_streams": [],
     } | more  # fmt: skip
 
 

@@ -73,6 +73,10 @@ async def test_a_status_is_of_all_streams_or_of_one(monkeypatch: pytest.MonkeyPa
         async def describe_cluster(self) -> ClusterState:
             return state
 
+        async def node_health(self, node_id: str, timeout_s: float) -> dict[str, Any]:
+            assert node_id == "b", "a node that does not answer is not asked again"
+            return {"unknown_streams": ["old-u9"]}
+
     async def ask_nodes(client: Any, nodes: list[str]) -> Any:
         assert nodes == ["a", "b"]
         return {"b": {}}
@@ -83,6 +87,7 @@ async def test_a_status_is_of_all_streams_or_of_one(monkeypatch: pytest.MonkeyPa
         found = await status.gather(client, only)
         assert (found["metadata_leader"], found["index"], found["moves"], found["waiting"]) == ("b", 3, [], [])
         assert [(node["node_id"], node["answers"]) for node in found["nodes"]] == [("a", False), ("b", True)]
+        assert [node["unknown_streams"] for node in found["nodes"]] == [[], ["old-u9"]]
         assert [partition["partition"] for partition in found["partitions"]] == [0, 1]
     with pytest.raises(NotFoundError, match="Stream 'other' does"):
         await status.gather(client, "other")

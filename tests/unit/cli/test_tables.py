@@ -40,7 +40,7 @@ def test_partitions_nodes_and_services_fit_80_columns(monkeypatch: pytest.Monkey
     out = io.StringIO()
     monkeypatch.setattr(status, "Console", lambda: Console(file=out, width=80))
     node = {"node_id": "n1", "fenced": False, "answers": True, "metadata_leader": True, "controller": True, "leaving": False}
-    node |= {"incarnation": 12, "rack": "a-rack-in-the-cellar", "leads": 1000, "version": "0.1.0"}
+    node |= {"incarnation": 12, "rack": "a-rack-in-the-cellar", "leads": 1000, "version": "0.1.0", "unknown_streams": []}
     status._show(
         {
             "nodes": [node],
