@@ -111,7 +111,7 @@ async def call(
                 except (UnavailableError, PublishRejectedError, NotAllowedError) as error:
                     doubtful = isinstance(error, MisaddressedError | NoRespondersError)
                     if maybe_stored:  # what is said of this attempt is nothing about an earlier one
-                        text = f"{error}; an earlier attempt may have been stored ({message_id})"
+                        text = f"{error} An earlier attempt may have been stored."
                         raise OutcomeUnknownError(text, message_id) from None
                     raise
     raise AssertionError("unreachable: the attempts end with a result or an error")

@@ -431,7 +431,7 @@ async def a_stream_made_again_is_another_stream(place: Place) -> None:
     second = await client.create_stream(name, f"data.{name}")
     assert second.uid != first.uid
     await client.publish(name, b"new")
-    async with refused(NotFoundError, "made again"):
+    async with refused(NotFoundError, f"uid {first.uid} was deleted and created again"):
         await anext(aiter(consumer))
     assert await place.values() == [b"new"]
 

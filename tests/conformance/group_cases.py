@@ -127,7 +127,7 @@ async def a_cursor_is_held_by_whoever_opened_it_last(place: Place) -> None:
             assert await later.fetch() == 3
             async with refused(GroupRejectedError, "another"):
                 await cursor.commit(3)
-            async with refused(ConfigError, "below 3"):
+            async with refused(ConfigError, "cannot commit 2, because 3 is already committed"):
                 await later.commit(2)
 
 

@@ -173,6 +173,7 @@ def decoders() -> list[Decoder]:
             "metadata entries",
             _REQUESTS,
             _Applied(),
+            (IncompatibleVersionError,),
             covers=(
                 "liftpy.core.metadata.controller.state_machine:ClusterFsm._applying",
                 "liftpy.core.metadata.controller.state_machine:again",

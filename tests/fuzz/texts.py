@@ -29,6 +29,7 @@ from liftpy.spark.offsets import StreamOffsets, parse_spec, parse_times
 from liftpy.spark.options import OPTIONS, SourceOptions
 from liftpy.spark.sink_options import SINK_OPTIONS, SinkOptions
 from sidecar.metadata import cluster_events as events_desk
+from sidecar.partition.deletions import MOST_UNKNOWN, is_directory
 from sidecar.status import answers as page_answers
 from sidecar.status import event_history
 from sidecar.status import site as page_site
@@ -50,6 +51,29 @@ def _kept(data: bytes) -> list[dict[str, Any]]:
     question = event_history.KeptQuestion.of({"kept": {"before": [9, 0], "kind": "election", "node": "n2"}})
     found = event_history._newest_first([parse_batch(build_batch([data]))], 1)
     return [event for _, event in found if event_history._is_wanted(event, question)]
+
+
+class _Unknown:
+    """In the place of the node's directories of streams that the cluster does not know."""
+
+    async def remove(self, names: list[str]) -> dict[str, Any]:
+        assert 0 < len(names) <= MOST_UNKNOWN
+        assert all(map(is_directory, names))
+        return {"removed": names}
+
+
+def _removed(data: bytes) -> dict[str, Any]:
+    """What is answered to whoever asks to remove directories."""
+    desk: Any = status_desk.StatusDesk.__new__(status_desk.StatusDesk)
+    desk.unknown = _Unknown()
+    asking = desk._remove_data(data)
+    try:
+        asking.send(None)
+    except StopIteration as end:
+        answer: dict[str, Any] = end.value
+        json.dumps(answer).encode()
+        return answer
+    raise AssertionError("it waits for nothing")
 
 
 def _text(data: bytes) -> str:
@@ -223,6 +247,13 @@ def decoders() -> list[Decoder]:
             status_desk._asked_after,
             make=damaged_json,
             covers=("sidecar.status.status_api:_asked_after",),
+        ),
+        Decoder(
+            "directories to remove",
+            [b'{"remove_data": ["orders-1"]}', b'{"remove_data": ["orders-1", "u1-2"]}'],
+            _removed,
+            make=damaged_json,
+            covers=("sidecar.status.status_api:StatusDesk._remove_data",),
         ),
         Decoder(
             "whether a node is there, and its time",

@@ -544,7 +544,7 @@ async def test_a_denial_fails_what_it_concerns(is_publish: bool, subject: str, c
     with pytest.raises(
         NotAllowedError,
         match=re.escape(
-            f"The NATS permissions of this user do not allow it to {what}. Change the permissions: `liftpy rights --role publisher` prints them."  # noqa: E501
+            f"The NATS permissions of this user do not allow it to {what}. Change the permissions: `liftpy permissions --role publisher` prints them."  # noqa: E501
         ),
     ):
         made._posts.raise_denied()

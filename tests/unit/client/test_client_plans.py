@@ -115,16 +115,10 @@ def test_an_assignment_in_a_file() -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("{", 'Cannot read the replica assignment: . Give JSON such as [{"id": 0, "replicas": ["n1", "n2"]}].'),
-        ("{}", 'error reading replica assignment: not a list of {"id": ..., "replicas": [...]}'),
-        (
-            "[1]",
-            'Cannot read the replica assignment: entry 0: no object. Give JSON such as [{"id": 0, "replicas": ["n1", "n2"]}].',
-        ),
-        (
-            '[{"id": 0, "replicas": [], "y": 1, "x": 2}]',
-            'Cannot read the replica assignment: entry 0: unknown x, y. Give JSON such as [{"id": 0, "replicas": ["n1", "n2"]}].',
-        ),
+        ("{", "Cannot read the replica assignment: Expecting property name enclosed in double quotes: line 1 column 2"),
+        ("{}", 'Cannot read the replica assignment: it is not a list of {"id": ..., "replicas": [...]}'),
+        ("[1]", "Cannot read the replica assignment: entry 0: no object"),
+        ('[{"id": 0, "replicas": [], "y": 1, "x": 2}]', "Cannot read the replica assignment: entry 0: unknown x, y"),
         ('[{"replicas": []}]', "entry 0: id is no whole number"),
         ('[{"id": true, "replicas": []}]', "entry 0: id is no whole number"),
         ('[{"id": 2147483648, "replicas": []}]', "entry 0: id is no whole number"),
@@ -239,7 +233,9 @@ async def test_an_answer_without_a_plan_says_why_and_one_that_is_no_map_is_refus
         await group.admin.plan_partitions("s", 2)
     with pytest.raises(ConfigError, match=r"^nothing to do$"):
         await group.admin.plan_partitions("s", 2)
-    with pytest.raises(ProtocolError, match=r"^the plan can't be read: 1 replicas, 2 of a partition, on 3 nodes are no map$"):
+    with pytest.raises(
+        ProtocolError, match=r"^Cannot decode the plan .*: 1 replicas, 2 of a partition, on 3 nodes are no map\."
+    ):
         await group.admin.plan_partitions("s", 2)
 
 
@@ -410,7 +406,7 @@ async def test_a_stream_that_waits_for_nodes_is_asked_for_until_it_is_placed(mon
     assert made._streams == {"s": placed}
     assert led == [("u1", 0, 60.0)]
     made, told, led = led_client(stream=[image(waiting=1)] * 10_000)
-    text = r"^stream s is made, and waits for more nodes \(insufficient-nodes\)$"
+    text = r"^Stream s was created but not placed \(insufficient-nodes\)\."
     with pytest.raises(UnavailableError, match=text):
         await made.until_ready(image(waiting=1), 0.02)
     with pytest.raises(UnavailableError, match=text):
@@ -512,7 +508,7 @@ def test_where_the_messages_of_a_partition_go() -> None:
     assert _address("a*.b>").subject == "a*.b>"
     assert _address_of(image(2, answers=False), 1, "shop.s.1") == Address("shop.s.1", "u1", False)
     assert _address_of(image(2), 1).window_s == 7.0
-    with pytest.raises(NotFoundError, match=r"^s has no partition 2: its partitions are 0 to 1$"):
+    with pytest.raises(NotFoundError, match=r"^Stream s has no partition 2\. Its partitions are 0 to 1\.$"):
         _address_of(image(2), 2)
-    with pytest.raises(UnavailableError, match=r"^stream s waits for more nodes \(insufficient-nodes\)$"):
+    with pytest.raises(UnavailableError, match=r"^Stream s is not placed \(insufficient-nodes\)\."):
         _address_of(image(waiting=2), 0)

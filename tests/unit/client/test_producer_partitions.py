@@ -76,14 +76,14 @@ async def test_what_can_not_be_sent_is_said_at_once() -> None:
                 "The numbers of keys and values differ: 0 keys for 1 values. Pass one key per value.",
             ),
             (p.send(b"", headers={"Lift-Key": "x"}), "reserved"),
-            (p.send(b"", headers={"Nats-Expected-Last-Sequence": "1"}), "Use client.publish() for this record"),
-            (p.send(b"", partition=1), "the partitions 0 to 0, not 1"),
-            (p.send_many([b""], partition=-1), "not -1"),
+            (p.send(b"", headers={"Nats-Expected-Last-Sequence": "1"}), "header 'Nats-Expected-Last-Sequence'"),
+            (p.send(b"", partition=1), "no partition 1. Its partitions are 0 to 0"),
+            (p.send_many([b""], partition=-1), "no partition -1"),
         ]
         for attempt, text in wrong:
             with pytest.raises(ConfigError, match=text):
                 await attempt
-        with pytest.raises(ConfigError, match="not 5"):
+        with pytest.raises(ConfigError, match="no partition 5"):
             p.next_sequence(5)
         assert await (await p.send_many([])) == []
     assert wire.values() == []

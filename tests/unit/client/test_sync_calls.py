@@ -173,7 +173,9 @@ def test_what_is_left_out_is_what_the_asynchronous_call_takes_for_it() -> None:
 def test_a_call_of_an_admin_is_the_clients_own(name: str) -> None:
     method = getattr(SyncClient, name)
     assert method.__wrapped__ is getattr(Client, name)
-    assert (method.__name__, method.__doc__) == (name, getattr(Client, name).__doc__)
+    assert (method.__name__, method.__doc__) == (name, sync.without_await(getattr(Client, name).__doc__))
+    assert "await " not in method.__doc__
+    assert "async " not in method.__doc__
     assert inspect.iscoroutinefunction(getattr(Client, name))
 
 
