@@ -368,8 +368,14 @@ def _coordinators(found: Figures, coordinators: list[dict[str, Any]]) -> None:
     found.put("coordinators", len(leading), "leader")
     found.put("coordinators", sum(one["role"] == "FOLLOWER" for one in coordinators), "follower")
     found.put("coordinators", sum(bool(one["problem"]) for one in coordinators), "failing")
-    for name in ("groups", "group_members", "queue_partitions", "queue_inflight_records"):
-        found.put(name, sum(one[name.removeprefix("group_")] for one in leading))
+    counts = {
+        "groups": "groups",
+        "group_members": "members",
+        "queue_partitions": "queues",
+        "queue_inflight_records": "records_out",
+    }
+    for metric, figure in counts.items():
+        found.put(metric, sum(one[figure] for one in leading))
     found.put("coordinator_state_bytes", sum(one["state_bytes"] for one in coordinators))
     found.put("coordinator_state_limit_bytes", max((one["bound_bytes"] for one in coordinators), default=0))
 

@@ -167,6 +167,6 @@ def test_partition_whose_only_replica_lost_its_folder_waits_for_an_operator(clus
     until(lambda: asyncio.run(partition_of(cluster, "alone")).incomplete, "the cluster knows that the node has lost something")
     found = asyncio.run(partition_of(cluster, "alone"))
     assert (found.status, found.isr) == (PartitionStatus.OFFLINE, (node,))
-    code, elected = liftpy(cluster, "partition", "elect", "alone", "--unclean", "--yes-lose-data")
+    code, elected = liftpy(cluster, "partition", "elect", "alone", "--unclean", "--confirm", "alone/0")
     assert (code, elected["leader"]) == (0, node), elected
     assert asyncio.run(read(cluster, "alone")) == []

@@ -25,7 +25,11 @@ AT_ONCE = 1000
 PATIENCE_S = 60.0
 SLACK_MIB = 96
 """A node may grow by so much besides the bound: buffers of its connections, columns on their way."""
-SETTINGS = {"ids": "DEDUP_BYTES", "subjects": "SUBJECTS_BYTES", "producers": "PRODUCER_BYTES"}
+SETTINGS = {
+    "ids": "PARTITION_MESSAGE_ID_BYTES",
+    "subjects": "PARTITION_SUBJECT_INDEX_BYTES",
+    "producers": "PARTITION_PRODUCER_BYTES",
+}
 
 
 @dataclass
