@@ -133,7 +133,7 @@ def test_a_node_that_was_removed_while_it_stood_still_is_told_and_stops(cluster:
     assert "exit code 1" in removed.how_it_ended
     critical = [line for line in removed.log if "CRITICAL" in line]
     assert len(critical) == 1, list(removed.log)
-    for what in ("node 'n4' was removed from the cluster", "so it stops", "start it: it joins", "delete the data directory"):
+    for what in ("Node 'n4' was removed from the cluster", "so it stops", "start it: it joins", "delete the data directory"):
         assert what in critical[0]
     assert nodes(cluster) == {"n1", "n2", "n3"}
     removed.start()
