@@ -289,7 +289,7 @@ async def test_an_audit_finds_a_flipped_bit_and_a_record_that_was_changed_with_i
     found = [f for f in (await audited(fragile, stream_name)).findings if f.node == flipped]
     if found:  # else the node has found its damage itself
         assert [(f.kind, f.offset) for f in found] == [("damaged", 3)]
-        assert "it could not serve all of [3, 40): CORRUPTION: the CRC-32C of the batch" in str(found[0])
+        assert "it could not serve all of [3, 40): CORRUPTION: Damaged batch" in str(found[0])
     await fragile.until(lambda: asyncio.sleep(0, damaged(fragile, flipped, stream_name)), f"{flipped} has found its damage")
 
 

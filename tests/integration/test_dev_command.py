@@ -185,7 +185,7 @@ def test_one_process_per_folder_and_one_node_per_folder(started: Callable[..., s
         other = started(*node_words(server, tmp_path / "data", "n9"))
         _, errors = other.communicate(timeout=PATIENCE_S)
         assert other.returncode == 78, "never again without a person"
-        assert "is the folder of node 'n1'" in errors
+        assert "belongs to node 'n1'" in errors
 
 
 def test_a_node_that_waits_for_nats_stops_at_once(started: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:

@@ -161,15 +161,15 @@ def test_a_command_without_the_right_says_so_at_once(cluster: DevCluster, role: 
     assert done.returncode == 1, (done.stdout, done.stderr)
     subject = SUBJECT if words[0] == "publish" else "acme."
     assert (
-        f"The NATS permissions of this user do not allow it to publish on {subject}. Change the permissions: `liftpy rights --role publisher` prints them."  # noqa: E501
-        in done.stderr
+        f"The NATS permissions of this user do not allow it to publish on {subject}" in done.stderr
+        and "`liftpy permissions" in done.stderr
     )
 
 
 async def test_the_client_says_so_within_a_round_trip(cluster: DevCluster) -> None:
     async with await as_role(cluster, AccessRole.PUBLISHER) as client, asyncio.timeout(1):
         for work in (client.list_streams(), client.bounds(STREAM), client.node_status("n1"), client.delete_stream(STREAM)):
-            with pytest.raises(NotAllowedError, match="does not let this user"):
+            with pytest.raises(NotAllowedError, match="do not allow"):
                 await work
         with pytest.raises(NotAllowedError):
             _ = [record async for record in client.consume(STREAM)]

@@ -123,9 +123,11 @@ async def test_new_code_is_rolled_out_node_by_node_and_becomes_active_on_all_at_
     await _shows_end(bench, [f"services have ended on {where} silent: nothing is heard from it"])
     service.start("n1")  # the old code, by mistake
     assert await asyncio.to_thread(service.processes["n1"].wait, 30) == EXIT_CONFIG
-    why = "the log is of version 2 of the service, this is 1: start 2"
+    why = "need version 2 of the service, but this is version 1"
     assert why in (service.data / "n1.log").read_text()
-    await _shows_end(bench, [f"services have ended on {where} failed: from below {service.sent} on {why}"])
+    await _shows_end(
+        bench, [f"services have ended on {where} failed: Records before offset {service.sent} {why}. Start version 2."]
+    )
     service.start("n1", "tests.examples.versioned:CountedSums")
     await _shows_end(bench, [])
 

@@ -123,7 +123,7 @@ async def test_session_and_lease_change_under_load_whatever_the_nodes_settings_s
             rows = {row["name"]: row for row in await client.node_settings("n2")}
             assert rows["replication.session_s"]["value"] == SESSION_S
             assert rows["replication.session_s"]["source"] == "cluster"
-            assert any("and the cluster has session 1.5 s, lease 1 s: that holds" in line for line in lines)
+            assert any("differ from the cluster's (session 1.5 s, lease 1 s)" in line for line in lines)
             code, _, err = await command(capsys, cluster, "settings", "node-session", "--lease", "1.5")
             assert (code, "The lease (1.5 s) must be shorter than the session (1.5 s)" in err) == (2, True)
 

@@ -122,12 +122,12 @@ def test_a_reader_reads_in_batches_and_as_a_stream_and_asks_for_nothing_that_it_
 @pytest.mark.parametrize(
     ("role", "changed", "text"),
     [
-        (AccessRole.PUBLISHER, {}, r"\[NOT_ALLOWED\] NATS does not let this user publish on acme.info"),
-        (AccessRole.STATUS, {}, r"\[NOT_ALLOWED\] NATS does not let this user publish on acme.orders.0.read"),
+        (AccessRole.PUBLISHER, {}, r"\[NOT_ALLOWED\] .*publish on acme.info"),
+        (AccessRole.STATUS, {}, r"\[NOT_ALLOWED\] .*publish on acme.orders.0.read"),
         (
             AccessRole.READER,
             {"nats.inboxPrefix": "_INBOX"},
-            r"\[NOT_ALLOWED\] NATS does not let this user (listen on|subscribe to) _INBOX",
+            r"\[NOT_ALLOWED\] .*(listen on|subscribe to) _INBOX",
         ),
         (
             AccessRole.READER,
