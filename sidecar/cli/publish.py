@@ -181,7 +181,7 @@ def publish(
         return 0
     click.echo(
         f"Error: {report.refused} lines are not acknowledged, the first of them line {report.first_refused_line}: "
-        f"{report.first_error}. {report.progress[0].upper()}{report.progress[1:]}",
+        f"{str(report.first_error).removesuffix('.')}. {report.progress[0].upper()}{report.progress[1:]}",
         err=True,
     )
     return exit_code(report.first_error)
