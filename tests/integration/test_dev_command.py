@@ -169,7 +169,7 @@ def test_one_node_from_file_environment_and_flags(started: Callable[..., subproc
         node.terminate()
         _, log = node.communicate(timeout=PATIENCE_S)
         assert node.returncode == 0
-        assert "stopped cleanly" in log
+        assert "stopped clean=yes" in log
 
 
 def test_one_process_per_folder_and_one_node_per_folder(started: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_node_that_waits_for_nats_stops_at_once(started: Callable[..., subproc
         pass
     node = started(*node_words(server, tmp_path / "data"))
     assert node.stderr is not None
-    assert "Cannot connect to NATS at" in node.stderr.readline()
+    assert "cannot connect to NATS at" in node.stderr.readline()
     node.terminate()
     node.communicate(timeout=PATIENCE_S)
     assert node.returncode == 0
