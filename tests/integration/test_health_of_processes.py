@@ -55,7 +55,7 @@ def check_upgrade(capsys: pytest.CaptureFixture[str], *url: str) -> None:
     level = SPOKEN.most
     code, said = command(capsys, "upgrade", "check", *url)
     assert (code, said.count("[+]"), f"level {level} holds, nothing to finalize" in said) == (0, 5, True), said
-    assert command(capsys, "upgrade", "finalize", *url) == (0, f"level {level} holds already\n")
+    assert command(capsys, "upgrade", "finalize", *url) == (0, f"The current level is already {level}.\n")
     code, said = command(capsys, "upgrade", "finalize", "--level", str(level + 1), "--json", *url)
     assert (code, json.loads(said)["done"], json.loads(said)["level"]) == (1, False, level)
     code, said = command(capsys, "upgrade", "report", "--json", *url)

@@ -55,7 +55,7 @@ async def test_a_planned_stop_moves_leaderships_without_a_gap(five: DevCluster, 
     stream = await bench.client.stream(stream_name)
     assert stopping not in {p.leader for p in stream.partitions}
     assert all(p.leader for p in stream.partitions)
-    assert any("handing over" in line for line in five.nodes[stopping].log)
+    assert any("transferring leaderships" in line for line in five.nodes[stopping].log)
     assert await bench.publish_acked(f"data.{stream_name}", [b"x"], timeout_s=3) == [1]
     await close_bench(bench)
 
