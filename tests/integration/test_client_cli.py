@@ -97,7 +97,7 @@ def test_errors_say_what_to_do(run: Run) -> None:
         assert "twice" in err
     code, _, err = run("consume", "twice", "--from", "5")
     assert code == 1
-    assert "'earliest', 'latest', 'new'" in err
+    assert "'earliest', 'latest' or 'new'" in err
     code, _, err = run("stream", "show", "nosuch", "--json")
     assert json.loads(err)["error"]["code"] == "NOT_FOUND"
     assert run("stream", "delete", "twice", "--yes")[0] == 0
