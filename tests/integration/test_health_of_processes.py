@@ -63,8 +63,8 @@ def check_upgrade(capsys: pytest.CaptureFixture[str], *url: str) -> None:
     assert (code, report["level"], {n: shown["speaks"] for n, shown in report["nodes"].items()}) == (
         0, level, {f"n{number}": [SPOKEN.least, level] for number in (1, 2, 3)},
     )  # fmt: skip
-    assert report["in_the_way_back"] == [f"there is no level before {level}"]
-    assert command(capsys, "upgrade", "revert", *url) == (1, f"there is no level before {level}\n")
+    assert report["in_the_way_back"] == [f"There is no level before {level}."]
+    assert command(capsys, "upgrade", "revert", *url) == (1, f"There is no level before {level}.\n")
 
 
 def test_what_is_live_ready_and_synced_through_faults(

@@ -125,7 +125,7 @@ async def test_session_and_lease_change_under_load_whatever_the_nodes_settings_s
             assert rows["replication.session_s"]["source"] == "cluster"
             assert any("differ from the cluster's (session 1.5 s, lease 1 s)" in line for line in lines)
             code, _, err = await command(capsys, cluster, "settings", "node-session", "--lease", "1.5")
-            assert (code, "The lease (1.5 s) must be shorter than the session (1.5 s)" in err) == (2, True)
+            assert (code, "a lease of 1.5 s has to be shorter than the session, 1.5 s" in err) == (2, True)
 
             first = await leader_of(client)
             await asyncio.to_thread(cluster.nodes[first].kill)
