@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -15,7 +16,7 @@ from pysyncobj import FAIL_REASON
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from tests.born import born_fsm, registration
+from tests.born import born_fsm, born_image, registration
 from tests.simulation.raft.__main__ import run_seed, run_seeds
 from tests.simulation.raft.draws import Draws
 from tests.simulation.raft.ghost import CheckedFsm, Ghost, Violation
@@ -102,11 +103,17 @@ def _entry(number: int) -> bytes:
     return pb.ControlRequest(createStream=create, operationId=number.to_bytes(16)).SerializeToString()
 
 
+def _begun(fsm: CheckedFsm) -> CheckedFsm:
+    """Give ``fsm`` the image of a group that has begun."""
+    fsm.image = born_image()
+    return fsm
+
+
 def test_the_ghosts_checks_can_fail() -> None:
     ghost = Ghost()
-    CheckedFsm(ghost, "a").apply(_entry(1), 1)
+    _begun(CheckedFsm(ghost, "a")).apply(_entry(1), 1)
     with pytest.raises(Violation, match="elsewhere"):
-        CheckedFsm(ghost, "b").apply(_entry(2), 1)
+        _begun(CheckedFsm(ghost, "b")).apply(_entry(2), 1)
     with pytest.raises(Violation, match="is not the group's"):
         ghost.check_restored(ClusterImage(index=1), "b")
     with pytest.raises(Violation, match="is not the group's"):
@@ -117,14 +124,14 @@ def test_the_ghosts_checks_can_fail() -> None:
         ghost.told_refused(pb.ControlRequest.FromString(_entry(1)))
     ghost.told_refused(pb.ControlRequest.FromString(_entry(3)))
     later = CheckedFsm(ghost, "c")
-    later.image = ClusterImage(index=1)
+    later.image = replace(born_image(), index=1)
     with pytest.raises(Violation, match="its caller was told"):
         later.apply(_entry(3), 3)
 
 
 def test_work_ahead_takes_several_steps_and_shows_nothing() -> None:
     ghost = Ghost()
-    fsm = CheckedFsm(ghost, "a", lambda: 3)
+    fsm = _begun(CheckedFsm(ghost, "a", lambda: 3))
     before = fsm.image
     assert [fsm.work_ahead(_entry(1), 1) for _ in range(3)] == [False, False, True]
     assert fsm.image is before
