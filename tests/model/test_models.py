@@ -93,6 +93,7 @@ def test_a_class_that_nobody_has_spoken_of_is_an_error() -> None:
         structure.form(owner)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("model", "name"), _SMALL, ids=lambda part: part)
 def test_small_bound(model: str, name: str) -> None:
     """One step less deep than ``python -m tests.model MODEL --small``: the last step takes as long as all before it, twice."""
