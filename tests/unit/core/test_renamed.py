@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -17,6 +18,18 @@ from liftpy.errors import ConfigError
 from liftpy.service.settings import ServiceSettings
 from sidecar.cli.main import liftpy, main
 from sidecar.runtime.settings import GivenSettings, NodeSettings, dev_environment
+
+
+@pytest.fixture(autouse=True)
+def kept_attributes() -> Iterator[None]:
+    """Give packages their attributes back: the import of an old module name sets one, which may hide a function of that name."""
+    packages = [m for name, m in list(sys.modules.items()) if name.startswith(("liftpy", "sidecar")) and hasattr(m, "__path__")]
+    before = {package: dict(vars(package)) for package in packages}
+    yield
+    for package, attributes in before.items():
+        for name, value in attributes.items():
+            if vars(package).get(name) is not value:
+                setattr(package, name, value)
 
 
 @pytest.mark.parametrize("old", MODULES)
