@@ -161,7 +161,6 @@ MODULES = {
     "liftpy.cluster.checks": "liftpy.core.metadata.checks",
     "liftpy.cluster.cluster_events": "liftpy.core.metadata.controller.cluster_events",
     "liftpy.cluster.codec": "liftpy.core.metadata.codec",
-    "liftpy.cluster.controller": "liftpy.core.metadata.controller.requests",
     "liftpy.cluster.controller_list": "liftpy.core.metadata.controller_list",
     "liftpy.cluster.decisions": "liftpy.core.metadata.controller",
     "liftpy.cluster.decisions.altering": "liftpy.core.metadata.controller.streams",
@@ -210,13 +209,8 @@ MODULES = {
     "liftpy.cluster.placement": "liftpy.core.metadata.placement",
     "liftpy.cluster.placement.facts": "liftpy.core.metadata.placement.facts",
     "liftpy.cluster.placement.leaderships": "liftpy.core.metadata.placement.rebalance",
-    "liftpy.cluster.placement.least_loaded": "liftpy.core.metadata.placement.policies",
-    "liftpy.cluster.placement.manual": "liftpy.core.metadata.placement.policies",
     "liftpy.cluster.placement.moves": "liftpy.core.metadata.placement.rebalance",
     "liftpy.cluster.placement.placement_error": "liftpy.core.metadata.placement.facts",
-    "liftpy.cluster.placement.rack": "liftpy.core.metadata.placement.policies",
-    "liftpy.cluster.placement.rendezvous": "liftpy.core.metadata.placement.policies",
-    "liftpy.cluster.placement.round_robin": "liftpy.core.metadata.placement.policies",
     "liftpy.cluster.placement.sizes": "liftpy.core.metadata.placement.rebalance",
     "liftpy.cluster.placement.takers": "liftpy.core.metadata.placement.rebalance",
     "liftpy.cluster.predecessor": "liftpy.core.metadata.duplicate_process_check",
@@ -600,7 +594,7 @@ _OLD_PACKAGE_OF = {MODULES[old]: old for old in _OLD_PACKAGES}
 
 
 class RenamedModules:
-    """Finds modules by their old names.
+    """Finds modules by their old names. An old name that a function or module of the new package has is not among them.
 
     One comes first: an old package's path would lead to a second copy of a module. One comes last, with ``in_packages``: for
     ``from liftpy.group import shown`` Python looks for ``shown`` by the package's new name.

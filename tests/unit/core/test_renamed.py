@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -20,18 +19,6 @@ from sidecar.cli.main import liftpy, main
 from sidecar.runtime.settings import GivenSettings, NodeSettings, dev_environment
 
 
-@pytest.fixture(autouse=True)
-def kept_attributes() -> Iterator[None]:
-    """Give packages their attributes back: the import of an old module name sets one, which may hide a function of that name."""
-    packages = [m for name, m in list(sys.modules.items()) if name.startswith(("liftpy", "sidecar")) and hasattr(m, "__path__")]
-    before = {package: dict(vars(package)) for package in packages}
-    yield
-    for package, attributes in before.items():
-        for name, value in attributes.items():
-            if vars(package).get(name) is not value:
-                setattr(package, name, value)
-
-
 @pytest.mark.parametrize("old", MODULES)
 def test_import_of_an_old_name_gives_the_module_of_the_new_name(old: str) -> None:
     new = importlib.import_module(MODULES[old])
@@ -40,6 +27,23 @@ def test_import_of_an_old_name_gives_the_module_of_the_new_name(old: str) -> Non
         assert importlib.import_module(old) is new
     assert new.__spec__ is not None
     assert new.__spec__.name == MODULES[old], "as if it had been imported by its new name"
+
+
+def test_imports_of_all_old_names_hide_no_attribute_of_a_package() -> None:
+    program = """
+import importlib, sys, warnings
+from liftpy.core.base.renamed import MODULES
+warnings.simplefilter("ignore")
+for name in set(MODULES.values()):
+    importlib.import_module(name)
+packages = [m for name, m in sys.modules.items() if name.startswith(("liftpy", "sidecar")) and hasattr(m, "__path__")]
+before = [(package, name, value) for package in packages for name, value in vars(package).items() if not name.startswith("__")]
+for old in MODULES:
+    importlib.import_module(old)
+print([f"{package.__name__}.{name}" for package, name, value in before if getattr(package, name) is not value])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_import_of_a_merged_module_from_its_old_package_works() -> None:
