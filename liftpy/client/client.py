@@ -450,7 +450,7 @@ class ServiceCalls:
         raise NotImplementedError
 
     async def _address(self, stream: str, partition: int, *, anew: bool) -> Address:
-        """Return the subject and uid to publish a partition to. ``anew``: ask the metadata group instead of the cache."""
+        """Return the subject and uid to publish a partition to. ``anew``: whether to ask the metadata group instead of the cache."""
         raise NotImplementedError
 
     async def query_service(

@@ -229,7 +229,7 @@ def test_bench_case_fails_names_it_and_continues(monkeypatch: pytest.MonkeyPatch
     assert code == 1
 
 
-def test_bench_interrupted_reports_what_it_has_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_bench_interrupted_reports_the_results_so_far(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found, lines, code = _run_bench(monkeypatch, tmp_path, {"acked": _yields_one_row, "idle": _is_interrupted})
     assert [row["figures"] for row in found["rows"]] == [{"per_s": 7.0}]
     assert [line["case"] for line in lines] == ["acked"]

@@ -38,7 +38,7 @@ def cluster() -> Iterator[DevCluster]:
         yield running
 
 
-def test_a_node_that_is_gone_for_good_is_forgotten_and_no_other(cluster: DevCluster) -> None:
+def test_node_remove_of_a_stopped_node_removes_that_node_only(cluster: DevCluster) -> None:
     code, said = liftpy(cluster, "node", "remove", "n4", "--timeout", "0.5")
     assert (code, said["code"]) == (2, "CONFIG")
     assert said["detail"] == "node 'n4' is alive: stop it first"
@@ -119,7 +119,7 @@ def test_a_node_that_missed_a_deletion_names_the_data_and_removes_it_when_asked(
         time.sleep(0.02)
 
 
-def test_a_node_that_was_removed_while_it_stood_still_is_told_and_stops(cluster: DevCluster) -> None:
+def test_node_removed_while_paused_stops_with_the_reason(cluster: DevCluster) -> None:
     """Before, it was answered NOT_FOUND for ever, and ran on without a word."""
     removed = cluster.nodes["n4"]
     removed.send(signal.SIGSTOP)

@@ -181,9 +181,7 @@ def next_sequence(staged: StagedLog) -> int:
     return 0 if found is None else found.next_sequence
 
 
-async def test_backup_after_truncation_knows_the_producer_whose_records_are_gone(
-    jobs: tuple[Client, Store], tmp_path: Path
-) -> None:
+async def test_backup_after_truncation_restores_the_state_of_the_producer(jobs: tuple[Client, Store], tmp_path: Path) -> None:
     client, store = jobs
     manifest = (await take_backup(client, store, TakeOptions())).manifest
     assert not verify_backup(store, manifest).faults

@@ -207,7 +207,7 @@ def test_levels_are_left_one_at_a_time() -> None:
     assert (answer.error, answer.detail) == (Error.INVALID, "one level at a time: from 7 to 6"), "apply says the same"
 
 
-def test_apply_ends_where_the_cluster_goes_back_below_what_is_spoken() -> None:
+def test_apply_of_a_level_below_the_supported_ones_raises() -> None:
     driver = a_driver("a", features=FEATURES)
     checked = [pb.CheckedNode(nodeId="a", incarnation=driver.incarnation("a"))]
     with pytest.raises(IncompatibleVersionError, match="the feature level becomes 4, but this version supports 5"):
@@ -319,7 +319,7 @@ def test_snapshot_of_a_cluster_at_level_1_is_rejected_with_what_to_do() -> None:
 
 # ---- what is not understood -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("strange", [UNKNOWN_KIND, UNKNOWN_FIELD])
-def test_apply_ends_at_what_it_does_not_know(strange: bytes) -> None:
+def test_apply_of_an_entry_with_unknown_fields_raises(strange: bytes) -> None:
     entry = pb.ControlRequest(operationId=b"o" * 16, timeNs=1).SerializeToString() + strange
     driver = a_driver("a", features=FEATURES)
     before = driver.fsm.image

@@ -317,7 +317,7 @@ def test_a_start_that_takes_long_is_waited_for_by_the_longest_session() -> None:
     assert ends_ns(sessions, "a", START) == 2000 * MS, "it took less than the session before"
 
 
-def test_an_election_that_nobody_hurries_waits_for_the_clusters_session() -> None:
+def test_election_without_reports_waits_for_the_session_of_the_cluster() -> None:
     driver = a_driver("a", "b")
     driver.create(replicationFactor=2)
     stream = driver.fsm.image.streams["orders"]

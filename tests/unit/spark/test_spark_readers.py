@@ -102,7 +102,7 @@ def test_batch_of_a_compacted_stream_up_to_latest_reads_every_key(ending: dict[s
     assert offsets(reader, plan) == list(range(20, 30)), "each key, and nothing past what compaction had looked at"
 
 
-def test_batch_of_a_compacted_stream_whose_tombstones_go_while_it_is_read_fails(
+def test_batch_read_slower_than_the_deletes_raises_tombstones_missed(
     source: Open, node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = node.add_stream("orders").partitions[0]
