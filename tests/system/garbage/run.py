@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import random
 import statistics
 import time
@@ -35,8 +36,8 @@ MAX_LINES_PER_S = 36
 each of three partitions, up to three times a second seen. A line for each of thousands of frames is what this is to find."""
 MAX_ACK_GAP_S = 3.0
 MAX_WAITED = 0.3
-"""Share of a window of ``WINDOW_S`` that a node may wait for a core. Above it the machine has too few cores: sessions and leases end,
-by right, also without a flood."""
+"""Share of a window of ``WINDOW_S`` that a node, or the publisher, may wait for a core. Above it the machine has too few cores:
+sessions and leases end, by right, also without a flood."""
 WINDOW_S = 2.0
 STARVED_FOR_S = 10.0
 """After the start of such a window what it caused is over: a session ends after 2 s, a lagging replica leaves the ISR after 5 s, an
@@ -181,12 +182,13 @@ class Run:
             await nc.subscribe(DATA, cb=self._overhear)
             work = [self._publish(client, number) for number in range(_PUBLISHERS)] + [self._read(client)]
             tasks = [asyncio.create_task(each) for each in work]
+            warming, waited = time.monotonic(), self._waited_s()
             await self._until(lambda: sum(map(len, self._acked.values())) >= _WARM_ACKS, "the load runs")
             before = await self._starts(client)
             out.rss_mib = {name: (rss, rss) for name, rss in self._rss().items()}
             self._began()
             started = self._started = self._acked_at = time.monotonic()
-            waited = self._waited_s()
+            _, waited = self._close_window(warming, waited)
             watch = asyncio.create_task(self._watch(client))
             for name, size in self._floods.items():
                 await self._pour(FLOODS[name], size)
@@ -380,7 +382,9 @@ class Run:
         return {report["node"]: report["incarnation"] for report in await self._reports(client)}
 
     def _waited_s(self) -> dict[str, float]:
-        return {name: waited_s(node.pid) for name, node in self._cluster.nodes.items() if node.running}
+        """Of each node, and of this process: it publishes, and a late turn of it is a late ack."""
+        nodes = {name: waited_s(node.pid) for name, node in self._cluster.nodes.items() if node.running}
+        return {**nodes, "publisher": waited_s(os.getpid())}
 
     def _rss(self) -> dict[str, int]:
         return {name: _rss_mib(node.pid) for name, node in self._cluster.nodes.items() if node.running}
