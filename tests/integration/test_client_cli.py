@@ -271,13 +271,17 @@ def test_publish_quiet_pipe_signal_ends_it_and_tells_what_is_acknowledged(
     process.communicate()
 
 
-def test_publish_quiet_pipe_tells_a_rejection_when_it_comes(run: Run, cluster: DevCluster) -> None:
+def test_publish_quiet_pipe_tells_a_rejection_when_it_comes(run: Run, cluster: DevCluster, tmp_path: Path) -> None:
     assert run("stream", "create", "closing", "--subject", "closing")[0] == 0
     process = publishing(cluster, "closing")
     assert process.stdin is not None
     process.stdin.write(b"one\n")
     wait_for_records(run, "closing", 1)
     assert run("stream", "alter", "closing", "--read-only")[0] == 0
+    (tmp_path / "lines").write_text("other\n")
+    deadline = time.monotonic() + 30
+    while run("publish", "closing", str(tmp_path / "lines"))[0] == 0:
+        assert time.monotonic() < deadline, "the leader never learned that the stream is read-only"
     process.stdin.write(b"two\n")
     process.wait(timeout=30)  # the pipe stays open
     assert process.stderr is not None
