@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from sidecar.dev import nats_server
+from tests import long
 from tests.fork_server import FORKS
 
 nats_server.spawn = FORKS.spawn
@@ -88,8 +89,28 @@ def place_of(nodeid: str) -> int:
     return next((place for place, start in enumerate(ONE_AT_A_TIME) if nodeid.startswith(start)), last)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever the number of workers: the order of files stays within each place, but those that share a cluster come first."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--long``."""
+    parser.addoption(
+        "--long", action="store_true", help="run the tests marked long too, and let no test take a sample of its cases"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell the test modules about ``--long`` before they are imported."""
+    if config.getoption("--long"):
+        os.environ[long.VARIABLE] = "1"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Whatever the number of workers: the order of files stays within each place, but those that share a cluster come first.
+
+    Tests marked ``long`` are left out without ``--long``.
+    """
+    if not config.getoption("--long"):
+        left_out = [item for item in items if item.get_closest_marker("long")]
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=left_out)
     sharing = {item.path for item in items if SHARED_CLUSTER in getattr(item, "fixturenames", ())}
     items.sort(key=lambda item: (place_of(item.nodeid), item.path not in sharing))
 

@@ -33,6 +33,7 @@ def printed(*words: str) -> str:
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_the_metadata_group_beside_the_library() -> None:
     found = raft_rows((3,), 0.05)
     assert {(row["kind"], row["window"]) for row in found} == {(k, w) for k in ("ours", "library") for w in (1, 64, 1000)}
@@ -89,6 +90,7 @@ def test_a_client_library_beside_the_peers(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_readers_beside_jetstreams(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without nats.go, whose build takes longer than this."""
     monkeypatch.setattr(consume, "GO", replace(consume.GO, tools=("a-tool-that-nobody-has",)))
@@ -103,6 +105,7 @@ def test_readers_beside_jetstreams(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_three_nodes() -> None:
     lines = printed("-m", "tests.bench.node", "--short").splitlines()
     assert [line.split()[0] for line in lines] == ["100", "1000", "10000", "ack"]
@@ -116,6 +119,7 @@ def test_a_client_without_a_seed_does_not_load_cryptography() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_readers_of_silent_and_killed_nodes() -> None:
     lines = printed("-m", "tests.bench.reads", "--short", "--gate", "2.5").splitlines()
     assert [line.rpartition(":")[0] for line in lines] == [
@@ -126,6 +130,7 @@ def test_readers_of_silent_and_killed_nodes() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_clients_that_come_and_go_leave_nothing_behind() -> None:
     assert "rounds of 12" in printed("-m", "tests.bench.churn", "--short")
 
@@ -139,6 +144,7 @@ def test_the_control_plane() -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_the_spark_source_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """From memory, without micro-batches and without Kafka: they take longer than this."""
     monkeypatch.setattr(spark_bench, "CONNECTOR", replace(spark_bench.CONNECTOR, tools=("a-tool-that-nobody-has",)))
@@ -155,6 +161,7 @@ def test_the_spark_source_beside_others(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_services_catch_up_and_write_what_they_emit() -> None:
     found = {
         row["what"]: row
@@ -165,6 +172,7 @@ def test_services_catch_up_and_write_what_they_emit() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_what_traces_cost() -> None:
     lines = printed("-m", "tests.bench.trace", "--short").splitlines()
     told = [line.partition(":")[0] for line in lines]

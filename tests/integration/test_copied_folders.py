@@ -34,7 +34,7 @@ async def start_all(bench: Any) -> None:
         await asyncio.to_thread(node.wait_ready)
 
 
-@pytest.mark.parametrize("role", ["leader", "follower"])
+@pytest.mark.parametrize("role", ["leader", pytest.param("follower", marks=pytest.mark.long)])
 async def test_a_folder_is_put_back_from_a_copy_of_a_clean_stop(
     fragile: Any, stream_name: str, role: str, tmp_path: Path
 ) -> None:

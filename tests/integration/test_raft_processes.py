@@ -118,6 +118,7 @@ async def test_all_are_killed_at_once(cluster: DevCluster, client: Client) -> No
     await all_there(client, running.acked)
 
 
+@pytest.mark.long
 async def test_the_bus_is_gone_for_a_while(cluster: DevCluster, client: Client) -> None:
     assert cluster.nats is not None
     async with load(client, "bus") as running:
@@ -130,6 +131,7 @@ async def test_the_bus_is_gone_for_a_while(cluster: DevCluster, client: Client) 
     await all_there(client, running.acked)
 
 
+@pytest.mark.long
 async def test_an_empty_controller_catches_up_and_votes_again(cluster: DevCluster, client: Client) -> None:
     leader = await metadata_leader(client)
     emptied = next(name for name in cluster.nodes if name != leader)

@@ -164,6 +164,7 @@ async def test_the_side_with_the_majority_goes_on_and_the_other_stops(ground: Ap
 
 
 # ---- isr-stuck ----------------------------------------------------------------------------------------------------------------------
+@pytest.mark.long
 async def test_a_replica_that_can_t_reach_its_leader_gives_its_place_to_another(ground: Apart, bench: Bench) -> None:
     group = (await bench.client.describe_cluster()).metadata_leader
     leader, stuck, spare = (name for name in ground.names if name != group)

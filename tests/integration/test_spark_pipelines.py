@@ -118,6 +118,7 @@ def test_an_archive_and_its_live_stream_are_one_frame_over_a_cut_over(lake: Lake
         lake.whole("orders").count()
 
 
+@pytest.mark.long
 def test_an_archive_goes_on_after_its_driver_or_its_checkpoint_is_lost(lake: Lake) -> None:
     """Into an Iceberg table where its package is here; the others are Delta tables."""
     kind = "iceberg" if importlib.util.find_spec("pyiceberg") else "delta"

@@ -196,6 +196,7 @@ async def test_a_cluster_of_nodes_of_two_processes(cluster: DevCluster) -> None:
         await client.close()
 
 
+@pytest.mark.long
 async def test_the_first_process_killed_and_other_numbers_of_processes(tmp_path: Path) -> None:
     file = tmp_path / "n1.toml"
     file.write_text("")

@@ -83,6 +83,7 @@ def test_with_spark_everything_agrees(tmp_path: Path) -> None:
     assert said["spark"]["delays"]["UA"]["flights"] > 0
 
 
+@pytest.mark.long
 def test_without_java_it_does_the_rest_and_shows_people_what_happened(tmp_path: Path) -> None:
     done = demo(tmp_path, COLUMNS="160", JAVA_HOME=str(tmp_path / "nowhere"))
     assert done.returncode == 0, done.stderr[-4000:]
@@ -100,7 +101,9 @@ def test_without_java_it_does_the_rest_and_shows_people_what_happened(tmp_path: 
     assert nothing_is_left(tmp_path)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.long), (signal.SIGTERM, 128 + signal.SIGTERM)]
+)
 def test_interrupted_it_leaves_nothing(tmp_path: Path, number: signal.Signals, code: int) -> None:
     running = subprocess.Popen(
         [*INTERRUPTIBLE_LIFTPY, "demo"],

@@ -62,8 +62,8 @@ async def field() -> AsyncIterator[Field]:
 @pytest.mark.parametrize(
     ("name", "number"),  # the number chooses between variants, see the catalogue
     [
-        ("kill-then-power-cut", 0),
-        ("flush-fails-all", 1),
+        pytest.param("kill-then-power-cut", 0, marks=pytest.mark.long),
+        pytest.param("flush-fails-all", 1, marks=pytest.mark.long),
         ("journal-short-write", 1),
         ("flush-fails-leader", 0),
     ],

@@ -21,7 +21,7 @@ from tests.system.garbage.making import Maker, Overheard, Said
 from tests.system.garbage.run import STARVED_FOR_S, Outcome
 from tests.system.garbage.targets import Place, matches, targets
 
-SHORT_FRAMES = 6_000
+SHORT_FRAMES = 4_000
 PLACE = Place(Subjects("ns"), ("n1", "n2"), "s", "data.s", 2)
 
 
@@ -48,6 +48,7 @@ SHORT_PER_S = 800
 
 @pytest.mark.processes
 @pytest.mark.timeout(120)
+@pytest.mark.long
 def test_floods_of_whole_frames_move_nothing_and_what_is_too_much_is_counted() -> None:
     outcome = send_floods({name: flood.short for name, flood in FLOODS.items()}, per_s=SHORT_PER_S)
     assert outcome.wrong() == [], outcome.text()

@@ -11,6 +11,7 @@ from tests.system.moving.run import Run, Size
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 
+@pytest.mark.long
 async def test_nodes_come_and_go_under_load_and_nothing_is_lost() -> None:
     settings = {"LIFTPY_REPLICATION_REPLACEMENT_GRACE_S": "0.2"}
     small = Size(partitions=2, workers=1, quiet_s=0.0, fill_bytes=100_000, deadline_s=120.0, settings=settings)

@@ -13,6 +13,7 @@ from tests.system.overload import flood, quota
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 
+@pytest.mark.long
 async def test_a_quota_holds_beside_a_neighbour_and_while_it_is_altered() -> None:
     """On a busy machine a publisher that stands still loses what it did not offer: so far less is not wrong here."""
     with DevCluster(3, on_line=lambda node, line: print(f"{node} | {line}")) as cluster:

@@ -40,6 +40,7 @@ def test_a_decision_that_asks_its_own_version_is_found() -> None:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.long
 def test_an_image_that_turns_is_found_put_aside_and_fetched_anew() -> None:
     seen: Counter[str] = Counter()
     assert run_seed(_TURNS, seen, DivergedRun) == ""

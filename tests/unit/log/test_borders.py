@@ -14,6 +14,7 @@ from liftpy.core.log.memory_storage import MemoryStorage
 from liftpy.core.log.segment import log_name
 from liftpy.core.wire.batch import build_batch
 from liftpy.errors import CorruptionError
+from tests.long import sampled
 
 
 def filled(
@@ -64,14 +65,14 @@ def test_the_worked_example() -> None:
     assert measure(log, 7, 7, every_bytes=1) == RangeSize(0)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", sampled(range(3), 3))
 def test_borders_are_those_of_the_batches_however_segments_are_cut(seed: int) -> None:
     rng = random.Random(seed)
     counts = [rng.choice((1, 1, 3, 40, 700)) for _ in range(120)]
     logs = [filled(counts, segment_bytes=size) for size in (1 << 30, 60_000, 20_000)]
     assert len(logs[2].segments) > len(logs[1].segments) > 1
     end = logs[0].log_end_offset
-    for _ in range(40):
+    for _ in sampled(range(40), 4):
         low, high = sorted(rng.sample(range(end + 1), 2))
         how = rng.choice(
             ({"every_bytes": rng.choice((1, 100, 5_000, 70_000, 10**7))}, {"every_records": rng.choice((1, 50, 900))})

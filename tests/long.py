@@ -1,0 +1,21 @@
+"""What the suite leaves to ``python -m pytest --long``: tests marked ``long``, and the whole range of tests that go over every case."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TypeVar
+
+VARIABLE = "TESTS_LONG"
+"""``tests/conftest.py`` sets it for ``--long``, before any test module is imported."""
+
+T = TypeVar("T")
+
+
+def sampled(cases: Sequence[T], every: int) -> Sequence[T]:
+    """Return the cases that this run takes: all of them with ``--long``, otherwise each ``every``-th.
+
+    Choose an ``every`` that has no divisor in common with the period of the cases, for example an odd number for bits:
+    then each position of the period still occurs.
+    """
+    return cases if os.environ.get(VARIABLE) else cases[::every]
