@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 
+from liftpy.core.base.renamed import accept_old_keywords
 from liftpy.errors import ConfigError
 
 NS_PER_S = 1_000_000_000
@@ -253,6 +254,7 @@ STREAM_BOUNDS: dict[str, tuple[float, float]] = {
 """Field of StreamConfig -> (lowest, highest) value."""
 
 
+@accept_old_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConfig:
     """Settings of one stream. ``Client.alter_stream`` can change the settings in ``ALTERABLE`` later.
@@ -413,6 +415,7 @@ REFUSED_BY = ("read_only", "max_message_bytes", "optimistic_concurrency")
 """Settings by which a leader rejects publishes."""
 
 
+@accept_old_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicationConfig:
     """Timeouts and limits of replication on one node."""

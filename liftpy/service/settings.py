@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from liftpy.core.base.ids import check_name
+from liftpy.core.base.renamed import accept_old_keywords
 from liftpy.core.services.routing import MAX_ROUTES, Route
 from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES, check_inbox_prefixes
 from liftpy.errors import ConfigError
 
 
+@accept_old_keywords
 @dataclass(frozen=True, slots=True)
 class ServiceSettings:
     """What a host has to know. All nodes of a service need the same ``service``, ``snapshot_interval_records`` and ``output_stream``.

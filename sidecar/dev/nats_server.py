@@ -26,7 +26,7 @@ from typing import Any
 from liftpy.errors import ConfigError, UnavailableError
 from sidecar.runtime.settings import search_path
 
-_START_TIMEOUT_S = 10.0
+_START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 5.0
 _POLL_S = 0.01
 

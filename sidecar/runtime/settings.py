@@ -49,7 +49,7 @@ from typing import TYPE_CHECKING, Any
 
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import check_name
-from liftpy.core.base.renamed import SETTINGS
+from liftpy.core.base.renamed import SETTINGS, accept_old_keywords
 from liftpy.core.base.worker_assignment import MOST_WORKERS
 from liftpy.core.metadata.feature_range import NO_LEVEL
 from liftpy.core.metadata.subject_index import begins_under
@@ -100,6 +100,7 @@ class Target:
         check_urls(self.nats)
 
 
+@accept_old_keywords
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
     """All settings of a node."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from liftpy.service import Record, Service
 
@@ -36,3 +36,10 @@ class CountedSums(Sums):
         if self.active_version == 2:
             self.state["count"] += 1
         super().on_record(record)
+
+
+class WrongSums(CountedSums):
+    """A mistake: it emits something else than version 2."""
+
+    def emit(self, value: bytes | None, **more: Any) -> None:
+        super().emit(b"wrong", **more)

@@ -19,6 +19,7 @@ import pytest
 
 from liftpy.client import Client, QueryFailedError
 from liftpy.config import StreamConfig
+from liftpy.core.observe.node_summary import MOST_ENDED_CHARS
 from liftpy.core.services.outbox import Output
 from liftpy.core.wire.subjects import Subjects
 from liftpy.nats.transport import Transport, open_connection
@@ -26,7 +27,7 @@ from liftpy.service import Outbox
 from liftpy.service.output_writer import Emitter
 from liftpy.service.settings import ServiceSettings
 from sidecar.cli.dashboard import ClusterSite
-from sidecar.cli.service import EXIT_CONFIG, EXIT_PLACE_TAKEN, store_now
+from sidecar.cli.service import EXIT_CONFIG, EXIT_DIVERGED, EXIT_PLACE_TAKEN, store_now
 from sidecar.cli.status import gather
 from sidecar.dev.cluster import DevCluster
 from tests import fork_server
@@ -128,6 +129,19 @@ async def test_new_code_is_rolled_out_node_by_node_and_becomes_active_on_all_at_
     await _shows_end(
         bench, [f"services have ended on {where} failed: Records before offset {service.sent} {why}. Start version 2."]
     )
+    before = (await bench.client.bounds(service.outputs)).end_offset
+    await service.publish(10)
+
+    async def are_written() -> bool:
+        return (await bench.client.bounds(service.outputs)).end_offset >= before + 10
+
+    await bench.until(are_written, "others have written the outputs")
+    service.start("n1", "tests.examples.versioned:WrongSums")  # it replays the records whose outputs others have written
+    assert await asyncio.to_thread(service.processes["n1"].wait, 30) == EXIT_DIVERGED
+    log = (service.data / "n1.log").read_text()
+    _, _, why = next(line for line in log.splitlines() if "SERVICE_DIVERGED: " in line).partition("SERVICE_DIVERGED: ")
+    shown = f"{service.stream}/0: sums diverged: {why.removesuffix(' (a new start does not help)')}"[:MOST_ENDED_CHARS]
+    await _shows_end(bench, [f"services have ended on n1: {shown}"])
     service.start("n1", "tests.examples.versioned:CountedSums")
     await _shows_end(bench, [])
 
@@ -160,7 +174,7 @@ async def _shows_end(bench: Bench, reasons: list[str]) -> None:
 
         async def is_an_event(why: str = why) -> bool:
             events = (await bench.client.cluster_events(controller, (0, -1)))["events"]
-            return any(event["detail"].endswith(why) for event in events if event["kind"] == "service_ended")
+            return any(why in event["detail"] for event in events if event["kind"] == "service_ended")
 
         await bench.until(is_an_event, f"an event says {why}")
 

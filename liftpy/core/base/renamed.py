@@ -1,6 +1,7 @@
 """Old names: modules, settings, options and commands.
 
-SETTINGS, OPTIONS and COMMANDS have no alias. Where a user still gives an old name, the error says the new one.
+SETTINGS, OPTIONS and COMMANDS have no alias. Where a user still gives an old name, the error says the new one. In Python the old
+name of a setting is still a keyword argument (``accept_old_keywords``), and raises a DeprecationWarning.
 
 The modules of 0.1.0 moved into the folders that ARCHITECTURE.md describes. ``import liftpy.wire.batch`` still works: it gives
 ``liftpy.core.wire.batch`` and a DeprecationWarning. The next release removes this module. ``docs/renamed.md`` shows the table.
@@ -9,11 +10,16 @@ The modules of 0.1.0 moved into the folders that ARCHITECTURE.md describes. ``im
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 import warnings
+from collections.abc import Callable
+from functools import wraps
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
+
+_Made = TypeVar("_Made", bound=Callable[..., Any])
 
 SETTINGS = {
     "copies_at_once": "max_copies",
@@ -624,6 +630,28 @@ class RenamedModules:
         alias = module.__spec__
         assert alias is not None
         module.__spec__ = alias.loader_state
+
+
+def accept_old_keywords(made: _Made) -> _Made:
+    """Let a function, or the constructor of a class, be called with old names of SETTINGS, too. They raise a DeprecationWarning."""
+    call = made.__init__ if isinstance(made, type) else made  # type: ignore[misc]  # of the class itself
+    own = inspect.signature(call).parameters
+    renamed = {old: new for old, new in SETTINGS.items() if new in own}
+
+    @wraps(call)
+    def with_new_names(*args: Any, **given: Any) -> Any:
+        for old in given.keys() & renamed.keys():
+            new = renamed[old]
+            if new in given:
+                raise TypeError(f"{made.__name__} got {old} and {new}. They are one setting: give {new} only.")
+            warnings.warn(f"{made.__name__}: {old} is now called {new}", DeprecationWarning, stacklevel=2)
+            given[new] = given.pop(old)
+        return call(*args, **given)
+
+    if not isinstance(made, type):
+        return with_new_names  # type: ignore[return-value]  # it has the signature of ``made``
+    made.__init__ = with_new_names  # type: ignore[misc]
+    return made
 
 
 def install() -> None:

@@ -19,6 +19,7 @@ the cost of a read grows with the number of its messages, and never with its squ
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 
@@ -70,6 +71,54 @@ _TOO_MANY = Rejection(
     f"the last sequence of a filter can be expected of a stream with {MANY} subjects at most",
     (400, 10003),
 )
+_TOO_OFTEN = Rejection(
+    RejectReason.OVERLOADED,
+    "too many publishes at a time expect the last sequence of a filter: try again, or name a subject without wildcards",
+    (503, 10008),
+)
+
+
+class _Before:
+    """Subjects of the messages before, in the same batch: what they leave as the last offset of a subject or of a filter."""
+
+    def __init__(self, derived: LogState) -> None:
+        self._derived = derived
+        self.last: dict[str, int] = {}
+        self._in_order: list[tuple[str, int]] = []
+        self._filters: dict[str, _FilterLookup] = {}
+
+    def add(self, subjects: Sequence[str], base_offset: int) -> None:
+        """Add messages that are stored from ``base_offset`` on."""
+        new = list(zip(subjects, range(base_offset, base_offset + len(subjects)), strict=True))
+        self.last.update(new)
+        self._in_order += new
+
+    def look_up(self, subject_filter: str) -> _FilterLookup | None:
+        """Look up the last offsets of a filter: in the log once, and here in what came since. None: the node has no time for it."""
+        found = self._filters.get(subject_filter)
+        new_count = len(self._in_order) - (found.seen_count if found is not None else 0)
+        if found is None:
+            if not self._derived.may_check(subject_filter, new_count):
+                return None
+            found = self._filters[subject_filter] = _FilterLookup(
+                matcher(subject_filter), self._derived.last_of_matching(subject_filter)
+            )
+        for at in range(len(self._in_order) - 1, found.seen_count - 1, -1):
+            subject, offset = self._in_order[at]
+            if found.matches(subject):
+                found.here = offset
+                break
+        found.seen_count = len(self._in_order)
+        return found
+
+
+@dataclass(slots=True)
+class _FilterLookup:
+    matches: Callable[[str], bool]
+    in_log: int | None
+    here: int = -1
+    seen_count: int = 0
+    """Of the messages before, those that ``here`` covers."""
 
 
 def unmet_conditions(
@@ -81,18 +130,17 @@ def unmet_conditions(
     what is expected of the last message id is not looked at.
     """
     unmet: dict[int, Rejection] = {}
-    before: dict[str, int] = {}
+    before = _Before(derived)
     seen, end, last_id = 0, end_offset, derived.ids.last_id
     """Of the messages up to ``seen``, exclusive, ``before`` has the last offset by subject; they end at ``end``, exclusive."""
     subjects, ids = columns.subjects, columns.ids
     asks_subjects = any(wanted.sequence is not None for wanted in columns.of_others.values())
     for index in sorted(columns.expected.keys() | columns.of_others.keys()):
-        count = index - seen
-        if asks_subjects and count:
-            before.update(zip(subjects[seen:index], range(end, end + count), strict=True))
-        if count:
+        if index > seen:
+            if asks_subjects:
+                before.add(subjects[seen:index], end)
             last_id = ids.get(index - 1, b"")
-        seen, end = index, end + count
+        seen, end = index, end + index - seen
         why = _unmet(columns, index, before, last_id if of_ids else None, derived, end)
         if why is not None:
             unmet[index] = why
@@ -101,7 +149,7 @@ def unmet_conditions(
 
 
 def _unmet(
-    columns: MessageColumns, index: int, before: Mapping[str, int], last_id: bytes | None, derived: LogState, end_offset: int
+    columns: MessageColumns, index: int, before: _Before, last_id: bytes | None, derived: LogState, end_offset: int
 ) -> Rejection | None:
     if columns.expected.get(index, end_offset) != end_offset:
         return wrong_sequence(end_offset)
@@ -113,16 +161,17 @@ def _unmet(
     return wrong_last_id(last_id) if last_id is not None and wanted.last_id and wanted.last_id != last_id else None
 
 
-def _of_subject(wanted: Expected, own: str, before: Mapping[str, int], derived: LogState) -> Rejection | None:
+def _of_subject(wanted: Expected, own: str, before: _Before, derived: LogState) -> Rejection | None:
     subject = wanted.subject or own
     if has_wildcards(subject):
         if len(derived.subjects) > MANY:
             return _TOO_MANY
-        matches = matcher(subject)
-        offset = derived.last_of_matching(matches)
-        here = max((at for name, at in before.items() if matches(name)), default=-1)
+        lookup = before.look_up(subject)
+        if lookup is None:
+            return _TOO_OFTEN
+        offset, here = lookup.in_log, lookup.here
     else:
-        offset, here = derived.last_of(subject), before.get(subject, -1)
+        offset, here = derived.last_of(subject), before.last.get(subject, -1)
     if offset is None and here < 0:
         return _FULL if derived.subjects.is_full else UNINDEXED
     last_sequence = max(-1 if offset is None else offset, here) + 1

@@ -15,8 +15,10 @@ reads back, and finds a: 2, b: 1.
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import islice
 from sys import getsizeof
 from typing import NamedTuple
 
@@ -27,6 +29,7 @@ from liftpy.core.publish.log_state_budget import NodeDerived, Share
 from liftpy.core.publish.log_state_part import NewBatch, cut_up, joined, numbers, packed, sliced
 from liftpy.core.publish.message_decoder import RawMessage
 from liftpy.core.wire.batch import RecordBatch, parse_batch
+from liftpy.core.wire.subjects import literal_prefix, matcher
 from liftpy.errors import CorruptionError
 
 _ENTRY_BYTES = 96
@@ -37,6 +40,9 @@ _OFF, _ASKED, _READY = b"\0", b"\1", b"\2"
 _COUNT = struct.Struct("<Q")
 MANY = 10_000
 """With more subjects than these, a filter over subjects is not looked up: it would stop the node for milliseconds."""
+_AFTER_DOT = chr(ord(".") + 1)
+_CHECK_BYTES = 64
+"""A filter costs one check more for so many bytes of its text."""
 
 WAIT_NS = 4 * NS_PER_S
 """The longest wait of a publish for the index: a JetStream client gives up after 5 s."""
@@ -155,6 +161,8 @@ class LastOfSubjects:
     def _clear(self, offset: int | None) -> None:
         self._kept: dict[str, int] = {}  # of what is committed, and what was read backwards
         self._over: dict[str, int] = {}  # of the tail
+        self._names: list[str] | None = None
+        """Known subjects in order, ``MANY`` at most; None: no filter was looked up since subjects were removed."""
         self._tail: deque[tuple[int, Mapping[str, int], int]] = deque()  # (last offset, subject -> offset, bytes)
         self._high_watermark = -1
         self._began_at = offset
@@ -221,6 +229,7 @@ class LastOfSubjects:
             self._restart(batch.base_offset)
         found = last_of_each(batch.stored) if batch.record_count else {}
         size_bytes = _BATCH_BYTES + _size_bytes(found)
+        self._add_names(found)
         self._tail.append((batch.last_offset, found, size_bytes))
         self._over.update(found)
         self._grow(size_bytes)
@@ -254,6 +263,7 @@ class LastOfSubjects:
         if self._began_at is not None and end_offset < self._began_at:
             self._restart(end_offset if self.wanted else None)
             return
+        self._names = None
         while self._tail and self._tail[-1][0] >= end_offset:
             self._grow(-self._tail.pop()[2])
         self._over = {}
@@ -262,7 +272,7 @@ class LastOfSubjects:
 
     def read_below(self, low: int, found: Mapping[str, int]) -> None:
         """``found``: the last of each subject from ``low`` on, up to what was known before."""
-        self.low = low
+        self.low, self._names = low, None
         before_bytes = self.size_bytes
         self._keep({subject: offset for subject, offset in found.items() if subject not in self._kept})
         self._make_room(self.size_bytes - before_bytes)
@@ -270,6 +280,7 @@ class LastOfSubjects:
     def _make_room(self, grown_bytes: int) -> None:
         if not self.share.excess_bytes(grown_bytes):
             return
+        self._names = None
         start = self._log_start_offset()
         kept = {subject: offset for subject, offset in self._kept.items() if offset >= start}
         self._grow(-_size_bytes(self._kept.keys() - kept.keys()))
@@ -317,12 +328,41 @@ class LastOfSubjects:
     def _knows_all(self) -> bool:
         return self.wanted and self.low is not None and not self.lacks
 
-    def find_matching(self, matches: Callable[[str], bool]) -> int | None:
-        """Offset of the last record of all subjects that ``matches``, as ``find``."""
+    def find_matching(self, subject_filter: str) -> int | None:
+        """Offset of the last record of all subjects that ``subject_filter`` stands for, as ``find``."""
         if not self._knows_all:
             return None
-        offset = max((offset for known in (self._kept, self._over) for s, offset in known.items() if matches(s)), default=-1)
+        matches, over, kept = matcher(subject_filter), self._over, self._kept
+        first, end = self._range(subject_filter)
+        names = self._names or []
+        found = (name for name in islice(names, first, end) if matches(name))
+        offset = max((over[name] if name in over else kept[name] for name in found), default=-1)
         return offset if offset >= self._log_start_offset() else -1
+
+    def count_checks(self, subject_filter: str) -> int:
+        """Return the work of ``find_matching``, in subjects to compare: those that begin as the filter does."""
+        if not self._knows_all:
+            return 0
+        first, end = self._range(subject_filter)
+        return 1 + end - first + len(subject_filter) // _CHECK_BYTES
+
+    def _range(self, subject_filter: str) -> tuple[int, int]:
+        """Where in ``_names`` the subjects are that have the literal tokens before the filter's first wildcard: (first, end)."""
+        if self._names is None:
+            self._names = sorted(self._kept.keys() | self._over.keys())
+        begin = literal_prefix(subject_filter.split("."))
+        if not begin:
+            return 0, len(self._names)
+        return bisect_left(self._names, begin), bisect_left(self._names, begin[:-1] + _AFTER_DOT)
+
+    def _add_names(self, found: Iterable[str]) -> None:
+        if self._names is None:
+            return
+        for subject in found:
+            if subject not in self._kept and subject not in self._over:
+                insort(self._names, subject)
+        if len(self._names) > MANY:
+            self._names = None
 
 
 def _encoded(kept: Mapping[str, int]) -> list[bytes]:

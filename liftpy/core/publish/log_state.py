@@ -28,7 +28,7 @@ from liftpy.core.wire.batch import RecordBatch, parse_header, split_batches
 from liftpy.core.wire.batch_columns import Columns
 from liftpy.core.wire.producer_note import ProducerNote
 from liftpy.core.wire.small_batch import FEW, few_headers
-from liftpy.core.wire.subjects import has_wildcards
+from liftpy.core.wire.subjects import has_wildcards, literal_prefix, matcher
 from liftpy.errors import CorruptionError, LiftError
 
 _ASKS = OF_SUBJECT.encode()
@@ -54,6 +54,7 @@ class LogState:
         self._log = log
         self._subject = subject
         self._literal = not has_wildcards(subject)
+        self._now_ns = now_ns
         self.on_lacking: Callable[[], None] = lambda: None
         """Told when ``read_beside`` is to be called, until it says that nothing is lacking."""
         self._is_behind = False  # what was fetched is not taken before a replay has reached it
@@ -297,12 +298,19 @@ class LogState:
                     self.look_back(self.first_look_bytes)
         return subjects.find(subject)
 
-    def last_of_matching(self, matches: Callable[[str], bool]) -> int | None:
-        """The same of all subjects that ``matches``."""
+    def last_of_matching(self, subject_filter: str) -> int | None:
+        """Offset of the last record of all subjects that ``subject_filter`` stands for, as ``last_of``."""
         if self._literal:
-            return self.last_of(self._subject) if matches(self._subject) else -1
+            return self.last_of(self._subject) if matcher(subject_filter)(self._subject) else -1
         self.last_of("")
-        return self.subjects.find_matching(matches)
+        return self.subjects.find_matching(subject_filter)
+
+    def may_check(self, subject_filter: str, more: int = 0) -> bool:
+        """Return whether the node has time for ``last_of_matching``, and for ``more`` subjects. Spend that time [A21]."""
+        checks = 1 if self._literal else self.subjects.count_checks(subject_filter)
+        if literal_prefix(subject_filter.split(".")):
+            more //= 4  # most of them are told apart by how they begin
+        return self.subjects.share.may_check(checks + more, self._now_ns())
 
     def look_back(self, max_bytes: int = REPLAY_BYTES) -> bool:
         """Read on backwards in the log, for the subjects; whether they lack nothing now. Raises what ``Log.read`` raises."""

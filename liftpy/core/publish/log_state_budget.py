@@ -14,8 +14,33 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from liftpy.config import NS_PER_S
+
 _OPEN_NUMERATOR, _OPEN_DENOMINATOR = 7, 8
 _UNBOUNDED = 1 << 62
+
+
+FILTER_CHECKS = 200_000
+"""Subjects that a node compares with filters without a pause: about a tenth of a second."""
+FILTER_CHECKS_PER_S = 400_000
+"""Subjects that a node compares with filters per second: about a fifth of a core."""
+
+
+@dataclass(slots=True)
+class FilterBudget:
+    """Limits the work of publishes that expect the last sequence of a subject filter, over all partitions of a node [A21]."""
+
+    _left: float = FILTER_CHECKS
+    _at_ns: int = 0
+
+    def spend(self, checks: int, now_ns: int) -> bool:
+        """Return whether a lookup may compare ``checks`` subjects now. The last one may exceed the budget."""
+        grown = max(0, now_ns - self._at_ns) * FILTER_CHECKS_PER_S / NS_PER_S
+        self._left, self._at_ns = min(FILTER_CHECKS, self._left + grown), now_ns
+        if self._left <= 0:
+            return False
+        self._left -= checks
+        return True
 
 
 @dataclass(slots=True)
@@ -28,6 +53,7 @@ class NodeDerived:
     """Part's name -> bytes of memory, of all partitions."""
     refused: Counter[str] = field(default_factory=Counter)
     """Part's name -> publishes, and questions of producers, that were refused for want of room or of knowledge; ever."""
+    filters: FilterBudget = field(default_factory=FilterBudget)
 
 
 class Share:
@@ -83,6 +109,10 @@ class Share:
         """How much has to go, of a share that has just grown by ``grown_bytes``."""
         of_node = min(self._node.size_bytes - self._node.bound_bytes, grown_bytes)
         return max(self.size_bytes - self.bound_bytes, of_node, 0)
+
+    def may_check(self, subjects: int, now_ns: int) -> bool:
+        """Return whether the node may compare so many subjects with a filter now."""
+        return self._node.filters.spend(subjects, now_ns)
 
     def refused(self, count: int = 1) -> None:
         """So many were refused for want of it."""

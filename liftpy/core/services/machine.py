@@ -13,6 +13,7 @@ from functools import partial
 from inspect import isawaitable
 from typing import Any
 
+from liftpy.core.base.renamed import accept_old_keywords
 from liftpy.core.publish.jetstream_headers import first_refused
 from liftpy.core.services.bad_records import BadRecordError, DecisionMissedError, OnError, Skips, Unit, decided, is_decision
 from liftpy.core.services.effects import MAX_NAME_BYTES, MAX_PENDING, MAX_PENDING_BYTES, Effect, Pending, effect_of, is_tick
@@ -63,6 +64,7 @@ class Applied:
     snapshots: list[Snapshot] = field(default_factory=list)
 
 
+@accept_old_keywords
 class ServiceMachine:
     """Make it with a new Service, ``start`` it once, then ``apply`` records. ``outbox`` None: the service may not emit."""
 

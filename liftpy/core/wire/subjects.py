@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from liftpy.core.base.ids import check_name
 from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES
@@ -170,15 +170,48 @@ def is_protocol_shaped(subject: str) -> bool:
 
 
 def has_wildcards(subject: str) -> bool:
-    """Whether ``subject`` stands for several: a token of it is ``*`` or ``>``."""
-    return not {"*", ">"}.isdisjoint(subject.split("."))
+    """Whether ``subject`` stands for several: a token of it is ``*``, or the last one is ``>``."""
+    tokens = subject.split(".")
+    return "*" in tokens or tokens[-1] == ">"
 
 
 def matcher(subject: str) -> Callable[[str], bool]:
-    """Whether a subject without wildcards is one that ``subject`` stands for."""
-    tokens = [{"*": "[^.]+", ">": ".+"}.get(token) or re.escape(token) for token in subject.split(".")]
-    matches = re.compile("[.]".join(tokens), re.DOTALL).fullmatch
-    return lambda literal: matches(literal) is not None
+    """Return whether a subject without wildcards is one that ``subject`` stands for.
+
+    ``>`` is a wildcard as the last token only, as in NATS. The work of one call is linear in the length of both [A21].
+    """
+    tokens = subject.split(".")
+    if tokens[-1] == ">":
+        return _matcher_of_tokens(tokens[:-1], is_prefix=True)
+    if "*" in tokens:
+        return _matcher_of_tokens(tokens, is_prefix=False)
+    return lambda literal: literal == subject
+
+
+def _matcher_of_tokens(tokens: list[str], *, is_prefix: bool) -> Callable[[str], bool]:
+    begin = literal_prefix(tokens)
+    wanted = [(at, token) for at, token in enumerate(tokens) if token != "*"][begin.count(".") :]
+    count = len(tokens)
+
+    def matches(literal: str) -> bool:
+        if not literal.startswith(begin):
+            return False
+        dots = literal.count(".")
+        if (dots < count) if is_prefix else (dots + 1 != count):
+            return False
+        own = literal.split(".")
+        for at, token in wanted:
+            if own[at] != token:
+                return False
+        return "" not in own
+
+    return matches
+
+
+def literal_prefix(tokens: Sequence[str]) -> str:
+    """Return the tokens before the first wildcard, each with its dot: all matching subjects start so."""
+    literal = takewhile(lambda token: token not in ("*", ">"), tokens)
+    return "".join(f"{token}." for token in literal)
 
 
 def data_subject(stream_subject: str, partition: int) -> str:

@@ -19,6 +19,7 @@ from liftpy.client.client import Client
 from liftpy.client.tracing import making_of
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.renamed import accept_old_keywords
 from liftpy.core.groups.coordinator import GroupCoordinator
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.services.service import Service
@@ -241,6 +242,7 @@ class MemoryCluster:
         return Client(Transport(connection), self._subjects, owns_connection=True, making=making)
 
     # ---- services --------------------------------------------------------------------------------------------------------
+    @accept_old_keywords
     def serve(
         self,
         factory: Callable[[], Service],

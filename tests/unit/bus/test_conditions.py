@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -338,8 +339,8 @@ def test_what_a_block_expects() -> None:
 
 
 def test_filters() -> None:
-    assert [has_wildcards(subject) for subject in ("a", "a.b", "a.*", "*.b", "a.>", ">", "a*.b>")] == [
-        False, False, True, True, True, True, False,
+    assert [has_wildcards(subject) for subject in ("a", "a.b", "a.*", "*.b", "a.>", ">", "a*.b>", "a.>.b")] == [
+        False, False, True, True, True, True, False, False,
     ]  # fmt: skip
     assert [matcher("a.*.c")(s) for s in ("a.b.c", "a.b.c.d", "a.b.d", "xa.b.c", "a.b.b.c")] == [
         True,
@@ -352,3 +353,39 @@ def test_filters() -> None:
     assert matcher("a.+")("a.b") is False
     assert matcher("a.+")("a.+") is True
     assert matcher(">")("a.\n.\udcff") is True
+    assert [matcher("a.>")(s) for s in ("a.", "a..b")] == [matcher("a.*")(s) for s in ("a.", "b.c")] == [False, False]
+    assert [matcher("*.>.c")(s) for s in ("a.b.c", "a.>.c")] == [False, True]
+
+
+async def test_publish_that_expects_a_filter_with_many_wildcards_is_judged_at_once() -> None:
+    bench = Bench(room=1 << 24)
+    await bench.says(".".join(["ev", *"a" * 200]), (OF, 0))
+    for subject_filter, last in ((">.>.>.>.>.>.>.>.x", 0), (".".join("*" * 30_000), 0), (".".join("*" * 201), 1)):
+        began = time.process_time()
+        answer = await bench.says("ev.b", (OF, 99), (NAMED, subject_filter))
+        assert answer[-1] == f"wrong last sequence: {last}", answer
+        assert time.process_time() - began < 1.0
+
+
+def test_flood_of_publishes_that_expect_filters_costs_a_bounded_time() -> None:
+    """[A21]."""
+    derived = Bench(room=1 << 24).derived
+    derived.last_of("ev.0")
+    derived.subjects.read_below(0, {f"ev.{number}.x": number for number in range(10_000)})
+    subjects = [f"ev.new.{number}" for number in range(1000)]
+
+    def judged(filters: list[str]) -> tuple[float, list[str]]:
+        began = time.process_time()
+        unfit = unmet(derived, subjects, {index: Expected(0, named, b"") for index, named in enumerate(filters)}, 10_000)
+        return time.process_time() - began, [reason.name for reason, *_ in unfit.values()]
+
+    took_s, reasons = judged(["*.y.*"] * 1000)
+    assert (took_s < 0.5, reasons) == (True, []), "one lookup for all"
+    took_s, reasons = judged([f"*.{number}.y" for number in range(1000)])
+    assert took_s < 0.5
+    assert 900 < reasons.count("OVERLOADED") == len(reasons)
+    derived = Bench(room=1 << 24).derived
+    derived.last_of("ev.0")
+    derived.subjects.read_below(0, {f"ev.{number}.x": number for number in range(10_000)})
+    took_s, reasons = judged([f"ev.{number}z.>" for number in range(1000)])
+    assert (took_s < 0.5, reasons) == (True, []), "subjects that begin otherwise are not compared"

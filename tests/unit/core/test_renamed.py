@@ -13,8 +13,12 @@ import pytest
 
 from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.core.base.renamed import COMMANDS, MODULES, OPTIONS, SETTINGS
+from liftpy.core.services.machine import ServiceMachine
+from liftpy.core.services.snapshot import Identity
 from liftpy.errors import ConfigError
+from liftpy.service import Record, Service
 from liftpy.service.settings import ServiceSettings
+from liftpy.testing.memory import memory_cluster
 from sidecar.cli.main import liftpy, main
 from sidecar.runtime.settings import GivenSettings, NodeSettings, dev_environment
 
@@ -58,6 +62,51 @@ def test_renamed_settings_exist_by_their_new_names_only() -> None:
     known = {f.name for one in (NodeSettings, ReplicationConfig, StreamConfig, ServiceSettings) for f in fields(one)}
     assert set(SETTINGS.values()) <= known
     assert not set(SETTINGS) & known
+
+
+@pytest.mark.parametrize("old", SETTINGS)
+def test_keyword_argument_with_an_old_name_works_and_warns(old: str) -> None:
+    new = SETTINGS[old]
+    owner = next(one for one in (StreamConfig, ReplicationConfig, ServiceSettings, NodeSettings) if new in names_of(one))
+    needed = {ServiceSettings: {"service": "a", "stream": "s", "node": "n1"}, NodeSettings: {"node_id": "n1"}}.get(owner, {})
+    if needed:
+        needed["data"] = Path("/data")
+    default = next(f.default for f in fields(owner) if f.name == new)
+    with pytest.warns(DeprecationWarning, match=f"{owner.__name__}: {old} is now called {new}") as warned:
+        made = owner(**needed, **{old: default})
+    assert warned[0].filename == __file__
+    assert made == owner(**needed, **{new: default})
+    with pytest.raises(TypeError, match=f"{old} and {new}"):
+        owner(**needed, **{old: default, new: default})
+
+
+def names_of(owner: type) -> set[str]:
+    return {f.name for f in fields(owner)}
+
+
+class Count(Service):
+    emits = False
+
+    def on_start(self, snapshot: bytes | None) -> None:
+        self.count = int(snapshot or b"0")
+
+    def on_record(self, record: Record) -> None:
+        self.count += 1
+
+    def take_snapshot(self) -> bytes:
+        return b"%d" % self.count
+
+
+def test_service_machine_and_memory_cluster_accept_old_keyword_arguments() -> None:
+    with pytest.warns(DeprecationWarning, match="snapshot_every is now called snapshot_interval_records"):
+        machine = ServiceMachine(Count(), Identity("count", "s", "u", 0), snapshot_every=1)  # type: ignore[call-arg]
+    machine.start(None)
+    applied = machine.apply([Record(0, 1, None, b"x", (), "s", None, 1)])
+    assert [snapshot.position for snapshot in applied.snapshots] == [1]
+    with memory_cluster() as cluster, cluster.sync_client() as client:
+        client.create_stream("s", "s")
+        with pytest.warns(DeprecationWarning, match="serve: tick_s is now called tick_interval_s"):
+            cluster.serve(Count, "count", "s", tick_s=1.0)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(("section", "old"), [("", "page_hosts"), ("[replication]", "probe_after")])

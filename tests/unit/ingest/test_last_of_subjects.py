@@ -17,6 +17,7 @@ from liftpy.core.publish.last_per_subject import LastOfSubjects, last_of_each
 from liftpy.core.publish.log_state import LogState, headers_of
 from liftpy.core.publish.log_state_part import NewBatch
 from liftpy.core.wire.batch import build_batch, build_filler, parse_batch
+from liftpy.core.wire.subjects import matcher
 from liftpy.errors import CorruptionError
 
 ROOM = 1 << 20
@@ -85,7 +86,7 @@ def test_what_is_read_backwards_is_right_at_once_and_the_rest_waits() -> None:
     assert told == [1]
     assert state.last_of("s.0") is None
     assert state.last_of("s.new") is None
-    assert state.last_of_matching(lambda subject: True) is None
+    assert state.last_of_matching(">") is None
     assert (state.subjects.state, state.subjects.lacks) == ("reading", True)
     append(log, state, ["s.0"])
     assert state.last_of("s.0") == 1000, "it came meanwhile"
@@ -95,8 +96,8 @@ def test_what_is_read_backwards_is_right_at_once_and_the_rest_waits() -> None:
     assert slices > 5
     assert (state.subjects.state, told) == ("ready", [1])
     assert [state.last_of(f"s.{n}") for n in (0, 1, 998, "new")] == [1000, 1, 998, -1]
-    assert state.last_of_matching(lambda subject: subject.startswith("s.99")) == 999
-    assert state.last_of_matching(lambda subject: subject == "s.0") == 1000
+    assert state.last_of_matching("*.*") == 1000
+    assert state.last_of_matching("s.*.*") == -1
     assert state.look_back()
 
 
@@ -120,8 +121,8 @@ def test_a_stream_with_one_subject_keeps_nothing() -> None:
     assert state.last_of("s") == -1
     append(log, state, ["s", "s"], asks=True)
     assert (state.last_of("s"), state.last_of("t")) == (1, -1)
-    assert state.last_of_matching(lambda subject: subject == "s") == 1
-    assert state.last_of_matching(lambda subject: False) == -1
+    assert state.last_of_matching("*") == 1
+    assert state.last_of_matching("t.*") == -1
     assert (state.subjects.state, len(state.subjects)) == ("off", 0)
     log.start_afresh(9)
     state.cut()
@@ -139,7 +140,7 @@ def test_what_retention_has_taken_is_no_last_record() -> None:
     assert state.last_of("s.old") == 0
     log.drop_prefix(60)
     assert [state.last_of(f"s.{n}") for n in ("old", 0, 49, 20)] == [-1, -1, 99, 70]
-    assert state.last_of_matching(lambda subject: subject == "s.0") == -1
+    assert (state.last_of_matching("*.old"), state.last_of_matching("*.49")) == (-1, 99)
     fresh = a_state(log)
     while not fresh.replay():
         pass
@@ -255,7 +256,8 @@ def test_what_is_counted_is_at_least_what_is_used(per_batch: int, size: int) -> 
 
 # ---- against a model that keeps everything -------------------------------------------------------------------------------
 
-NAMES = ["s.a", "s.b", "s.c", "s.d"]
+NAMES = ["s.a", "s.b", "s.c", "s.b.x"]
+FILTERS = ["s.*", "s.b.*", "*.b.>", ">"]
 STEPS = st.one_of(
     st.tuples(st.just("append"), st.lists(st.sampled_from(NAMES), min_size=1, max_size=4), st.booleans()),
     st.tuples(st.just("commit"), st.integers(0, 3)),
@@ -306,3 +308,7 @@ def test_it_is_what_a_look_at_all_of_the_log_says(steps: list[tuple[object, ...]
                 true = max((i for i, s in enumerate(stored) if s == name and i >= log.log_start_offset), default=-1)
                 known = state.last_of(name)
                 assert known == true or (known is None and state.subjects.lacks), (name, known, true)
+            for wanted in FILTERS:
+                fitting = [state.last_of(name) for name in NAMES if matcher(wanted)(name)]
+                last = None if state.subjects.lacks else max(offset for offset in fitting if offset is not None)
+                assert state.last_of_matching(wanted) == last, wanted

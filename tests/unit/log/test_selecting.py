@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -129,6 +130,21 @@ def test_an_answer_looks_at_a_bounded_part_of_the_log_whatever_it_keeps(monkeypa
         assert not portion.chunks
         assert 0 < abs(portion.next_offset - start) < 100
         assert (0 if backwards else 10_000) < sum(looked) <= 20_000 + 8192  # backwards: of one segment
+
+
+def test_read_with_a_full_filter_over_many_subjects_costs_a_bounded_time() -> None:
+    """[A21]."""
+    log = Log.open(MemoryStorage(), StreamConfig())[0]
+    for base in range(0, 40_000, 4000):
+        subjects = [f"s.{offset}.a.b" for offset in range(base, base + 4000)]
+        log.append(build_batch([b""] * 4000, subjects=subjects, base_offset=base, leader_epoch=1, timestamp_ns=1))
+    log.raise_high_watermark(39_999)
+    wanted = Filter(tuple(f"*.*.*.x{number}" for number in range(64)))
+    for backwards, start in ((False, 0), (True, 40_000)):
+        began = time.process_time()
+        portion = read_selected(log, wanted, start, 1 << 20, 1 << 20, end_offset=40_000, backwards=backwards)
+        assert time.process_time() - began < 0.5
+        assert 10_000 <= abs(portion.next_offset - start) <= 14_000, "the next read goes on there"
 
 
 def test_nothing_uncommitted_is_given_backwards_or_filtered() -> None:

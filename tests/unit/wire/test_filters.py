@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.config import Codec
 from liftpy.core.wire import filters
 from liftpy.core.wire.batch import Record, RecordBatch, build_batch, build_filler, parse_batch
 from liftpy.core.wire.batch_filter import kept
-from liftpy.core.wire.filters import Filter
+from liftpy.core.wire.filters import Filter, SubjectTree
+from liftpy.core.wire.subjects import matcher
 from liftpy.errors import ConfigError, InvalidNameError
 
 _KEYS = [b"", b"a", b"b", b"a\0", b"\0\0", b"ab", b"a" * 40, b"b" * 40]
@@ -148,3 +149,17 @@ def test_filters_are_bounded() -> None:
     ):
         with pytest.raises(ConfigError, match=text):
             Filter(**wrong)
+
+
+TOKENS = st.sampled_from(["a", "b", "c", "*"])
+PATTERNS = st.tuples(st.lists(TOKENS, min_size=1, max_size=4), st.booleans()).map(
+    lambda p: ".".join([*p[0], *([">"] if p[1] else [])])
+)
+LITERALS = st.lists(st.sampled_from(["a", "b", "c", "d"]), min_size=1, max_size=5).map(".".join)
+
+
+@settings(deadline=None)
+@given(st.lists(PATTERNS, max_size=8), LITERALS)
+def test_tree_of_subjects_matches_what_one_of_them_matches(patterns: list[str], literal: str) -> None:
+    assert SubjectTree(patterns).matches(literal) == any(matcher(pattern)(literal) for pattern in patterns)
+    assert SubjectTree([*patterns, ">"]).matches(literal)
