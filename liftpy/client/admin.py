@@ -347,6 +347,7 @@ class Admin:
             placement=placement.policy,
             manual=placement.lists(),
             allowOffline=placement.allow_offline,
+            laterPlacement=placement.later_policy,
         )
         _must_fit(create, f"create stream {name}")
         return create
