@@ -853,7 +853,7 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
         Example:
             await client.add_partitions("orders", 6)
         """
-        before = len((await self._describe(name)).partitions)
+        before = len((await self._describe(check_name(name, "stream"))).partitions)
         stream = await self._admin.add_partitions(name, partitions, uid=uid, placement=placement)
         self._streams[name] = stream
         return await self.until_ready(stream, ready_s, before) if ready_s else stream
