@@ -7,6 +7,7 @@ passes. The metadata group applies each id once, so a lost answer never creates 
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from liftpy.client.closest_replica import this_host
 from liftpy.client.placement_plans import PlacementOptions, PlacementPlan, plan_from_pb
+from liftpy.client.positions import check_partition
 from liftpy.client.retrying import retrying
 from liftpy.config import ALTERABLE, DefaultQuota, ReplicationConfig, SessionTimes, StreamConfig
-from liftpy.core.base.ids import check_data_subject, check_name, check_new_stream, check_uid
+from liftpy.core.base.ids import check_data_subject, check_name, check_new_stream, check_uid, is_utf8, shown
 from liftpy.core.base.partition import MoveReason, PartitionState, Pause
 from liftpy.core.base.renamed import SETTINGS
 from liftpy.core.metadata import codec
@@ -188,7 +190,7 @@ def _must_fit(request: cluster_pb2.CreateStream | cluster_pb2.AddPartitions, wha
 def _count(count: int, what: str) -> int:
     """So many ``what``; raise ConfigError where a request has no room for the number."""
     if not 0 <= count < _MAX_COUNT:
-        raise ConfigError(f"Invalid number of {what}: {count}. Use a number from 0 to {_MAX_COUNT - 1}.")
+        raise ConfigError(f"Invalid number for {what}: {count}. Use a number from 0 to {_MAX_COUNT - 1}.")
     return count
 
 
@@ -295,6 +297,8 @@ class Admin:
             stream = await admin.create_stream("orders", "shop.orders", partitions=3)
         """
         create = self._create(name, subject, partitions, replicas, config, placement or PlacementOptions())
+        if not 0 <= first_leader_epoch < 1 << 63:
+            raise ConfigError(f"Invalid first_leader_epoch = {first_leader_epoch}. Use a LeaderEpoch from 0.")
         create.firstLeaderEpoch = first_leader_epoch
         return await self._whole(await self._command(cluster_pb2.ControlRequest(createStream=create)))
 
@@ -347,6 +351,7 @@ class Admin:
             placement=placement.policy,
             manual=placement.lists(),
             allowOffline=placement.allow_offline,
+            laterPlacement=placement.later_policy,
         )
         _must_fit(create, f"create stream {name}")
         return create
@@ -456,6 +461,8 @@ class Admin:
         if weight is not None:
             request.weight = weight
         if rack is not None:
+            if not is_utf8(rack):
+                raise ConfigError(f"Invalid rack {shown(rack)}. Use UTF-8 text.")
             request.rack = rack
         if leaving is not None:
             request.leaving = leaving
@@ -554,7 +561,7 @@ class Admin:
         Raises:
             UnavailableError: The metadata group did not answer in time.
         """
-        request = cluster_pb2.SetFeatureLevel(level=level, dryRun=True)
+        request = cluster_pb2.SetFeatureLevel(level=_count(level, "the feature level"), dryRun=True)
         found = (await self._command(cluster_pb2.ControlRequest(setFeatureLevel=request))).levels
         spoken = {n.nodeId: said(n) if n.maxLevel else None for n in found.nodes}
         return FeatureLevels(found.level, spoken, {n.nodeId: n.version for n in found.nodes}, tuple(found.reasons))
@@ -573,7 +580,7 @@ class Admin:
             StaleRequestError: A node registered at the same time. Retry.
             UnavailableError: The metadata group did not answer in time.
         """
-        request = cluster_pb2.SetFeatureLevel(level=level)
+        request = cluster_pb2.SetFeatureLevel(level=_count(level, "the feature level"))
         return (await self._command(cluster_pb2.ControlRequest(setFeatureLevel=request))).detail
 
     async def default_quota(self) -> DefaultQuota:
@@ -678,6 +685,7 @@ class Admin:
         """
         if node_id:
             check_name(node_id, "node")
+        check_partition(partition)
         request = cluster_pb2.ControlRequest()
         request.electLeader.CopyFrom(
             cluster_pb2.ElectLeader(stream=stream.name, uid=stream.uid, partition=partition, node=node_id, unclean=unclean)
@@ -1172,7 +1180,9 @@ def control_error(response: cluster_pb2.ControlResponse) -> LiftError:
 
 
 def _milliseconds(seconds: float) -> int:
-    return min(max(0, round(seconds * 1000)), (1 << 32) - 1)
+    if math.isnan(seconds):
+        raise ConfigError(f"Invalid time {seconds} s. Use a number of seconds.")
+    return round(min(max(0, seconds * 1000), (1 << 32) - 1))
 
 
 class FeatureLevelsMixin:

@@ -17,9 +17,9 @@ from liftpy.core.observe.node_summary import ASKED, NodeSummary, glance_of
 from liftpy.core.wire import envelope
 from liftpy.core.wire.envelope import MessageType
 from liftpy.core.wire.subjects import Subjects
-from liftpy.errors import ProtocolError
+from liftpy.errors import LiftError, NotFoundError, ProtocolError
 from liftpy.nats.credentials import Credentials
-from liftpy.nats.transport import Transport, open_connection
+from liftpy.nats.transport import NoRespondersError, Transport, open_connection
 
 if TYPE_CHECKING:
     from liftpy.client.admin import Admin
@@ -162,7 +162,7 @@ class NodeViews:
             await client.node_log_level("n1", "debug", for_s=60)
         """
         question = json.dumps({"level": level, "for_s": for_s}).encode()
-        return object_of(node_id, await self._transport.request(self._subjects.control_level(node_id), question, timeout_s))
+        return await self._asked(node_id, self._subjects.control_level(check_name(node_id, "node")), question, timeout_s)
 
     async def node_settings(self, node_id: str, timeout_s: float = 2.0) -> list[dict[str, Any]]:
         """Return all settings of a node, without secrets.
@@ -179,7 +179,8 @@ class NodeViews:
             UnavailableError: The node did not answer in time.
             ProtocolError: The node's version is too old, or the node is still starting.
         """
-        said = (await self._status_page(node_id, SETTINGS, timeout_s)).get("settings")
+        subject = self._subjects.status(check_name(node_id, "node"))
+        said = (await self._asked(node_id, subject, SETTINGS, timeout_s)).get("settings")
         if not isinstance(said, list):
             raise ProtocolError(
                 f"Node {node_id} does not report its settings. It has an older version, or it has not finished its "
@@ -203,7 +204,7 @@ class NodeViews:
             ProtocolError: The answer cannot be read.
         """
         subject = self._subjects.control_settings(check_name(node_id, "node"))
-        return object_of(node_id, await self._transport.request(subject, RELOAD, timeout_s))
+        return await self._asked(node_id, subject, RELOAD, timeout_s)
 
     async def remove_data(self, node_id: str, directories: list[str], timeout_s: float = 30.0) -> dict[str, Any]:
         """Have a node remove directories of streams that the cluster does not know. Needs operator permissions.
@@ -222,7 +223,7 @@ class NodeViews:
         """
         subject = self._subjects.control_settings(check_name(node_id, "node"))
         question = json.dumps({"remove_data": directories}).encode()
-        return object_of(node_id, await self._transport.request(subject, question, timeout_s))
+        return await self._asked(node_id, subject, question, timeout_s)
 
     async def controller_ids(self) -> list[str]:
         """Return the ids of all controllers, the metadata leader first. Any controller answers.
@@ -254,6 +255,19 @@ class NodeViews:
         subject = self._subjects.control_events(check_name(controller, "node"))
         question = json.dumps({"after": list(after), "since_ns": since_ns}).encode()
         return object_of(controller, await self._transport.request(subject, question, timeout_s))
+
+    async def _asked(self, node_id: str, subject: str, question: bytes, timeout_s: float) -> dict[str, Any]:
+        """Ask one node. Raise NotFoundError if it does not answer because the cluster has no such node."""
+        try:
+            return object_of(node_id, await self._transport.request(subject, question, timeout_s))
+        except NoRespondersError:
+            try:
+                nodes = await self._admin.node_ids()
+            except LiftError:
+                nodes = [node_id]
+            if node_id in nodes:
+                raise
+            raise NotFoundError(f"There is no node {node_id!r}. The nodes are {', '.join(nodes)}.") from None
 
     async def _status_page(self, node_id: str, question: bytes, timeout_s: float) -> dict[str, Any]:
         subject = self._subjects.status(check_name(node_id, "node"))

@@ -516,7 +516,7 @@ class ServiceCalls:
             service: Name of the service.
             stream: Name of the stream that the service reads.
             command: Value of the record.
-            partition: Partition to publish to. Default None: chosen by ``key``, 0 without a key.
+            partition: Partition to publish to. Default None: the partition of ``key``, or the only partition.
             key: Key of the record. Default None.
             headers: Headers of the record. Default None.
             message_id: Id for deduplication. Default '': a random one.
@@ -526,6 +526,7 @@ class ServiceCalls:
             The reply, with the offset of the command and the node that answered.
 
         Raises:
+            ConfigError: The stream has several partitions. Set ``partition`` or ``key``.
             CommandFailedError: The service skipped the command.
             PublishRejectedError: The command was not stored.
             UnavailableError: The command was not stored, nobody accepted it in time.
@@ -537,14 +538,18 @@ class ServiceCalls:
         """
         check_name(service, "service")
         check_name(stream, "stream")
-        if partition is None:
-            partition = 0 if key is None else partition_of(key, len((await self.stream(stream)).partitions))
-        check_partition(partition)
+        if partition is not None:
+            place = partition
+        elif key is not None:
+            place = partition_of(key, len((await self.stream(stream)).partitions))
+        else:
+            place = _only_partition(await self._known(stream, 0))
+        check_partition(place)
 
         async def find(anew: bool) -> Address:
-            return await self._address(stream, partition, anew=anew)
+            return await self._address(stream, place, anew=anew)
 
-        sent = service_commands.Command(service, stream, partition, command, key, pairs_of(headers), message_id)
+        sent = service_commands.Command(service, stream, place, command, key, pairs_of(headers), message_id)
         return await service_commands.call(self._transport, find, sent, timeout_s)
 
 
@@ -848,7 +853,7 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
         Example:
             await client.add_partitions("orders", 6)
         """
-        before = len((await self._describe(name)).partitions)
+        before = len((await self._describe(check_name(name, "stream"))).partitions)
         stream = await self._admin.add_partitions(name, partitions, uid=uid, placement=placement)
         self._streams[name] = stream
         return await self.until_ready(stream, ready_s, before) if ready_s else stream
@@ -1598,6 +1603,15 @@ def _partition_of(stream: StreamImage, partition: int) -> PartitionState:
         last = len(stream.partitions) - 1
         raise NotFoundError(f"Stream {stream.name} has no partition {partition}. Its partitions are 0 to {last}.")
     return stream.partitions[partition]
+
+
+def _only_partition(stream: StreamImage) -> int:
+    if len(stream.partitions) > 1:
+        raise ConfigError(
+            f"Stream {stream.name} has {len(stream.partitions)} partitions, and a service has its own state in each. Name the "
+            "partition (partition=, --partition) or the key of the record (key=, --key)."
+        )
+    return 0
 
 
 def _address(subject: str, uid: str = "", answers: bool = True, window_s: float = 0.0) -> Address:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from liftpy.client.consumer import Consumer
 from liftpy.client.group import GroupHome, GroupRejectedError, ask_coordinator, name_of
-from liftpy.client.positions import Position, Start
+from liftpy.client.positions import Position, Start, check_offset
 from liftpy.core.base.ids import PartitionKey, check_name
 from liftpy.core.groups.commands import decode_query_answer, partition_of
 from liftpy.core.wire._pb import group_pb2 as pb
@@ -122,6 +122,7 @@ class Cursor:
                 f"This position belongs to an older stream named {key.stream} that was deleted. Take a new position "
                 "from the current stream."
             )
+        offset = check_offset(offset, "position")
         at = pb.GroupPosition(
             stream=key.stream, uid=key.uid, partition=partition, position=offset, leaderEpoch=epoch, generation=self._generation
         )

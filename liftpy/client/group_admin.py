@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from liftpy.client.group import GroupRejectedError, name_of
-from liftpy.core.base.ids import PartitionKey, check_name
+from liftpy.client.positions import check_offset, check_partition
+from liftpy.core.base.ids import NO_OFFSET, PartitionKey, check_name, check_uid
 from liftpy.core.groups.commands import decode_answer, decode_query_answer, encode_command, partition_of
 from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.core.wire.subjects import GROUPS_SERVICE, GROUPS_STREAM
@@ -233,7 +234,10 @@ async def describe_group(client: Client, name: str) -> GroupDescription:
 async def _described(client: Client, name: str, what: str) -> tuple[GroupDescription, bool]:
     """Return the description, and whether it is a cursor."""
     partition = await _partition_of(client, check_name(name, what), what)
-    answer = await _ask(client, pb.GroupQuery(group=name), partition)
+    try:
+        answer = await _ask(client, pb.GroupQuery(group=name), partition)
+    except NotFoundError as error:
+        raise NotFoundError(f"There is no {what} {name!r}. List them with `liftpy {what} list`.") from error
     members = tuple(
         MemberOfGroup(
             name=member.member,
@@ -270,6 +274,12 @@ async def reset_group(client: Client, name: str, positions: Mapping[PartitionKey
     Raises:
         GroupRejectedError: The group has members.
     """
+    for key, position in positions.items():
+        check_name(key.stream, "stream")
+        check_uid(key.uid)
+        check_partition(key.partition)
+        if position != NO_OFFSET:
+            check_offset(position, "position")
     at = [
         pb.GroupPosition(stream=key.stream, uid=key.uid, partition=key.partition, position=position)
         for key, position in sorted(positions.items())

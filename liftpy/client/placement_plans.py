@@ -23,6 +23,8 @@ class PlacementOptions:
         policy: Name of a placement policy. Default '': the policy of the stream, or the default policy.
         assignment: Replicas of each partition, instead of a policy. Default (): none.
         allow_offline: If True, the assignment may name nodes that are not live. Default False.
+        later_policy: With an assignment of a new stream, the policy for partitions that are added later. Default '':
+            they need an assignment, too.
 
     Example:
         wish = liftpy.PlacementOptions(assignment=((0, ("n1", "n2", "n3")),))
@@ -35,6 +37,8 @@ class PlacementOptions:
     """Replicas of each partition, instead of a policy."""
     allow_offline: bool = False
     """Whether the assignment may name nodes that are not live."""
+    later_policy: str = ""
+    """With an assignment of a new stream, the policy for partitions that are added later. '': they need an assignment, too."""
 
     def lists(self) -> list[cluster_pb2.ReplicaList]:
         """Return the assignment in the form of the request."""

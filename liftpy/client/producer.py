@@ -38,7 +38,7 @@ from liftpy.client.partition_sender import (
     name_for,
 )
 from liftpy.client.write_epoch import Round
-from liftpy.core.base.ids import check_published
+from liftpy.core.base.ids import check_published, is_utf8, shown
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.publish.jetstream_headers import first_refused
 from liftpy.core.wire.columnar import ByteArray, RecordColumns
@@ -136,7 +136,7 @@ class Producer:
         self._stream = stream
         self.name = name
         self._options = options
-        if isinstance(partitioner, str) and partitioner not in ("key", "sticky", "round-robin"):
+        if not callable(partitioner) and partitioner not in ("key", "sticky", "round-robin"):
             raise ConfigError(f"Invalid partitioner {partitioner!r}. Use key, sticky, round-robin or a function.")
         self._partitioner = partitioner
         self._largest = min(options.batch_bytes, transport.max_payload_bytes - BATCH_BYTES)
@@ -742,8 +742,8 @@ class Producer:
 
 def _number_of(name: str) -> int:
     """The 64 bits by which leaders know a producer: of its name."""
-    if not name or len(name.encode()) > MAX_NAME_BYTES:
-        raise ConfigError(f"Invalid id of a producer. Use 1 to {MAX_NAME_BYTES} bytes.")
+    if not name or not is_utf8(name) or len(name.encode()) > MAX_NAME_BYTES:
+        raise ConfigError(f"Invalid id of a producer: {shown(name)}. Use 1 to {MAX_NAME_BYTES} bytes of UTF-8 text.")
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8, person=b"liftpy-producer").digest(), "big") or 1
 
 

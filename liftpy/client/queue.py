@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 from collections import Counter, deque
@@ -29,7 +30,7 @@ from liftpy.client.group import now_ns as _now_ns
 from liftpy.client.job_acks import MAX_RANGES, Settlements, gaps, ranges_of, settlement
 from liftpy.client.positions import Bounds
 from liftpy.client.queue_log import LogHome, QueueLog
-from liftpy.core.base.ids import PartitionKey, check_name
+from liftpy.core.base.ids import PartitionKey, check_name, check_published, is_utf8, shown
 from liftpy.core.groups import limits
 from liftpy.core.groups.commands import partition_of
 from liftpy.core.groups.key_order import NO_KEY, key_digest
@@ -136,12 +137,15 @@ UNTOUCHED_S = 1.0
 """What was taken ahead and lies here so long, while nobody asks for it, is given back."""
 _LEAVE_S = 2.0
 _HEADER = "Dead-Letter-"
+_TEXT = ("utf-8", "surrogateescape")
+"""Of a subject: bytes that are no UTF-8 are lone surrogates."""
 _BURY_S = 5.0
 """Patience with one publish to the dead letters, at most."""
 _BURY_AGAIN_S = 5.0
 """After which a record comes again that could not be stored as a dead letter."""
 _BURY_AT_ONCE_S = 0.25
 """So long a take that has nothing else waits for dead letters to be stored."""
+_LONGEST_TAKE_S = 1e9
 _MAX_SUBJECT = 256
 """Bytes of the subject in a dead letter that has no room for all of the record."""
 
@@ -217,7 +221,7 @@ class QueueOptions:
         if self.start not in ("earliest", "new"):
             raise ConfigError(f"Invalid start = {self.start!r}. Use 'earliest' or 'new'.")
         if self.dead_letters:
-            check_name(self.dead_letters, "dead_letters")
+            check_published(check_name(self.dead_letters, "dead_letters"))
 
 
 class QueueHome(GroupHome, LogHome, Protocol):
@@ -479,7 +483,9 @@ class Queue:
         """
         if not 1 <= max_records <= limits.MAX_TAKE:
             raise ConfigError(f"max_records = {max_records} is outside 1..{limits.MAX_TAKE}. Choose a value in this range.")
-        give_up_ns, tries = _now_ns() + round(timeout_s * 1e9), 0
+        if math.isnan(timeout_s):
+            raise ConfigError(f"timeout_s = {timeout_s} is not a number of seconds. Choose a number from 0.")
+        give_up_ns, tries = _now_ns() + round(min(timeout_s, _LONGEST_TAKE_S) * 1e9), 0
         while not self._closed:
             if jobs := self._handed_on(max_records):
                 return jobs
@@ -728,13 +734,13 @@ class Queue:
                 "Group": self.name, "Stream": key.stream, "Partition": str(key.partition), "Offset": str(record.offset),
                 "Deliveries": str(part.deliveries), "Reason": part.reason or "delivered too often", "Subject": record.subject,
             }  # fmt: skip
-            kept = [pair for pair in record.headers if not is_reserved(pair[0]) and not asked_for(pair[0])]
+            kept = [pair for pair in record.headers if not is_reserved(pair[0]) and not asked_for(pair[0]) and is_utf8(pair[0])]
             name = f"{self.name}/{key.stream}/{key.uid}/{key.partition}/{record.offset}"
             for omitted in ("", "value", "value headers", "value headers key"):
                 said["Omitted"] = omitted
                 if "headers" in omitted:
-                    said["Subject"] = record.subject.encode()[:_MAX_SUBJECT].decode(errors="ignore")
-                own = [(_HEADER + name, value.encode()) for name, value in said.items() if value]
+                    said["Subject"] = record.subject.encode(*_TEXT)[:_MAX_SUBJECT].decode(*_TEXT)
+                own = [(_HEADER + name, value.encode(*_TEXT)) for name, value in said.items() if value]
                 try:
                     await self._client.publish(
                         self._options.dead_letters,
@@ -810,8 +816,8 @@ class Queue:
         """
         if not self._options.dead_letters:
             raise ConfigError('reject() needs a dead-letter stream. Set QueueOptions(dead_letters="STREAM").')
-        if not 0 < len(reason.encode()) <= limits.MAX_REASON_BYTES:
-            raise ConfigError(f"Invalid reason. Use 1 to {limits.MAX_REASON_BYTES} bytes.")
+        if not is_utf8(reason) or not 0 < len(reason.encode()) <= limits.MAX_REASON_BYTES:
+            raise ConfigError(f"Invalid reason {shown(reason)}. Use 1 to {limits.MAX_REASON_BYTES} bytes of UTF-8 text.")
         await self._settle(pb.SETTLE_REJECT, list(jobs), reason=reason)
 
     async def _settle(self, kind: Any, jobs: list[Job], *, delay_s: float = 0.0, reason: str = "") -> None:

@@ -19,11 +19,13 @@ from typing import Any
 
 from liftpy.client.encode_publish import MESSAGE_ID, Address
 from liftpy.client.retrying import retrying
+from liftpy.core.base.ids import is_utf8, shown
 from liftpy.core.services.queries import ERROR_HEADER, NODE_HEADER
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.headers import Pairs
 from liftpy.errors import (
+    ConfigError,
     LiftError,
     NotAllowedError,
     OutcomeUnknownError,
@@ -89,6 +91,8 @@ async def call(
 ) -> CommandAnswer:
     """Send it until it is answered or ``timeout_s`` have passed; see ``Client.call_service``. ``find``: the address, asked for anew or
     as it is known."""
+    if not is_utf8(command.message_id):
+        raise ConfigError(f"Invalid message id {shown(command.message_id)}. Use UTF-8 text.")
     message_id = command.message_id or secrets.token_hex(16)
     attempt_s, address = min(_ATTEMPT_S, timeout_s), None
     maybe_stored = doubtful = False

@@ -60,6 +60,7 @@ async def drill(
                 max_per_subject=0,
             ),
             replicas=image.streams[stream.name].replica_count,
+            placement=image.streams[stream.name].placement,
         )
         for number, stream in enumerate(manifest.streams)
     ]

@@ -35,13 +35,13 @@ from pathlib import Path
 
 from liftpy.client import Client
 from liftpy.client.admin import ReplicaMove
-from liftpy.client.placement_plans import PlacementOptions
+from liftpy.client.placement_plans import PlacementOptions, PlacementPlan
 from liftpy.config import NO_QUOTA, NS_PER_MS, NS_PER_S, DefaultQuota, SessionTimes, StreamConfig
 from liftpy.core.backup.manifest import Manifest, StreamCopy
 from liftpy.core.backup.pieces import first_leader_epoch
 from liftpy.core.base.ids import PartitionKey, check_name, is_internal
 from liftpy.core.metadata.image import ClusterImage, StreamImage
-from liftpy.core.metadata.placement import MANUAL
+from liftpy.core.metadata.placement import DEFAULT_POLICY, MANUAL
 from liftpy.errors import AlreadyExistsError, ConfigError, LiftError, NotFoundError, UnavailableError
 from sidecar.backup.inspect import read_image
 from sidecar.backup.positions import set_cursors
@@ -156,13 +156,17 @@ _CREATED_TOGETHER = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreWish:
-    """One stream to restore: ``name`` in the backup becomes ``into`` on ``subject``, with ``replicas`` (0: as before)."""
+    """One stream to restore: ``name`` in the backup becomes ``into`` on ``subject``, with ``replicas`` (0: as before).
+
+    ``placement``: policy that the stream had in the backup, for its replicas now and for partitions that are added later.
+    """
 
     name: str
     into: str
     subject: str
     config: StreamConfig
     replicas: int = 0
+    placement: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,12 +187,16 @@ class RestoreOptions:
 
 @dataclass(slots=True)
 class RestoredStream:
-    """One restored stream. ``logs``: logs of its partitions. ``plan``: its nodes."""
+    """One restored stream. ``logs``: logs of its partitions. ``plan``: its nodes.
+
+    ``unmet_policy``: why its placement policy did not choose its nodes, and the default policy did. '': it did.
+    """
 
     wish: RestoreWish
     copy: StreamCopy
     image: StreamImage | None = None
     plan: tuple[tuple[str, ...], ...] = ()
+    unmet_policy: str = ""
     logs: list[StagedLog] = field(default_factory=list)
 
     @property
@@ -354,12 +362,31 @@ class Restore:
                 await self._client.remove_node(node)
 
     async def _planned(self, one: RestoredStream, image: ClusterImage) -> tuple[tuple[str, ...], ...]:
-        """Where placement would put it now; fewer replicas than it had where there are fewer nodes."""
+        """Where placement would put it now; fewer replicas than it had where there are fewer nodes.
+
+        Where the racks of the nodes do not allow the policy of the stream, the default policy decides.
+        """
         wish, count = one.wish, len(one.copy.partitions)
         replicas = min(wish.replicas, len(image.live_nodes()))
-        plan = await self._client.plan_stream(
-            wish.into, wish.subject, partitions=count, replicas=replicas, config=self._closed(wish.config)
-        )
+
+        async def planned_by(policy: str) -> PlacementPlan:
+            return await self._client.plan_stream(
+                wish.into,
+                wish.subject,
+                partitions=count,
+                replicas=replicas,
+                config=self._closed(wish.config),
+                placement=PlacementOptions(policy=policy),
+            )
+
+        policy = "" if wish.placement == MANUAL else wish.placement
+        try:
+            plan = await planned_by(policy)
+        except ConfigError as error:
+            if not policy:
+                raise
+            plan = await planned_by("")
+            one.unmet_policy = str(error)
         if plan.waits or len(plan.replicas) != count:
             raise ConfigError(
                 f"Cannot place stream {wish.into}: {plan.waits or 'no assignment is possible'}. Start more nodes, or "
@@ -416,9 +443,9 @@ class Restore:
         counters = (await self._client.describe_cluster(linearizable=True)).image.counters
         return first_leader_epoch(self._manifest, counters.next_leader_epoch)
 
-    def _wish_on_helper(self, numbers: range) -> PlacementOptions:
+    def _wish_on_helper(self, numbers: range, later_policy: str = "") -> PlacementOptions:
         assignment = tuple((number, (self._helper_id,)) for number in numbers)
-        return PlacementOptions(policy=MANUAL, assignment=assignment, allow_offline=True)
+        return PlacementOptions(policy=MANUAL, assignment=assignment, allow_offline=True, later_policy=later_policy)
 
     async def _create(self, one: RestoredStream, first_epoch: int) -> None:
         """Create the stream on the helper, ``_CREATED_TOGETHER`` partitions per request, from LeaderEpoch ``first_epoch`` on."""
@@ -427,7 +454,7 @@ class Restore:
             wish.into,
             wish.subject,
             config=self._closed(wish.config),
-            placement=self._wish_on_helper(range(min(count, _CREATED_TOGETHER))),
+            placement=self._wish_on_helper(range(min(count, _CREATED_TOGETHER)), wish.placement or DEFAULT_POLICY),
             ready_s=0,
             first_leader_epoch=first_epoch,
         )

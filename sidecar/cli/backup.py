@@ -248,6 +248,11 @@ def restore(
                     "is compacted, and the backup no longer has what the records between superseded",
                     err=True,
                 )
+        if one.unmet_policy:
+            click.echo(
+                f"{one.wish.into}: the default policy placed its replicas, for its own does not fit: {one.unmet_policy}",
+                err=True,
+            )
     _say_states_left_out(done.states_left_out())
     _say_cursors(done.cursors)
     if any(done.cursors.values()):
@@ -271,7 +276,12 @@ def _wish(image: ClusterImage, manifest: Manifest, name: str, into: str, subject
         raise NotFoundError(f"Backup {manifest.backup} has no stream {name!r}. `liftpy backup list --json` shows the streams.")
     was = image.streams[name]
     return RestoreWish(
-        name=name, into=into, subject=subject or was.subject, config=was.config, replicas=replicas or was.replica_count
+        name=name,
+        into=into,
+        subject=subject or was.subject,
+        config=was.config,
+        replicas=replicas or was.replica_count,
+        placement=was.placement,
     )
 
 
@@ -334,6 +344,7 @@ def _backup_restore_shown(manifest: Manifest, done: Restored) -> dict[str, objec
             "from": one.wish.name,
             "offsets": [[log.start, log.end - 1] for log in one.logs],
             "records": sum(log.records for log in one.logs),
+            "unmet_policy": one.unmet_policy,
         }
         for one in done.streams
     }

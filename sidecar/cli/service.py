@@ -83,7 +83,12 @@ from sidecar.runtime.tasks import attended
 @click.argument("text", required=False)
 @click.option("--stream", required=True, help="Stream that the service reads. The command becomes a record of this stream.")
 @click.option(
-    "--partition", type=click.IntRange(0), help="Partition to send the command to.  [default: the partition of --key, or 0]"
+    "--partition",
+    type=click.IntRange(0),
+    help=(
+        "Partition to send the command to. A stream with several partitions needs --partition or --key.  [default: the only "
+        "partition]"
+    ),
 )
 @click.option("--key", type=BYTES, default=None, help="Key of the record.")
 @click.option(
@@ -212,14 +217,14 @@ _BY_AN_OPERATOR = "passed over by an operator"
 @click.command(cls=HelpCommand, example="liftpy service skip bank --stream bank-commands --offset 1234")
 @click.argument("name")
 @click.option("--stream", required=True, help="Stream that the service reads.")
-@click.option("--partition", default=0, show_default=True, help="Partition of the record.")
+@click.option("--partition", type=click.IntRange(0), help="Partition of the record.  [default: the only partition]")
 @click.option("--offset", required=True, type=click.IntRange(0), help="Offset of the record that the service cannot apply.")
 @click.option("--timer", default="", help="Id of the timer that fails at this offset, if a timer fails.")
 @click.option("--dead-letter-stream", "dead_letter", default="", metavar="STREAM", help="Stream that keeps the skipped record.")
 @click.option("--force", is_flag=True, help="Skip also if a service does not answer, or has already applied the record.")
 @connection_options
 def skip(
-    name: str, stream: str, partition: int, offset: int, timer: str, dead_letter: str, force: bool, target: Target
+    name: str, stream: str, partition: int | None, offset: int, timer: str, dead_letter: str, force: bool, target: Target
 ) -> None:
     """Make the service NAME skip a record, on all nodes. The decision becomes a record of the stream.
 
@@ -232,13 +237,13 @@ def skip(
         return await pass_over(client, name, stream, partition, unit, dead_letter=dead_letter, force=force)
 
     decided_at = with_client(target, work)
-    click.echo(f"{name} passes over {unit} of {stream}/{partition}: decided by the record at offset {decided_at}")
+    click.echo(f"{name} passes over {unit} of {stream}/{partition or 0}: decided by the record at offset {decided_at}")
 
 
 @click.command(cls=HelpCommand, example="liftpy service snapshot bank --stream bank-commands")
 @click.argument("name")
 @click.option("--stream", required=True, help="Stream that the service reads.")
-@click.option("--partition", default=0, show_default=True, help="Partition of the service instance.")
+@click.option("--partition", type=click.IntRange(0), help="Partition of the service instance.  [default: the only partition]")
 @click.option("--node", "nodes", multiple=True, help="Node of the service instance. May be repeated.  [default: all]")
 @click.option(
     "--timeout",
@@ -250,7 +255,7 @@ def skip(
     help="Maximum time to wait.",
 )
 @connection_options
-def snapshot(name: str, stream: str, partition: int, nodes: tuple[str, ...], timeout_s: float, target: Target) -> None:
+def snapshot(name: str, stream: str, partition: int | None, nodes: tuple[str, ...], timeout_s: float, target: Target) -> None:
     """Make the service NAME store a snapshot now, and wait until the snapshot is durable."""
     check_name(name, "service")
 
@@ -262,15 +267,12 @@ def snapshot(name: str, stream: str, partition: int, nodes: tuple[str, ...], tim
 
 
 async def store_now(
-    client: Client, name: str, stream: str, partition: int, nodes: Sequence[str], timeout_s: float, namespace: str
+    client: Client, name: str, stream: str, number: int | None, nodes: Sequence[str], timeout_s: float, namespace: str
 ) -> dict[str, int]:
     """Ask for a snapshot beside each node (none: all that have the service), wait for it; node -> its position. Raises NotFoundError,
-    UnavailableError after ``timeout_s``."""
+    ConfigError as ``_partition_in``, UnavailableError after ``timeout_s``."""
     image = await client.stream(stream)
-    if partition >= len(image.partitions):
-        raise NotFoundError(
-            f"Stream {stream} has no partition {partition}. It has {len(image.partitions)} partitions, numbered from 0."
-        )
+    partition = _partition_in(stream, len(image.partitions), number)
     asked = {}
     for node in nodes or image.partitions[partition].replicas:
         found = await _said(client, node, image.uid, partition, name)
@@ -302,14 +304,11 @@ async def store_now(
 
 
 async def pass_over(
-    client: Client, name: str, stream: str, partition: int, unit: Unit, *, dead_letter: str = "", force: bool = False
+    client: Client, name: str, stream: str, number: int | None, unit: Unit, *, dead_letter: str = "", force: bool = False
 ) -> int:
     """Append the decision; return its offset. Raises ConfigError where a service has applied the record, or can't be asked."""
     image = await client.stream(stream)
-    if partition >= len(image.partitions):
-        raise NotFoundError(
-            f"Stream {stream} has no partition {partition}. It has {len(image.partitions)} partitions, numbered from 0."
-        )
+    partition = _partition_in(stream, len(image.partitions), number)
     bounds = await client.bounds(stream, partition)
     if not bounds.log_start_offset <= unit.offset < bounds.end_offset:
         raise ConfigError(
@@ -330,6 +329,16 @@ async def pass_over(
     return await writer.pass_over(
         Identity(name, stream, image.uid, partition), SkipDecision(name, unit), record, _BY_AN_OPERATOR
     )
+
+
+def _partition_in(stream: str, count: int, partition: int | None) -> int:
+    """Return ``partition``, None: the only one of ``count``. Raises ConfigError where there are several, and NotFoundError."""
+    if partition is None and count > 1:
+        raise ConfigError(f"Stream {stream} has {count} partitions, and a service has its own state in each. Set --partition.")
+    place = partition or 0
+    if place >= count:
+        raise NotFoundError(f"Stream {stream} has no partition {place}. It has {count} partitions, numbered from 0.")
+    return place
 
 
 async def _position(client: Client, node: str, uid: str, partition: int, name: str) -> int | None:

@@ -288,8 +288,8 @@ def test_a_service_answers_and_puts_out() -> None:
         assert [(r.key, r.value) for r in client.consume("results", until=0)] == [(b"a", b"5")]
 
 
-def test_query_of_a_partitioned_service_goes_to_the_partition_of_its_key_or_is_rejected() -> None:
-    """It asked partition 0, and answered 0 for what another partition counts."""
+def test_partitioned_service_is_called_and_queried_by_key_or_partition_only() -> None:
+    """A query without either asked partition 0, and answered 0 for what another partition counts. A command went there."""
     with memory_cluster() as cluster, cluster.sync_client() as client:
         client.create_stream("commands", "data.commands", partitions=4)
         for partition in range(4):
@@ -303,6 +303,8 @@ def test_query_of_a_partitioned_service_goes_to_the_partition_of_its_key_or_is_r
         assert client.query_service("counting", keys[0], partition=found[0].partition, timeout_s=30).value == b"1"
         with pytest.raises(ConfigError, match="4 partitions"):
             client.query_service("counting", keys[0], timeout_s=30)
+        with pytest.raises(ConfigError, match="4 partitions"):
+            client.call_service("counting", "commands", b"x", timeout_s=30)
 
 
 async def test_members_of_a_group_share_partitions() -> None:

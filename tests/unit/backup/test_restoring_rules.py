@@ -13,6 +13,7 @@ import pytest
 
 from liftpy.client.admin import Admin
 from liftpy.client.group import GroupRejectedError
+from liftpy.client.placement_plans import PlacementOptions, PlacementPlan
 from liftpy.config import StreamConfig
 from liftpy.core.backup.manifest import CursorCopy, Manifest
 from liftpy.core.base.ids import PartitionKey
@@ -199,9 +200,9 @@ async def test_streams_are_opened_when_all_replicas_have_them_and_the_helper_goe
 class RealDecisions(World):
     """A cluster that checks and applies the requests which create partitions, as its controllers do."""
 
-    def __init__(self) -> None:
+    def __init__(self, *nodes: str) -> None:
         super().__init__()
-        self.cluster = Driver((HELPER,))
+        self.cluster = Driver(nodes or (HELPER,))
         self.admin = Admin(self, Subjects("liftpy"))  # type: ignore[arg-type]
 
     @property
@@ -222,8 +223,11 @@ class RealDecisions(World):
     async def create_stream(self, name: str, subject: str, *, ready_s: float, **more: Any) -> StreamImage:
         return await self.admin.create_stream(name, subject, **more)
 
-    async def add_partitions(self, name: str, *, ready_s: float, **more: Any) -> StreamImage:
-        return await self.admin.add_partitions(name, **more)
+    async def plan_stream(self, name: str, subject: str, **more: Any) -> PlacementPlan:
+        return await self.admin.plan_stream(name, subject, **more)
+
+    async def add_partitions(self, name: str, total: int = 0, *, ready_s: float = 0, **more: Any) -> StreamImage:
+        return await self.admin.add_partitions(name, total, **more)
 
 
 @pytest.mark.parametrize(("partitions", "leader_epoch"), [(1, 4), (1, 5_000_000), (3500, 4)])
@@ -240,6 +244,57 @@ async def test_restore_after_many_epochs_or_partitions_creates_the_stream_above_
     assert [partition.replicas for partition in made.partitions] == [(HELPER,)] * partitions
     assert min(partition.leader_epoch for partition in made.partitions) > leader_epoch
     assert world.image.counters.next_leader_epoch > max(partition.leader_epoch for partition in made.partitions)
+
+
+@pytest.mark.parametrize(
+    ("policy", "racks", "planned_by", "unmet"),
+    [
+        ("", ("", "", "", ""), "round-robin", ""),
+        ("round-robin", ("", "", "", ""), "round-robin", ""),
+        ("rack-strict", ("a", "a", "b", "b"), "rack-strict", ""),
+        ("rack-strict", ("", "", "", ""), "round-robin", "rack-strict"),
+        ("least-loaded", ("", "", "", ""), "least-loaded", ""),
+    ],
+)
+async def test_restored_stream_keeps_its_placement_policy(
+    manifest: Manifest, policy: str, racks: tuple[str, ...], planned_by: str, unmet: str
+) -> None:
+    world = RealDecisions("n0")
+    for number, rack in enumerate(racks, 1):
+        world.cluster.register(f"n{number}", rack=rack)
+    world.cluster.fence("n0")
+    restore = a_restore(world, manifest)
+    [one] = restore._streams
+    one.wish = replace(one.wish, placement=policy, replicas=2)
+    one.plan = await restore._planned(one, world.image)
+    wished = PlacementOptions(policy=planned_by)
+    assert one.plan == (await world.plan_stream("x", "shop.x", replicas=2, placement=wished)).replicas
+    assert unmet in one.unmet_policy
+    assert bool(unmet) is bool(one.unmet_policy)
+    world.cluster.register(HELPER)
+    restore._helper_id = HELPER
+    await restore._create(one, await restore._first_epoch())
+    assert world.image.streams["orders"].placement == (policy or "round-robin")
+
+
+async def test_partitions_are_added_to_a_restored_stream_by_its_policy(manifest: Manifest) -> None:
+    world = RealDecisions("n1", "n2", HELPER)
+    restore = a_restore(world, manifest)
+    restore._helper_id = HELPER
+    await restore._create(restore._streams[0], await restore._first_epoch())
+    assert len((await world.add_partitions("orders", 3)).partitions) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (PlacementOptions(later_policy="rack"), "needs an assignment"),
+        (PlacementOptions(later_policy="nearest", assignment=((0, (HELPER,)),)), "'nearest' is not known"),
+    ],
+)
+async def test_stream_with_an_impossible_policy_for_later_partitions_is_rejected(options: PlacementOptions, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        await RealDecisions().create_stream("orders", "shop.orders", ready_s=0, placement=options)
 
 
 async def test_stream_with_a_first_leader_epoch_out_of_bounds_is_rejected() -> None:

@@ -355,9 +355,10 @@ class Asked:
         self.first, self.end = 2, 10
         self.ranges: list[Any] = []
         self.records: list[str] = ["the record"]
+        self.partitions = 1
 
     async def stream(self, name: str) -> Any:
-        return SimpleNamespace(uid="u1", partitions=[SimpleNamespace(replicas=("n1", "n2", "n3"))])
+        return SimpleNamespace(uid="u1", partitions=[SimpleNamespace(replicas=("n1", "n2", "n3"))] * self.partitions)
 
     async def bounds(self, stream: str, partition: int) -> Any:
         return SimpleNamespace(log_start_offset=self.first, end_offset=self.end)
@@ -405,6 +406,16 @@ async def test_a_snapshot_is_asked_for_beside_each_node_that_has_the_service_and
             await service_orders.store_now(only, "nobody", "s", 0, nodes, 30.0, "ns")
     with pytest.raises(NotFoundError, match="has 1 partitions"):
         await service_orders.store_now(only, "counter", "s", 1, (), 30.0, "ns")
+
+
+async def test_partitioned_service_is_told_nothing_without_a_partition() -> None:
+    client: Any = Asked(n1={"position": 7, "snapshot": 3})
+    client.partitions = 2
+    with pytest.raises(ConfigError, match=r"2 partitions.*--partition"):
+        await service_orders.store_now(client, "counter", "s", None, (), 30.0, "ns")
+    with pytest.raises(ConfigError, match=r"2 partitions.*--partition"):
+        await service_orders.pass_over(client, "counter", "s", None, Unit(5, ""))
+    assert client.published == []
 
 
 async def test_a_snapshot_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

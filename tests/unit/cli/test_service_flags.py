@@ -311,7 +311,7 @@ def test_a_snapshot_is_asked_for_as_it_was_said(capsys: pytest.CaptureFixture[st
     _, out, _ = run(capsys, *words, "--partition", "2", "--node", "n3", "--node", "n1", "--timeout", "5", "--namespace", "ns")
     assert out == "bank beside n1: a snapshot at 40\nbank beside n3: a snapshot at 41\n"
     run(capsys, *words)
-    assert given == [("client", "bank", "s", 2, ("n3", "n1"), 5.0, "ns"), ("client", "bank", "s", 0, (), 30.0, "liftpy")]
+    assert given == [("client", "bank", "s", 2, ("n3", "n1"), 5.0, "ns"), ("client", "bank", "s", None, (), 30.0, "liftpy")]
     assert run(capsys, "service", "snapshot", "../x", "--stream", "s")[0] == 2
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import itertools
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +15,12 @@ import pytest
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.client import Client, _partition_of
 from liftpy.client.encode_publish import Address, Addressing, enveloped, plain
+from liftpy.client.group_admin import describe_cursor, describe_group, reset_group, set_cursor
 from liftpy.client.in_flight import Window
 from liftpy.client.positions import Bounds, end_offset, parse_start, parse_until, start_offset, timestamp_ns
 from liftpy.client.progress import ReadProgress
 from liftpy.config import AckPolicy
+from liftpy.core.base.ids import PartitionKey
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import build_batch, parse_batch
@@ -486,3 +489,59 @@ def test_a_record_on_a_latin_1_subject_is_converted_like_the_others() -> None:
         assert [row["headers"][0]["key"] for row in rows] == [n.replace("\udce9", r"\xe9") for n in names[: len(several)]]
         assert [row["value"] for row in rows] == values
         assert len(piece.to_pandas()) == len(several)
+
+
+TOO_LARGE = 1 << 70
+NO_TEXT = "caf\udce9"
+ODD_VALUES: dict[str, Callable[[Client, str], Any]] = {
+    "level of a node's log": lambda client, uid: client.node_log_level(NO_TEXT, "debug", 60.0),
+    "name of a stream with more partitions": lambda client, uid: client.add_partitions(NO_TEXT, 4),
+    "first LeaderEpoch": lambda client, uid: client.create_stream("more", "shop.more", first_leader_epoch=-1),
+    "partition to elect for": lambda client, uid: client.elect_leader("orders", TOO_LARGE),
+    "feature level to check": lambda client, uid: client.feature_levels(TOO_LARGE),
+    "feature level": lambda client, uid: client.set_feature_level(-1),
+    "rack": lambda client, uid: client.set_node("n1", rack=NO_TEXT),
+    "session": lambda client, uid: client.set_session_times(session_s=float("nan")),
+    "endless session": lambda client, uid: client.set_session_times(session_s=float("inf")),
+    "endless lease": lambda client, uid: client.set_session_times(lease_s=float("inf")),
+    "id of a producer": lambda client, uid: client.producer("orders", id=NO_TEXT),
+    "partitioner": lambda client, uid: client.producer("orders", partitioner=b"key"),  # type: ignore[arg-type]
+    "message id of a command": lambda client, uid: client.call_service("bank", "orders", b"", message_id=NO_TEXT),
+    "position of a group": lambda client, uid: reset_group(client, "g", {PartitionKey("orders", uid, 0): TOO_LARGE}),
+    "partition of a cursor": lambda client, uid: set_cursor(client, "c", {PartitionKey("orders", uid, -1): 0}),
+    "uid of a cursor": lambda client, uid: set_cursor(client, "c", {PartitionKey("orders", NO_TEXT, 0): 0}),
+}
+
+
+async def test_value_out_of_range_or_no_text_is_a_config_error_of_each_method() -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        await asyncio.to_thread(cluster.serve_groups)
+        uid = (await client.create_stream("orders", "shop.orders")).uid
+        for what, call in ODD_VALUES.items():
+            try:
+                await call(client, uid)
+            except (ConfigError, InvalidNameError):
+                continue
+            pytest.fail(f"{what} is not checked")
+        async with client.cursor("c", "orders") as cursor:
+            with pytest.raises(ConfigError):
+                await cursor.commit(TOO_LARGE)
+
+
+async def test_node_that_is_not_there_is_named() -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        for asked in (client.node_log_level("n9", "debug", 1.0), client.node_settings("n9"), client.reload_settings("n9")):
+            with pytest.raises(NotFoundError, match=r"no node 'n9'.* n1"):
+                await asked
+
+
+async def test_cursor_that_is_not_there_is_named_as_a_cursor() -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        await asyncio.to_thread(cluster.serve_groups)
+        await client.create_stream("orders", "shop.orders")
+        async with client.cursor("c", "orders"):
+            pass
+        with pytest.raises(NotFoundError, match="no cursor 'nightly'"):
+            await describe_cursor(client, "nightly")
+        with pytest.raises(NotFoundError, match="no group 'billing'"):
+            await describe_group(client, "billing")

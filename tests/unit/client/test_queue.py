@@ -19,7 +19,14 @@ from liftpy.client.queue import TakePace
 from liftpy.client.queue_log import QueueLog
 from liftpy.config import StreamConfig
 from liftpy.core.wire._pb import group_pb2
-from liftpy.errors import ConfigError, NotFoundError, OutcomeUnknownError, PublishRejectedError, UnavailableError
+from liftpy.errors import (
+    ConfigError,
+    InvalidNameError,
+    NotFoundError,
+    OutcomeUnknownError,
+    PublishRejectedError,
+    UnavailableError,
+)
 from liftpy.testing.memory import memory_cluster
 
 SHORT = QueueOptions(ack_wait_s=0.2)
@@ -603,3 +610,43 @@ def _asked_in_order(real: Any) -> Any:
         return take
 
     return asked
+
+
+async def test_queue_dead_letter_of_a_record_that_is_not_utf_8_is_stored(client: Client) -> None:
+    await client.create_stream("wild", "wild.>")
+    raw = client.transport.connection._transport
+    block = b"NATS/1.0\r\n\xe9: x\r\nh: \xe9\r\n\r\n"
+    raw.write(b"HPUB wild.caf\xe9 %d %d\r\n%s0\r\n" % (len(block), len(block) + 1, block))
+    while not (await client.bounds("wild")).end_offset:
+        await asyncio.sleep(0.01)
+    async with client.queue("wild", "w", options=QueueOptions(dead_letters="dead")) as queue:
+        (job,) = await queue.take(1)
+        await job.reject("poison")
+        async with asyncio.timeout(30):
+            while not queue.counters["buried"]:
+                assert await queue.take(1, timeout_s=0.1) == []
+    [buried] = [record async for record in client.consume("dead", until="end")]
+    assert (buried.value, buried.header("h"), buried.header("Dead-Letter-Subject")) == (b"0", b"\xe9", b"wild.caf\xe9")
+
+
+async def test_queue_take_without_end_gets_the_first_record(client: Client) -> None:
+    async with client.queue("jobs", "w") as queue:
+        with pytest.raises(ConfigError, match="timeout_s"):
+            await queue.take(timeout_s=float("nan"))
+        taking = asyncio.create_task(queue.take(timeout_s=float("inf")))
+        await fill(client, 1)
+        assert numbers(await taking) == [0]
+
+
+async def test_queue_reject_with_a_reason_that_is_not_utf_8_is_rejected(client: Client) -> None:
+    await fill(client, 1)
+    async with client.queue("jobs", "w", options=QueueOptions(dead_letters="dead")) as queue:
+        (job,) = await queue.take(1)
+        with pytest.raises(ConfigError, match="UTF-8"):
+            await job.reject("\ud800")
+        await job.ack()
+
+
+def test_queue_with_an_internal_dead_letter_stream_is_rejected() -> None:
+    with pytest.raises(InvalidNameError, match="internal"):
+        QueueOptions(dead_letters="_groups")

@@ -17,7 +17,7 @@ from liftpy.core.metadata.codec import altered, config_from_pb, config_to_pb, pa
 from liftpy.core.metadata.controller.placements import assigned, facts_of, new_partitions, placed_now, plan_of
 from liftpy.core.metadata.controller.reassign import MAX_REPLICAS, settled
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, ClusterImage, StreamImage
-from liftpy.core.metadata.placement import MANUAL
+from liftpy.core.metadata.placement import MANUAL, POLICY_NAMES
 from liftpy.core.metadata.placement.facts import NoRoomError, NotEnoughNodesError, Placed, Wanted
 from liftpy.core.metadata.placement.rebalance import Takers, resized
 from liftpy.core.metadata.reassignment_progress import replicas_to_come
@@ -67,12 +67,12 @@ def create_stream(draft: RecordBuilder, request: pb.CreateStream) -> Steps[Decis
         config=config,
         partitions=() if isinstance(placed, NotEnoughNodesError) else _taken(draft, placed),
         created_time_ns=draft.now_ns,
-        placement=wanted.policy,
+        placement=request.laterPlacement or wanted.policy,
         replication_factor=wanted.replication_factor or len(wanted.assignment[0].replicas),
         waiting=wanted.partitions if waits else 0,
     )
     draft.add(StreamCreated(stream))
-    return draft.done(pb.ControlResponse(stream=stream_to_pb(stream), detail=_said(request, stream, placed)))
+    return draft.done(pb.ControlResponse(stream=stream_to_pb(stream), detail=_said(request, wanted.policy, stream, placed)))
 
 
 def place_stream(draft: RecordBuilder, request: pb.PlaceStream) -> Steps[Decision]:
@@ -183,6 +183,10 @@ def _wanted(draft: RecordBuilder, request: pb.CreateStream) -> Wanted:
     assignment = assigned(request.manual)
     if assignment and request.placement not in ("", MANUAL):
         raise ConfigError(f"an assignment is placement {MANUAL!r}, not {request.placement!r}")
+    if request.laterPlacement not in ("", *POLICY_NAMES):
+        raise ConfigError(f"placement {request.laterPlacement!r} is not known: use one of {', '.join(POLICY_NAMES)}")
+    if request.laterPlacement and not assignment:
+        raise ConfigError("a placement for later partitions needs an assignment of the first ones")
     factor = request.replicationFactor
     if not assignment and request.placement != MANUAL:
         factor = factor or max(1, min(DEFAULT_REPLICATION_FACTOR, sum(node.takes for node in facts_of(draft.image))))
@@ -255,11 +259,11 @@ def _taken(draft: RecordBuilder, placed: Placed, first: int = 0) -> tuple[Partit
     return new_partitions(draft, placed.replicas, first)
 
 
-def _said(request: pb.CreateStream, stream: StreamImage, placed: Placed | NotEnoughNodesError) -> str:
+def _said(request: pb.CreateStream, policy: str, stream: StreamImage, placed: Placed | NotEnoughNodesError) -> str:
     if isinstance(placed, NotEnoughNodesError):
         return f"{INSUFFICIENT_NODES}: {placed}; it is placed when they come"
     said = list(placed.notes)
-    if not request.replicationFactor and stream.placement != MANUAL:
+    if not request.replicationFactor and policy != MANUAL:
         fewer = stream.replication_factor < DEFAULT_REPLICATION_FACTOR
         said.append(f"replication factor {stream.replication_factor}" + (": there are no more live nodes" if fewer else ""))
     return "; ".join(said)

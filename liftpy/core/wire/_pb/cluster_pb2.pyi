@@ -243,7 +243,7 @@ class Stream(_message.Message):
     def __init__(self, name: _Optional[str] = ..., uid: _Optional[str] = ..., subject: _Optional[str] = ..., config: _Optional[_Union[StreamConfig, _Mapping]] = ..., partitions: _Optional[_Iterable[_Union[Partition, _Mapping]]] = ..., createdTimeNs: _Optional[int] = ..., placement: _Optional[str] = ..., replicationFactor: _Optional[int] = ..., waiting: _Optional[int] = ..., configVersion: _Optional[int] = ...) -> None: ...
 
 class CreateStream(_message.Message):
-    __slots__ = ("name", "subject", "partitions", "replicationFactor", "config", "placement", "manual", "allowOffline", "dryRun", "firstLeaderEpoch")
+    __slots__ = ("name", "subject", "partitions", "replicationFactor", "config", "placement", "manual", "allowOffline", "dryRun", "firstLeaderEpoch", "laterPlacement")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +254,7 @@ class CreateStream(_message.Message):
     ALLOWOFFLINE_FIELD_NUMBER: _ClassVar[int]
     DRYRUN_FIELD_NUMBER: _ClassVar[int]
     FIRSTLEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
+    LATERPLACEMENT_FIELD_NUMBER: _ClassVar[int]
     name: str
     subject: str
     partitions: int
@@ -264,7 +265,8 @@ class CreateStream(_message.Message):
     allowOffline: bool
     dryRun: bool
     firstLeaderEpoch: int
-    def __init__(self, name: _Optional[str] = ..., subject: _Optional[str] = ..., partitions: _Optional[int] = ..., replicationFactor: _Optional[int] = ..., config: _Optional[_Union[StreamConfig, _Mapping]] = ..., placement: _Optional[str] = ..., manual: _Optional[_Iterable[_Union[ReplicaList, _Mapping]]] = ..., allowOffline: _Optional[bool] = ..., dryRun: _Optional[bool] = ..., firstLeaderEpoch: _Optional[int] = ...) -> None: ...
+    laterPlacement: str
+    def __init__(self, name: _Optional[str] = ..., subject: _Optional[str] = ..., partitions: _Optional[int] = ..., replicationFactor: _Optional[int] = ..., config: _Optional[_Union[StreamConfig, _Mapping]] = ..., placement: _Optional[str] = ..., manual: _Optional[_Iterable[_Union[ReplicaList, _Mapping]]] = ..., allowOffline: _Optional[bool] = ..., dryRun: _Optional[bool] = ..., firstLeaderEpoch: _Optional[int] = ..., laterPlacement: _Optional[str] = ...) -> None: ...
 
 class ReplicaList(_message.Message):
     __slots__ = ("replicas", "partition")
