@@ -28,15 +28,15 @@ from liftpy.core.publish.overload import Overload
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication import follower, leader, quiescence, reads, replica
-from liftpy.core.replication import isr as commit
+from liftpy.core.replication import high_watermark as commit
 from liftpy.core.replication import isr as lag
-from liftpy.core.replication.epoch_validation import EpochVerdict, Lineage
 from liftpy.core.replication.fetch_handler import FetchHandler
 from liftpy.core.replication.follower import FollowerRole
 from liftpy.core.replication.follower_progress import FollowerProgress
 from liftpy.core.replication.isr import IsrChange
 from liftpy.core.replication.leader import LeaderRole
 from liftpy.core.replication.log_offsets import LogOffsets
+from liftpy.core.replication.reader_truncation import EpochVerdict, Lineage
 from liftpy.core.replication.reads import Reads
 from liftpy.core.replication.replica import FailedRole, WaitingRole
 from liftpy.core.replication.slow_disk import SlowFlushes

@@ -59,8 +59,9 @@ from liftpy.core.replication.events import (
     ReplicaAbsent,
 )
 from liftpy.core.replication.fetch_handler import FetchHandler
+from liftpy.core.replication.high_watermark import new_high_watermark
 from liftpy.core.replication.inflight_limits import InflightLimits, size_in_memory
-from liftpy.core.replication.isr import IsrChange, new_high_watermark
+from liftpy.core.replication.isr import IsrChange
 from liftpy.core.replication.phases import Leading, Phase, RoleName
 from liftpy.core.replication.quiescence import QUIET_WAIT
 from liftpy.core.replication.role import Effects, ReplicaContext, ReplicaRole, nanoseconds

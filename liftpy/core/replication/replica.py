@@ -36,7 +36,6 @@ from liftpy.core.replication import events as ev
 from liftpy.core.replication.candidate import CandidateRole
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.effects import Effect, GiveUpLeadership, LeaveIsr, RejectPublishes, RejectReason
-from liftpy.core.replication.epoch_validation import EpochVerdict, judge
 from liftpy.core.replication.events import Deadline, PublishesReceived
 from liftpy.core.replication.follower import FollowerRole, report_leader
 from liftpy.core.replication.inflight_limits import NodeIntake
@@ -44,6 +43,7 @@ from liftpy.core.replication.leader import LeaderRole
 from liftpy.core.replication.lease import Lease, Succession
 from liftpy.core.replication.log_offsets import LogOffsets
 from liftpy.core.replication.phases import Leading, RoleName, Waiting
+from liftpy.core.replication.reader_truncation import EpochVerdict, judge
 from liftpy.core.replication.role import Backoff, Effects, ReplicaContext, ReplicaRole, nanoseconds, who_has_heard
 
 

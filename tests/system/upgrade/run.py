@@ -124,7 +124,7 @@ class Run:
         self._draw = random.Random(seed)
         self._say = say
         self._acked: list[bytes] = []
-        self._ends = False
+        self._load_ends = False
         self.outcome = Outcome()
 
     async def go(self) -> Outcome:
@@ -140,7 +140,7 @@ class Run:
                     load = asyncio.create_task(self._load())
                     try:
                         await self._steps()
-                        self._ends = True  # a publish that is under way would come behind what is compared
+                        self._load_ends = True  # a publish that is under way would come behind what is compared
                         await load
                     finally:
                         await end_tasks([load])
@@ -188,7 +188,7 @@ class Run:
     # ---- load ------------------------------------------------------------------------------------------------------------------
     async def _load(self) -> None:
         number, last = 0, time.monotonic()
-        while not self._ends:
+        while not self._load_ends:
             value = b"%d" % number
             number += 1
             try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.core.replication.epoch_validation import EpochVerdict, Lineage, judge
 from liftpy.core.replication.log_offsets import LogOffsets
+from liftpy.core.replication.reader_truncation import EpochVerdict, Lineage, judge
 
 SAME, BEHIND = EpochVerdict(Lineage.SAME), EpochVerdict(Lineage.BEHIND)
 

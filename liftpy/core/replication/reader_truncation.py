@@ -1,4 +1,4 @@
-"""Checks whether the last record that a reader has read is still on this log [R6] (Kafka's KIP-320 for consumers).
+"""Checks whether the last record that a reader has read was truncated, or is still on this log [R6] (Kafka's KIP-320).
 
 Only an unclean election, which an operator must command, loses committed records. A reader sends (offset, LeaderEpoch)
 of its last record. If this pair is on the log, everything before it is too [D5]. If it is not, only a leader with a
