@@ -71,14 +71,14 @@ LONG = ("tests/simulation/", "tests/model/", "tests/scripts/")
 
 def group_of(nodeid: str) -> str:
     """Tests of one group run on one worker, one after another: integration in two halves, the other ones with processes, Spark,
-    else a file."""
+    those that read the sources of all modules, else a file."""
     if nodeid.startswith(SPARK):
         return "spark"
     if nodeid.startswith(ONE_AT_A_TIME):
         if not nodeid.startswith(ONE_AT_A_TIME[0]):
             return "system"
         return "integration" if nodeid < LATER_HALF else "integration, later"
-    return nodeid.split("::", 1)[0]
+    return "sources" if nodeid.startswith("tests/test_") else nodeid.split("::", 1)[0]
 
 
 def place_of(nodeid: str) -> int:

@@ -17,6 +17,7 @@ import pytest
 
 from tests import tidy_imports, tidy_names, tidy_private
 from tests.conftest import ONE_AT_A_TIME, SPARK, group_of, place_of
+from tests.sources import parsed
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_FUNCTION_LINES = 70
@@ -80,17 +81,6 @@ def _module(path: Path) -> str:
 SOURCES = _sources()
 
 
-class Trees(dict[Path, ast.Module]):
-    """Of every source, parsed when it is asked for: most workers collect this file and run none of it."""
-
-    def __missing__(self, path: Path) -> ast.Module:
-        self[path] = ast.parse(path.read_text(encoding="utf-8"))
-        return self[path]
-
-
-TREES = Trees()
-
-
 def every_source(test: Callable[[Path], None]) -> Callable[[], None]:
     """One test that tries all of them, and names each that is wrong: thousands of tests of a millisecond cost seconds to keep apart."""
 
@@ -146,7 +136,7 @@ def test_layers_import_only_downwards(path: Path) -> None:
     own = _layer(_module(path))
     if own is None:
         return
-    for name, line in _imports(TREES[path]):
+    for name, line in _imports(parsed(path)):
         other = _layer(name)
         if other is None:
             continue
@@ -163,7 +153,7 @@ def test_no_background_task_of_a_node_ends_unheard(path: Path) -> None:
     module = _module(path)
     if not module.startswith("sidecar") or module in BARE_TASK_EXCEPTIONS:
         return
-    for node in ast.walk(TREES[path]):
+    for node in ast.walk(parsed(path)):
         name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
         assert name not in _BEGINS_A_TASK, (
             f"{path}:{getattr(node, 'lineno', 0)}: say spawn or attended (sidecar/runtime/tasks.py)"
@@ -172,7 +162,7 @@ def test_no_background_task_of_a_node_ends_unheard(path: Path) -> None:
 
 @every_source
 def test_no_child_runs_python_between_fork_and_exec(path: Path) -> None:
-    for node in ast.walk(TREES[path]):
+    for node in ast.walk(parsed(path)):
         given = {keyword.arg for keyword in node.keywords} if isinstance(node, ast.Call) else set()
         assert "preexec_fn" not in given, f"{path}:{getattr(node, 'lineno', 0)}: say spawn (sidecar/dev/nats_server.py)"
 
@@ -182,21 +172,21 @@ def test_the_core_does_not_touch_the_world(path: Path) -> None:
     module = _module(path)
     if not module.startswith(PURE):
         return
-    for name, line in _imports(TREES[path]):
+    for name, line in _imports(parsed(path)):
         assert name.split(".")[0] not in BANNED_IN_PURE, f"{path}:{line}: the pure set may not import {name}"
 
 
 def test_what_calls_itself_pure_is() -> None:
-    calls_itself = [path for path in SOURCES if re.search(r"\bpure\b", ast.get_docstring(TREES[path]) or "", re.I)]
+    calls_itself = [path for path in SOURCES if re.search(r"\bpure\b", ast.get_docstring(parsed(path)) or "", re.I)]
     assert sum(not _module(path).startswith(PURE) for path in calls_itself) > 8
     for path in calls_itself:
-        for name, line in _imports(TREES[path]):
+        for name, line in _imports(parsed(path)):
             assert name.split(".")[0] not in BANNED_IN_PURE, f"{path}:{line}: says that it is pure, and imports {name}"
 
 
 @every_source
 def test_nothing_is_pickled(path: Path) -> None:
-    for name, line in _imports(TREES[path]):
+    for name, line in _imports(parsed(path)):
         if _module(path) not in PICKLE_EXCEPTIONS:
             assert name.split(".")[0] not in BANNED_EVERYWHERE, f"{path}:{line} imports {name}"
 
@@ -206,14 +196,14 @@ def test_spark_and_the_library_keep_apart(path: Path) -> None:
     module = _module(path)
     if not module.startswith(("liftpy", "sidecar")) or module.startswith("liftpy.spark"):
         return
-    for node in TREES[path].body:  # at the top of the module only: the demo imports Spark when it gets there
+    for node in parsed(path).body:  # at the top of the module only: the demo imports Spark when it gets there
         names = [name for name, _ in _imports(node)] if isinstance(node, ast.Import | ast.ImportFrom) else []
         assert not any(n.split(".")[0] == "pyspark" for n in names), f"{path} imports pyspark when it is imported"
 
 
 @every_source
 def test_functions_are_short(path: Path) -> None:
-    for node in ast.walk(TREES[path]):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             size = (node.end_lineno or node.lineno) - node.lineno + 1
             if ast.get_docstring(node):  # a long one is no reason to split the code
@@ -224,7 +214,7 @@ def test_functions_are_short(path: Path) -> None:
 
 @every_source
 def test_docstrings(path: Path) -> None:
-    tree = TREES[path]
+    tree = parsed(path)
     assert ast.get_docstring(tree), f"{path} does not say what it is"
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
@@ -234,25 +224,25 @@ def test_docstrings(path: Path) -> None:
 @every_source
 def test_names_say_what_they_are(path: Path) -> None:
     assert path.stem not in {"utils", "util", "helpers", "helper", "misc", "common"}, f"{path}: name it for what it holds"
-    for node in ast.walk(TREES[path]):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ClassDef):
             assert not re.search(r"(Helper|Utils?)$", node.name), f"{path}:{node.lineno} {node.name}"
 
 
 @cache
 def modules() -> dict[str, ast.Module]:
-    return {_module(path): TREES[path] for path in SOURCES}
+    return {_module(path): parsed(path) for path in SOURCES}
 
 
 def test_nothing_is_there_that_nobody_refers_to() -> None:
-    simulator = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "tests/sim").glob("*.py")]
+    simulator = [parsed(path) for path in (ROOT / "tests/sim").glob("*.py")]
     dead, listed = tidy_names.unreferenced(modules(), simulator), set(tidy_names.UNREFERENCED)
     assert not dead - listed, f"nobody refers to {sorted(dead - listed)}: remove it, or list it in tests/tidy_names.py"
     assert not listed - dead, f"listed in tests/tidy_names.py, and not needed there: {sorted(listed - dead)}"
 
 
 def test_nothing_is_stored_that_nobody_reads() -> None:
-    simulator = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "tests/sim").glob("*.py")]
+    simulator = [parsed(path) for path in (ROOT / "tests/sim").glob("*.py")]
     unread, listed = tidy_names.unread_attributes(modules(), simulator), set(tidy_names.UNREAD)
     assert unread == listed, f"{sorted(unread ^ listed)}: read nowhere, or listed in tests/tidy_names.py and not so"
 

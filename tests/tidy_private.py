@@ -8,8 +8,10 @@ from __future__ import annotations
 import ast
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from tests.sources import nodes
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "tests/private_accesses.json"
@@ -24,11 +26,15 @@ def _is_private(name: str) -> bool:
 
 def count_in(text: str) -> int:
     """Count the accesses to private attributes in a source text, and the private names given to ``setattr`` and ``patch.object``."""
+    return _count(ast.walk(ast.parse(text)))
+
+
+def _count(found_nodes: Iterable[ast.AST]) -> int:
     found = 0
-    for node in ast.walk(ast.parse(text)):
+    for node in found_nodes:
         if isinstance(node, ast.Attribute) and _is_private(node.attr):
             found += not (isinstance(node.value, ast.Name) and node.value.id in _OWN)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in (
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in (
             "setattr",
             "getattr",
             "delattr",
@@ -40,7 +46,7 @@ def count_in(text: str) -> int:
 
 def count(folder: Path) -> dict[str, int]:
     """Return the counts of all Python files below ``folder`` that have any."""
-    counts = {str(path.relative_to(ROOT)): count_in(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.py"))}
+    counts = {str(path.relative_to(ROOT)): _count(nodes(path)) for path in sorted(folder.rglob("*.py"))}
     return {name: found for name, found in counts.items() if found}
 
 

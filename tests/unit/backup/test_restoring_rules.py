@@ -106,15 +106,15 @@ async def test_what_takes_publishes_stays_whatever_fails_then(manifest: Manifest
         restore = a_restore(world, manifest, "a", "b")
         restore._helper = SimpleNamespace(running=False)  # type: ignore[assignment]
         restore._registered, restore._open = True, set(opened)
-        restore._scratch = tmp_path / "scratch"
-        restore._scratch.mkdir()
+        restore._scratch = scratch = tmp_path / "scratch"
+        scratch.mkdir()
         for one in restore._streams:
             one.image = SimpleNamespace(uid=f"u-{one.wish.into}")  # type: ignore[assignment]
         await restore.undo()
         ended = [asked for asked in world.done if asked[0] == "delete_stream"]
         assert ended == [("delete_stream", name, f"u-{name}") for name in left]
         assert (("remove_node", restore._helper_id) in world.done) is not bool(opened), "it may be the only replica"
-        assert not restore._scratch.exists()
+        assert not scratch.exists()
 
 
 async def test_a_helper_that_does_not_get_ready_may_have_registered(manifest: Manifest) -> None:
@@ -230,6 +230,12 @@ class RealDecisions(World):
         return await self.admin.add_partitions(name, total, **more)
 
 
+async def create_first_stream(restore: Restore) -> None:
+    """Create the first stream of a restore on its helper node, with nothing in it."""
+    restore._helper_id = HELPER
+    await restore._create(restore._streams[0], await restore._first_epoch())
+
+
 @pytest.mark.parametrize(("partitions", "leader_epoch"), [(1, 4), (1, 5_000_000), (3500, 4)])
 async def test_restore_after_many_epochs_or_partitions_creates_the_stream_above_them(
     manifest: Manifest, partitions: int, leader_epoch: int
@@ -238,8 +244,7 @@ async def test_restore_after_many_epochs_or_partitions_creates_the_stream_above_
     copy = manifest.streams[0].partitions[0]
     stream = replace(manifest.streams[0], partitions=tuple(replace(copy, partition=number) for number in range(partitions)))
     restore = a_restore(world, replace(manifest, leader_epoch=leader_epoch, streams=(stream,)))
-    restore._helper_id = HELPER
-    await restore._create(restore._streams[0], await restore._first_epoch())
+    await create_first_stream(restore)
     made = world.image.streams["orders"]
     assert [partition.replicas for partition in made.partitions] == [(HELPER,)] * partitions
     assert min(partition.leader_epoch for partition in made.partitions) > leader_epoch
@@ -272,16 +277,14 @@ async def test_restored_stream_keeps_its_placement_policy(
     assert unmet in one.unmet_policy
     assert bool(unmet) is bool(one.unmet_policy)
     world.cluster.register(HELPER)
-    restore._helper_id = HELPER
-    await restore._create(one, await restore._first_epoch())
+    await create_first_stream(restore)
     assert world.image.streams["orders"].placement == (policy or "round-robin")
 
 
 async def test_partitions_are_added_to_a_restored_stream_by_its_policy(manifest: Manifest) -> None:
     world = RealDecisions("n1", "n2", HELPER)
     restore = a_restore(world, manifest)
-    restore._helper_id = HELPER
-    await restore._create(restore._streams[0], await restore._first_epoch())
+    await create_first_stream(restore)
     assert len((await world.add_partitions("orders", 3)).partitions) == 3
 
 

@@ -32,6 +32,11 @@ from liftpy.testing.memory import memory_cluster
 SHORT = QueueOptions(ack_wait_s=0.2)
 
 
+def report_through(monkeypatch: pytest.MonkeyPatch, queue: Queue, report: Any) -> None:
+    """Let a queue send what it tells its coordinator through another function."""
+    monkeypatch.setattr(queue, "_say", report)
+
+
 @pytest.fixture
 async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
     monkeypatch.setattr(module, "_LOOK_NS", 5_000_000)
@@ -282,7 +287,7 @@ async def test_the_wait_counts_from_before_it_was_asked_for(client: Client, monk
             await asyncio.sleep(0.05)
             return answer
 
-        monkeypatch.setattr(queue, "_say", slow)
+        report_through(monkeypatch, queue, slow)
         (job,) = await queue.take(1)
         assert job.over_ns <= asked_ns[-1] + 5 * 10**9
 
@@ -317,7 +322,7 @@ async def test_what_is_granted_while_it_closes_is_given_back_at_once(client: Cli
             await go_on.wait()
         return answer
 
-    monkeypatch.setattr(queue, "_say", slow)
+    report_through(monkeypatch, queue, slow)
     taking = asyncio.create_task(queue.take(1))
     await granted.wait()
     closing = asyncio.create_task(queue.close())
@@ -522,7 +527,7 @@ def said_by(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         said.append(sorted(what))
         return await real(**what)
 
-    monkeypatch.setattr(queue, "_say", say)
+    report_through(monkeypatch, queue, say)
     return said
 
 
