@@ -736,9 +736,11 @@ class Queue:
             }  # fmt: skip
             kept = [pair for pair in record.headers if not is_reserved(pair[0]) and not asked_for(pair[0]) and is_utf8(pair[0])]
             name = f"{self.name}/{key.stream}/{key.uid}/{key.partition}/{record.offset}"
-            for omitted in ("", "value", "value headers", "value headers key"):
+            for omitted in ("", "value", "value headers", "value headers key", "value headers key reason"):
                 said["Omitted"] = omitted
-                if "headers" in omitted:
+                if "reason" in omitted:
+                    said["Reason"] = said["Subject"] = ""
+                elif "headers" in omitted:
                     said["Subject"] = record.subject.encode(*_TEXT)[:_MAX_SUBJECT].decode(*_TEXT)
                 own = [(_HEADER + name, value.encode(*_TEXT)) for name, value in said.items() if value]
                 try:
@@ -753,7 +755,7 @@ class Queue:
                     break
                 except (PublishRejectedError, ConfigError, ProtocolError) as error:
                     too_large = not isinstance(error, PublishRejectedError) or error.reason == "TOO_LARGE"
-                    if not too_large or "key" in omitted:
+                    if not too_large or "reason" in omitted:
                         raise
             self.counters["buried"] += 1
             self.counters["buried without value"] += bool(omitted)

@@ -199,6 +199,19 @@ async def test_queue_dead_letter_without_room_is_stored_without_its_value(client
     assert (await describe_group(client, "w")).queues[0].dead == 0
 
 
+async def test_queue_dead_letter_without_room_for_its_reason_is_stored_without_it(client: Client) -> None:
+    await client.alter_stream("dead", max_message_bytes=450)
+    await fill(client, 1, key=b"k", headers={"h": b"v" * 600})
+    options = QueueOptions(ack_wait_s=600, max_deliveries=2, dead_letters="dead")
+    async with client.queue("jobs", "w", options=options) as queue:
+        await (await queue.take(1))[0].reject("r" * 200)
+        async with asyncio.timeout(30):
+            while queue.counters["buried"] < 1:
+                assert await queue.take(1, timeout_s=0.1) == []
+    (dead,) = [record async for record in client.consume("dead", until="end")]
+    assert [dead.header(f"Dead-Letter-{name}") for name in ("Offset", "Omitted")] == [b"0", b"value headers key reason"]
+
+
 @pytest.mark.parametrize("state", ["paused", "deleted"])
 async def test_queue_without_its_dead_letter_stream_gives_the_good_records(
     client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, state: str
