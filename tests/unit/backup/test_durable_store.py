@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -256,6 +258,30 @@ async def test_backup_into_a_full_store_leaves_the_room_that_it_found(
         assert store.sizes("") == before, f"with {room_bytes} bytes left"
     disk.room_bytes = 1 << 30
     assert (await create.take_backup(client, full, options)).manifest.size_bytes == taken.manifest.size_bytes
+
+
+async def test_backup_that_is_cancelled_while_it_writes_leaves_nothing(client: Any, tmp_path: Path) -> None:
+    """The thread that writes goes on: the clean-up has to wait for it."""
+    store, _, _ = two_backups(tmp_path)
+    before, put = store.sizes(""), store.put
+    begun, may_write, written = threading.Event(), threading.Event(), threading.Event()
+
+    def slow_put(path: str, data: bytes) -> None:
+        begun.set()
+        may_write.wait()
+        put(path, data)
+        written.set()
+
+    store.put = slow_put  # type: ignore[method-assign]
+    taking = asyncio.create_task(create.take_backup(client, store, create.TakeOptions()))
+    await asyncio.to_thread(begun.wait)
+    taking.cancel()
+    await asyncio.wait([taking], timeout=0.2)
+    may_write.set()
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+    await asyncio.to_thread(written.wait)
+    assert store.sizes("") == before
 
 
 @pytest.mark.parametrize("leaves", ["mark", "pieces", "image"])
