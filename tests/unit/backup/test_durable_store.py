@@ -352,3 +352,8 @@ async def test_backup_that_copies_a_partition_again_keeps_nothing_of_earlier_bac
     taken = await create.take_backup(client, Store.at(str(tmp_path)), options)
     assert len(asked) > len(client.log), "it was not copied again"
     assert taken.kept_bytes == 0
+
+
+def test_store_whose_directory_cannot_be_made_is_not_said_to_be_damaged() -> None:
+    with pytest.raises(StorageError, match="Cannot write to the backup store /proc/nobody"):
+        Store.at("/proc/nobody").put("running/a", b"")
