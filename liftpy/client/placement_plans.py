@@ -173,7 +173,7 @@ def assignment_from_json(text: str | bytes) -> Assignment:
         ConfigError: The document is not valid. The text names every wrong entry.
     """
     try:
-        entries = load_json(text)
+        entries = load_json(text, unique=True)
     except ValueError as error:
         raise ConfigError(
             f'Cannot read the replica assignment: {error}. Give JSON such as [{{"id": 0, "replicas": ["n1", "n2"]}}].'

@@ -21,7 +21,7 @@ from liftpy.core.services.queries import (
 from liftpy.core.wire.partitioner import partition_of
 from liftpy.core.wire.subjects import Subjects, data_subject
 from liftpy.errors import ConfigError, LiftError, ProtocolError
-from liftpy.nats.transport import Transport
+from liftpy.nats.transport import NoRespondersError, Transport
 
 _MAX_DIGITS = 9
 _ATTEMPT_S = 3.0
@@ -97,7 +97,13 @@ async def ask(
     headers = None if at_least is None else {AT_LEAST_HEADER: str(at_least)}
     async for attempt in retrying(timeout_s):
         with attempt:
-            answer = await transport.exchange(subject, query, min(_ATTEMPT_S, timeout_s), headers)
+            try:
+                answer = await transport.exchange(subject, query, min(_ATTEMPT_S, timeout_s), headers)
+            except NoRespondersError:
+                raise NoRespondersError(
+                    f"Service {service} does not run for partition {partition}. Check the name of the service, the partition "
+                    "and --namespace."
+                ) from None
             return _read(subject, partition, bytes(answer.data), dict(answer.headers or {}))
     raise AssertionError("unreachable: the attempts end with a result or an error")
 

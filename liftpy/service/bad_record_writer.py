@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from liftpy.client import Client
-from liftpy.core.services.bad_records import SkipDecision, dead_letter_headers
+from liftpy.core.services.bad_records import MAX_ERROR_BYTES, SkipDecision, dead_letter_headers
 from liftpy.core.services.outbox import EXPECTED_HEADER
 from liftpy.core.services.snapshot import Identity
 from liftpy.core.services.versions import VersionDecision
@@ -91,7 +91,8 @@ class DecisionWriter(RecordWriter):
         if self._dead_letters:
             headers = dead_letter_headers(identity.service, source, error, record)
             await self.append(self._dead_letters, identity.partition, record.value or b"", record.key, headers)
-        offset = await self.append(identity.stream, identity.partition, error.encode(), None, decision.headers(), identity.uid)
+        told = error.encode(errors="replace")[:MAX_ERROR_BYTES]  # may be anything that the service's code has raised
+        offset = await self.append(identity.stream, identity.partition, told, None, decision.headers(), identity.uid)
         logger.warning("%s: %s is passed over, by the record at %d: %s", identity, decision.unit, offset, error)
         return offset
 

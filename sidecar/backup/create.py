@@ -103,6 +103,16 @@ def new_backup_id(moment: datetime, newest: str = "") -> str:
     return f"{second:%Y%m%dT%H%M%SZ}-{os.urandom(4).hex()}"
 
 
+async def _in_thread(work: Callable[..., object], *given: object) -> None:
+    """Do ``work``, which writes, in a thread. One that is cancelled waits for it, so that nothing is written behind the clean-up."""
+    working = asyncio.ensure_future(asyncio.to_thread(work, *given))
+    try:
+        await asyncio.shield(working)
+    finally:
+        if not working.done():
+            await asyncio.wait([working])
+
+
 async def take_backup(
     client: Client, store: Store, options: TakeOptions, *, step: Callable[[str], None] = lambda name: None
 ) -> TakenBackup:
@@ -181,13 +191,13 @@ class _Taking:
         self.step("check")
         await self._must_be_there(manifest)
         self.step("manifest")
-        await asyncio.to_thread(self.store.put_manifest, manifest)
+        await _in_thread(self.store.put_manifest, manifest)
         self.step("end")
-        await asyncio.to_thread(self.store.remove, running_path(self.id))
+        await _in_thread(self.store.remove, running_path(self.id))
         return TakenBackup(manifest, self.written_bytes, time.monotonic() - began_s)
 
     async def _put(self, path: str, data: bytes) -> None:
-        await asyncio.to_thread(self.store.put, path, data)
+        await _in_thread(self.store.put, path, data)
 
     def _before(self) -> Manifest | None:
         """The backup whose pieces are used: the newest that is whole. One that was asked for by name must be."""
@@ -438,13 +448,13 @@ class _PartitionTaking:
                     writer = files.enter_context(_writing(self._home, self._stream, self._number, batches[0].base_offset))
                 for batch in batches:
                     chain = chained(chain, batch)
-                await asyncio.to_thread(writer.write, data)
+                await _in_thread(writer.write, data)
                 if position <= barrier:  # what lies past it is caught up with, or the copy might never end
                     await self._home.pace.spent(len(data))
                 position = batches[-1].next_offset
                 done = position > high_watermark
                 if done or writer.size_bytes >= self._home.options.piece_bytes:
-                    await asyncio.to_thread(files.close)
+                    await _in_thread(files.close)
                     pieces.append(writer.piece(position, chain.hex(), batches[-1].leader_epoch))
                     self._home.written_bytes += writer.size_bytes
                     writer = None

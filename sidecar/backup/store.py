@@ -77,9 +77,13 @@ class Store:
         """A new file, to be written to; durable at the end of the context."""
         whole = self._whole(path)
         with _storage_errors(path):
-            if self._is_local:
-                Path(whole).parent.mkdir(parents=True, exist_ok=True)
-            with self._fs.open_output_stream(whole, compression=None) as stream:
+            try:
+                if self._is_local:
+                    Path(whole).parent.mkdir(parents=True, exist_ok=True)
+                opened = self._fs.open_output_stream(whole, compression=None)
+            except FileNotFoundError as error:  # not a file that the store has lost
+                raise StorageError(f"Cannot write to the backup store {self._root}: {error}. Check the URL.") from error
+            with opened as stream:
                 yield stream
             if self._is_local:
                 self._sync(Path(whole))

@@ -17,6 +17,7 @@ from sidecar.cli.session import with_client
 from sidecar.runtime.logs import LEVELS
 from sidecar.runtime.settings import Target
 
+_MOST_S = 86_400.0
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -38,6 +39,8 @@ def log_level(node_id: str, level: str, how_long: str, as_json: bool, target: Ta
     """Set the log level of NODE for a limited time. Needs operator permissions."""
     check_name(node_id, "node")
     for_s = seconds(how_long, "--for")
+    if not 0 < for_s <= _MOST_S:
+        raise click.BadParameter(f"{how_long!r} is not more than 0s and at most 24h.", param_hint="--for")
 
     async def work(client: Client) -> dict[str, Any]:
         return await client.node_log_level(node_id, level, for_s)

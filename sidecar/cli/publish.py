@@ -15,8 +15,11 @@ from typing import BinaryIO
 import click
 
 from liftpy.client import Client, PublishAck, Publisher, PublishOptions
+from liftpy.client.encode_publish import MESSAGE_ID
 from liftpy.config import AckPolicy
+from liftpy.core.wire.headers import pairs_of
 from liftpy.errors import (
+    ConfigError,
     LiftError,
     NoClusterError,
     NotAllowedError,
@@ -193,7 +196,12 @@ def _headers(given: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
         header, equals, value = text.partition("=")
         if not header or not equals:
             raise click.BadParameter(f"{text!r}. Use NAME=VALUE.", param_hint="--header")
-        found.append((header, value.encode("utf-8", "surrogateescape")))
+        if header == MESSAGE_ID:
+            raise click.BadParameter(f"{text!r}. Each line gets a message id of its own.", param_hint="--header")
+        try:
+            found += pairs_of([(header, value.encode("utf-8", "surrogateescape"))])
+        except ConfigError as error:
+            raise click.BadParameter(str(error), param_hint="--header") from None
     return tuple(found)
 
 

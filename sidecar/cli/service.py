@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 import importlib
 import inspect
-import json
 import logging
 import shlex
 import signal
@@ -39,6 +38,7 @@ from liftpy.client import Client
 from liftpy.client.service_commands import CommandAnswer
 from liftpy.client.service_queries import QueryAnswer
 from liftpy.core.base.ids import check_name
+from liftpy.core.base.strict_json import load_json
 from liftpy.core.services.bad_records import SkipDecision, Unit
 from liftpy.core.services.outbox import OutputConflictError
 from liftpy.core.services.routing import Route
@@ -608,13 +608,18 @@ def read_parameters(service: type[Service], given: Sequence[str], file: Path | N
     parameters: dict[str, Any] = {}
     if file is not None:
         try:
-            found = json.loads(file.read_bytes())
+            found = load_json(file.read_bytes(), unique=True)
         except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"Cannot read --settings {file} as JSON: {error}") from None
         if not isinstance(found, dict):
             raise ConfigError(f"--settings {file} is not a JSON object. Use names and values.")
         parameters.update(found)
-    parameters.update(parameter_in(service, text) for text in given)
+    own: dict[str, Any] = {}
+    for name, value in (parameter_in(service, text) for text in given):
+        if name in own:
+            raise ConfigError(f"Invalid --set {name}: it is given twice. Give each name once.")
+        own[name] = value
+    parameters.update(own)
     check_parameters(service, parameters)
     return parameters
 

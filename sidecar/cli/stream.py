@@ -34,7 +34,7 @@ from sidecar.cli.output import table
 from sidecar.cli.placement import placement_options, show_plan
 from sidecar.cli.reassignment import follow, move_timeout_option, wait_option
 from sidecar.cli.session import with_client
-from sidecar.cli.stream_settings import SETTINGS, alterable_options, changed, setting_options, shown
+from sidecar.cli.stream_settings import SETTINGS, alterable_options, changed, naming_options, setting_options, shown
 from sidecar.runtime.settings import Target
 
 
@@ -85,7 +85,8 @@ def alter(
         )
         return before, decided, await client.stream(name)
 
-    before, decided, now = with_client(target, work)
+    with naming_options():
+        before, decided, now = with_client(target, work)
     if as_json:
         partitions = [
             {"partition": p.partition, "replicas": list(p.replicas), "target": list(p.target or p.replicas)}

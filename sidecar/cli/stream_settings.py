@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from liftpy.config import ALTERABLE, Codec, FlushPolicy, StreamConfig
+from liftpy.errors import ConfigError
 from sidecar.cli.options import Duration, Size
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -176,7 +178,21 @@ def alterable_options(function: F) -> F:
 
 def config_from(given: dict[str, Any]) -> StreamConfig:
     """The configuration of what the options gave, by field; raise ConfigError naming what is wrong."""
-    return StreamConfig(**{name: _value(getattr(_DEFAULT, name), text) for name, text in given.items()})
+    with naming_options():
+        return StreamConfig(**{name: _value(getattr(_DEFAULT, name), text) for name, text in given.items()})
+
+
+@contextmanager
+def naming_options() -> Iterator[None]:
+    """Have a ConfigError that begins with the name of a setting name its option instead."""
+    try:
+        yield
+    except ConfigError as error:
+        name, blank, rest = str(error).partition(" ")
+        flag = next((setting.flag for setting in SETTINGS if setting.field == name), "")
+        if flag:
+            raise ConfigError(f"{flag}{blank}{rest}") from None
+        raise
 
 
 def shown(config: StreamConfig, replica_count: int) -> dict[str, Any]:

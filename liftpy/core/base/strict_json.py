@@ -11,12 +11,12 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 """A surrogate as JSON escapes it, or as bytes that no UTF-8 has."""
 
 
-def load_json(text: str | bytes) -> Any:
+def load_json(text: str | bytes, *, unique: bool = False) -> Any:
     """What ``text`` says. Raises ValueError for all that is no JSON: also for what Python would take as well (NaN, Infinity, numbers
     beyond those of a float), for half a surrogate pair ("\\ud800"), which no UTF-8 has, and for nesting that is deeper than Python
-    goes."""
+    goes. ``unique``: also for an object that says a name twice, of which the last one would count."""
     try:
-        found = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+        found = json.loads(text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_unique if unique else None)
         if _SURROGATE.search(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")):
             json.dumps(found, ensure_ascii=False).encode()  # raises what is a ValueError
     except RecursionError:
@@ -36,6 +36,14 @@ def whole_number(value: object, low: int, high: int) -> int:
     if type(value) is not int or not low <= value <= high:
         raise ValueError(f"{str(value)[:40]!r} is not a whole number from {low} to {high}")
     return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the JSON has {next(name for name in names if names.count(name) > 1)!r} twice in one object")
+    return found
 
 
 def _refuse(word: str) -> float:

@@ -258,7 +258,12 @@ class GroupMachine:
             return None
         first = _first_partitions(group, take)
         is_later = first is not None and take.partition >= first
-        begin = take.logStart if is_later else max(take.begin, take.logStart)
+        known = group.readers.streams.get(take.stream)
+        committed = group.readers.positions.get(place) if known is not None and known.uid == take.uid else None
+        if committed is not None:  # such as a restore of a backup sets it
+            begin = max(committed[0], take.logStart)
+        else:
+            begin = take.logStart if is_later else max(take.begin, take.logStart)
         made = group.queues[place] = WorkQueue(take.uid, begin, ordered=take.ordered)
         made.first_partitions = first
         return made

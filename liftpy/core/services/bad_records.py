@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from liftpy.core.base.ids import check_name
+from liftpy.core.base.ids import check_name, is_utf8
 from liftpy.core.publish.jetstream_headers import asked_for
 from liftpy.core.services.service import ServiceFailedError
 from liftpy.core.wire.batch import Record
@@ -199,7 +199,9 @@ class Failing:
 def dead_letter_headers(service: str, source: str, error: str, record: Record) -> Pairs:
     """The record's own headers, without what is ours, and where it comes from. ``source``: stream/uid/partition. What they asked of the
     stream that the record was published to is not asked of this one: under its message id two records would be one."""
-    own = tuple((name, value) for name, value in record.headers if name[:5].lower() != "lift-" and not asked_for(name))
+    own = tuple(
+        (name, value) for name, value in record.headers if name[:5].lower() != "lift-" and not asked_for(name) and is_utf8(name)
+    )
     told = error.encode(errors="replace")[:MAX_ERROR_BYTES]
     ours = ((DEAD_LETTER_SERVICE, service.encode()), (DEAD_LETTER_SOURCE, f"{source}/{record.offset}".encode()))
     return (*own, *ours, (DEAD_LETTER_ERROR, told))

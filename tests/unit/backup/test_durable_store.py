@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -258,6 +260,30 @@ async def test_backup_into_a_full_store_leaves_the_room_that_it_found(
     assert (await create.take_backup(client, full, options)).manifest.size_bytes == taken.manifest.size_bytes
 
 
+async def test_backup_that_is_cancelled_while_it_writes_leaves_nothing(client: Any, tmp_path: Path) -> None:
+    """The thread that writes goes on: the clean-up has to wait for it."""
+    store, _, _ = two_backups(tmp_path)
+    before, put = store.sizes(""), store.put
+    begun, may_write, written = threading.Event(), threading.Event(), threading.Event()
+
+    def slow_put(path: str, data: bytes) -> None:
+        begun.set()
+        may_write.wait()
+        put(path, data)
+        written.set()
+
+    store.put = slow_put  # type: ignore[method-assign]
+    taking = asyncio.create_task(create.take_backup(client, store, create.TakeOptions()))
+    await asyncio.to_thread(begun.wait)
+    taking.cancel()
+    await asyncio.wait([taking], timeout=0.2)
+    may_write.set()
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+    await asyncio.to_thread(written.wait)
+    assert store.sizes("") == before
+
+
 @pytest.mark.parametrize("leaves", ["mark", "pieces", "image"])
 def test_prune_of_a_backup_that_is_said_to_have_died_removes_all_that_it_left(tmp_path: Path, leaves: str) -> None:
     store, _, _ = two_backups(tmp_path)
@@ -326,3 +352,8 @@ async def test_backup_that_copies_a_partition_again_keeps_nothing_of_earlier_bac
     taken = await create.take_backup(client, Store.at(str(tmp_path)), options)
     assert len(asked) > len(client.log), "it was not copied again"
     assert taken.kept_bytes == 0
+
+
+def test_store_whose_directory_cannot_be_made_is_not_said_to_be_damaged() -> None:
+    with pytest.raises(StorageError, match="Cannot write to the backup store /proc/nobody"):
+        Store.at("/proc/nobody").put("running/a", b"")

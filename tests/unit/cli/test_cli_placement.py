@@ -159,6 +159,7 @@ def test_all_that_is_wrong_with_a_file_is_said_at_once(run: Printed, tmp_path: P
         ),
         ('[{"id": 0, "replicas": [1.5]}, {"id": 1, "replicas": [], "x": 1}]', "entry 1: unknown x"),
         ('[{"id": 99999999999, "replicas": []}]', "entry 0: id is no whole number"),
+        ('[{"id": 0, "replicas": ["n1"], "replicas": ["n2"]}]', "'replicas' twice"),
     ],
 )
 def test_a_file_of_another_form_is_refused_with_every_entry(text: str, says: str) -> None:

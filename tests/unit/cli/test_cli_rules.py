@@ -13,7 +13,8 @@ import click
 import pytest
 
 from liftpy.core.log.log import Log
-from liftpy.errors import UnavailableError
+from liftpy.errors import ConfigError, UnavailableError
+from liftpy.service import Service
 from sidecar.cli import controllers, publish, service
 from sidecar.cli.main import main
 from sidecar.disk.files import FolderStorage
@@ -193,3 +194,46 @@ async def test_a_service_says_once_that_it_waits_for_the_bus(
         assert await service._connect(settings, Target()) == "connection"  # type: ignore[comparison-overlap]
     assert asked == ["liftpy-service-prices"] * 5
     assert [record.getMessage() for record in caplog.records] == ["nobody there; trying on"]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("stream", "create", "s", "--subject", "s", "--segment-bytes", "1"), "--segment-bytes = 1 "),
+        (("stream", "create", "s", "--subject", "s", "--quota-records", "-1"), "--quota-records = -1 "),
+        (("log-level", "n1", "debug", "--for", "25h"), "--for: '25h'"),
+        (("log-level", "n1", "debug", "--for", "0s"), "--for: '0s'"),
+        (("publish", "s", "--header", "Lift-Key=1"), "--header: "),
+        (("publish", "s", "--header", "Nats-Msg-Id=1"), "--header: "),
+    ],
+)
+def test_command_with_a_value_out_of_range_names_the_option(
+    words: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said = run(capsys, *words)
+    assert code == 2
+    assert named in said
+
+
+def test_dev_with_a_data_directory_that_cannot_be_made_says_so_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    code, said = run(capsys, "dev", "--data", str(tmp_path / "file" / "data"), "--port", "0")
+    assert (code, "Cannot use file" in said) == (2, True)
+
+
+@pytest.mark.parametrize("twice", ["--set", "--settings"])
+def test_parameter_of_a_service_that_is_given_twice_is_rejected(twice: str, tmp_path: Path) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text('{"limit": 1, "limit": 2}')
+    given, settings = ((), file) if twice == "--settings" else (("limit=1", "limit=2"), None)
+    with pytest.raises(ConfigError, match="twice"):
+        service.read_parameters(Limited, given, settings)
+
+
+class Limited(Service):
+    """Has a parameter."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit

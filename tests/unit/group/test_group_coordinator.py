@@ -423,3 +423,18 @@ def test_coordinator_begins_queues_of_added_partitions_at_their_first_record() -
     for one in (lab, restored):
         assert (begins(one, 1, partitions=4), begins(one, 2, partitions=4), begins(one, 3)) == ([7], [3], [7])
     lab.test.verify(hash_seeds=0)
+
+
+def test_coordinator_begins_a_new_queue_at_the_position_that_was_set_for_it() -> None:
+    lab = Lab()
+
+    def begins(partition: int, log_start: int = 0, uid: str = UID) -> list[int]:
+        take = pb.TakeRecords(
+            member="w", stream="s", uid=uid, partition=partition, maxRecords=9, logStart=log_start, logEnd=90, partitions=4
+        )
+        return [given.start for given in lab.say(take=take).granted]
+
+    positions = [pb.GroupPosition(stream="s", uid=UID, partition=partition, position=50) for partition in (0, 1)]
+    assert lab.say(reset=pb.ResetPositions(positions=positions)).code == pb.GROUP_OK
+    assert (begins(0), begins(1, log_start=60), begins(2)) == ([50], [60], [0])
+    lab.test.verify(hash_seeds=0)

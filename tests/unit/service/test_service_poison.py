@@ -31,10 +31,12 @@ from liftpy.core.services.snapshot import decode
 from liftpy.core.wire.batch import Record, build_batch, parse_batch
 from liftpy.errors import UnavailableError
 from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine
+from liftpy.service.bad_record_writer import DecisionWriter
 from liftpy.service.record_feeder import Decider, Feeder
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshot_manager import SnapshotKeeper
 from liftpy.service.snapshot_store import SnapshotStore
+from liftpy.testing.memory import memory_cluster
 from tests.examples.bank import Bank
 
 WHO = Identity("brittle", "in", "u1", 0)
@@ -535,3 +537,18 @@ async def test_poison_record_is_decided_while_records_keep_arriving(nodes: Any, 
     else:
         with pytest.raises(ServiceFailedError, match="service skip"):
             await node.until(lambda: False)
+
+
+async def test_skip_of_a_record_whose_error_is_no_text_and_too_long_is_stored() -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        uid = (await client.create_stream("in", "data.in")).uid
+        await client.create_stream("dead", "data.dead")
+        await client.publish("in", b"bad")
+        writer = DecisionWriter(client, "dead")
+        bad = record(0, b"bad", headers=(("caf\udce9", b"1"), ("h", b"2")))
+        decision = SkipDecision("odd", Unit(0))
+        assert await writer.pass_over(Identity("odd", "in", uid, 0), decision, bad, "caf\udce9" * 1_000_000) == 1
+        [_, stored] = [one async for one in client.consume("in", until="end")]
+        assert decided(stored, "odd") == Unit(0)
+        [dead] = [one async for one in client.consume("dead", until="end")]
+        assert (dead.value, dead.header("h")) == (b"bad", b"2")
