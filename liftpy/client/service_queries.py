@@ -21,7 +21,7 @@ from liftpy.core.services.queries import (
 from liftpy.core.wire.partitioner import partition_of
 from liftpy.core.wire.subjects import Subjects, data_subject
 from liftpy.errors import ConfigError, LiftError, ProtocolError
-from liftpy.nats.transport import Transport
+from liftpy.nats.transport import NoRespondersError, Transport
 
 _MAX_DIGITS = 9
 _ATTEMPT_S = 3.0
@@ -92,12 +92,18 @@ async def ask_for(
 async def ask(
     transport: Transport, subjects: Subjects, service: str, query: bytes, partition: int, at_least: int | None, timeout_s: float
 ) -> QueryAnswer:
-    """Ask one instance, again until it answers or ``timeout_s`` have passed."""
+    """Ask one instance, and repeat until it answers or ``timeout_s`` have passed."""
     subject = data_subject(subjects.service_query(check_name(service, "service")), partition)
     headers = None if at_least is None else {AT_LEAST_HEADER: str(at_least)}
     async for attempt in retrying(timeout_s):
         with attempt:
-            answer = await transport.exchange(subject, query, min(_ATTEMPT_S, timeout_s), headers)
+            try:
+                answer = await transport.exchange(subject, query, min(_ATTEMPT_S, timeout_s), headers)
+            except NoRespondersError:
+                raise NoRespondersError(
+                    f"No process of service {service} answers queries on {subject}. Check that it runs (`liftpy status`) and that "
+                    "its class defines on_query."
+                ) from None
             return _read(subject, partition, bytes(answer.data), dict(answer.headers or {}))
     raise AssertionError("unreachable: the attempts end with a result or an error")
 
