@@ -580,9 +580,13 @@ class ReplicationConfig:
             )
         check_session_times(*self._session_ms)
         if not self.max_idle_wait_s < self.max_lag_time_s:
-            raise ConfigError("max_idle_wait_s must be below max_lag_time_s, or idle followers would leave the ISR")
+            raise ConfigError(
+                "max_idle_wait_s must be below max_lag_time_s. Otherwise idle followers leave the ISR. Decrease it."
+            )
         if not self.max_idle_wait_s < self.max_leader_timeout_s:
-            raise ConfigError("max_idle_wait_s must be below max_leader_timeout_s, or idle followers would depose their leader")
+            raise ConfigError(
+                "max_idle_wait_s must be below max_leader_timeout_s. Otherwise idle followers depose their leader. Decrease it."
+            )
 
     @property
     def _session_ms(self) -> tuple[int, int]:

@@ -188,7 +188,7 @@ def _must_fit(request: cluster_pb2.CreateStream | cluster_pb2.AddPartitions, wha
 
 
 def _count(count: int, what: str) -> int:
-    """So many ``what``; raise ConfigError where a request has no room for the number."""
+    """Check that ``count`` fits into a request. Raise ConfigError with ``what`` otherwise."""
     if not 0 <= count < _MAX_COUNT:
         raise ConfigError(f"Invalid number for {what}: {count}. Use a number from 0 to {_MAX_COUNT - 1}.")
     return count
@@ -864,7 +864,7 @@ class Admin:
         fixed = sorted(set(settings) - set(ALTERABLE))
         if fixed:
             if fixed[0] in SETTINGS:
-                raise ConfigError(f"the setting {fixed[0]} is now called {SETTINGS[fixed[0]]}")
+                raise ConfigError(f"The setting {fixed[0]} was renamed. Use {SETTINGS[fixed[0]]}.")
             raise ConfigError(
                 f"Cannot change {', '.join(fixed)} of an existing stream. You can change: {', '.join(ALTERABLE)}. For "
                 "the others, create a new stream."
@@ -880,8 +880,10 @@ class Admin:
         return await self._whole(await self._with_live_nodes(cluster_pb2.ControlRequest(alterStream=wish)))
 
     async def _with_live_nodes(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
-        """As ``_command``, for a change that needs live nodes: it is asked for again while some are fenced. After an outage, nodes
-        come back within a session."""
+        """Send a change that needs live nodes, as ``_command`` does.
+
+        It is repeated while nodes are fenced, because they may return within a session.
+        """
         until_s = asyncio.get_running_loop().time() + min(_LIVE_S, self._deadline_s)
         are_live = False
         while True:
@@ -1000,7 +1002,7 @@ class Admin:
         return await self._whole(await self._read(request))
 
     async def _whole(self, response: cluster_pb2.ControlResponse) -> StreamImage:
-        """The stream that an answer begins to describe; what did not go into it is asked for."""
+        """Return the complete stream of an answer, and request the partitions that did not fit into it."""
         pages = StreamPages()
         pages.add(response)
         while pages.request is not None:
@@ -1008,7 +1010,7 @@ class Admin:
         return codec.stream_from_pb(pages.stream)
 
     async def _read(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
-        """A request that readers may ask for. Nobody needs to know the outcome of one that changes nothing: it is asked again."""
+        """Send a read-only request. It may be repeated safely."""
         try:
             return await self._ask_on(self._subjects.info(), request)
         except OutcomeUnknownError as error:
@@ -1017,7 +1019,7 @@ class Admin:
             raise UnavailableError(str(error)) from None
 
     async def _command(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
-        """A request that only operators may ask for."""
+        """Send a request that needs operator permissions."""
         request.internal = self.internal
         return await self._ask_on(self._subjects.control_admin(), request)
 
@@ -1085,7 +1087,7 @@ class Admin:
             await asyncio.sleep(MAJORITY_S / 5)
 
     async def _controllers(self, left_s: float) -> cluster_pb2.ClusterDescription | None:
-        """Ask any controller who is connected, and who leads; None: nobody answers."""
+        """Ask any controller for the members and the leader, None without an answer."""
         if left_s < _LEAST_S:
             return None
         request = cluster_pb2.ControlRequest(operationId=secrets.token_bytes(OPERATION_ID_SIZE_BYTES))
@@ -1099,8 +1101,8 @@ class Admin:
         return response.cluster if response.error == _Error.OK else None
 
     def _is_behind(self, response: cluster_pb2.ControlResponse, request: cluster_pb2.ControlRequest, subject: str) -> bool:
-        """Whether an answer to a question is older than what a command has done for this client: it could name a stream that was
-        deleted and created again."""
+        """Return whether an answer is older than a command of this client: it could name a stream that was deleted and created
+        again."""
         if subject != self._subjects.info() or request.linearizable:
             if response.error == _Error.OK and response.index:
                 self._done_index = response.index  # it may fall: a rescued metadata group may begin again below it
@@ -1120,8 +1122,10 @@ class Admin:
             )
 
     def _decoded(self, answer: bytes, subject: str, operation_id: bytes) -> cluster_pb2.ControlResponse:
-        """What was answered. What can't be read, or answers something else, says nothing about the request: it is asked again, under
-        the same operation id, so that it is applied once."""
+        """Return the decoded answer.
+
+        An unreadable or foreign answer says nothing, so the request is repeated under the same operation id.
+        """
         try:
             response = frames.decode(answer, cluster_pb2.ControlResponse)
         except ProtocolError as error:

@@ -79,7 +79,7 @@ class _Home(Protocol):
     _admin: Admin
 
     async def stream(self, name: str) -> StreamImage:
-        """Return the stream as the metadata group knows it now."""
+        """Return the stream from the metadata group."""
 
     def _reader(self, stream: str, partition: int, options: ReadOptions | None) -> PartitionReader:
         """Return a reader of one partition."""
@@ -194,7 +194,7 @@ async def _stream_of(home: _Home, name: str, uid: str) -> StreamImage:
 
 
 async def _batch_start(home: _Home, stream: StreamImage, partition: int, offset: int, bounds: Bounds) -> int:
-    """Where the log starts once the records below ``offset`` are given up: batches stay whole."""
+    """Return where the log starts after the records below ``offset`` are deleted. Batches stay whole."""
     if offset <= bounds.log_start_offset:
         return bounds.log_start_offset
     if offset < bounds.end_offset:
@@ -328,7 +328,7 @@ class Internals:
     _admin: Admin
 
     async def stream(self, name: str) -> StreamImage:
-        """Return the stream as the metadata group knows it now."""
+        """Return the stream from the metadata group."""
         raise NotImplementedError
 
     def allow_internal(self) -> None:
@@ -446,7 +446,7 @@ class ServiceCalls:
     _subjects: Subjects
 
     async def stream(self, name: str) -> StreamImage:
-        """Return the stream as the metadata group knows it now."""
+        """Return the stream from the metadata group."""
         raise NotImplementedError
 
     async def _address(self, stream: str, partition: int, *, anew: bool) -> Address:
@@ -1020,7 +1020,8 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
         return await self._admin.reset_node(node_id, weight=weight, rack=rack)
 
     async def _led(self, stream: StreamImage, partition: int, ready_s: float) -> None:
-        """Return when its leader takes messages, as it says itself, or as its node tells clients that may not read."""
+        """Wait until the leader accepts messages, by its own answer, or by that of its node to clients without read
+        permissions."""
         try:
             options = ReadOptions(patience_s=ready_s, answer_timeout_s=1.0)
             await self._reader(stream.name, partition, options).bounds(stream.uid)
@@ -1579,7 +1580,10 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
             return found
 
     async def _described(self, stream: str) -> StreamImage:
-        """The stream as it is now; those who ask at the same time ask once. Raises NotFoundError, and as requests do."""
+        """Return the current stream.
+
+        Simultaneous callers share one request. Raises NotFoundError and the errors of requests.
+        """
         asking = self._describing.get(stream)
         if asking is None:
             asking = self._describing[stream] = asyncio.create_task(self._describe(stream), name=f"describe {stream}")
@@ -1623,7 +1627,7 @@ def _address(subject: str, uid: str = "", answers: bool = True, window_s: float 
 
 
 def _address_of(stream: StreamImage, partition: int, subject: str = "") -> Address:
-    """Of a partition; on ``subject`` where one was named."""
+    """Return the address of a partition, with ``subject`` if given."""
     _partition_of(stream, partition)
     own = data_subject(stream.subject, partition)
     if subject and not matcher(own)(subject):

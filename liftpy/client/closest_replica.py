@@ -1,4 +1,4 @@
-"""Reading from where the reader stands: which in-sync replicas of a partition are on its host or in its rack, and which of them to ask.
+"""Chooses the closest in-sync replica for a reader: on its host, then in its rack, then any.
 
 It is a wish: where none of the host answers well one of the rack does, then any other, and after ``AWAY_S`` the near ones are tried
 again. What may be read does not depend on it: each replica answers up to its own HW, and one that is behind what the reader has seen
@@ -29,8 +29,10 @@ AWAY_S = 10.0
 
 
 class Nearest:
-    """``rack``: where the reader stands, '': it does not say. ``partition``: as it is now. ``nodes_near``: the nodes of its host, and
-    of a rack; each replica counts for the nearer of the two."""
+    """Closest replicas for a reader.
+
+    ``rack``: of the reader, '' if unknown. ``partition``: current state. ``nodes_near``: nodes on its host, and in its rack.
+    """
 
     def __init__(
         self,
@@ -49,7 +51,7 @@ class Nearest:
         self._look_at = 0.0
 
     async def instead_of(self, node: str) -> str:
-        """Whom to ask rather than ``node`` (empty: any): a near one that has not failed lately, or ``node`` itself."""
+        """Return the node to ask instead of ``node`` ('': any): a close one without recent failures, or ``node`` itself."""
         now = asyncio.get_running_loop().time()
         fit = self._fit(now)
         if not fit and now >= self._look_at:
@@ -60,7 +62,7 @@ class Nearest:
         return node if node in fit or not fit else secrets.choice(fit)
 
     def failed(self, node: str) -> None:
-        """It did not answer, or not well: others are asked for a while."""
+        """Note a failure of the node: others are preferred for a while."""
         if node in self._near:
             self._away_until[node] = asyncio.get_running_loop().time() + AWAY_S
 
@@ -80,8 +82,10 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @cache
 def this_host() -> str:
-    """Name and boot of the machine, the same for all its processes until it restarts; '' where the system does not say. Containers of
-    one machine may say the same: whether a file can be opened shows when it is."""
+    """Return the name and boot id of the machine, the same for all its processes until a restart.
+
+    '' if unknown. Containers on one machine may have the same value.
+    """
     try:
         boot = _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:

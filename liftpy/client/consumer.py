@@ -292,7 +292,7 @@ class PartitionReader:
         raise AssertionError("unreachable: the attempts end with a result or an error")
 
     async def _fetch_from(self, asked: str, progress: ReadProgress, opinion: SecondOpinion, max_bytes: int) -> list[BatchSlice]:
-        """One try, of ``asked``, empty: of any replica; ``node`` is then who is to be asked next."""
+        """Try one fetch from ``asked`` (empty: any replica). ``node`` is then the next node to ask."""
         wait_s, asked_at = self.options.wait_s, time.perf_counter()
         request = progress.request(max_bytes, round(wait_s * 1000), secrets.randbits(_ID_BITS))
         answer = await self._answer(asked, request, wait_s)
@@ -330,12 +330,12 @@ class PartitionReader:
         return slices
 
     def _damaged(self, error: CorruptionError) -> None:
-        """The bytes are those that were written, and do not decompress as their header says: the writer's fault, not the disk's."""
+        """Report a batch that is intact but cannot be decompressed: its writer made an error, not the disk."""
         self._transport.counters["batches that do not decompress"] += 1
         logger.warning("%s/%s: %s", self.stream, self.partition, error)
 
     async def _complain(self, progress: ReadProgress) -> None:
-        """Tell who sent wrong bytes, so that it looks at them again; whether it hears that changes nothing here."""
+        """Report damaged bytes to the node that sent them, so that it checks its log."""
         node = progress.suspect[0] if progress.suspect is not None else ""
         complaint = progress.complaint()
         if complaint is not None and node:
@@ -428,7 +428,7 @@ class PartitionReader:
         raise AssertionError("unreachable: the attempts end with a result or an error")
 
     async def _answer(self, node: str, request: client_pb2.ReadRequest, wait_s: float) -> bytes:
-        """The first answer. If nobody at all listens: is there anything to listen for?"""
+        """Return the first answer. Without responders, check that the partition exists."""
         try:
             return await self._ask(node, request, wait_s)
         except NoRespondersError:
@@ -437,7 +437,7 @@ class PartitionReader:
             raise
 
     async def _must_exist(self) -> None:
-        """Raise NotFoundError if the metadata group says so; asked at most every ``_EXISTS_S``, waited for no longer than a hedge."""
+        """Raise NotFoundError if the metadata group says so. It is asked at most every ``_EXISTS_S``."""
         now = asyncio.get_running_loop().time()
         if self._exists is None:
             return
@@ -456,8 +456,10 @@ class PartitionReader:
                 raise error
 
     async def _ask(self, node: str, request: client_pb2.ReadRequest, wait_s: float) -> bytes:
-        """The first answer. A replica that is silent for ``_HEDGE_S`` longer than it may be, or whose answer was lost, is not waited
-        for: the request goes out again, twice to whoever takes it (one of the two may be as silent), at most ``_MOST_HEDGES`` times."""
+        """Return the first answer.
+
+        If a replica is silent for ``_HEDGE_S`` too long, or its answer was lost, the request is sent again, at most twice.
+        """
         payload, timeout_s = frames.sealed(request), wait_s + self.options.answer_timeout_s
         group = self._subjects.read(self.stream, self.partition)
         named = self._subjects.read_from(self.stream, self.partition, node) if node else group
@@ -492,7 +494,7 @@ async def _first(asked: set[asyncio.Future[Any]]) -> set[asyncio.Future[Any]]:
 
 
 def _looked_at(task: asyncio.Future[Any]) -> None:
-    """Take the error of a task for which nobody waits any more."""
+    """Read the error of a task that is not awaited any more."""
     if not task.cancelled():
         task.exception()
 
@@ -597,7 +599,10 @@ class Consumer:
         return self.bounds
 
     async def _begin_at(self, bounds: Bounds, at_offset: int | None, last: tuple[int, int]) -> ReadProgress:
-        """``at_offset``: of the time at which to begin; None: it is none. ``last``: (offset, LeaderEpoch) of what was read before."""
+        """Return the start of a read.
+
+        ``at_offset``: offset of the start time, None if there is none. ``last``: (offset, LeaderEpoch) that was read before.
+        """
         known, named = bounds, self._start.offset if isinstance(self._start, Position) else self._start
         if isinstance(named, int) and not self._reader.options.committed:  # the leader knows whether there is one
             known = replace(bounds, high_watermark=max(bounds.high_watermark, named - 1))
@@ -624,7 +629,7 @@ class Consumer:
         )
 
     async def _lowest(self, bounds: Bounds) -> int | None:
-        """Of a backward reading: the lowest offset wanted, None: the log start."""
+        """Return the lowest wanted offset of a backward read, None for the log start."""
         if isinstance(self._until, datetime):
             return (await self._reader.bounds(bounds.uid, at_ns=positions.timestamp_ns(self._until)))[1]
         return None if self._until in (None, "end") else positions.end_offset(self._until, bounds) - 1  # type: ignore[operator]
@@ -786,7 +791,7 @@ class Consumer:
         return self.records()
 
     def _begun(self, iteration: Iteration[Item]) -> Iteration[Item]:
-        """``iteration`` if no other one is alive. One that was broken off, or has ended, is dead when nobody holds it."""
+        """Return ``iteration`` unless another one is running. An abandoned one does not count."""
         earlier = self._iteration() if self._iteration is not None else None
         if earlier is not None:
             if earlier.alive and earlier is not self._one:  # that one nobody else holds
@@ -814,7 +819,7 @@ class Consumer:
         return self._reader.ahead(begin)
 
     def _position(self) -> ReadProgress:
-        """Behind the last record that was handed on."""
+        """Return the position after the last delivered record."""
         assert self._origin is not None
         last = self._handed_on.last
         if last is None:

@@ -174,7 +174,7 @@ class Cursor:
         return next(found, None)
 
     async def _key(self, partition: int) -> PartitionKey:
-        """Of the stream as it is now, which must be the one that the cursor was opened for."""
+        """Return the key of the current stream, which must be the one of the cursor."""
         stream = await self._client.stream(self.stream)
         if stream.uid != self._uid:
             raise self._made_again()

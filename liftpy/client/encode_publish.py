@@ -1,4 +1,4 @@
-"""What a publisher sends: the envelope ``Message``, or bytes as they are. What can't be sent as it is, is refused.
+"""Encodes a message for publishing: as envelope ``Message`` or as plain bytes. Raises an error if it cannot be sent.
 
 Where a partition's messages go, and when that is doubtful: then the metadata group is asked anew, seldom enough.
 """
@@ -26,8 +26,10 @@ _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the messages of a partition go. ``uid``: of the stream, '' when it is not known. ``answers``: whether it acknowledges.
-    ``window_s``: for so long its leaders recognise a message id that they have stored; 0: they do not, or it is not known."""
+    """Address of a partition.
+
+    ``uid``: of the stream, '' if unknown. ``answers``: whether it sends acks. ``window_s``: dedup window of its leaders.
+    """
 
     subject: str
     uid: str = ""
@@ -36,14 +38,14 @@ class Address:
 
 
 class NatsHeaders(dict[str, str]):
-    """Headers for nats-py, which writes what ``items`` gives: in order, names may repeat."""
+    """Headers for nats-py, which writes ``items``: in order, with repeated names."""
 
     def __init__(self, pairs: list[tuple[str, str]]) -> None:
         super().__init__(pairs)
         self._pairs = pairs
 
     def items(self) -> ItemsView[str, str]:  # type: ignore[override]
-        """The pairs."""
+        """Return the pairs."""
         return self._pairs  # type: ignore[return-value]
 
 
@@ -76,8 +78,10 @@ def enveloped(
 
 
 def promised(headers: HeadersLike | None, msg_id: str, expected_last: int | None) -> Pairs:
-    """The headers with what a publish asks of the leader: that an id be stored once, that the last record have this offset (-1: there
-    is none). Raises ConfigError for what is no id, no offset, or said twice."""
+    """Return the headers with the conditions of a publish: message id and expected last offset (-1: none).
+
+    Raise ConfigError if one is invalid.
+    """
     pairs = pairs_of(headers)
     names = {name for name, _ in pairs}
     if msg_id:
@@ -99,14 +103,14 @@ def promised(headers: HeadersLike | None, msg_id: str, expected_last: int | None
 
 
 def readdressed(payload: bytes, uid: str) -> bytes:
-    """The same envelope for another incarnation of its stream."""
+    """Return the envelope with the uid of a new stream incarnation."""
     message = frames.decode(payload, client_pb2.Message)
     message.streamUid = uid
     return frames.sealed(message)
 
 
 def plain(value: bytes, headers: HeadersLike | None) -> tuple[bytes, NatsHeaders | None]:
-    """A plain NATS message, which is stored as it is, or ConfigError: an envelope (an ack or a key) carries anything."""
+    """Return a plain NATS message. Raise ConfigError if it needs an envelope (an ack or a key)."""
     if not isinstance(value, bytes | bytearray | memoryview):
         raise ConfigError(f"Invalid value of type {type(value).__name__}. A value must be bytes or None.")
     content = bytes(value)
@@ -143,9 +147,10 @@ _LONGEST_WAIT_S = 10.0
 
 
 class Addressing:
-    """``address``: the newest known. ``moved`` is called when it has changed, ``lost`` when there is no such stream or partition.
+    """Address of a partition that is looked up again when in doubt.
 
-    ``find`` asks for it; None: nobody can be asked, and the address stays as it is.
+    ``address``: the newest one. ``moved``: called after a change, ``lost``: called if the stream or partition does not exist.
+    ``find``: looks it up, None: it never changes.
     """
 
     def __init__(
@@ -187,7 +192,7 @@ class Addressing:
             pass  # nobody is there to ask, or it is not for us: it stays as it is
 
     async def look(self) -> None:
-        """Ask now; raises NotFoundError, ConfigError, and as requests do."""
+        """Look the address up now. Raises NotFoundError, ConfigError and the errors of requests."""
         assert self._find is not None
         try:
             address = await self._find()

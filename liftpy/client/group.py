@@ -103,7 +103,7 @@ class GroupHome(Protocol):
     """The methods of Client that a group member needs."""
 
     async def stream(self, name: str) -> StreamImage:
-        """Return the stream as the metadata group knows it now."""
+        """Return the stream from the metadata group."""
         ...
 
     async def groups_stream(self) -> StreamImage:
@@ -417,7 +417,7 @@ class Group:
         return pump.gained.generation if pump is not None else self._leaving.get(key)
 
     def _pass_over(self) -> None:
-        """What no application was given, for a filter leaves it out or it is gone, is done with when all before it is."""
+        """Mark records that were filtered out or deleted as done, once all earlier ones are done."""
         for key, pump in self._pumps.items():
             if self._in_hand[key, pump.gained.generation] or pump.consumer is None:
                 continue
@@ -427,7 +427,7 @@ class Group:
 
     # ---- the member's life -------------------------------------------------------------------------------------------------
     async def _beat_on(self, machine: MemberMachine) -> None:
-        """A heartbeat waits for nothing but its own answer: a commit that nobody answers ends no session."""
+        """Send heartbeats. They wait only for their own answers, so a slow commit never ends the session."""
         try:
             while True:
                 self._beat_soon.clear()
@@ -486,7 +486,11 @@ class Group:
                 self.counters["refused"] += 1
                 logger.warning("group %s: %s", self.name, event.detail)
                 if event.for_good:
-                    self._fail(GroupRejectedError(f"Group {self.name}: the coordinator ended this membership: {event.detail}"))
+                    self._fail(
+                        GroupRejectedError(
+                            f"Group {self.name}: the coordinator ended this membership: {event.detail}. Join again."
+                        )
+                    )
         self._call(0, gained)
         self._call(1, gone)
 
@@ -496,7 +500,7 @@ class Group:
             hook(keys)
 
     async def _give_up(self, machine: MemberMachine) -> None:
-        """What the application has finished with, once that is committed."""
+        """Release finished partitions after their commit."""
         held = {key for key, _ in self._in_hand}
         for key in [key for key in self._leaving if key not in held]:
             if key in self._done and not await self._try_commit(machine, {key: self._done[key]}):
@@ -521,7 +525,7 @@ class Group:
     async def _commit(
         self, machine: MemberMachine, positions: dict[PartitionKey, tuple[int, int]], timeout_s: float
     ) -> list[PartitionKey]:
-        """Returns what was refused."""
+        """Commit positions. Return the rejected partitions."""
         refused: list[PartitionKey] = []
         async with self._committing:
             news = sorted((key, at) for key, at in positions.items() if self._committed.get(key) != at)
@@ -609,8 +613,7 @@ class Group:
             self._fail(error)
 
     def _start_of(self, gained: PartitionGained) -> Start:
-        """Where it is begun if nothing is committed: at its first record what was added or made since the group met it, or since
-        the member was opened."""
+        """Return where to start without a committed position. Partitions that were added since start at their first record."""
         key = gained.key
         if gained.position == ADDED_LATER:
             return "earliest"
@@ -645,6 +648,6 @@ async def _wait(event: asyncio.Event, timeout_s: float) -> None:
 
 
 def now_ns() -> int:
-    """Of a clock that goes on while the machine sleeps, where there is one."""
+    """Return the time of a clock that also runs while the machine sleeps, if there is one."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic_ns() if clock is None else time.clock_gettime_ns(clock)

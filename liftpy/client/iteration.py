@@ -1,4 +1,4 @@
-"""An iteration over a partition: answers are fetched ahead, and nothing that happens to whoever waits loses or repeats a record.
+"""Iteration over a partition: it fetches answers ahead, and a canceled wait never loses or repeats a record.
 
 A wait that is cancelled (``asyncio.wait_for(anext(it), 1)``) ends nothing: the next ``anext`` goes on, and after an error, too, it goes
 on where the last record was handed on. An iteration that is broken off ends its fetching by itself when nobody holds it any more.
@@ -30,11 +30,11 @@ class Home(Protocol):
         """Raise ClientClosedError, or ConfigError in another event loop than the client's."""
 
     def tell_of_close(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call ``callback`` at the close; return what takes that back."""
+        """Call ``callback`` at the close. Return a function that cancels it."""
 
 
 class ReadAhead:
-    """Slices in order, up to ``depth`` answers fetched before they are wanted. ``begin`` gives the function that fetches, once."""
+    """Slices in order, with up to ``depth`` answers fetched ahead. ``begin`` returns the fetch function, once."""
 
     def __init__(self, name: str, home: Home, depth: int, begin: Callable[[], Awaitable[Fetch]]) -> None:
         self._name = name
@@ -55,7 +55,10 @@ class ReadAhead:
         """At its end, or closed."""
 
     async def next(self) -> BatchSlice | None:
-        """The next slice, None at the end; raises what the fetching met, and goes on after it. A cancelled one takes nothing."""
+        """Return the next slice, None at the end.
+
+        Raise fetch errors, and continue afterwards. A canceled call takes nothing.
+        """
         if self._pieces:
             return self._pieces.popleft()
         if self.ended:
@@ -83,7 +86,10 @@ class ReadAhead:
         return self._pieces.popleft()
 
     async def _begun(self) -> Fetch | None:
-        """What fetches; None: it was closed meanwhile. Beginning asks a replica, which outlasts a short timeout of the caller."""
+        """Return the fetch function, None after a close.
+
+        The start asks a replica and continues beyond a short timeout of the caller.
+        """
         if self._beginning is None:
             self._beginning = asyncio.ensure_future(self._begin())
             self._beginning.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -102,7 +108,7 @@ class ReadAhead:
             self._getting = False
 
     def at_once(self) -> BatchSlice | None:
-        """The next slice if it has come, else None; an end or an error is left for ``next``."""
+        """Return the next slice if it has arrived, else None. An end or an error stays for ``next``."""
         if not self._pieces and not self.ended and not self._seen and not self._ready.empty():
             found = self._ready.get_nowait()
             if not isinstance(found, list):
@@ -113,7 +119,7 @@ class ReadAhead:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it is being fetched, and nothing that was fetched waits."""
+        """Whether a fetch is running and no slice waits."""
         return self._fetching is not None and not self._pieces and not self._seen and self._ready.empty()
 
     def put_back(self, piece: BatchSlice) -> None:
@@ -139,7 +145,7 @@ class ReadAhead:
         await end_tasks([fetching])
 
     def abandon(self) -> None:
-        """As ``close``, for callers that can't wait."""
+        """Close without waiting."""
         fetching = self._let_go()
         if fetching is not None and not fetching.done() and not fetching.get_loop().is_closed():
             fetching.get_loop().call_soon_threadsafe(_end_later, fetching)
@@ -196,7 +202,7 @@ def whole(piece: BatchSlice) -> Iterator[BatchSlice]:
 
 
 class HandedOn:
-    """``last``: what an application was given last, whole: what was only fetched for it is not behind its position."""
+    """Delivered items. ``last``: the last one, complete. Records that were only fetched do not count for the position."""
 
     __slots__ = ("last",)
 
@@ -227,12 +233,12 @@ class Iteration(Generic[Item]):
 
     @property
     def may_go_on(self) -> bool:
-        """Whether its next item is what follows the last one, also after a wait that was cancelled."""
+        """Whether its next item follows the last one, also after a canceled wait."""
         return not (self._ahead.ended or self.replaced)
 
     @property
     def is_idle(self) -> bool:
-        """Whether it waits for what is to come: all that was fetched is handed on."""
+        """Whether all fetched items are delivered."""
         return self._waiting and self._ahead.is_empty
 
     def __aiter__(self) -> Iteration[Item]:
@@ -259,7 +265,7 @@ class Iteration(Generic[Item]):
                 return item
 
     def _take_up(self, piece: BatchSlice) -> None:
-        """Begin with a slice; one whose records can't be had stays the next one, so that nobody goes on behind it."""
+        """Start a slice. If its records cannot be decoded it stays the next one, so that no record is skipped."""
         try:
             self._items = self._unfold(piece)
         except LiftError:
@@ -283,12 +289,12 @@ class Iteration(Generic[Item]):
         return found
 
     async def aclose(self) -> None:
-        """End it; what was fetched and not handed on is fetched again by the next one."""
+        """End the iteration. The next one fetches undelivered records again."""
         self._items = iter(())
         await self._ahead.close()
 
     def replace(self) -> None:
-        """Another iteration goes on in its place."""
+        """Mark the iteration as replaced by another one."""
         self.replaced, self._items = True, iter(())
         self._ahead.abandon()
 

@@ -44,7 +44,7 @@ MAX_BATCH = 100_000
 
 
 class Kind(Enum):
-    """What is asked. The value: the type of its answer, '': it is no JSON."""
+    """Kind of a JetStream request. The value is the type of its answer, '' for an answer that is not JSON."""
 
     INFO = "account_info"
     NAMES = "stream_names"
@@ -61,7 +61,10 @@ class Kind(Enum):
 
 @dataclass(unsafe_hash=True)  # not frozen: a traceback is set on it
 class JsRefusal(Exception):
-    """No question. ``code``, ``err_code``, ``text``: as JetStream's errors; of DIRECT a status line, and no ``err_code``."""
+    """Rejection of a request.
+
+    ``code``, ``err_code``, ``text``: as JetStream's errors. For DIRECT a status line without ``err_code``.
+    """
 
     code: int
     err_code: int
@@ -70,9 +73,11 @@ class JsRefusal(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsQuestion:
-    """One request. ``sequence``: from 1; 0: none is named. ``subjects``: that a record has to fit. ``last``: the newest such record,
-    and of ``multi`` the newest of each subject; else the first from ``sequence``, or from ``start_ns`` (since 1970), on. ``batch``: so
-    many at most, 0: one, without an end. ``up_to``: no record above, 0: to the end."""
+    """One JetStream read request.
+
+    ``sequence``: from 1, 0 for none. ``subjects``: filter. ``last``: the newest matching record, with ``multi`` the newest of
+    each subject. Otherwise the first one from ``sequence`` on.
+    """
 
     kind: Kind
     stream: str = ""
@@ -110,7 +115,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def kind_of(rest: str) -> tuple[Kind, str]:
-    """(what ``rest`` of a subject asks, what follows: a stream's name, and of DIRECT maybe a subject)."""
+    """Return (kind of the request with the subject ``rest``, the following part: a stream name, and for DIRECT optionally a
+    subject)."""
     if rest in _ALONE:
         return _ALONE[rest], ""
     found = next((start for start in _OF_STREAM if rest.startswith(start)), "")
@@ -147,14 +153,14 @@ def _stream(kind: Kind, name: str) -> tuple[str, int]:
     stream, _, number = name.partition(":")
     try:
         if number and not re.fullmatch("[1-9][0-9]{0,5}", number, re.ASCII):
-            raise ConfigError("no partition")
+            raise ConfigError("The partition after the colon must be a number from 1 on.")
         return check_name(stream, "stream"), int(number or 0)
     except LiftError:
         raise not_found(kind) from None
 
 
 def not_found(kind: Kind) -> JsRefusal:
-    """The stream is not there. DIRECT answers as NATS does where nobody listens."""
+    """Return the rejection for an unknown stream. DIRECT answers like NATS without responders."""
     return JsRefusal(503, 0, "No Responders") if kind is Kind.DIRECT else JsRefusal(404, 10059, "stream not found")
 
 
@@ -164,17 +170,17 @@ def _fields(kind: Kind, body: bytes) -> Mapping[str, Any]:
         return {}
     try:
         if len(body) > MAX_BODY_BYTES:
-            raise ValueError(f"it is longer than {MAX_BODY_BYTES} bytes")
+            raise ValueError(f"the request is longer than {MAX_BODY_BYTES} bytes")
         fields = load_json(body)
         if not isinstance(fields, dict):
-            raise ValueError("it is no object")
+            raise ValueError("the request must be a JSON object")
     except ValueError as error:
         if kind is Kind.DIRECT:
             raise JsRefusal(408, 0, "Malformed Request") from None
         raise JsRefusal(400, 10025, f"invalid JSON: {str(error)[:100]}") from None
     unknown = sorted(fields.keys() - known)
     if unknown:
-        raise _bad(kind, f"bad request: {unknown[0][:40]!r} is not known here")
+        raise _bad(kind, f"bad request: {unknown[0][:40]!r} is an unknown field")
     return {name: value for name, value in fields.items() if value not in (None, "", 0, False, [])}
 
 
@@ -182,17 +188,17 @@ def _number(kind: Kind, fields: Mapping[str, Any], name: str, high: int = MOST) 
     try:
         return whole_number(fields.get(name, 0), 0, high)
     except ValueError:
-        raise _bad(kind, f"bad request: {name} is no number from 0 to {high}") from None
+        raise _bad(kind, f"bad request: {name} must be a number from 0 to {high}") from None
 
 
 def _subject(kind: Kind, subject: object) -> str:
     try:
         if not isinstance(subject, str):
-            raise ConfigError("no text")
+            raise ConfigError("The subject must be text.")
         subject.encode()
         return Filter((subject,)).subjects[0]
     except (LiftError, UnicodeEncodeError):
-        raise _bad(kind, "bad request: no subject") from None
+        raise _bad(kind, "bad request: the subject is not a valid NATS subject") from None
 
 
 def _moment(kind: Kind, text: object) -> int:
@@ -217,7 +223,7 @@ def _listing(kind: Kind, stream: str, partition: int, fields: Mapping[str, Any])
 
 
 def _get(kind: Kind, stream: str, partition: int, fields: Mapping[str, Any]) -> JsQuestion:
-    """Of the ways to say what is wanted exactly one, as nats-server has it."""
+    """Parse the selection. Exactly one way to select is allowed, as in nats-server."""
     sequence, batch = _number(kind, fields, "seq"), _number(kind, fields, "batch")
     last, following = fields.get("last_by_subj"), fields.get("next_by_subj")
     multi, start = fields.get("multi_last"), fields.get("start_time")
@@ -270,7 +276,7 @@ _KEY = "Lift-Key"
 
 
 class JsAnswer(NamedTuple):
-    """One message. ``headers``: a whole header block, b"": none."""
+    """One answer message. ``headers``: complete header block, b"" for none."""
 
     payload: bytes
     headers: bytes = b""
@@ -310,7 +316,7 @@ def _json(kind: Kind, **fields: Any) -> JsAnswer:
 
 
 def account(domain: str, streams: int) -> JsAnswer:
-    """What nats-server says of an account: without limits."""
+    """Return the account information of nats-server, without limits."""
     limits = dict.fromkeys(("max_memory", "max_storage", "max_streams", "max_consumers", "max_ack_pending"), -1)
     limits |= {"memory_max_stream_bytes": -1, "storage_max_stream_bytes": -1, "max_bytes_required": False}
     nothing = dict.fromkeys(("memory", "storage", "reserved_memory", "reserved_storage"), 0)
@@ -319,7 +325,7 @@ def account(domain: str, streams: int) -> JsAnswer:
 
 
 def page(kind: Kind, question: JsQuestion, total: int, items: Sequence[Any]) -> JsAnswer:
-    """Of a list. ``items``: of this page."""
+    """Return one page of a list. ``items``: of this page."""
     limit = LIST_PAGE if kind in (Kind.LIST, Kind.CONSUMER_LIST) else NAMES_PAGE
     what = "consumers" if kind in (Kind.CONSUMER_NAMES, Kind.CONSUMER_LIST) else "streams"
     numbers = {"total": total, "offset": min(question.page_offset, total), "limit": limit}
@@ -327,13 +333,13 @@ def page(kind: Kind, question: JsQuestion, total: int, items: Sequence[Any]) -> 
 
 
 def stream_info(place: JsPlace, now_ns: int) -> JsAnswer:
-    """Of one stream."""
+    """Return the information about one stream."""
     leader = {"cluster": {"leader": place.bounds.leader}} if place.bounds.leader else {}
     return _json(Kind.STREAM, total=0, offset=0, limit=0, **described(place, now_ns), **leader)
 
 
 def described(place: JsPlace, now_ns: int) -> dict[str, Any]:
-    """Configuration and state. ``messages`` counts what compaction has dropped, too; ``bytes`` is not known here."""
+    """Return configuration and state. ``messages`` includes records that compaction removed. ``bytes`` is unknown."""
     stream, partition, bounds = place.stream, place.partition, place.bounds
     config, count = stream.config, max(bounds.high_watermark + 1 - bounds.log_start_offset, 0)
     return {
@@ -383,7 +389,7 @@ def described(place: JsPlace, now_ns: int) -> dict[str, Any]:
 
 
 def message(record: Record, default_subject: str) -> JsAnswer:
-    """Of MSG.GET."""
+    """Return the answer of MSG.GET."""
     block = header_block(record)
     said: dict[str, Any] = {"subject": record.subject or default_subject, "seq": record.offset + 1}
     if block:
@@ -394,7 +400,7 @@ def message(record: Record, default_subject: str) -> JsAnswer:
 
 
 def direct(stream: str, record: Record, default_subject: str, numbers: Iterable[tuple[str, int]] = ()) -> JsAnswer:
-    """Of DIRECT.GET. ``stream``: as it appears. ``numbers``: more headers, of a batch."""
+    """Return the answer of DIRECT.GET. ``stream``: name to show. ``numbers``: additional headers of a batch."""
     own = [
         ("Nats-Stream", stream),
         ("Nats-Subject", record.subject or default_subject),
@@ -416,7 +422,7 @@ def header_block(record: Record) -> bytes:
 
 
 def time_text(at_ns: int | None) -> str:
-    """RFC 3339, UTC, with nanoseconds where they are not zero, as Go writes it."""
+    """Return the time as RFC 3339 in UTC, with nanoseconds if they are not zero, as Go does."""
     if at_ns is None or at_ns <= 0:
         return _ZERO
     seconds, rest = divmod(at_ns, _NS)
@@ -425,7 +431,7 @@ def time_text(at_ns: int | None) -> str:
 
 
 def places(streams: Mapping[str, StreamImage] | Iterable[StreamImage]) -> list[tuple[StreamImage, int]]:
-    """Every partition, in the order of names."""
+    """Return all partitions, ordered by name."""
     known = streams.values() if isinstance(streams, Mapping) else streams
     return [(stream, p.partition) for stream in sorted(known, key=lambda one: one.name) for p in stream.partitions]
 
@@ -439,7 +445,7 @@ _NO_MESSAGE = JsRefusal(404, 10037, "no message found")
 
 
 class _Ends(Exception):
-    """Instead of an answer: ``refusal``."""
+    """Ends a request with ``refusal`` instead of an answer."""
 
     def __init__(self, refusal: JsRefusal) -> None:
         self.refusal = refusal
@@ -447,7 +453,7 @@ class _Ends(Exception):
 
 @dataclass
 class StatelessReads:
-    """Answers requests. ``domain``: by which they are addressed; ``wall_ns``: the wall clock."""
+    """Answers JetStream read requests. ``domain``: in their subjects. ``wall_ns``: wall clock."""
 
     client: Client
     domain: str
@@ -609,8 +615,10 @@ class StatelessReads:
         yield status(204, "EOB", ("Nats-Num-Pending", pending), ("Nats-Last-Sequence", last))
 
     async def _newest_of_each(self, question: JsQuestion, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
-        """Of every subject that fits, in the order of the log, as of ``up_to``. The whole log is looked through, unless the subjects
-        that are named have been found before."""
+        """Iterate over the newest record of each matching subject up to ``up_to``, in log order.
+
+        It reads the whole log, unless the subjects are named.
+        """
         newest = await self._up_to(question, bounds)
         literal = {one for one in question.subjects if "*" not in one and ">" not in one}
         sought = literal if len(literal) == len(question.subjects) else None
@@ -664,6 +672,6 @@ async def _none() -> AsyncIterator[Record]:
 
 
 async def _close(records: Any) -> None:
-    """What it has asked for in advance goes with it."""
+    """Close the iteration with its read-ahead."""
     if close := getattr(records, "aclose", None):
         await close()

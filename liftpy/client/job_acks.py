@@ -1,4 +1,4 @@
-"""What a worker of a queue says of its records: all that has come together goes in one command, one command after the other."""
+"""Sends the settlements of a queue worker: all that are pending in one command, one command at a time."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Leased(Protocol):
 
     @property
     def record(self) -> Record:
-        """Itself."""
+        """Record of the job."""
 
     @property
     def key(self) -> PartitionKey:
-        """Where it is from."""
+        """Partition of the record."""
 
     @property
     def lease(self) -> int:
-        """By which it has it."""
+        """Lease of the record."""
 
 
 J = TypeVar("J", bound=Leased)
@@ -40,7 +40,7 @@ J = TypeVar("J", bound=Leased)
 
 @dataclass(slots=True, eq=False)
 class _Telling(Generic[J]):
-    """A settlement that waits to be told: of ``jobs``, as ranges of one partition each."""
+    """A settlement that waits to be sent: ``jobs`` as ranges of one partition each."""
 
     jobs: Sequence[J]
     settlements: list[pb.Settlement]
@@ -49,7 +49,7 @@ class _Telling(Generic[J]):
 
 
 class Settlements(Generic[J]):
-    """Of one worker. ``say`` carries one command's settlements out, and returns what is not the worker's any more."""
+    """Settlements of one worker. ``say`` sends one command and returns the lost ranges."""
 
     def __init__(self, name: str, say: Callable[[list[pb.Settlement]], Awaitable[list[pb.LostRange]]]) -> None:
         self._name = name
@@ -58,7 +58,7 @@ class Settlements(Generic[J]):
         self._telling: asyncio.Task[None] | None = None
 
     def tell(self, jobs: Sequence[J], asked: list[pb.Settlement]) -> asyncio.Future[list[J]]:
-        """Have it told soon; what is returned gives those of ``jobs`` that are not the worker's any more. Nobody has to wait for it."""
+        """Queue a settlement. The future returns the ``jobs`` whose lease was lost. It need not be awaited."""
         told = _Telling(jobs, asked, asyncio.get_running_loop().create_future())
         told.done.add_done_callback(lambda done: done.cancelled() or done.exception())
         if not asked:
@@ -70,12 +70,12 @@ class Settlements(Generic[J]):
         return told.done
 
     async def all_told(self) -> None:
-        """Return when nothing waits any more."""
+        """Wait until all settlements are sent."""
         if self._telling is not None:
             await self._telling
 
     async def _tell_all(self) -> None:
-        """What has come together meanwhile goes with one command, one after the other."""
+        """Send all pending settlements, one command after the other."""
         while self._told:
             some = self._next()
             try:
@@ -118,7 +118,7 @@ def _size(told: _Telling[Any]) -> tuple[int, int]:
 
 
 def joined(settlements: list[pb.Settlement]) -> list[pb.Settlement]:
-    """Acknowledgements of one partition as one; where anything else is said, or of one record twice, all stay as they are."""
+    """Combine acknowledgments of one partition. If there are other settlements, or a record occurs twice, all stay separate."""
     parts: dict[tuple[str, str, int], list[tuple[int, int, int]]] = {}
     for one in settlements:
         if one.kind != pb.SETTLE_ACK:
@@ -139,7 +139,7 @@ def joined(settlements: list[pb.Settlement]) -> list[pb.Settlement]:
 def settlement(
     kind: Any, key: PartitionKey, ranges: Sequence[pb.RecordRange], delay_s: float = 0.0, reason: str = ""
 ) -> pb.Settlement:
-    """One, of one partition."""
+    """Return one settlement of one partition."""
     return pb.Settlement(
         kind=kind, stream=key.stream, uid=key.uid, partition=key.partition, ranges=ranges,
         delayMs=round(delay_s * 1000), reason=reason,
@@ -168,7 +168,7 @@ def _neighbours_together(parts: Iterable[tuple[int, int, int]]) -> list[pb.Recor
 
 
 def gaps(part: pb.GrantedRange, offsets: Sequence[int]) -> list[pb.RecordRange]:
-    """What of ``part`` lies between ``offsets``, ascending."""
+    """Return the parts of ``part`` between the ascending ``offsets``."""
     found, at = [], part.start
     for offset in (*offsets, part.end):
         if offset > at:
@@ -178,6 +178,6 @@ def gaps(part: pb.GrantedRange, offsets: Sequence[int]) -> list[pb.RecordRange]:
 
 
 def is_in(job: Leased, lost: Iterable[pb.LostRange]) -> bool:
-    """Whether it is one of those."""
+    """Return whether the job is in the lost ranges."""
     place = job.key.stream, job.key.partition
     return any((one.stream, one.partition) == place and one.start <= job.record.offset < one.end for one in lost)

@@ -277,7 +277,7 @@ class ManyConsumer:
             self._waiting = False
 
     def _arm(self) -> None:
-        """Wait for the next slice of each partition that is not waited for."""
+        """Wait for the next slice of each partition that has no pending wait."""
         waited_for = set(self._coming.values())
         for place, reader in self._readers.items():
             if place in waited_for or place in self._ended or place in self._paused:
@@ -351,7 +351,7 @@ def _records_of(taken: ConsumedBatch) -> Iterator[tuple[str, int, Record]]:
 
 
 class _Batches:
-    """One that is broken off leaves nothing half done: the state is the consumer's."""
+    """Iteration over batches. It may be abandoned at any time, because the consumer has the state."""
 
     def __init__(self, many: ManyConsumer) -> None:
         self._many = many

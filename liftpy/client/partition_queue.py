@@ -1,4 +1,4 @@
-"""PartitionQueue: what a producer has on its way to one partition, in which order it goes out, and what an answer means. Pure.
+"""Queue of a producer for one partition: the order of its batches, and the meaning of the answers. Pure.
 
 Goal: every record once and in order, whatever is lost or refused on the way. Constraint: several batches are on their way at once, and
 whoever leads next may know some of them.
@@ -42,7 +42,7 @@ _PROBING_S = 5.0
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ProducerBatch:
-    """One closed batch. ``ticket``: by whom its publishers are told."""
+    """One closed batch. ``ticket``: informs its publishers."""
 
     sequence: int
     record_count: int
@@ -76,7 +76,7 @@ class BatchResult(NamedTuple):
 
 
 class Refusal(Enum):
-    """What a negative answer means to a lane."""
+    """Meaning of a negative answer."""
 
     AGAIN = "again"
     """Nobody took it, or there was no room: it goes out again."""
@@ -104,7 +104,7 @@ class _Open:
 
 
 class PartitionQueue:
-    """To one partition. Sequences have 32 bits and go round. Times are loop times in s."""
+    """Queue of one partition. Sequences have 32 bits and wrap around. Times are loop times in s."""
 
     def __init__(
         self,
@@ -117,8 +117,10 @@ class PartitionQueue:
         linger_s: float = 0.0,
         new_ticket: Callable[[], Any] = object,
     ) -> None:
-        """``window``: batches on their way at once. ``linger_s``: a batch that is not full waits so long for more. ``new_ticket``: one
-        for each batch."""
+        """``window``: maximum batches in flight.
+
+        ``linger_s``: how long an incomplete batch waits for more records. ``new_ticket``: makes the ticket of a batch.
+        """
         self.producer_id = producer_id
         self._window = window
         self._batch_bytes = batch_bytes
@@ -156,14 +158,13 @@ class PartitionQueue:
 
     @property
     def asks(self) -> bool:
-        """Whether it is to be given an epoch, by ``begin``."""
+        """Whether it needs an epoch from ``begin``."""
         return self._asks
 
     def begin(
         self, epoch: int, next_sequence: int, digest: RollingDigest | None, *, reset: bool = False, position: int = -1
     ) -> None:
-        """As the log has it; before anything is added. ``digest`` None: the leader does not know it, and nothing is said of it: another
-        one that does would take half of it for other records."""
+        """Start as the log says, before records are added. ``digest`` None: unknown to the leader, so it is not sent."""
         self.position, self._names = position, True
         self.epoch, self.next_sequence, self._digest, self._asks = epoch, next_sequence, digest, False
         self._reset = reset
@@ -171,7 +172,10 @@ class PartitionQueue:
             self._digest = RollingDigest()
 
     def begin_again(self, epoch: int) -> None:
-        """In another epoch, for nothing of the last one is in the log: what is not answered goes out again, with the same numbers."""
+        """Start again in another epoch, because the log has nothing of the last one.
+
+        Unanswered batches are sent again with the same numbers.
+        """
         self.epoch, self._asks, self._out_count = epoch, False, 0
         for parcel in self._parcels:
             parcel.batch = in_epoch(parcel.batch, epoch)
@@ -182,7 +186,7 @@ class PartitionQueue:
 
     @property
     def unanswered(self) -> tuple[int, RollingDigest | None]:
-        """Sequence of the first record that is not answered, and the digest of those before it, None: not known."""
+        """Sequence of the first unanswered record, and the digest of those before it (None: unknown)."""
         first = self.first_unanswered
         return (self.next_sequence, self._digest) if first is None else (first.sequence, first.digest)
 
@@ -198,7 +202,7 @@ class PartitionQueue:
 
     # ---- what comes in -----------------------------------------------------------------------------------------------
     def add(self, value: bytes | None, key: bytes | None, headers: Pairs, size_bytes: int, now: float) -> tuple[Any, int]:
-        """One record: the ticket of its batch, and its index there."""
+        """Add one record. Return the ticket of its batch and its index there."""
         gathered = self._open
         index = len(gathered.values)
         if index and (index >= self._batch_records or gathered.size_bytes + size_bytes > self._batch_bytes):
@@ -226,9 +230,10 @@ class PartitionQueue:
         now: float,
         positions: Sequence[int] | None = None,
     ) -> list[tuple[Any, int, int]]:
-        """Records without headers, and their sizes in bytes: the ticket of each batch that holds some, the index of their first there,
-        and how many. ``positions``: offsets of the source records that they were made from, ascending; of one all are here, and they
-        come into one batch."""
+        """Add records without headers, with their sizes in bytes.
+
+        Return for each batch its ticket, the index of the first record, and the count.
+        """
         ends = list(accumulate(sizes))
         shares, start = [], 0
         while start < len(values):
@@ -257,7 +262,7 @@ class PartitionQueue:
         return shares
 
     def add_columns(self, columns: ColumnSet, size_bytes: int, position: int = -1) -> Any:
-        """A batch of its own; its ticket. ``position``: as of a source record, for the last of it."""
+        """Add a complete batch and return its ticket. ``position``: source position of its last record."""
         if self._open.values:
             self._close()
         ticket, count = self._new_ticket(), len(columns.values.ends)
@@ -270,8 +275,8 @@ class PartitionQueue:
         return ticket
 
     def _whole_end(self, positions: Sequence[int], start: int, end: int) -> int:
-        """The end at or before ``end`` that cuts nothing apart that was made from one record; behind it where a batch holds nothing
-        else."""
+        """Return the end at or before ``end`` that keeps the results of one source record together, or a later end if a batch
+        would be empty."""
         if end == len(positions) or positions[end] != positions[end - 1]:
             return end
         whole = bisect_left(positions, positions[end - 1])
@@ -293,7 +298,7 @@ class PartitionQueue:
         return not self._open.values
 
     def hurry(self) -> None:
-        """What is gathered now goes as soon as there is room."""
+        """Send incomplete batches as soon as there is room."""
         self._hurries = True
 
     def _close(self) -> None:
@@ -331,7 +336,7 @@ class PartitionQueue:
 
     # ---- what goes out -----------------------------------------------------------------------------------------------
     def next_to_send(self, now: float) -> ProducerBatch | None:
-        """What goes out now; call until None. What is gathered goes as soon as there is room: load makes large batches by itself."""
+        """Return the next batch to send. Call it until it returns None. Under load batches grow by themselves."""
         if now < self.resume_at or self._asks:
             return None
         if now >= self._probing_until:
@@ -355,12 +360,14 @@ class PartitionQueue:
 
     @property
     def _room(self) -> int:
-        """Batches that may be on their way. One that begins anew goes alone: without it the others would be judged by what was before,
-        and some of them taken for it."""
+        """Number of further batches that may be in flight.
+
+        The first batch after a restart is sent alone, so that the leader judges it first.
+        """
         return 1 if self._probing_until or (self._parcels and self._parcels[0].reset) else self._window
 
     def wake_at(self) -> float | None:
-        """When something is to be done, if no answer comes; None: nothing is."""
+        """Return the time of the next action without an answer, None for none."""
         if self._asks:
             return None
         if self._out_count:
@@ -390,7 +397,7 @@ class PartitionQueue:
 
     # ---- answers -----------------------------------------------------------------------------------------------------
     def placed(self, sequence: int, answer: BatchResult) -> list[tuple[ProducerBatch, BatchResult]]:
-        """A batch is in the log; those whose publishers are to be told now, in order. Which attempt it answers is all the same."""
+        """Process an ack. Return the batches whose publishers can be informed now, in order. It may answer any attempt."""
         parcel = next((parcel for parcel in self._parcels if parcel.sequence == sequence), None)
         if parcel is None:
             return []
@@ -402,8 +409,10 @@ class PartitionQueue:
         return told
 
     def refused(self, sequence: int, attempt: int, refusal: Refusal, now: float, due: int = 0, after_s: float = 0.0) -> bool:
-        """A batch was not stored; whether the lane goes on. ``due``: with OUT_OF_ORDER, the sequence that the leader waits for.
-        ``after_s``: until a quota lets it in; 0: a pause that grows."""
+        """Process a rejection.
+
+        Return whether the queue continues. ``due``: with OUT_OF_ORDER, the expected sequence. ``after_s``: wait for a quota.
+        """
         out = next((parcel for parcel in islice(self._parcels, self._out_count) if parcel.sequence == sequence), None)
         if out is None or out.placed is not None or attempt != out.attempt:
             return True  # that was before it went back
@@ -417,12 +426,11 @@ class PartitionQueue:
 
     @property
     def tickets(self) -> list[tuple[Any, int]]:
-        """Of everything that is not answered, in order, and how often it was sent."""
+        """Tickets of all unanswered batches in order, with their number of attempts."""
         closed = [(parcel.ticket, parcel.attempt) for parcel in self._parcels]
         return [*closed, (self._open.ticket, 0)] if self._open.values else closed
 
     def connection_renewed(self, now: float) -> None:
-        """What is on its way may be lost, and what was refused was refused before: it goes out again, at once, and one batch probes
-        whether somebody takes it."""
+        """Send all unanswered batches again after a reconnect. One batch probes first."""
         self._probing_until, self._pause_s = now + _PROBING_S, FIRST_PAUSE_S
         self._out_count, self.resume_at = 0, max(now, self._quota_until)

@@ -196,7 +196,7 @@ class BatchFuture:
         """Known when it is placed."""
 
     def fail(self, error: LiftError) -> None:
-        """Fail the batch. Nobody has to look at the error."""
+        """Fail the batch. Its error need not be read."""
         if not self.future.done():
             self.future.set_exception(error)
             self.future.exception()
@@ -268,7 +268,7 @@ async def _settled(ticket: BatchFuture) -> BatchResult:
 
 
 def _offset_of(placed: BatchResult, index: int) -> int:
-    """Of the record at ``index`` of a batch: the first that were there before have offsets of their own, which nobody says."""
+    """Return the offset of a record in a batch. Records that were stored before have unknown offsets."""
     if placed.offset < 0:
         return -1
     return placed.offset + index - placed.known_records if index >= placed.known_records else -1
@@ -298,7 +298,7 @@ class SenderContext:
 
 
 class PartitionSender:
-    """To one partition."""
+    """Sends the batches of a producer to one partition."""
 
     def __init__(
         self,
@@ -329,7 +329,7 @@ class PartitionSender:
 
     # ---- its epoch -----------------------------------------------------------------------------------------------------
     async def begin(self) -> None:
-        """Ask how to go on, and begin there."""
+        """Ask the leader how to continue, and begin."""
         state, how = await self._ask(), self._options.begin
         self.known = state if state.known else None
         digest = RollingDigest.decode(state.digest) if state.digest else None
@@ -352,11 +352,17 @@ class PartitionSender:
         if self._errand.round is not None:  # at its beginning nothing of it may be there
             same = same and self._is_of_the_round(state) if sequence else not self._is_of_the_round(state)
         if state.known and self._options.begin == "resume" and not same:
-            text = f"another process has gone on as this producer of {self._stream}/{self.partition}"
+            text = (
+                f"Another process has published to {self._stream}/{self.partition} with this producer id. Stop this process, or use "
+                "another producer id."
+            )
             raise PublishRejectedError(text, "PRODUCER_FENCED")
         own, known = self._errand.partitioning(), state.partitioning
         if self._options.begin == "repeat" and own is not None and known.partitions not in (0, own.partitions):
-            text = f"another process of this producer of {self._stream} chooses among another number of partitions"
+            text = (
+                f"Another process with this producer id sent the records of this round to {self._stream} with another number of "
+                "partitions. Use the same number in both, or another producer id."
+            )
             raise PublishRejectedError(text, "DIVERGED_PRODUCER")
         self.lane.begin_again(state.epoch)
 
@@ -396,7 +402,8 @@ class PartitionSender:
                 self.addressing.doubt()
                 if _REFUSALS.get(ack.ackError) is Refusal.AGAIN:
                     raise UnavailableError(
-                        f"{self._stream}/{self.partition} rejected the request for now: {ack.detail or ack.ackError}"
+                        f"{self._stream}/{self.partition} rejected the request for now: {ack.detail or ack.ackError}. "
+                        "Retry it later."
                     )
                 rejection = self._rejection(ack)
                 if self._errand.round is not None and rejection.reason == "DIVERGED_PRODUCER":
@@ -420,7 +427,7 @@ class PartitionSender:
 
     # ---- sending -------------------------------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Send what the lane holds, until cancelled."""
+        """Send the queued batches until canceled."""
         loop, transport = asyncio.get_running_loop(), self._transport
         renewed = transport.reconnected
         while True:
@@ -442,7 +449,7 @@ class PartitionSender:
             await self._until(self.lane.wake_at(), renewed)
 
     async def _until(self, at: float | None, renewed: asyncio.Future[None]) -> None:
-        """Until then, or until something has happened."""
+        """Wait until that time or an event."""
         loop, awake = asyncio.get_running_loop(), self.awake
         timer = None if at is None else loop.call_at(at, awake.set)
         wake = lambda _: awake.set()  # noqa: E731
@@ -457,7 +464,7 @@ class PartitionSender:
     def _check_patience(self, now: float) -> None:
         first = self.lane.first_unanswered
         if first is not None and first.attempt and now >= first.first_at + self._options.patience_s:
-            why = self._refusal or UnavailableError("no ack arrived")
+            why = self._refusal or UnavailableError("no ack arrived in time")
             raise OutcomeUnknownError(
                 f"No ack from {self._stream}/{self.partition} within {self._options.patience_s:g} s: {why}. The "
                 f"records may be stored. Check the leader with `liftpy status --stream {self._stream}`."
@@ -483,7 +490,7 @@ class PartitionSender:
 
     # ---- answers -------------------------------------------------------------------------------------------------------
     def answered(self, sequence: int, attempt: int, message: Any) -> None:
-        """An answer to a batch has come."""
+        """Process an answer to a batch."""
         now = asyncio.get_running_loop().time()
         if nobody_there(message):
             error = UnavailableError(
@@ -532,7 +539,7 @@ class PartitionSender:
         self.awake.set()
 
     def _ack_in(self, message: Any) -> _Ack | None:
-        """The partition's own; None: somebody else answers, and says nothing about it."""
+        """Return the ack of this partition, None for a foreign answer."""
         payload = message if isinstance(message, bytes) else bytes(message.data)
         try:
             ack = frames.decode(payload, _Ack)

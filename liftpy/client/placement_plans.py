@@ -134,10 +134,12 @@ class PlacementPlan:
 
 
 def plan_from_pb(plan: cluster_pb2.PlacementPlan) -> PlacementPlan:
-    """Decode a plan. Raise ValueError if it is not consistent."""
+    """Decode a plan. Raise ValueError if it is inconsistent."""
     factor, places = plan.replicationFactor, list(plan.replicas)
     if places and (not factor or len(places) % factor or max(places) >= len(plan.nodes)):
-        raise ValueError(f"{len(places)} replicas, {factor} of a partition, on {len(plan.nodes)} nodes are no map")
+        raise ValueError(
+            f"the plan is inconsistent: {len(places)} replicas, replication factor {factor}, {len(plan.nodes)} nodes"
+        )
     ids = [node.nodeId for node in plan.nodes]
     return PlacementPlan(
         first_partition=plan.firstPartition,

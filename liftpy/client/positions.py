@@ -338,7 +338,7 @@ def _is_offset(text: str) -> bool:
 
 
 def _moment(text: str, now: datetime | None, name: str) -> datetime | None:
-    """The time that the text is, None: it is none; ConfigError where it is out of range."""
+    """Return the time in the text, None if it is none. Raise ConfigError if it is out of range."""
     relative = _RELATIVE.fullmatch(text) if now is not None else None
     try:
         if relative is None or now is None:

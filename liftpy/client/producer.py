@@ -268,7 +268,10 @@ class Producer:
         """
         found = {course.repeat.partitions for course in self._courses} - {0}
         if len(found) > 1:
-            text = f"partitions were added to {self._stream} while the round was sent, by {sorted(found)} of them"
+            text = (
+                f"Partitions were added to {self._stream} during this round: its records were sent to {sorted(found)} partitions. "
+                "Name the partition of each record (partition=), or use another producer id."
+            )
             raise PublishRejectedError(text, "DIVERGED_PRODUCER")
         return min(found.pop(), self.partitions) if found else self.partitions
 
@@ -428,7 +431,7 @@ class Producer:
         return Receipt(ticket, index)
 
     async def _let_others_go(self) -> None:
-        """Once a batch, and before a record is taken: a send that is cancelled has taken nothing."""
+        """Yield to the event loop once per batch before a record is taken, so that a canceled send has taken nothing."""
         self._yielding += 1
         try:
             await asyncio.sleep(0)
@@ -603,7 +606,7 @@ class Producer:
         return shares
 
     def _not_there(self, known: int, positions: Sequence[int], sizes: Sequence[int], at: Sequence[int]) -> list[int]:
-        """Those of ``at`` that were made from what lies behind ``known``; the others leave the buffer."""
+        """Return the records that were made from source records after ``known``. The others leave the buffer."""
         first = bisect_right(at, known, key=positions.__getitem__)
         if first:
             self._buffer.leave(sum(sizes[i] for i in at[:first]), first)
@@ -612,7 +615,7 @@ class Producer:
     def _shared_out(
         self, count: int, keys: Sequence[bytes | None] | None, partition: int | None
     ) -> list[tuple[PartitionSender, list[int] | None]]:
-        """Which records go where; None: all."""
+        """Return which records go to which partition, None for all."""
         if partition is not None:
             return [(self._course(partition), None)]
         if len(self._courses) == 1:
@@ -654,7 +657,7 @@ class Producer:
 
     # ---- the same partitions again ---------------------------------------------------------------------------------------------
     def _choose_partitioning(self) -> None:
-        """Choose partitions as the processes before have chosen them, where this one repeats what they sent [A18]."""
+        """Choose partitions as earlier processes did if this one repeats their records [A18]."""
         if self._source is not None:
             return
         own = PartitioningMethod.FUNCTION if callable(self._partitioner) else _METHODS[self._partitioner, self._is_numbered]
@@ -682,14 +685,17 @@ class Producer:
         why = self._why_not_again or (self._why_not_keyless if keyless else "")
         if why:
             text = (
-                f"cannot choose the same partitions of {self._stream} again for the records of producer {self.name}: {why}. "
-                "Name the partition of each record (partition=), or use another id"
+                f"Cannot choose the same partitions of {self._stream} again for the records of producer {self.name}: {why}. "
+                "Name the partition of each record (partition=), or use another producer id."
             )
             raise PublishRejectedError(text, "DIVERGED_PRODUCER")
 
     def _must_fit(self, size_bytes: int) -> None:
         if size_bytes > self._most_bytes:
-            text = f"a record of about {size_bytes} bytes is more than a message of this server holds ({self._most_bytes})"
+            text = (
+                f"The record has about {size_bytes} bytes, but the NATS server accepts messages of {self._most_bytes} bytes. Send "
+                "smaller records, or increase max_payload of the server."
+            )
             raise PublishRejectedError(text, "TOO_LARGE")
 
     def _must_go_on(self) -> None:
@@ -707,7 +713,7 @@ class Producer:
             self._courses[partition].answered(sequence, attempt, message)
 
     def _fail(self, error: LiftError) -> None:
-        """It is over: everybody is told. What was sent and not answered may be stored."""
+        """Fail all batches. Sent but unanswered ones may be stored."""
         if self._failure is not None:
             return
         self._failure = error
@@ -715,7 +721,10 @@ class Producer:
             for ticket, attempts in course.lane.tickets:
                 unknown = attempts > 1 or (attempts and not isinstance(error, PublishRejectedError))
                 ticket.fail(
-                    OutcomeUnknownError(f"The records were sent, but not acknowledged, so they may be stored. Cause: {error}")
+                    OutcomeUnknownError(
+                        f"The records were sent, but not acknowledged, so they may be stored. Read the "
+                        f"stream to find out. Cause: {error}"
+                    )
                     if unknown
                     else error
                 )
@@ -790,7 +799,9 @@ def _chunk_end(ends: list[int], start: int, most_bytes: int, most_records: int) 
 def open_producer(
     transport: Transport, admin: Admin, stream: str, *, id: str = "", round: Round | None = None, options: ProducerOptions
 ) -> Opening[Producer]:
-    """A producer of ``stream``. ``id`` '': one of its own, whose records nobody else can send again. ``round``: that it sends.
+    """Open a producer of ``stream``.
+
+    ``id`` '': a random one, whose records no other process can send again. ``round``: the round to send.
 
     Raises NotFoundError, ConfigError (nobody answers on the stream), UnavailableError, and PublishRejectedError: PRODUCER_FENCED where
     a later round was begun.

@@ -1,4 +1,4 @@
-"""A reader's progress through one partition: what to ask next, and what of an answer may be handed on. Pure.
+"""Progress of a reader in one partition: the next request, and which records of an answer may be delivered. Pure.
 
 Holds R1 (nothing past HW), R2 (in order, no gap, no duplicate), R6 (what was read is still there), R9 (another uid is another stream)
 and the CRC check, once per batch. It knows nothing of NATS: bytes of an answer go in, checked slices of batches come out, or an
@@ -44,7 +44,7 @@ FINAL = (NotFoundError, OffsetOutOfRangeError, LogTruncatedError, TombstonesMiss
 
 
 class NotServedError(UnavailableError):
-    """This replica does not answer for that range now; another one, or the same later, may. ``leader``: hint, may be empty."""
+    """This replica does not serve the range now. Another one, or this one later, may. ``leader``: hint, may be empty."""
 
     code = "NOT_SERVED"
 
@@ -55,15 +55,16 @@ class NotServedError(UnavailableError):
 
 
 class SecondOpinion:
-    """What would end a reader is believed when it is said twice, in answers to two questions of which the second went elsewhere, or to
-    the leader: one frame that is whole and not true, from a broken tool or a stranger who heard where an answer was waited for, ends
-    nobody. Of one ``fetch`` or ``bounds``."""
+    """A fatal answer counts only if a second node, or the leader, says the same.
+
+    A single wrong message must not end a reader.
+    """
 
     def __init__(self) -> None:
         self._heard: type[LiftError] | None = None
 
     def ask_again(self, error: LiftError, leader: str) -> NotServedError:
-        """What to raise the first time: the question goes out again. Raises ``error`` itself when it is heard again."""
+        """Return the error for the first time: the request is sent again. Raise ``error`` itself the second time."""
         if type(error) is self._heard:
             raise error
         self._heard = type(error)
@@ -125,15 +126,11 @@ class ReadProgress:
 
     @property
     def done(self) -> bool:
-        """Whether everything up to the end has been handed on."""
+        """Whether all records up to the end are delivered."""
         return self.end_offset is not None and self.next_offset >= self.end_offset
 
     def request(self, max_bytes: int, wait_ms: int, request_id: int = 0) -> client_pb2.ReadRequest:
-        """The next question. What was handed on was committed, so a replica that does not know this yet is behind, not us. (Where it
-        was not, the leader says by its LeaderEpoch whether it still is there.)
-
-        ``request_id``: unguessable; the answer bears it.
-        """
+        """Return the next request. Delivered records were committed, so a replica that lacks them is behind."""
         held = self.assembly.held
         self._request_id = request_id
         return client_pb2.ReadRequest(
@@ -213,13 +210,13 @@ class ReadProgress:
         return slices
 
     def learn_compacted(self, compacted_end: int) -> None:
-        """Compaction had looked up to there (exclusive) when something below ``next_offset``, or of this answer, was read."""
+        """Note the exclusive end of the compacted range when earlier records were read."""
         self.compacted_end = max(self.compacted_end, compacted_end)
         if self.moves_end and self.end_offset is not None:
             self.end_offset = max(self.end_offset, self.compacted_end)
 
     def _learn_compaction(self, head: client_pb2.ReadResponse) -> None:
-        """How far the replica that answers is compacted, before anything of its answer is handed on. Raises TombstonesMissedError."""
+        """Check the compaction of the answering replica before its records are delivered. Raises TombstonesMissedError."""
         known = head.deletesEnd
         if (
             self.tombstones is not None
@@ -244,7 +241,7 @@ class ReadProgress:
             raise
 
     def complaint(self) -> client_pb2.ReadRequest | None:
-        """What to tell the ``suspect``'s node, once; None: nothing. It asks for no records."""
+        """Return the damage report for the ``suspect`` node, once, else None. It requests no records."""
         suspect, self.suspect = self.suspect, None
         if suspect is None:
             return None
@@ -309,8 +306,10 @@ class ReadProgress:
 
 
 def must_agree(head: client_pb2.ReadResponse, uid: str, last_offset: int, last_epoch: int) -> None:
-    """Raise ProtocolError for an answer's header that contradicts itself, or what was asked: no replica says that, so it ends nobody.
-    ``last_offset``, ``last_epoch``: of the last record that the reader has, epoch 0: none."""
+    """Raise ProtocolError if the header of an answer contradicts itself or the request.
+
+    The client then asks another node. ``last_offset``, ``last_epoch``: last record of the reader, epoch 0 for none.
+    """
     wrong = ""
     if not (is_name(head.node) or not head.node) or not (is_name(head.leader) or not head.leader):
         wrong = "the names of its nodes are none"  # they become part of a subject
@@ -381,19 +380,22 @@ def bounds_of(head: client_pb2.ReadResponse) -> Bounds:
 
 @dataclass(slots=True)
 class BackwardProgress(ReadProgress):
-    """``next_offset``: everything from it on has been handed on, exclusive. ``end_offset``: the lowest offset wanted, inclusive; None:
-    whatever the log starts with. ``last_offset``, ``leader_epoch``: of the lowest record that was looked at, epoch 0: none."""
+    """Progress of a backward read.
+
+    ``next_offset``: all records from it on are delivered (exclusive). ``end_offset``: lowest wanted offset (inclusive), None:
+    the log start.
+    """
 
     log_start_offset: int = 0
     """Inclusive, as the last answer says."""
 
     @property
     def done(self) -> bool:
-        """Whether nothing that is wanted lies below."""
+        """Whether no wanted record remains."""
         return self.next_offset <= max(self.end_offset or 0, self.log_start_offset)
 
     def request(self, max_bytes: int, wait_ms: int, request_id: int = 0) -> client_pb2.ReadRequest:
-        """The next question; what lies below is there, so nobody waits."""
+        """Return the next request. The records exist, so it never waits."""
         asked = ReadProgress.request(self, max_bytes, 0, request_id)
         asked.backwards = True
         return asked

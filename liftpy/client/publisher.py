@@ -486,7 +486,7 @@ class Publisher:
             raise ClientClosedError(f"The publisher of {self._stream}/{self._partition} is closed. Open a new publisher.")
 
     async def _open(self) -> None:
-        """Listen for acks; the first of those who send at once does it for all. Nothing is sent whose ack could not come."""
+        """Subscribe to acks, once for all callers, before the first message is sent."""
         async with self._opening:
             if self._subscription is None:
                 self._inbox = self._transport.connection.new_inbox()
@@ -527,7 +527,7 @@ class Publisher:
                     number,
                     OutcomeUnknownError(
                         f"Stream {self._stream} was deleted and created again before the ack arrived. The message may have "
-                        "been stored in the deleted stream."
+                        "been stored in the deleted stream. Send it again if the current stream needs it."
                     ),
                 )
                 return
@@ -537,7 +537,10 @@ class Publisher:
             await self._transport.write(address.subject, message.payload, reply, None, message.deadline)
         except ProtocolError as error:  # the limit of this server, not of the one that may have got an earlier attempt
             unknown = (
-                OutcomeUnknownError(f"An earlier attempt got no ack, so the message may be stored. Last error: {error}")
+                OutcomeUnknownError(
+                    "An earlier attempt got no ack, so the message may be stored. Send it again with the same message id "
+                    f"(message_id). Last error: {error}"
+                )
                 if message.maybe_stored
                 else None
             )
@@ -567,7 +570,9 @@ class Publisher:
             self._not_ours(f"an ack on {self._addressing.address.subject} came from {ack.stream!r}/{ack.partition}")
             if ack.ackError == _Ack.WRONG_STREAM and waiting is not None:
                 waiting.refusal = PublishRejectedError(
-                    f"Another stream, {ack.stream}/{ack.partition}, stores this subject: {ack.detail}", "WRONG_STREAM"
+                    f"Another stream, {ack.stream}/{ack.partition}, stores this subject: {ack.detail}. Check `liftpy stream "
+                    "list`.",
+                    "WRONG_STREAM",
                 )
             return
         other = bool(waiting is not None and waiting.uid and ack.streamUid and ack.streamUid != waiting.uid)
@@ -581,7 +586,7 @@ class Publisher:
             self._refusal(number, waiting, ack, other)
 
     def _stored(self, first: int, ack: _Ack) -> None:
-        """It is, and so are those that follow it in its run, each at the offset that follows."""
+        """Complete the first message of a run, and the following ones with the following offsets."""
         in_flight, refused, uid = self._in_flight, self._refused, ack.streamUid
         named, epoch, behind, duplicate = (ack.stream, ack.partition), ack.leaderEpoch, ack.offset - first, ack.duplicate
         end = first + 1 if ack.recordCount <= 1 else min(first + ack.recordCount, self._next_id)
@@ -607,7 +612,7 @@ class Publisher:
             self._window.leave(size_bytes, count)
 
     def _first_is_taken(self) -> None:
-        """Somebody has taken the one that was sent again alone: all the others follow."""
+        """Send the other messages, because the one that was sent alone was accepted."""
         self._taken, self._first, now = True, -1, asyncio.get_running_loop().time()
         for other in map(self._in_flight.__getitem__, self._refused):
             other.resend_at = max(now, other.not_before)
@@ -625,14 +630,14 @@ class Publisher:
             self._fail(number, refusal)
 
     def _not_ours(self, why: str) -> None:
-        """Somebody else answers on the subject; what it says is nothing about our stream [A9]. The ack is waited for."""
+        """Note a foreign answer on the subject. It says nothing about this stream [A9], so the client keeps waiting."""
         self.foreign_answers += 1
         self._transport.counters["acks by somebody else"] += 1
         self._last_foreign = f" ({why})"
         self._addressing.doubt()
 
     def _on_denial(self, is_publish: bool, subject: str) -> None:
-        """NATS refuses our messages, or their answers."""
+        """Fail the messages, because NATS denies them or their answers."""
         if (is_publish and subject != self._addressing.address.subject) or (not is_publish and subject != f"{self._inbox}.*"):
             return
         what = f"publish on {subject}" if is_publish else f"subscribe for acks on {subject}"
@@ -647,7 +652,10 @@ class Publisher:
             self._fail(number, OutcomeUnknownError(str(denial)) if self._has_right else denial)
 
     def _moved(self) -> None:
-        """The stream was made again: what its like have refused goes there. What may be stored is never sent twice."""
+        """Use the address of the stream that was created again for rejected messages.
+
+        Messages that may be stored are never sent to it.
+        """
         address, self._has_right = self._addressing.address, False
         for number, message in self._in_flight.items():
             if message.refusal is not None and message.uid not in ("", address.uid):
@@ -660,7 +668,7 @@ class Publisher:
 
     # ---- what is not answered ----------------------------------------------------------------------------------------
     def _send_again(self, number: int, message: InFlight, refusal: LiftError, after_s: float = 0.0) -> None:
-        """``after_s``: its turn, as the leader said it; 0: a pause that grows."""
+        """Send a rejected message again. ``after_s``: wait that the leader requested, 0: a growing pause."""
         if number in self._in_flight:
             now = asyncio.get_running_loop().time()
             self._taken = self._taken and after_s > 0
@@ -670,7 +678,7 @@ class Publisher:
             self._refused.add(number)
 
     def _done(self, number: int) -> asyncio.Future[PublishAck]:
-        """The future of a message that is answered or given up; done already if who waited for it has cancelled it."""
+        """Return the future of an answered or failed message. It is already done if its caller canceled it."""
         message = self._in_flight.pop(number)
         self._refused.discard(number)
         self._window.leave(message.size_bytes)
@@ -682,7 +690,9 @@ class Publisher:
             error = OutcomeUnknownError(str(error), message.message_id.decode())
         elif message.maybe_stored and not is_final(error):
             error = OutcomeUnknownError(
-                f"An earlier attempt got no ack, so the message may be stored. Last error: {error}", message.message_id.decode()
+                "An earlier attempt got no ack, so the message may be stored. Send it again with the same message id "
+                f"(message_id). Last error: {error}",
+                message.message_id.decode(),
             )
         answer = self._done(number)
         if answer.done():
@@ -694,7 +704,7 @@ class Publisher:
             answer.exception()  # it counts as looked at: one error is enough for flush()
 
     async def _sweep(self, renewed: asyncio.Future[None]) -> None:
-        """Every tick what was refused is sent again, every tenth what was not answered is sent again or given up."""
+        """Send rejected messages again at every tick. At every tenth tick, send unanswered ones again or fail them."""
         loop = asyncio.get_running_loop()
         for tick in itertools.count():
             await asyncio.sleep(_SWEEP_S)
@@ -715,7 +725,7 @@ class Publisher:
                     self._addressing.doubt()
 
     def _renewed(self, now: float) -> None:
-        """The connection was: one message probes at once whether somebody takes it, and the others follow."""
+        """Continue after a reconnect: one message probes, the others follow."""
         self._probing_until = now + PROBING_S
         known = [number for number, message in self._in_flight.items() if message.known_until]
         self._may_be_stored(known, now, "the connection broke")
@@ -729,7 +739,7 @@ class Publisher:
         return self._first in self._in_flight and self._first not in self._refused and now >= self._first_sent_at + PROBE_S
 
     async def _send_refused(self, now: float) -> None:
-        """In the order in which they were sent first: one alone until it is taken, then all."""
+        """Send rejected messages in their first order: one alone until it is accepted, then all."""
         waits = self._first in self._in_flight and self._first not in self._refused
         if waits and now < self._probing_until and self._first_is_silent(now):
             waits = False  # it can't go again, for it has no id: the next one is the probe
@@ -745,7 +755,7 @@ class Publisher:
                 self._first, self._first_sent_at, waits = number, now, True
 
     def _may_be_stored(self, numbers: Iterable[int], now: float, why: str) -> None:
-        """Those were sent and not answered: where the leader knows their id, they are sent again, else it is over."""
+        """Repeat messages that may be stored if the leader knows their ids. Otherwise they fail."""
         for number in numbers:
             message = self._in_flight[number]
             if message.resend_at:
@@ -779,5 +789,5 @@ class Publisher:
 
 
 def _was_looked_at(failed: asyncio.Future[PublishAck]) -> bool:
-    """Whether somebody was told the error of a future that failed: then it was his to handle."""
+    """Return whether the error of a failed future was read."""
     return not getattr(failed, "_log_traceback", True)

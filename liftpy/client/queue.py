@@ -118,7 +118,7 @@ class NextKeys:
         self._fill(end)
 
     def _fill(self, end: int) -> None:
-        """What compaction has taken below ``end`` has no key."""
+        """Fill offsets without a key, which compaction removed, up to ``end``."""
         self.digests += [NO_KEY] * (end - self.start - len(self.digests))
 
 
@@ -332,7 +332,7 @@ class _Place:
 
     @property
     def key(self) -> PartitionKey:
-        """The partition."""
+        """Key of the partition."""
         return self.log.key
 
     def is_due(self, now_ns: int) -> bool:
@@ -442,7 +442,7 @@ class Queue:
             logger.warning("queue %s: not left in order: %s", self.name, error)
 
     def _give_back(self) -> asyncio.Future[list[Job]]:
-        """What nobody has asked for."""
+        """Return unused records to the queue."""
         jobs, self._ready = list(self._ready), deque()
         return self._begin_settling(pb.SETTLE_RELEASE, jobs)
 
@@ -507,7 +507,7 @@ class Queue:
         return []
 
     def _handed_on(self, count: int) -> list[Job]:
-        """Up to so many of one partition, of those that are here."""
+        """Return up to ``count`` fetched jobs of one partition."""
         now_ns, jobs = _now_ns(), list[Job]()
         while self._ready and len(jobs) < count and (not jobs or self._ready[0].key == jobs[0].key):
             job = self._ready.popleft()
@@ -521,7 +521,7 @@ class Queue:
         return jobs
 
     def _bring(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Have ``work`` bring more, in a task of its own: who waits for it may be cancelled."""
+        """Run ``work`` in its own task, because the caller may be canceled."""
         coming = self._coming = asyncio.create_task(work, name=f"records of {self.name}")
         coming.add_done_callback(self._brought)
         return coming
@@ -535,7 +535,7 @@ class Queue:
             self._untouched = asyncio.get_running_loop().call_later(UNTOUCHED_S, self._look_whether_touched)
 
     def _look_whether_touched(self) -> None:
-        """What lies here and nobody asks for, another may have."""
+        """Return fetched jobs that the application does not request, so that other workers get them."""
         self._untouched = None
         left_s = UNTOUCHED_S - (_now_ns() - self._touched_ns) / 1e9
         if left_s <= 0 and self._ready:
@@ -545,7 +545,7 @@ class Queue:
             self._untouched = asyncio.get_running_loop().call_later(left_s, self._look_whether_touched)
 
     async def _take_somewhere(self, wanted: int) -> None:
-        """Of the first partition that has something, asked in turn."""
+        """Take records from the first partition that has some, in turn."""
         refused: GroupRejectedError | None = None
         if _now_ns() >= self._look_at_ns:
             await self._look_for_partitions()
@@ -563,7 +563,7 @@ class Queue:
             raise refused
 
     async def _take_of(self, place: _Place, wanted: int) -> bool:
-        """Whether there was something, or something else is to be asked first."""
+        """Take records of a partition. Return whether there were some, or another must be asked first."""
         log = place.log
         if log.bounds is None or not log.has_more or _now_ns() >= place.again_ns > 0:
             bounds = await log.look()
@@ -581,7 +581,9 @@ class Queue:
             return True
         self._note_end(place, answer)
         if answer.code:
-            raise GroupRejectedError(f"Queue {self.name}: the coordinator rejected the request: {answer.detail}")
+            raise GroupRejectedError(
+                f"Queue {self.name}: the coordinator rejected the request: {answer.detail}. Open the queue again."
+            )
         return False
 
     async def _look_anew(self) -> bool:
@@ -589,7 +591,7 @@ class Queue:
         return False
 
     async def _look_for_partitions(self) -> None:
-        """Those that were added are taken of, too."""
+        """Look for added partitions."""
         self._look_at_ns = _now_ns() + round(_ASK_AGAIN_S * 1e9)
         try:
             await self._look_anew()
@@ -598,14 +600,14 @@ class Queue:
             logger.debug("queue %s: %s", self.name, error)
 
     def _note_end(self, place: _Place, answer: pb.GroupAnswer) -> None:
-        """There is no more, for now."""
+        """Note that the partition has no more records for now."""
         place.ended = place.log.end_offset
         known = answer.nextReadyMs >= 0 and not answer.granted
         ready_s = answer.nextReadyMs / 1000 if known else _ASK_AGAIN_S
         place.again_ns = _now_ns() + round(min(ready_s, _ASK_AGAIN_S) * 1e9)
 
     async def _news(self, until_ns: int) -> None:
-        """Return when there may be something: records behind what was the end, or what others had."""
+        """Wait until there may be new records, or records that others returned."""
         if any(place.log.bounds is None for place in self._places):
             return  # not looked at yet
         now_ns = _now_ns()
@@ -620,7 +622,7 @@ class Queue:
             await asyncio.sleep(wait_s)
 
     async def _ask(self, place: _Place, wanted: int) -> pb.GroupAnswer:
-        """The answer to a take. Of an ordered queue to one that is told of the keys behind those that are all held, or were taken."""
+        """Return the answer to a take. An ordered queue also sends the keys of the next records."""
         while True:
             bounds = place.log.bounds
             assert bounds is not None
@@ -651,7 +653,7 @@ class Queue:
         )  # fmt: skip
 
     async def _receive(self, place: _Place, answer: pb.GroupAnswer, sent_ns: int, wanted: int) -> None:
-        """What was granted."""
+        """Process the granted records."""
         place.ended = -1
         try:
             self._ready.extend(await self._fetch(place.log, list(answer.granted), sent_ns + answer.waitMs * limits.NS_PER_MS))
@@ -664,7 +666,7 @@ class Queue:
     async def _receive_along(
         self, place: _Place, coming: asyncio.Future[pb.GroupAnswer | None], sent_ns: int, wanted: int
     ) -> None:
-        """What comes with the answer to acknowledgements; None: nothing does."""
+        """Process a grant that came with an acknowledgment, None for none."""
         answer = await coming
         if answer is not None and answer.granted:
             await self._receive(place, answer, sent_ns, wanted)
@@ -672,8 +674,7 @@ class Queue:
             self._note_end(place, answer)
 
     async def _fetch(self, log: QueueLog, granted: list[pb.GrantedRange], over_ns: int) -> list[Job]:
-        """The records of what was granted. Those that compaction or retention has taken are done; dead ones are stored as dead letters,
-        by a task of their own: no state of that stream keeps other records waiting. Where reading fails, everything is given back."""
+        """Return the granted records. Deleted ones count as done. Dead ones are stored as dead letters by another task."""
         key, found, done, dead = log.key, list[Job](), list[pb.RecordRange](), list[tuple[pb.GrantedRange, list[Job]]]()
         try:
             for part in granted:
@@ -725,9 +726,7 @@ class Queue:
                 self._begin_settling(kind, jobs, delay_s=delay_s)
 
     async def _bury(self, key: PartitionKey, part: pb.GrantedRange, jobs: Sequence[Job], timeout_s: float = _BURY_S) -> None:
-        """To the dead letters, each once within their window of message ids. Raises what publishing raises.
-
-        A record that has no room for the headers of a dead letter is stored without its value, else as a reference alone."""
+        """Store dead letters, deduplicated by message id. Raises the errors of a publish."""
         for job in jobs:
             record = job.record
             said = {
@@ -849,14 +848,17 @@ class Queue:
         return self._settlements.tell(jobs, asked)
 
     async def _settle_and_take(self, settlements: list[pb.Settlement]) -> list[pb.LostRange]:
-        """Tell it, and have more come with the answer where that can be used."""
+        """Send settlements, and request more records with the same command if useful."""
         settle = pb.SettleRecords(member=self._member, settlements=settlements)
         along = self._along(settlements, _now_ns())
         answer = None if along is None else await self._say_both(settle, *along)
         if answer is None:
             answer = await self._say(settle=settle)
             if answer.code not in (pb.GROUP_OK, pb.GROUP_STALE):
-                raise GroupRejectedError(f"Queue {self.name}: the coordinator rejected the acknowledgment: {answer.detail}")
+                raise GroupRejectedError(
+                    f"Queue {self.name}: the coordinator rejected the acknowledgment: {answer.detail}. "
+                    "The record may be delivered again."
+                )
         free = {(one.stream, one.partition) for one in settlements if self._options.order_by_key or one.kind != pb.SETTLE_ACK}
         for place in self._places:
             if (place.key.stream, place.key.partition) in free:
@@ -864,7 +866,7 @@ class Queue:
         return list(answer.lost)
 
     async def _say_both(self, settle: pb.SettleRecords, place: _Place, take: pb.TakeRecords) -> pb.GroupAnswer | None:
-        """None: one of the two is refused, the acknowledgements perhaps. To say those twice does no harm."""
+        """Send both in one command. Return None if one was rejected. Acknowledgments may be repeated safely."""
         coming: asyncio.Future[pb.GroupAnswer | None] = asyncio.get_running_loop().create_future()
         self._bring(self._receive_along(place, coming, _now_ns(), take.maxRecords))
         answer: pb.GroupAnswer | None = None
@@ -876,7 +878,7 @@ class Queue:
         return answer if answer.code in (pb.GROUP_OK, pb.GROUP_STALE, pb.GROUP_FULL) else None
 
     def _along(self, settlements: list[pb.Settlement], now_ns: int) -> tuple[_Place, pb.TakeRecords] | None:
-        """What to take with these acknowledgements; None: nothing."""
+        """Return what to take together with these acknowledgments, None for nothing."""
         ahead = self._pace.ahead(now_ns)
         busy = self._closed or self._coming is not None or self._options.order_by_key or not self._places
         if busy or 2 * len(self._ready) > ahead or ahead == 0 or any(one.kind != pb.SETTLE_ACK for one in settlements):

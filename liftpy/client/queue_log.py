@@ -1,5 +1,4 @@
-"""One partition as a worker of a queue reads it: how far it is committed, as far as this worker knows, and the records of what it was
-granted.
+"""One partition in a queue worker: its known committed end, and the records of its grants.
 
 What one answer brings beyond the wanted is kept, within a bound: a worker that is alone on the partition reads it once, whatever it
 takes at a time; among others each reads about what it was granted. At the end a long poll waits for what comes next.
@@ -35,10 +34,10 @@ _FAILED_S = 0.25
 
 
 class LogHome(Protocol):
-    """What is needed of the Client."""
+    """Client interface that a queue needs."""
 
     def _reader(self, stream: str, partition: int, options: ReadOptions | None) -> PartitionReader:
-        """Of one partition."""
+        """Return a reader of one partition."""
         ...
 
 
@@ -56,14 +55,14 @@ class ReadSpan:
 
     @property
     def cost_bytes(self) -> int:
-        """What it takes in memory, about."""
+        """Approximate memory use, in bytes."""
         if self.piece is None:
             return _RECORD_COST_BYTES
         header = self.piece.batch.header
         return header.size_bytes + 2 * header.body_size_bytes + _RECORD_COST_BYTES * self.piece.batch.record_count
 
     def records(self, start: int, end: int) -> list[Record]:
-        """Those from ``start`` to ``end`` (exclusive)."""
+        """Return the records from ``start`` to ``end`` (exclusive)."""
         if self.piece is None:
             return []
         first, behind = (int(place) for place in np.searchsorted(self.piece.offsets(), (start, end)))
@@ -74,13 +73,16 @@ class ReadSpan:
         return found
 
     def keys(self, start: int, end: int) -> Iterator[tuple[int, bytes | None]]:
-        """Offset and key of those."""
+        """Yield offset and key of the records from ``start`` to ``end`` (exclusive)."""
         piece = BatchSlice.between(self.piece.batch, max(start, self.start), end) if self.piece is not None else None
         return iter(()) if piece is None else zip(piece.offsets().tolist(), piece.keys(), strict=True)
 
 
 class QueueLog:
-    """Raises what reading raises: NotFoundError for a stream that was made again."""
+    """Log of one partition for a worker.
+
+    Raises the errors of reads, such as NotFoundError for a stream that was created again.
+    """
 
     def __init__(self, home: LogHome, key: PartitionKey, options: ReadOptions) -> None:
         self.key = key
@@ -102,11 +104,11 @@ class QueueLog:
 
     @property
     def has_more(self) -> bool:
-        """Whether more is committed than this worker was ever granted, as far as it is known here."""
+        """Whether there are committed records beyond all grants, as far as known."""
         return self.end_offset > self.granted_below
 
     async def look(self) -> Bounds:
-        """Ask the leader what there is. A stream that was made again has another ``uid``."""
+        """Ask the leader for the bounds. A stream that was created again has another ``uid``."""
         bounds = (await self._reader.bounds())[0]
         if bounds.uid == self.key.uid:
             self.bounds = bounds
@@ -115,14 +117,14 @@ class QueueLog:
 
     # ---- records -----------------------------------------------------------------------------------------------------
     async def records(self, start: int, end: int) -> list[Record]:
-        """Those from ``start`` to ``end`` (exclusive) that compaction and retention have left."""
+        """Return the existing records from ``start`` to ``end`` (exclusive)."""
         found: list[Record] = []
         for one in await self.held(start, end):
             found += one.records(start, end)
         return found
 
     async def held(self, start: int, end: int) -> list[ReadSpan]:
-        """What covers ``start`` to ``end`` (exclusive), in order, but for what retention has taken."""
+        """Return the spans from ``start`` to ``end`` (exclusive) in order, except deleted records."""
         found: list[ReadSpan] = []
         alone = start == self._read_below
         self._read_below = max(self._read_below, end)
@@ -140,7 +142,7 @@ class QueueLog:
         return found
 
     async def _fetch(self, start: int, end: int, *, alone: bool) -> list[ReadSpan]:
-        """One answer; ``alone``: nobody else takes of this partition, as it seems, so what follows is wanted, too."""
+        """Fetch one answer. ``alone``: no other worker uses this partition, so the following records are useful, too."""
         key = self.key
         progress = ReadProgress(
             key.stream, key.partition, start, uid=key.uid, floor_high_watermark=end - 1, compacted=self._compacted
@@ -188,7 +190,7 @@ class QueueLog:
             await asyncio.sleep(_FAILED_S)
 
     def close(self) -> asyncio.Task[None] | None:
-        """Wait for nothing any more; what is returned is about to end."""
+        """Cancel the current read. Return its task, which ends soon."""
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.cancel()

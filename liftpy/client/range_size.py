@@ -1,4 +1,4 @@
-"""What a partition's leader says of a range of offsets: how large it is, where its batches begin, LeaderEpochs at both ends. Pure.
+"""Facts of a leader about a range of offsets: size, batch borders, LeaderEpochs at both ends. Pure.
 
 A reader that splits a range at ``borders`` has no batch sent twice. They are advice for the split, and no promise of what is read.
 """
@@ -32,8 +32,10 @@ class RangeFacts:
 
 @dataclass(frozen=True, slots=True)
 class RangeFiles:
-    """Where a range lies on the host of a node that offers its files. ``host``: '' where it does not. ``spans``: (base offset of the
-    file, first byte, exclusive end) of each file, in order."""
+    """Location of a range on the host of a node.
+
+    ``host``: '' if unknown. ``spans``: (base offset of the file, first byte, exclusive end) of each file, in order.
+    """
 
     host: str
     folder: str
@@ -41,7 +43,7 @@ class RangeFiles:
 
 
 def files_of(head: client_pb2.ReadResponse) -> RangeFiles:
-    """From an answer; ProtocolError if what it says can't be."""
+    """Return the files in an answer. Raise ProtocolError if they are invalid."""
     bases, begins, ends = tuple(head.fileBases), tuple(head.fileBegins), tuple(head.fileEnds)
     ascending = all(low < high for low, high in itertools.pairwise(bases))
     if not len(bases) == len(begins) == len(ends) or not ascending or any(a >= b for a, b in zip(begins, ends, strict=True)):
@@ -53,7 +55,7 @@ def files_of(head: client_pb2.ReadResponse) -> RangeFiles:
 
 
 def facts_of(head: client_pb2.ReadResponse, start: int, end: int) -> RangeFacts:
-    """From an answer; ProtocolError if what it says can't be of that range."""
+    """Return the facts in an answer. Raise ProtocolError if they are invalid for the range."""
     if not head.HasField("rangeBytes"):
         return RangeFacts(start, end)
     size_bytes, borders, positions = head.rangeBytes, tuple(head.borders), tuple(head.borderPositions)

@@ -1,4 +1,4 @@
-"""How this client tries again: randomised exponential waits, always bounded in time. The core never retries; the edge does."""
+"""Retries of the client: randomized exponential waits with a limit. The core never retries."""
 
 from __future__ import annotations
 

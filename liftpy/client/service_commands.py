@@ -89,8 +89,10 @@ class Command:
 async def call(
     transport: Transport, find: Callable[[bool], Awaitable[Address]], command: Command, timeout_s: float
 ) -> CommandAnswer:
-    """Send it until it is answered or ``timeout_s`` have passed; see ``Client.call_service``. ``find``: the address, asked for anew or
-    as it is known."""
+    """Send a command until it is answered or ``timeout_s`` have passed.
+
+    See ``Client.call_service``. ``find``: returns the address, cached or fresh.
+    """
     if not is_utf8(command.message_id):
         raise ConfigError(f"Invalid message id {shown(command.message_id)}. Use UTF-8 text.")
     message_id = command.message_id or secrets.token_hex(16)
@@ -161,7 +163,7 @@ async def _once(
 
 
 def _look_at(message: Any, subject: str, command: Command) -> None:
-    """The stream's answer; raises what it says against the command. An answer of somebody else says nothing [A9]."""
+    """Return the stream's answer, or raise its rejection. Foreign answers are ignored [A9]."""
     if not message.data:
         raise NoRespondersError(f"No responders on {subject}. Check that the stream has a leader: `liftpy status`.")
     try:

@@ -92,7 +92,7 @@ async def ask_for(
 async def ask(
     transport: Transport, subjects: Subjects, service: str, query: bytes, partition: int, at_least: int | None, timeout_s: float
 ) -> QueryAnswer:
-    """Ask one instance, again until it answers or ``timeout_s`` have passed."""
+    """Ask one instance, and repeat until it answers or ``timeout_s`` have passed."""
     subject = data_subject(subjects.service_query(check_name(service, "service")), partition)
     headers = None if at_least is None else {AT_LEAST_HEADER: str(at_least)}
     async for attempt in retrying(timeout_s):
@@ -101,8 +101,8 @@ async def ask(
                 answer = await transport.exchange(subject, query, min(_ATTEMPT_S, timeout_s), headers)
             except NoRespondersError:
                 raise NoRespondersError(
-                    f"Service {service} does not run for partition {partition}. Check the name of the service, the partition "
-                    "and --namespace."
+                    f"No process of service {service} answers queries of partition {partition}. Check the name, the partition and "
+                    "--namespace, and that the service runs (`liftpy status`) and its class defines on_query."
                 ) from None
             return _read(subject, partition, bytes(answer.data), dict(answer.headers or {}))
     raise AssertionError("unreachable: the attempts end with a result or an error")

@@ -1,4 +1,4 @@
-"""``group.into``: what a group reads goes into another stream, what each record yields once, by source partition in order.
+"""``group.into``: copies what a group reads into another stream exactly once, in order per source partition.
 
 Goal: exactly once in every partition of the target, though members and leaders die at any time. Constraint: no transaction, and a
 member that was stopped may send long after another has its partition.
@@ -50,31 +50,31 @@ _FAREWELLS = 3
 
 
 class CopyHome(Protocol):
-    """What it needs of a Client."""
+    """Client interface that a copy needs."""
 
     def producer(
         self, stream: str, *, id: str, options: ProducerOptions | None, partitioner: Partitioner, source: Source | None
     ) -> Opening[Producer]:
-        """As ``Client.producer``."""
+        """Open a producer, as ``Client.producer`` does."""
         ...
 
 
 class CopyingMember(Protocol):
-    """What it needs of its Group."""
+    """Group interface that a copy needs."""
 
     name: str
     counters: Counter[str]
 
     async def take(self) -> GroupBatch | None:
-        """As ``Group.take``."""
+        """Return the next part, as ``Group.take`` does."""
         ...
 
     def finished(self, part: GroupBatch) -> None:
-        """As ``Group.finished``."""
+        """Finish a part, as ``Group.finished`` does."""
         ...
 
     def generation_of(self, key: PartitionKey) -> int | None:
-        """As ``Group.generation_of``."""
+        """Return the generation, as ``Group.generation_of`` does."""
         ...
 
 
@@ -93,7 +93,7 @@ class Copying:
         self._running: dict[tuple[PartitionKey, int], tuple[_Course, asyncio.Task[None]]] = {}
 
     async def run(self) -> None:
-        """Until the group is closed. Raises what reading, the transform and the producers raise."""
+        """Run until the group is closed. Raises the errors of reads, the transform and the producers."""
         taking: asyncio.Task[GroupBatch | None] | None = None
         try:
             while True:
@@ -132,7 +132,7 @@ class Copying:
 
 
 class _Course:
-    """One partition in one generation: the parts of it that are not acknowledged, and its producer."""
+    """One partition in one generation: its unacknowledged parts and its producer."""
 
     def __init__(self, home: Copying, key: PartitionKey, generation: int) -> None:
         self._home = home
@@ -146,7 +146,7 @@ class _Course:
         self._news = asyncio.Event()
 
     def add(self, part: GroupBatch) -> None:
-        """The next one."""
+        """Add the next part."""
         self._parts.append(part)
         self._news.set()
 
@@ -155,7 +155,7 @@ class _Course:
         return self._home.group.generation_of(self._key) == self._generation
 
     async def run(self) -> None:
-        """Until the partition is another's."""
+        """Run until the partition has another owner."""
         loop, home, refused_until = asyncio.get_running_loop(), self._home, 0.0
         try:
             while self._is_ours:
@@ -200,7 +200,7 @@ class _Course:
             await producer.close()
 
     async def _send_all(self, producer: Producer) -> None:
-        """All parts, those that were sent by an earlier producer too; in order, several on their way."""
+        """Send all parts in order, several in flight, also those that an earlier producer has sent."""
         home = self._home
         while self._is_ours:
             self._news.clear()
@@ -220,7 +220,7 @@ class _Course:
                 home.room.set()
 
     async def _send(self, producer: Producer, part: GroupBatch) -> ManyReceipt:
-        """What a part yields, but for what all of the target has."""
+        """Send the results of a part that the target does not have."""
         known, transform = producer.begin_after, self._home.transform
         values: list[bytes | None] = []
         keys: list[bytes | None] = []
@@ -234,7 +234,7 @@ class _Course:
         return await producer.send_many(values, keys=keys, positions=positions)
 
     def _partition(self, key: bytes | None, count: int) -> int:
-        """The same in every run; without a key by the source's partition."""
+        """Return the partition, the same in every run. Without a key it depends on the source partition."""
         return self._key.partition % count if key is None else partition_of(key, count)
 
 

@@ -1,4 +1,4 @@
-"""Whether a stream that is there is the one that somebody wants to make. Pure."""
+"""Compares an existing stream with a wanted one. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from liftpy.core.metadata.image import StreamImage
 
 
 def differences(stream: StreamImage, subject: str, partitions: int, replicas: int, config: StreamConfig | None) -> list[str]:
-    """What of ``stream`` is not as wanted, for people; [] when all is. ``replicas`` 0 and ``config`` None want nothing."""
+    """Return the differences from the wanted stream for people, [] for none.
+
+    ``replicas`` 0 and ``config`` None accept anything.
+    """
     pairs: list[tuple[str, object, object]] = [
         ("subject", stream.subject, subject),
         ("partitions", stream.partition_count, partitions),

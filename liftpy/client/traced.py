@@ -1,4 +1,4 @@
-"""Publishers, producers and readers whose work is told to OpenTelemetry, and changed in nothing but the header that is put in.
+"""Publishers, producers and readers with OpenTelemetry spans. They change only the trace header.
 
 A client's spans, made with OpenTelemetry's API: ``send``, ``receive``, ``process``. Which exporter they go to, if any, is the
 application's: its provider of tracers.
@@ -45,7 +45,7 @@ DROPPED = "spans dropped"
 
 
 class Sending:
-    """A span ``send`` that goes on until what it is of is answered."""
+    """Span ``send``, which lasts until the answer."""
 
     __slots__ = ("_span",)
 
@@ -53,7 +53,7 @@ class Sending:
         self._span = span
 
     def ended(self, error: BaseException | None = None, **attributes: AttributeValue) -> None:
-        """It is stored, or failed. ``attributes``: their names after ``liftpy.``."""
+        """End the span: stored or failed. ``attributes``: names without the prefix ``liftpy.``."""
         for name, value in attributes.items():
             self._span.set_attribute(f"liftpy.{name}", value)
         if error is not None:
@@ -62,12 +62,12 @@ class Sending:
         self._span.end()
 
     def counted(self, records: int) -> None:
-        """So many records are in its batch."""
+        """Set the number of records in the batch."""
         self._span.set_attribute("messaging.batch.message_count", records)
 
 
 class ClientSpans:
-    """Of one client. ``provider``: None: the global one. ``counters``: are told of what is left out."""
+    """Spans of one client. ``provider``: None: the global one. ``counters``: count dropped spans."""
 
     def __init__(self, provider: trace.TracerProvider | None, counters: Counter[str]) -> None:
         self._tracer = (provider or trace.get_tracer_provider()).get_tracer("liftpy")
@@ -75,22 +75,22 @@ class ClientSpans:
         self._sent, self._read = SpanBudget(), SpanBudget()
 
     def can_send(self) -> bool:
-        """Whether anything can come of ``sending``; else it counts as left out, and the message goes as it is."""
+        """Return whether a span ``sending`` is possible. Otherwise it counts as dropped and the message is sent without one."""
         if self._sent.has(1, time.monotonic_ns()) or trace.get_current_span().get_span_context().is_valid:
             return True
         self._counters[DROPPED] += 1
         return False
 
     def can_receive(self) -> bool:
-        """Whether anything can come of ``received``."""
+        """Return whether a span ``received`` is possible."""
         return self._read.has(1, time.monotonic_ns())
 
     def not_received(self) -> None:
-        """A batch that may be traced was handed on, and there was no budget."""
+        """Count a delivered batch without a span, because there was no budget."""
         self._counters[DROPPED] += 1
 
     def sending(self, stream: str, partition: int, pairs: Pairs) -> tuple[Pairs, Sending | None]:
-        """The headers to send with, and the span; None: there is none, and the headers may be as they were."""
+        """Return the headers to send and the span, None without one."""
         bears = bears_one(pairs)
         own = created_in(pairs) if bears else None
         around = trace.get_current_span().get_span_context()
@@ -108,7 +108,7 @@ class ClientSpans:
     def received(
         self, stream: str, partition: int, created: Sequence[TraceContext], arrived_ns: int, offset: int, count: int
     ) -> None:
-        """A batch was handed on, whose records bear these contexts; none: nothing is told. ``arrived_ns``: of the wall clock."""
+        """Record the delivery of a batch whose records have these contexts. ``arrived_ns``: wall clock."""
         if created:
             said = {**_said("receive", stream, partition), "messaging.batch.message_count": count, "liftpy.offset": offset}
             span = self._span(self._read, f"receive {stream}", trace.SpanKind.CONSUMER, said, created, arrived_ns or None)
@@ -119,8 +119,10 @@ class ClientSpans:
     def process(
         self, stream: str, partition: int, created: Sequence[TraceContext], offset: int, count: int | None
     ) -> Iterator[trace.Span | None]:
-        """Around what is done with records that bear these contexts; what is published within it is of the same trace. ``count``: of
-        the records, None: nobody has counted them."""
+        """Span around the processing of records with these contexts.
+
+        Messages that are published in it belong to the same trace.
+        """
         if not created:
             yield None
             return
@@ -142,7 +144,7 @@ class ClientSpans:
         self, budget: SpanBudget, name: str, kind: trace.SpanKind, said: dict[str, AttributeValue], links: Sequence[TraceContext],
         start_ns: int | None = None,
     ) -> trace.Span | None:  # fmt: skip
-        """Begun; None: there is no budget, or nobody records it."""
+        """Begin a span. None: there is no budget, or it is not sampled."""
         if not budget.takes(1, time.monotonic_ns()):
             self._counters[DROPPED] += 1
             return None
@@ -156,7 +158,7 @@ class ClientSpans:
         return None
 
     def _below(self, created: Sequence[TraceContext]) -> contexts.Context:
-        """What a span is made in: the application's own, where it is in one; else that of the first message."""
+        """Return the parent of a span: the context of the application if there is one, else of the first message."""
         now = contexts.get_current()
         if not created or trace.get_current_span(now).get_span_context().is_valid:
             return now
@@ -187,7 +189,7 @@ class TracedPublisher(Publisher):
     async def send(
         self, value: bytes | None, *, headers: HeadersLike | None = None, **as_given: Any
     ) -> asyncio.Future[PublishAck]:
-        """As of a Publisher; the span ends with the answer."""
+        """Send as a Publisher does. The span ends with the answer."""
         span = None
         if self._spans.can_send():
             headers, span = self._spans.sending(self._stream, self._partition, pairs_of(headers))
@@ -203,7 +205,7 @@ class TracedPublisher(Publisher):
         return coming
 
     async def post(self, value: bytes | None, *, headers: HeadersLike | None = None, **as_given: Any) -> None:
-        """As of a Publisher; the span ends when it is handed over."""
+        """Post as a Publisher does. The span ends when the message is written."""
         pairs, span = self._spans.sending(self._stream, self._partition, pairs_of(headers))
         try:
             await super().post(value, headers=pairs, **as_given)
@@ -217,7 +219,7 @@ class TracedPublisher(Publisher):
 
 def _answered(span: Sending, coming: asyncio.Future[PublishAck]) -> None:
     if coming.cancelled():
-        span.ended(asyncio.CancelledError("nobody waits for it any more"))
+        span.ended(asyncio.CancelledError("the application canceled the wait for the ack"))
         return
     error = getattr(coming, "_exception", None)  # to ask for it would count as having looked at it
     if error is not None:
@@ -228,8 +230,10 @@ def _answered(span: Sending, coming: asyncio.Future[PublishAck]) -> None:
 
 
 class TracedProducer(Producer):
-    """Each batch is a span, whose context its first record bears if the producer has no id: under one another process may send the
-    records again, and they have to be the same then."""
+    """Producer with a span for each batch.
+
+    Its first record has the context, unless the producer has an id: then another process must be able to send the same records.
+    """
 
     def __init__(self, spans: ClientSpans, *arguments: Any, **named: Any) -> None:
         self._spans = spans
@@ -251,7 +255,7 @@ def _landed(span: Sending, ticket: BatchFuture, coming: asyncio.Future[BatchResu
     if ticket.record_count:
         span.counted(ticket.record_count)
     if coming.cancelled():
-        span.ended(asyncio.CancelledError("nobody waits for it any more"))
+        span.ended(asyncio.CancelledError("the application canceled the wait for the ack"))
     elif (error := coming.exception()) is not None:
         span.ended(error)
     else:
@@ -260,7 +264,7 @@ def _landed(span: Sending, ticket: BatchFuture, coming: asyncio.Future[BatchResu
 
 
 class TracedReader(PartitionReader):
-    """Batches know when they came."""
+    """Reader whose batches know their arrival time."""
 
     async def _fetch_from(self, asked: str, progress: ReadProgress, opinion: SecondOpinion, max_bytes: int) -> list[BatchSlice]:
         slices = await super()._fetch_from(asked, progress, opinion, max_bytes)
@@ -271,7 +275,7 @@ class TracedReader(PartitionReader):
 
 
 class TracedConsumer(Consumer):
-    """Each slice that is handed on is a span ``receive``, if a record of it is traced."""
+    """Consumer with a span ``receive`` for each delivered slice with a traced record."""
 
     def __init__(self, spans: ClientSpans, *arguments: Any, **named: Any) -> None:
         self._spans = spans
@@ -300,7 +304,7 @@ def _noting(
 
 
 def contexts_of(what: Record | BatchSlice) -> tuple[TraceContext, ...]:
-    """Those that senders record, of a record, or of the first 64 records of a slice that bear one."""
+    """Return the sampled contexts of a record, or of the first 64 records with one in a slice."""
     if isinstance(what, Record):
         own = created_in(what.headers)
         return () if own is None else (own,)
@@ -329,10 +333,10 @@ class TracedMaking(ClientFactories):
         self.consumer = partial(TracedConsumer, spans)
 
     def handing_on(self, stream: str, partition: int) -> Callable[[BatchSlice], Iterator[BatchSlice]]:
-        """What hands on the slices of a range, and tells of them."""
+        """Return a function that delivers the slices of a range and traces them."""
         return _noting(self._spans, stream, partition, whole)
 
     def around(self, stream: str, what: Record | BatchSlice, partition: int) -> AbstractContextManager[Span | None]:
-        """A span around what is done with it."""
+        """Return a span around the processing."""
         offset, count = (what.offset, 1) if isinstance(what, Record) else (what.first_offset, what.record_count)
         return self._spans.process(stream, partition, contexts_of(what), offset, count)

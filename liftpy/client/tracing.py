@@ -1,4 +1,4 @@
-"""What ``connect(trace=...)`` means. OpenTelemetry is loaded where a client is traced, and nowhere else."""
+"""Implements ``connect(trace=...)``. OpenTelemetry is imported only for a traced client."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def making_of(trace: bool | TracerProvider) -> ClientFactories:
-    """As ``connect`` was told; raises ConfigError for what is no provider of tracers, and where the packages are missing."""
+    """Return the factories for ``trace``. Raise ConfigError if it is no tracer provider, or packages are missing."""
     if trace is False:
         return ClientFactories()
     if trace is not True and not callable(getattr(trace, "get_tracer", None)):

@@ -1,4 +1,4 @@
-"""Rounds: what a producer sends as a whole, and as a whole again when nobody knows how much of it is stored [A4]. Pure.
+"""Rounds: records that a producer sends as a unit, and sends again as a unit if the outcome is unknown [A4]. Pure.
 
 Goal: a task that may be run twice, at once or after a death, stores what it makes once. Constraint: it has no memory of its own, and
 the log's is one state for each producer and partition.
@@ -36,9 +36,11 @@ _MAX_NUMBER = (1 << 63) - 1
 
 
 class Round(NamedTuple):
-    """``run``: what the rounds are of, 1 to 128 bytes; ``part``: which of those who share the work, 0 to 2**32 - 1; each has a producer
-    of its own. ``number``: rises with each round, from 0. ``plan``: a number for all that decides how the work is shared out, 1 to
-    MAX_PLAN; 0: it is not looked at."""
+    """One round.
+
+    ``run``: id of the job, 1 to 128 bytes. ``part``: number of the task, 0 to 2**32 - 1, each with its own producer.
+    ``number``: increases with each round, from 0.
+    """
 
     run: str
     part: int
@@ -47,8 +49,10 @@ class Round(NamedTuple):
 
     @property
     def position(self) -> SourcePosition:
-        """That the producer's batches have, but for the offset, of which it has the plan only; raises ConfigError. A generation of 0
-        means that there is none."""
+        """Source position of the producer's batches, without an offset but with the plan.
+
+        Raises ConfigError. Generation 0: none.
+        """
         if (
             not 0 < len(self.run.encode()) <= MAX_UID_BYTES
             or not 0 <= self.part < 1 << 32
@@ -69,7 +73,8 @@ class PlanChangedError(PublishRejectedError):
 
 
 def offset_in(partitions: int, last_sequence: int, plan: int = 0) -> int:
-    """A position's offset behind the record ``last_sequence`` of a round that was begun with so many partitions, under ``plan``."""
+    """Return the offset part of a position after record ``last_sequence`` of a round with ``partitions`` partitions under
+    ``plan``."""
     return plan << PLAN_SHIFT | partitions << _ROWS_BITS | last_sequence
 
 
@@ -80,8 +85,11 @@ def partitions_in(offset: int) -> int:
 
 @dataclass(slots=True)
 class Repeat:
-    """Of one partition: what of the round is stored, and what of it was given again. ``stored``: records; ``expected``: their digest,
-    None: not known; ``partitions``: how many the stream had, 0: nothing is stored. ``passed``, ``digest``: of what was given again."""
+    """Repetition of a round in one partition.
+
+    ``stored``: number of stored records. ``expected``: their digest, None: unknown. ``partitions``: number when the round
+    began.
+    """
 
     stored: int = 0
     expected: RollingDigest | None = None
@@ -91,7 +99,7 @@ class Repeat:
 
     @property
     def left(self) -> int:
-        """So many of the next records are stored."""
+        """Number of next records that are already stored."""
         return self.stored - self.passed
 
     def leave_out(self, columns: RecordColumns, start: int, end: int) -> None:

@@ -39,7 +39,7 @@ Answer = concurrent.futures.Future[memoryview]
 
 
 class ConnectionClosedError(UnavailableError):
-    """The line has ended; what was asked may or may not have been answered. Ask another way."""
+    """The connection is closed. The request may or may not have been answered. Use another connection."""
 
     code = "CONNECTION_CLOSED"
 
@@ -68,8 +68,10 @@ class BlockingConnection:
         return len(self._asked)
 
     def ask(self, subject: str, payload: bytes) -> Answer:
-        """Send a request. The future fails with ConnectionClosedError where the line has ended, or ends, and UnavailableError where
-        nobody listens; who waits no longer gives it to ``forget``."""
+        """Send a request.
+
+        The future fails with ConnectionClosedError after a close, and with UnavailableError without responders.
+        """
         answer: Answer = concurrent.futures.Future()
         with self._lock:
             if self.closed:
@@ -85,13 +87,13 @@ class BlockingConnection:
         return answer
 
     def forget(self, answers: list[Answer]) -> None:
-        """Nobody waits for these: their memory is given back when they come, and at once where they have."""
+        """Drop these futures. Their answers are ignored."""
         with self._lock:
             gone = {id(answer) for answer in answers}
             self._asked = {number: answer for number, answer in self._asked.items() if id(answer) not in gone}
 
     def close(self) -> None:
-        """What is asked fails. Returns at once."""
+        """Close. Pending requests fail. It does not wait."""
         with self._lock:
             self._end(None)
 

@@ -50,11 +50,11 @@ class Receiver(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether the connection goes on and nothing that it brought waits for the reading task."""
+        """Whether the connection is open and no data waits for the reading task."""
         return not self._left and self._ended is None and not self._stopped
 
     def data_received(self, data: bytes) -> None:
-        """From the socket."""
+        """Process data from the socket."""
         if self._stopped or self._ended is not None:
             return
         left: bytes | None = data
@@ -99,16 +99,18 @@ class Receiver(asyncio.Protocol):
         self._stream.connection_lost(error)
 
     def pause_writing(self) -> None:
-        """As the stream protocol."""
+        """Pause, as the stream protocol does."""
         self._stream.pause_writing()
 
     def resume_writing(self) -> None:
-        """As the stream protocol."""
+        """Resume, as the stream protocol does."""
         self._stream.resume_writing()
 
     async def read(self) -> bytes:
-        """What is left for the reading task; until it comes back for more, everything is. Raises why the connection has ended, behind
-        the last byte."""
+        """Return the data for the reading task.
+
+        Until its next call all data waits for it. Raise the reason of the end after the last byte.
+        """
         while not self._left:
             if self._ended is not None:
                 raise self._ended
@@ -124,7 +126,7 @@ class Receiver(asyncio.Protocol):
         return data
 
     def stop(self) -> None:
-        """Nobody reads any more: what still comes belongs to a connection that is given up."""
+        """Stop reading: data that still arrives is dropped."""
         self._stopped = True
         self._left.clear()
 
@@ -149,13 +151,13 @@ async def receive(connection: Any, take: Take, bound_bytes: int) -> Receiver | N
 
 
 class ClientConnection(StrictConnection):
-    """A client's: what comes is put together where it arrives, and the reading task is woken for whole messages."""
+    """Connection of a client: messages are assembled on arrival, and the reading task is woken for whole ones."""
 
     _receiver: Receiver | None = None
     """Of the connection that there is; None: before the handshake is done, and where nats-py alone reads."""
 
     async def _read_loop(self) -> None:
-        """As the strict one's, for what ``_take`` leaves."""
+        """Read the data that ``_take`` leaves."""
         self._receiver = receiver = await receive(self, self._take, _LEFT_BYTES)
         try:
             await super()._read_loop()
@@ -169,7 +171,7 @@ class ClientConnection(StrictConnection):
         return await (self._receiver.read() if self._receiver is not None else super()._read())
 
     def _take(self, data: bytes) -> bytes | None:
-        """What has just arrived; return what is left for the reading task (``Take``)."""
+        """Process arrived data, and return the rest for the reading task (``Take``)."""
         if self.is_closed or self.is_reconnecting:
             return None  # it belongs to a connection that is given up
         self._pings_outstanding = 0
@@ -178,8 +180,7 @@ class ClientConnection(StrictConnection):
 
 
 async def taken_over(connection: Any) -> socket.socket | None:
-    """The blocking socket of a connection that was just made and has nothing to say; nats-py's part of it ends. None, and the
-    connection is as it was, where there is no such socket (TLS, a WebSocket), or half a message has come."""
+    """Return the blocking socket of a new, idle connection. nats-py's part of it ends. None if that is not possible."""
     writer = getattr(connection._transport, "_io_writer", None)
     if writer is None or writer.get_extra_info("ssl_object") is not None or connection._ps._held_bytes:
         return None

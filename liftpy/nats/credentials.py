@@ -127,7 +127,7 @@ class Credentials:
 
 
 def _no_password() -> str:
-    """OpenSSL would ask at the terminal."""
+    """Raise an error instead of a password prompt of OpenSSL."""
     raise ValueError("the private key is encrypted, use one without a passphrase")
 
 

@@ -1,4 +1,4 @@
-"""A strict parser of what a NATS server sends, in the place of nats-py's: no publisher's bytes are taken for anything else [A12].
+"""Strict parser of the NATS protocol, instead of nats-py's: bytes of a publisher are never mistaken for protocol lines [A12].
 
 A nats-server writes ``MSG <subject> <sid> [reply] <size>`` and ``HMSG <subject> <sid> [reply] <header size> <size>`` with one
 space between the fields, and passes every other byte of a subject or reply on as it came: ``shop.a\\x0b7`` is one token. nats-py
@@ -91,7 +91,7 @@ class Pattern:
 
 
 def size_of(digits: bytes) -> int:
-    """A size as a nats-server writes it, in bytes; -1 for anything else."""
+    """Return a size in bytes, -1 if it is invalid."""
     if not digits.isdigit() or len(digits) > SIZE_DIGITS:
         return -1
     size_bytes = int(digits)
@@ -99,7 +99,7 @@ def size_of(digits: bytes) -> int:
 
 
 def message_fields(fields: list[bytes]) -> Fields | None:
-    """What the parts between single spaces of a MSG or HMSG line say; None if that is not such a line."""
+    """Return the fields of a MSG or HMSG line, None if it is invalid."""
     sizes = {b"MSG": 1, b"HMSG": 2}.get(fields[0], 0)
     if not sizes or len(fields) not in (3 + sizes, 4 + sizes) or b"" in fields:
         return None
@@ -136,7 +136,7 @@ class StrictParser(Parser):
         """Called when the server says that something is not allowed; nats-py's own text has lost the subject's case."""
 
     def reset(self) -> None:
-        """Forget what was half received; a new connection starts."""
+        """Drop incomplete data, because a new connection begins."""
         self._resets += 1
         self._chunks = []
         self._held_bytes = self._needed_bytes = 0
@@ -151,7 +151,7 @@ class StrictParser(Parser):
         self._patterns.pop(b"%d" % sid, None)
 
     def feed(self, data: bytes) -> bool:
-        """Dispatch what can be dispatched without waiting; False: ``parse`` has to go on, with what comes next, before more is fed."""
+        """Process what needs no waiting. False: call ``parse`` before more data is fed."""
         self._chunks.append(data)
         self._held_bytes += len(data)
         if self._held_bytes < self._needed_bytes:
@@ -167,7 +167,7 @@ class StrictParser(Parser):
         return bool(self._needed_bytes) or (len(rest) <= LONGEST_LINE_BYTES and b"\r\n" not in rest)
 
     async def parse(self, data: bytes = b"") -> None:
-        """Dispatch every complete message and command in what has come so far; raise only nats-py's errors and OSError."""
+        """Process all complete messages and commands. Raises only nats-py's errors and OSError."""
         if data:  # else what ``feed`` has put together would be copied
             self._chunks.append(bytes(data))
             self._held_bytes += len(data)
@@ -230,7 +230,7 @@ class StrictParser(Parser):
         return end
 
     def _is_late_pong(self, line: bytes) -> bool:
-        """Whether it is the PONG of somebody who has given up waiting: nats-py fails at that one, and would end the connection."""
+        """Return whether it is a PONG whose caller has given up. nats-py would close the connection."""
         pongs = getattr(self._connection, "_pongs", None)
         if line != b"PONG\r\n" or not pongs or not pongs[0].done():
             return False
@@ -256,7 +256,7 @@ class StrictParser(Parser):
             ) from error
 
     async def _message(self, line: list[bytes], content: bytes) -> None:
-        """One that is for nats-py, or does not fit; ``content``: header block and payload."""
+        """Process a message for nats-py, or an invalid one. ``content``: header block and payload."""
         fields = message_fields(line)
         if fields is None or size_of(fields[1]) < 0:
             self.errors["malformed message lines"] += 1
@@ -303,19 +303,18 @@ class StrictConnection(Client):
         """The subject of the last message that ``hand_over`` took, as text and as bytes."""
 
     def go_over(self, carrier: Transport) -> None:
-        """Before ``connect``: ``carrier`` takes the place of TCP, now and at each reconnect."""
+        """Use ``carrier`` instead of TCP, now and at each reconnect. Call it before ``connect``."""
         self._transport = carrier
 
     async def connect(self, servers: Any = "nats://127.0.0.1:4222", **options: Any) -> None:  # type: ignore[override]
-        """As nats-py's; with a ``tls://`` URL or any TLS setting, a server that does not encrypt is refused."""
+        """Connect, as nats-py does. With a ``tls://`` URL or a TLS setting, a server without encryption is rejected."""
         urls = [servers] if isinstance(servers, str) else list(servers)
         self._urls_want_tls = wants_tls(urls)
         self._wants_tls = bool(options.get("tls")) or self._urls_want_tls
         await super().connect(servers=servers, **options)
 
     async def renew(self, options: Mapping[str, Any]) -> None:
-        """Go on with other credentials (``Credentials.nats_options``): connects anew, at once if it is connected. What is asked and not
-        answered by then ends as with any lost connection; subscriptions come along."""
+        """Reconnect with other credentials (``Credentials.nats_options``). Pending requests end as after a lost connection."""
         self._user_credentials, self._nkeys_seed = options.get("user_credentials"), options.get("nkeys_seed")
         self._user_jwt_cb = self._signature_cb = self._public_nkey = None
         if self._user_credentials is not None or self._nkeys_seed is not None:
@@ -354,9 +353,7 @@ class StrictConnection(Client):
         return True
 
     async def _process_connect_init(self) -> None:
-        """nats-py hands its messages to ``writelines``, which in some versions of asyncio (CVE-2024-12254) never says that it holds
-        enough: they then pile up there without a bound. And a server whose first words it can't read ends its reconnecting for good: to
-        us that is a server that can't be had yet."""
+        """Work around asyncio versions (CVE-2024-12254) whose ``writelines`` ignores the buffer limit."""
         self._leave_made()
         transport: Any = self._transport
         transport.writelines = lambda messages: transport.write(b"".join(messages))
@@ -371,8 +368,7 @@ class StrictConnection(Client):
         self._made = getattr(transport, "_io_writer", None)
 
     def _leave_made(self) -> None:
-        """nats-py connects anew when it can't write what follows a handshake, and does not give that connection up: it would be read on
-        beside the next one."""
+        """Close a connection whose first write failed. nats-py would keep reading it beside the next one."""
         made, self._made = self._made, None
         if made is None:
             return
@@ -383,14 +379,13 @@ class StrictConnection(Client):
         made.transport.abort()
 
     async def _process_op_err(self, e: Exception) -> None:
-        """As nats-py's."""
+        """Handle the error as nats-py does."""
         if not (self.is_closed or self.is_reconnecting):
             self._made = None  # it is given up in good order
         await super()._process_op_err(e)
 
     async def flush(self, timeout: int = 10) -> None:
-        """As nats-py's. While it connects anew a PONG that is late is waited for, behind whatever comes first: nats-py would take a
-        second connection beside the first. A server that says nothing at all is found out by its pings."""
+        """Flush as nats-py does, but wait for a late PONG during a reconnect. nats-py would open a second connection."""
         while True:
             try:
                 return await super().flush(timeout)
@@ -399,7 +394,7 @@ class StrictConnection(Client):
                     raise
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:
-        """nats-py waits to be told that the socket is closed, which asyncio never says after a TLS handshake that has failed."""
+        """Close without waiting for the socket, whose close asyncio never reports after a failed TLS handshake."""
         transport: Any = self._transport
         if transport is not None:
             closed = transport.wait_closed
@@ -412,7 +407,7 @@ class StrictConnection(Client):
         await super()._close(status, do_cbs)
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        """The first thing that a server says, before it is told any secret: nats-py would go on in the clear."""
+        """Check the first INFO before secrets are sent. nats-py would continue without encryption."""
         if initial_connection and self._wants_tls and not info.get("tls_required") and self._is_in_the_clear():
             if not info.get("tls_available"):
                 raise Error(
@@ -427,7 +422,7 @@ class StrictConnection(Client):
         return not self.options.get("tls_handshake_first") and (server is None or server.uri.scheme != "wss")
 
     async def _read_loop(self) -> None:
-        """As nats-py's, with larger reads, and nothing that a server sends ends it for good: it reconnects."""
+        """Read as nats-py does, with larger reads. Invalid data leads to a reconnect, never to the end."""
         while not (self.is_closed or self.is_reconnecting or self._transport is None):
             try:
                 data = await self._read()
@@ -444,14 +439,14 @@ class StrictConnection(Client):
                 return
 
     async def _read(self) -> bytes:
-        """What the socket gives; raises why it gives no more."""
+        """Return data of the socket. Raises the reason of its end."""
         assert self._transport is not None
         if self._transport.at_eof():
             raise UnexpectedEOF
         return await self._transport.read(self.read_bytes)
 
     async def _taken(self, data: bytes) -> None:
-        """What was read from the socket."""
+        """Process data from the socket."""
         await self._ps.parse(data)
 
     async def _process_err(self, err_msg: str) -> None:
@@ -470,7 +465,7 @@ class StrictConnection(Client):
 
 
 def make_strict(connection: Client) -> Counter[str]:
-    """Put the strict parser into a connection of somebody else, with what it has half received; return its counters."""
+    """Replace the parser of another connection, with its incomplete data. Return the counters."""
     before = getattr(connection, "_ps", None)
     if isinstance(before, StrictParser):
         return before.errors
@@ -487,7 +482,7 @@ def make_strict(connection: Client) -> Counter[str]:
 
 
 def watch_denials(connection: Client, callback: Denied) -> Callable[[], None]:
-    """Call ``callback`` when the server refuses a publish or subscription of ``connection``; return what takes that back."""
+    """Call ``callback`` when the server denies a publish or subscription. Return a function that cancels it."""
     parser = getattr(connection, "_ps", None)
     if not isinstance(parser, StrictParser):
         return lambda: None
@@ -496,14 +491,14 @@ def watch_denials(connection: Client, callback: Denied) -> Callable[[], None]:
 
 
 def cut_off(connection: Client) -> None:
-    """Give up what waits to be written: nats-py's ``close`` waits for as long as a blocked socket takes."""
+    """Drop unwritten data, because nats-py's ``close`` waits for a blocked socket."""
     stream = getattr(getattr(connection, "_transport", None), "_io_writer", None)
     if stream is not None:
         stream.transport.abort()
 
 
 def _line_again(parser: Any) -> bytes:
-    """The line of the message whose payload nats-py's parser waits for."""
+    """Return the line of the message whose payload nats-py's parser waits for."""
     said = parser.msg_arg
     line = [b"HMSG" if parser.header_needed else b"MSG", said["subject"], b"%d" % said["sid"]]
     line += [said["reply"]] if said["reply"] else []

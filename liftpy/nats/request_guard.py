@@ -87,7 +87,7 @@ class RequestGuard:
             self.failed(reply, error)
 
     def failed(self, reply: bytes, error: Exception) -> object:
-        """Count, log and reject a request whose handler raised ``error``. Return what is to be awaited for that, if anything."""
+        """Count, log and reject a request whose handler raised ``error``. Return an awaitable for it, if any."""
         self._note(error)
         if self._reject is None or not reply:
             return None

@@ -41,7 +41,7 @@ class Answers:
         return len(self._asked)
 
     def begin(self, inbox: str, subscription: Any) -> None:
-        """Answers come to ``inbox`` and a number; ``subscription`` gives them to ``arrived``."""
+        """Set the inbox. ``subscription`` passes its messages to ``arrived``."""
         self._inbox, self._subscription, self.is_open = inbox, subscription, True
 
     async def leave(self) -> None:
@@ -64,7 +64,7 @@ class Answers:
             asked.answer.exception()
 
     async def arrived(self, message: Any) -> None:
-        """A message came to the inbox."""
+        """Process a message of the inbox."""
         token = message.subject.rpartition(".")[2]
         number = int(token) if token.isascii() and token.isdigit() and len(token) <= _MAX_DIGITS else -1
         asked = self._asked.get(number)
@@ -88,7 +88,7 @@ class Answers:
                 )
 
     def end(self, error: LiftError) -> None:
-        """Nobody waits any more."""
+        """Fail all waiting requests."""
         for asked in self._asked.values():
             self._fail(asked, error)
 
@@ -99,5 +99,5 @@ class Answers:
 
 
 def nobody_there(message: Any) -> bool:
-    """Whether a message is the server's word that nobody listens."""
+    """Return whether a message means "no responders"."""
     return bool(message.headers) and not message.data and message.headers.get("Status") == _NO_RESPONDERS

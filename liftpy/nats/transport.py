@@ -108,7 +108,7 @@ async def open_connection(
 
 
 async def _not_swallowed(work: Awaitable[_T]) -> _T:
-    """What ``work`` gives; a cancellation that nats-py, or ``wait_for`` within it, has swallowed meanwhile is raised after all."""
+    """Return the result of ``work``. Raise a cancellation that nats-py or ``wait_for`` has swallowed."""
     task = asyncio.current_task()
     assert task is not None
     before = task.cancelling()
@@ -169,7 +169,7 @@ class Transport:
 
     @property
     def parse_errors(self) -> Counter[str]:
-        """What our parser left out of what the connection received, by kind."""
+        """Number of skipped parts of the received data, by kind."""
         found = getattr(getattr(self.connection, "_ps", None), "errors", None)
         return found if isinstance(found, Counter) else Counter()
 
@@ -188,12 +188,12 @@ class Transport:
             )
 
     def tell_of_close(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call ``callback`` when the transport is closed; return what takes that back."""
+        """Call ``callback`` at the close. Return a function that cancels it."""
         self._on_close.add(callback)
         return lambda: self._on_close.discard(callback)
 
     def tell_of_denials(self, callback: Denied) -> Callable[[], None]:
-        """Call ``callback`` when NATS refuses a publish or a subscription; return what ends that."""
+        """Call ``callback`` when NATS denies a publish or subscription. Return a function that cancels it."""
         self._on_denial.add(callback)
         return lambda: self._on_denial.discard(callback)
 
@@ -224,7 +224,7 @@ class Transport:
 
     @property
     def has_room(self) -> bool:
-        """Whether a message can be handed over without waiting: little is still to be written, or the connection is being renewed."""
+        """Whether a message can be written without waiting: the buffer is small, or a reconnect is running."""
         return self.connection.pending_data_size <= ROOM_BYTES or not self.connection.is_connected
 
     async def room(self, give_up_at: float) -> None:
@@ -299,7 +299,7 @@ class Transport:
             self._answers.forget(number)
 
     async def _open_inbox(self, timeout_s: float) -> None:
-        """The first of those who ask at once does it for all, and goes on if it is cancelled."""
+        """Subscribe to the reply inbox, once for all callers, even if one is canceled."""
         if self._opening is None or self._opening.done():
             self._opening = asyncio.create_task(self._open(timeout_s), name="inbox of a client")
             self._opening.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -316,7 +316,7 @@ class Transport:
         self._answers.begin(inbox, await self.listen(f"{inbox}.*", self._answers.arrived, timeout_s))
 
     async def listen(self, subject: str, callback: Callable[[Any], Awaitable[None]], timeout_s: float) -> Any:
-        """Subscribe; return nats-py's subscription when the server knows of it, or when it is told at the next reconnect.
+        """Subscribe. Return nats-py's subscription when the server knows it, or will learn it at the next reconnect.
 
         Raises NotAllowedError, UnavailableError, ClientClosedError.
         """
@@ -370,7 +370,7 @@ class Transport:
         await self.write(subject, payload, reply, headers, give_up_at)
 
     def hand_over(self, subject: str, payload: bytes, reply: str) -> bool:
-        """``write`` where there is room and it can be done without waiting; else False: ``write`` is to do it, or to say why not."""
+        """Write if it needs no waiting and return True. Otherwise return False: call ``write``."""
         ours = self._ours
         return ours is not None and len(payload) < _LARGE_BYTES and ours.hand_over(subject, reply, payload, ROOM_BYTES)
 
@@ -397,7 +397,7 @@ class Transport:
     async def _write_large(
         self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None, give_up_at: float
     ) -> None:
-        """nats-py may wait until it is written, and swallows a cancellation while it does."""
+        """Write a large message. nats-py may wait and swallow a cancellation."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(give_up_at):
                 await _not_swallowed(self.connection.publish(subject, payload, reply=reply, headers=headers))
@@ -417,7 +417,7 @@ class Transport:
             ) from error
 
     def end(self) -> None:
-        """Nothing goes through here any more, and who waits is told. The connection stays open: it may be the caller's."""
+        """End: waiting callers get an error. The connection stays open, because it may belong to the caller."""
         self.must_be_at_home()
         self.closed = True
         self._unwatch()
@@ -432,13 +432,13 @@ class Transport:
             callback()
 
     async def leave(self) -> None:
-        """``end``, and leave nothing behind on the connection, which goes on."""
+        """End, and remove everything from the connection, which stays open."""
         self.end()
         await end_tasks([self._opening])
         await self._answers.leave()
 
     async def close(self) -> None:
-        """``end``, then flush and close the connection; what can't be written within ``_CLOSE_S`` is given up."""
+        """End, flush and close the connection. Data that cannot be written within ``_CLOSE_S`` is dropped."""
         self.end()
         try:
             await end_tasks([self._opening])
@@ -462,7 +462,7 @@ _closings: set[asyncio.Task[None]] = set()
 
 
 async def _close_bounded(connection: NatsConnection) -> None:
-    """nats-py waits for as long as a blocked socket takes."""
+    """Close in limited time. nats-py waits for a blocked socket."""
     closing = asyncio.create_task(connection.close(), name="nats-py's close")
     closing.add_done_callback(lambda done: done.cancelled() or done.exception())
     await asyncio.wait([closing], timeout=_CLOSE_S)

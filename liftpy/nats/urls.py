@@ -1,4 +1,4 @@
-"""NATS URLs: checked before anything connects, and shown without what is secret in them."""
+"""NATS URLs: validation before the connect, and display without secrets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NO_PORT = re.compile(r":(?!//|\d{1,5}/?$)[^\]@]*$")
 
 
 def shown(urls: str | Iterable[str]) -> str:
-    """One URL, or several, for people: users, passwords and tokens are left out, and what may be a part of one."""
+    """Return URLs for people, without users, passwords and tokens."""
     return ", ".join(_shown(url.strip()) for url in (urls.split(",") if isinstance(urls, str) else urls))
 
 
@@ -70,5 +70,5 @@ def _has_good_port(parts: SplitResult) -> bool:
 
 
 def wants_tls(urls: Iterable[str]) -> bool:
-    """Whether one of them says that nothing may travel in the clear."""
+    """Return whether one of them requires encryption."""
     return any(url.strip().split("://")[0].lower() in ENCRYPTED for url in urls if "://" in url)

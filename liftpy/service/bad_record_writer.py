@@ -1,4 +1,4 @@
-"""Writes what ``liftpy.core.services.bad_records`` decides: the record to the dead-letter stream, then the decision to the log."""
+"""Writes skipped records to the dead-letter stream, then the decision to the log (``liftpy.core.services.bad_records``)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FILLED_IN = "service"
 
 
 class RecordWriter:
-    """Appends what the framework says to a stream. ``timeout_s``: for each ack."""
+    """Appends records of the framework to a stream. ``timeout_s``: for each ack."""
 
     def __init__(self, client: Client, timeout_s: float = 3.0) -> None:
         self._client = client
@@ -82,7 +82,7 @@ class DecisionWriter(RecordWriter):
         self._dead_letters = dead_letter_stream
 
     async def pass_over(self, identity: Identity, decision: SkipDecision, record: Record, error: str) -> int:
-        """Give ``record`` to the dead-letter stream, then append the decision; return the decision's offset.
+        """Write ``record`` to the dead-letter stream, append the decision, and return its offset.
 
         The record may be there twice when this is repeated; it is never passed over without being there. Raises UnavailableError when
         either is not acknowledged.

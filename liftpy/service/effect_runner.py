@@ -70,8 +70,10 @@ class EffectRunner:
         """Why an effect has no result; shown in status."""
 
     def wake(self) -> None:
-        """There may be something to do: records were applied, or this service leads now. A timer that was set meanwhile, and is due no
-        sooner than it looks anyway, does not wake it."""
+        """Look for work: records were applied, or this service leads now.
+
+        If its next check is early enough, it is not woken.
+        """
         machine = self._machine()
         if machine is not None and self._leads():
             rests_until_s = time.monotonic() + self._rest_s(machine)
@@ -100,7 +102,7 @@ class EffectRunner:
             self._give_up()
 
     def _rest_s(self, machine: ServiceMachine | None) -> float:
-        """How long there is nothing to do, as far as can be seen."""
+        """Return how long there is nothing to do."""
         if machine is None or not self._leads():
             return _IDLE_LOOK_S
         if len(machine.effects):
@@ -156,7 +158,7 @@ class EffectRunner:
             one.task = None
 
     async def _handled(self, machine: ServiceMachine, effect: Effect) -> bytes:
-        """What the handler returns; raises what it raises, TimeoutError after ``effect_timeout_s``."""
+        """Return the result of the handler. Raises its errors, and TimeoutError after ``effect_timeout_s``."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
         self._threads += 1
@@ -190,7 +192,7 @@ class EffectRunner:
         return result or b""
 
     async def _tick(self, machine: ServiceMachine) -> None:
-        """While nothing arrives log time stands still; a record that says nothing lets timers fire that are due by the clock."""
+        """Append an empty record if nothing arrives, so that log time advances and due timers fire."""
         tick_interval_s, now_s = self._settings.tick_interval_s, time.monotonic()
         if not tick_interval_s or now_s - self._ticked_s < tick_interval_s or machine.next_timer_ns is None:
             return

@@ -72,8 +72,10 @@ Say = Callable[[pb.ServiceHello | pb.ServiceAck, str, Told], None]
 
 @dataclass(slots=True, kw_only=True)
 class _Serving:
-    """What goes on beside the feeding. ``emitted``: where the output stream ended when it was last seen to have grown, and when,
-    monotonic seconds."""
+    """State besides the feeding.
+
+    ``emitted``: last seen end of the output stream, and the monotonic time in seconds at which it grew.
+    """
 
     replies: ReplyDesk = field(default_factory=ReplyDesk)
     queries: QueryServer | None = None
@@ -87,7 +89,7 @@ class _Serving:
     thread: int = field(default_factory=threading.get_ident)
 
     def wake(self) -> None:
-        """There may be something to do, or it may be done from here now."""
+        """Look for work."""
         if self.replier is not None:
             self.replier.wake()
         if self.effects is not None:
@@ -115,8 +117,10 @@ class ServiceHost:
         reader_of: Callable[[ReadOptions], PartitionReader] | None = None,
         say: Say | None = None,
     ) -> None:
-        """``reader_of``: what reads the records; None: by NATS, as any client. ``say``: how its node is spoken to where that is this
-        process; None: by NATS."""
+        """``reader_of``: reads the records, None: over NATS like any client.
+
+        ``say``: sends messages to the node in the same process.
+        """
         if isinstance(factory, type):
             check_outputs(factory, settings.output_stream)
         self._factory = factory
@@ -213,7 +217,7 @@ class ServiceHost:
             self._fatal(task.exception())  # type: ignore[arg-type]
 
     async def _serve(self) -> None:
-        """Once joined: restore the state, then be fed and emit, for ever."""
+        """Restore the state, then read records and emit outputs, forever."""
         await self._joined.wait()
         order = self._order
         assert order is not None
@@ -355,7 +359,7 @@ class ServiceHost:
         return order is not None and order.leads and self._holds(order)
 
     def _holds(self, order: pb.JoinLog) -> bool:
-        """Whether what it says is still to be believed. A node that is this process itself is always heard: it says what changes."""
+        """Return whether the last order of the node is still valid. A node in the same process is always connected."""
         if self._serving.say is not None:
             return self._heard_s > -math.inf
         return time.monotonic() - self._heard_s < order.leaseMs / 1000
@@ -370,13 +374,13 @@ class ServiceHost:
         await writer.pass_over(machine.identity, decision, failing.error.record, str(failing.error))
 
     def _hears(self) -> bool:
-        """Whether the node has been heard lately, and feeds the state."""
+        """Return whether the node was heard recently and feeds the state."""
         order = self._order
         feeding = self._refusal or (self._feeder.problem if self._feeder is not None else "")
         return order is not None and self._holds(order) and not feeding
 
     def _caught_up(self) -> bool:
-        """Whether the state holds what was committed when the last order was given."""
+        """Return whether the state has all records that were committed at the last order."""
         machine, order = self.machine, self._order
         return machine is not None and order is not None and machine.position > order.highWatermark
 
@@ -466,7 +470,7 @@ class ServiceHost:
             await asyncio.sleep(self._until_the_next_s())
 
     def _until_the_next_s(self) -> float:
-        """Until the next heartbeat. Services of one process have theirs in one turn of its event loop."""
+        """Return the time until the next heartbeat. Services of one process send theirs in the same turn."""
         every_s = self._settings.heartbeat_interval_s
         if not self._greeted or self._refusal:
             return min(_ASK_S, every_s)
@@ -542,7 +546,7 @@ class ServiceHost:
 
     @property
     def problem(self) -> str:
-        """Why it does not go on, '' when it does."""
+        """Reason why it is blocked, '' if it is not."""
         feeding = (self._fetcher.problem if self._fetcher else "") or (self._feeder.problem if self._feeder is not None else "")
         effects = self._serving.effects.problem if self._serving.effects is not None else ""
         snapshot = self._keeper.problem if self._keeper is not None else ""

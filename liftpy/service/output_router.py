@@ -1,4 +1,4 @@
-"""Router: copies a LEADER's outputs to the streams that they were emitted ``to``. What it decides by is in ``routing.py``."""
+"""Router: copies the leader's outputs to the streams of their routes. ``routing.py`` decides."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BATCH_RECORDS = 1024
 
 
 class Router:
-    """One route of one instance. ``source``: stream uid and partition of the input, as they stand in the id of every output."""
+    """One route of one instance. ``source``: uid and partition of the input, as in each output id."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Router:
         self._wake.set()
 
     async def run(self) -> None:
-        """Copy, for ever. What is wrong with the route itself ends the service."""
+        """Copy forever. An error of the route itself ends the service."""
         while True:
             self._wake.clear()
             try:
@@ -102,7 +102,7 @@ class Router:
             self._next = end
 
     async def _learn(self) -> None:
-        """Where each partition ends, and up to which output it holds copies."""
+        """Find the end of each partition, and the last output that it has."""
         instances = len((await self._client.stream(self._settings.stream)).partitions)
         target = await self._client.stream(self.route.stream)
         if any(token in ("*", ">") for token in target.subject.split(".")) or not target.answers or target.config.compaction:

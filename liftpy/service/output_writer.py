@@ -1,4 +1,4 @@
-"""Writes a LEADER's outputs to the output stream, each at its own offset; lets followers read along. See ``outbox.py``.
+"""Writes the leader's outputs to the output stream, each at its own offset. Followers read them. See ``outbox.py``.
 
 In record batches, several in flight, each with the offset that its first output expects. The first refusal or missing ack stops the
 window: then the end of the output stream is learned anew, by a read, before anything else is sent.
@@ -32,13 +32,13 @@ Row = tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]] | Pairs]
 
 
 class OutputNotWrittenError(UnavailableError):
-    """An output was not acknowledged, or refused because it was not its turn: look at the stream and go on from there."""
+    """An output was not acknowledged or was rejected as out of order. Read the stream and continue from its end."""
 
     code = "OUTPUT_NOT_WRITTEN"
 
 
 class Destination(NamedTuple):
-    """Of the partition that is written to. ``subject``: its data subject."""
+    """Target partition of outputs. ``subject``: its data subject."""
 
     stream: str
     uid: str
@@ -121,9 +121,11 @@ class _Batch(NamedTuple):
 
 
 class Emitter:
-    """The output side of one service. ``leads`` tells whether outputs may leave now; ``fatal`` takes what ends the service,
-    ``disproven`` what only ends the state (an earlier snapshot may be right). ``known`` is called once the end of the output stream
-    is known."""
+    """Output side of one service.
+
+    ``leads``: returns whether it may write now. ``fatal``: called with an error that ends the service, ``disproven``: with one
+    that invalidates only the state.
+    """
 
     def __init__(
         self,
@@ -162,11 +164,11 @@ class Emitter:
         """Called then."""
 
     def wake(self) -> None:
-        """There is something to send, or the role is another one."""
+        """Look for work: there are outputs, or the role changed."""
         self._wake.set()
 
     def look_again(self) -> None:
-        """The role is another one: what is known of the output stream may be old."""
+        """Read the output stream again, because the role changed."""
         self._must_look = True
         self._wake.set()
 
@@ -235,7 +237,7 @@ class Emitter:
 
     # ---- reading along -----------------------------------------------------------------------------------------------------
     async def _learn(self) -> None:
-        """Take in what the output stream holds now, and check it."""
+        """Read the new records of the output stream and check them."""
         outbox = self._outbox
         bounds = await self._client.bounds(self._stream, self._partition)
         if bounds.uid != self._address.uid:
@@ -309,7 +311,7 @@ class Emitter:
         self.on_advance()
 
     def _batched(self, outputs: Sequence[Output]) -> Iterator[_Batch]:
-        """In record batches that fit into a message, as long as they may be."""
+        """Yield the outputs in record batches that fit into a message."""
         max_payload = self._transport.max_payload_bytes
         start = 0
         while start < len(outputs):
@@ -327,6 +329,6 @@ class Emitter:
             start += count
 
     async def _write(self, batch: _Batch) -> None:
-        """Append outputs, the first of them at its own offset; raises OutputNotWrittenError unless they are acknowledged there."""
+        """Append outputs, the first at its own offset. Raise OutputNotWrittenError unless they are acknowledged there."""
         count = batch.record_count
         await append(self._transport, self._address, batch.frame, batch.first.number, count, self._settings.emit_timeout_s)

@@ -53,8 +53,11 @@ _HEADERS_BYTES = 1024
 
 
 class QueryServer:
-    """``machine``: the state that runs, None before the first. ``hears``: whether the node beside it is there, and feeds it;
-    ``caught_up``: whether the state holds what was committed when the node was heard last."""
+    """Answers queries.
+
+    ``machine``: current state, None before the first. ``hears``: returns whether its node feeds it. ``caught_up``: returns
+    whether the state has all known committed records.
+    """
 
     def __init__(
         self,
@@ -98,7 +101,7 @@ class QueryServer:
         return len(self._desk)
 
     def wake(self) -> None:
-        """The node beside it may be heard no more."""
+        """Check the connection to the node."""
         self._arrival.set()
 
     async def run(self) -> None:
@@ -134,7 +137,7 @@ class QueryServer:
         self._arrival.set()
 
     async def _serve(self) -> str:
-        """Answer what can be answered, until the state falls behind; return why it did."""
+        """Answer queries until the state falls behind. Return why."""
         placing: asyncio.Task[None] | None = None
         try:
             while True:
@@ -163,7 +166,7 @@ class QueryServer:
                 placing.cancel()
 
     async def _place(self, queries: list[Query]) -> None:
-        """Ask the leader how far the log is committed, once for all of ``queries``."""
+        """Ask the leader for the committed end, once for all ``queries``."""
         await self._count_partitions()
         try:
             bounds = await self._client.bounds(self._settings.stream, self._settings.partition, options=_ASKING)

@@ -40,14 +40,17 @@ Started = Callable[[ServiceMachine, Snapshot | None], None]
 
 @dataclass(frozen=True, slots=True)
 class Decider:
-    """Who has the services pass over what fails. ``may``: whether this one is beside the partition's leader; ``decide`` appends it."""
+    """Decides to skip failed records.
+
+    ``may``: returns whether it runs beside the partition's leader. ``decide``: appends the decision.
+    """
 
     may: Callable[[], bool]
     decide: Callable[[Failing], Awaitable[None]]
 
 
 class Feeder:
-    """Feeds one machine, and makes it anew from a snapshot when it has to go back."""
+    """Feeds one machine, and restores an earlier snapshot when needed."""
 
     def __init__(
         self,
@@ -116,7 +119,7 @@ class Feeder:
         self._wake.set()
 
     def verify(self, log_start_offset: int) -> None:
-        """Another LeaderEpoch: look again whether the state is one of this log."""
+        """Check after a new LeaderEpoch that the state belongs to this log."""
         self._log_start_offset = max(self._log_start_offset, log_start_offset)
         self._verifying = self._machine.position > self._log_start_offset
         self._wake.set()
@@ -127,14 +130,16 @@ class Feeder:
         self._wake.set()
 
     def ask_again(self) -> None:
-        """The sidecar has something new: what was asked before may wait for a node that was down, or in sync with nobody."""
+        """Repeat the last request, because the sidecar's state changed."""
         self._ask_again = True
         self._wake.set()
 
     # ---- state ---------------------------------------------------------------------------------------------------------------
     async def restart(self, log_start_offset: int, wanted: Callable[[Snapshot], bool] = lambda _: True) -> None:
-        """Make the machine anew, from the newest snapshot that is ``wanted``; one of another node's service where the log begins above
-        the own ones. Raises DataLossError when there is none."""
+        """Restore the machine from the newest ``wanted`` snapshot, or from one of another node if the log begins later.
+
+        Raises DataLossError without one.
+        """
         self._log_start_offset = max(self._log_start_offset, log_start_offset)
         snapshot = await self._keeper.newest(wanted)
         if _position(snapshot) < self._log_start_offset:
@@ -176,7 +181,7 @@ class Feeder:
         self._progress = ReadProgress(identity.stream, identity.partition, next_offset=self._next_read(), uid=identity.uid)
 
     async def _go_back(self) -> bool:
-        """Go back to an earlier snapshot if there is a reason; whether there was."""
+        """Restore an earlier snapshot if there is a reason. Return whether there was."""
         outbox, cut = self._outbox, self._cut
         if cut is not None:
             self._cut = self._failing = None
@@ -211,7 +216,7 @@ class Feeder:
 
     # ---- feeding -------------------------------------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Feed, for ever. Raises what ends the service."""
+        """Feed forever. Raises the error that ends the service."""
         fetch: asyncio.Task[list[BatchSlice]] | None = None
         try:
             while True:
@@ -247,7 +252,7 @@ class Feeder:
             _cancel(fetch)
 
     def _misaligned(self) -> bool:
-        """Whether what is read next is not what is needed next."""
+        """Return whether the next read offset is not the needed one."""
         return self._progress.next_offset != self._next_read()
 
     def _next_read(self) -> int:
@@ -275,7 +280,7 @@ class Feeder:
                 await self._wake.wait()
 
     def _result(self, done: asyncio.Task[list[BatchSlice]]) -> list[BatchSlice] | None:
-        """What was read; None when nobody answered. Raises what can't be waited out."""
+        """Return the read slices, None without an answer. Raises permanent errors."""
         try:
             slices = done.result()
         except OffsetOutOfRangeError as error:
@@ -303,7 +308,7 @@ class Feeder:
     # ---- what can't be applied [poison] --------------------------------------------------------------------------------------
     @property
     def failing(self) -> Failing | None:
-        """What the service stands at, since it can't apply it; None: nothing."""
+        """Unit that the service cannot apply, None if there is none."""
         failing = self._failing
         return failing if failing is not None and self._machine.position <= failing.unit.offset else None
 
@@ -324,7 +329,7 @@ class Feeder:
             await self._pass_over(missed.unit)
 
     async def _settle(self) -> None:
-        """The machine has failed: look for a decision, or do what there is to do without one."""
+        """Handle a failure of the machine: look for a decision, or act without one."""
         failing = self._failing
         assert failing is not None
         found = await self._scan(failing)
@@ -365,13 +370,13 @@ class Feeder:
         await self._remake(unit)
 
     async def _remake(self, unit: Unit) -> None:
-        """Make the state anew, up to ``unit`` at most."""
+        """Rebuild the state, at most up to ``unit``."""
         await self.restart(0, lambda snapshot: snapshot.position <= unit.offset)
         if self._emitter is not None:
             self._emitter.look_again()
 
     async def _scan(self, failing: Failing) -> bool | None:
-        """Look through what is committed for a decision; whether there is one, None: not all was looked through."""
+        """Search the committed records for a decision. Return whether there is one, None: the search is not complete."""
         identity = self._identity
         progress = ReadProgress(identity.stream, identity.partition, next_offset=failing.scanned, uid=identity.uid)
         fetch = asyncio.create_task(self._reader.fetch(progress))
@@ -394,7 +399,10 @@ class Feeder:
         return True if found else False if at_the_end else None
 
     async def _keep_below_failing(self) -> bool:
-        """Whether the machine stands where it failed before: then its state is stored, once, and tries and replays begin there."""
+        """Store the state once before the failing record, so that retries and replays begin there.
+
+        Return whether the machine is there.
+        """
         failing, machine = self._failing, self._machine
         if failing is None or failing.stored or machine.position < failing.unit.offset:
             return False
@@ -437,7 +445,7 @@ class Feeder:
                 await self._skip(self._progress.next_offset)
 
     async def _is_its_turn(self) -> bool:
-        """Wait for this node's turn to take a snapshot, unless a promotion waits; False: the records are to be read anew."""
+        """Wait for this node's turn to take a snapshot, unless a promotion waits. False: read the records again."""
         machine, until_s = self._machine, time.monotonic() + self._keeper.turn_s()
         while self._stop_position is None and machine.role is Role.FOLLOWER and (left_s := until_s - time.monotonic()) > 0:
             self._wake.clear()
@@ -466,7 +474,7 @@ class Feeder:
             self._stop_reached()
 
     async def _skip(self, next_offset: int) -> None:
-        """What was read may end with offsets that hold no record (compaction)."""
+        """Skip offsets without records at the end of a read (compaction)."""
         stop = self._stop_position
         snapshots = self._machine.skip_to(next_offset if stop is None else min(next_offset, stop))
         self._tell_if_stopped()

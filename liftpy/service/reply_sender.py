@@ -1,4 +1,4 @@
-"""Sends a LEADER's replies to those who asked: the NATS shell around ``ReplyDesk``."""
+"""Sends the leader's replies: the NATS shell of ``ReplyDesk``."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class Replier:
         """Replies whose subject is no inbox, or that are larger than a message may be."""
 
     def wake(self) -> None:
-        """There may be a reply to send: one is kept, or this service leads now."""
+        """Look for work: there is a reply, or this service leads now."""
         if self._leads():
             self._woken.set()
 
     async def run(self) -> None:
-        """Send, for ever."""
+        """Send forever."""
         self._desk.on_kept = self.wake
         while True:
             self._woken.clear()
@@ -75,7 +75,7 @@ class Replier:
                     await asyncio.wait_for(self._woken.wait(), _IDLE_LOOK_S)
 
     async def _send(self, reply: Reply) -> None:
-        """Raises UnavailableError when it was not sent and is to be tried again."""
+        """Send a reply. Raise UnavailableError if it must be retried."""
         headers = {SERVICE_HEADER: self._settings.service, OFFSET_HEADER: str(reply.offset), NODE_HEADER: self._settings.node}
         if reply.error:
             headers[ERROR_HEADER] = reply.error

@@ -34,7 +34,7 @@ _MAX_PEERS = 16
 
 
 class SnapshotFetcher:
-    """Of one service process. ``order``: the newest one, None before the first."""
+    """Snapshot downloads of one service process. ``order``: the newest one, None before the first."""
 
     def __init__(
         self,

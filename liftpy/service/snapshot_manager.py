@@ -74,7 +74,7 @@ class SnapshotKeeper:
         """Why the last snapshot was not stored; shown in status where nothing worse is."""
 
     async def newest(self, wanted: Callable[[Snapshot], bool]) -> Snapshot | None:
-        """The newest snapshot that is ``wanted``: the state begins from it."""
+        """Return the newest ``wanted`` snapshot to start from."""
         found = await asyncio.to_thread(self._store.newest_kept, wanted)
         self._began = found[1] if found is not None else None
         self._stored = [found[1]] if found is not None else []
@@ -83,20 +83,20 @@ class SnapshotKeeper:
         return found[0] if found is not None else None
 
     def agrees_with_the_log(self) -> None:
-        """What the state began from is of this log, as far as that can be seen: other nodes may compare it, and take it."""
+        """Note that the initial state belongs to this log, as far as known: other nodes may use it."""
         if self._began is not None:
             self.digests = [(self._began.position, self._began.digest), *self.digests]
             self._began = None
 
     async def later(self, lowest: int, wanted: Callable[[Snapshot], bool]) -> tuple[Snapshot | None, str]:
-        """The same after the services beside other nodes were asked for one at ``lowest`` or above; and what was tried in vain."""
+        """Return a snapshot at ``lowest`` or above, own or downloaded, and what was tried in vain."""
         if self._fetcher is None:
             return None, "nobody was asked"
         await self._fetcher.fetch(lowest, wanted)
         return await self.newest(wanted), self._fetcher.tried
 
     async def drop_above(self, position: int) -> None:
-        """What lies past ``position`` is of no use any more."""
+        """Drop snapshots past ``position``."""
         await asyncio.to_thread(self._store.drop_above, position)
 
     async def set_aside(self, first_wrong: int) -> None:
@@ -104,8 +104,7 @@ class SnapshotKeeper:
         await asyncio.to_thread(self._store.set_aside, lambda snapshot: snapshot.position >= first_wrong)
 
     def set_aside_diverged(self, position: int | None = None) -> None:
-        """The service has diverged: no later process begins from a state whose outputs were not compared, or is at or past
-        ``position``."""
+        """Quarantine snapshots after a divergence: those with uncompared outputs, and those at or past ``position``."""
         outbox = self._outbox
         if position is not None:
             self._store.set_aside(lambda snapshot: snapshot.position >= position)
@@ -113,7 +112,7 @@ class SnapshotKeeper:
             self._store.set_aside(lambda snapshot: snapshot.output_count > outbox.compared_end)
 
     async def save(self, snapshot: Snapshot) -> None:
-        """Store it; one that can't be is said, and the records go on: it only shortens the next replay."""
+        """Store a snapshot. A failure is only logged, because it only makes the next replay longer."""
         compared_end = self._outbox.compared_end if self._outbox is not None else 0
         try:
             whole = await asyncio.to_thread(snapshot.whole)
@@ -129,7 +128,7 @@ class SnapshotKeeper:
             self.digests = [*self.digests[1 - _TOLD :], (kept.position, kept.digest)]
 
     def held_from(self) -> int:
-        """Position of the newest snapshot that a replay can begin from whatever comes to light: whose outputs are compared; 0: none."""
+        """Return the position of the newest snapshot with compared outputs, 0 for none."""
         good = self._compared()
         return good[-1].position if good else 0
 
@@ -138,25 +137,25 @@ class SnapshotKeeper:
         return [kept for kept in self._stored if compared_end is None or kept.output_count <= compared_end]
 
     def offers(self) -> list[Kept]:
-        """The newest that services beside other nodes may begin from: whose outputs are compared, and which are of this log."""
+        """Return the newest snapshots for other nodes: with compared outputs, and part of this log."""
         return [kept for kept in self._compared() if kept != self._began][-self._settings.snapshots_kept :]
 
     # ---- not on all nodes at once --------------------------------------------------------------------------------------------
     def blocked(self, took_s: float) -> None:
-        """Taking a snapshot has kept the service from its records for so long."""
+        """Note how long a snapshot has blocked the service."""
         self._blocked_s = took_s
 
     def turn_s(self) -> float:
-        """How long this node waits before it takes one, so that another has taken it; 0: no longer than anybody notices."""
+        """Return how long this node waits before it takes a snapshot, so that nodes take turns. 0: no wait."""
         return min(self.turn * self._blocked_s * _TURN, _LONGEST_TURN_S) if self._blocked_s >= _NOTICED_S else 0.0
 
     # ---- beside the multiples of snapshot_interval_records -----------------------------------------------------------------
     def came(self, size_bytes: int) -> None:
-        """So much of the log was read."""
+        """Count bytes that were read."""
         self._fresh_bytes += size_bytes
 
     def ask(self) -> None:
-        """Somebody wants a snapshot, wherever the state is."""
+        """Request a snapshot at the current position."""
         self._soon = True
 
     @property
@@ -167,7 +166,7 @@ class SnapshotKeeper:
         return self._soon or late or self._fresh_bytes >= settings.snapshot_bytes
 
     async def keep(self, machine: ServiceMachine) -> None:
-        """Store the state as it is, where there is one that is not stored."""
+        """Store the current state, if it is not stored."""
         self._soon, self._stored_s, self._fresh_bytes = False, time.monotonic(), 0
         if machine.position and not machine.failed and (not self._stored or self._stored[-1].position < machine.position):
             await self.save(machine.snapshot())

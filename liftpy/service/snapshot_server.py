@@ -1,4 +1,4 @@
-"""SnapshotGiver: gives the own snapshots to services beside other nodes, in pieces [``<ns>.service.<name>.snapshot.<node>``].
+"""Serves own snapshots in pieces to services on other nodes [``<ns>.service.<name>.snapshot.<node>``].
 
 A snapshot that was offered stays readable for ``_HELD_S`` although the store drops its file.
 """
@@ -43,7 +43,7 @@ class _Held:
 
 
 class SnapshotGiver:
-    """Of one service process, over its store."""
+    """Snapshot server of one service process."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class SnapshotGiver:
         """By digest, the one that was used last at the end."""
 
     async def run(self) -> None:
-        """Answer, for ever."""
+        """Answer forever."""
         subscription = await self._transport.connection.subscribe(
             self._subject, cb=self._guard.callback(self._arrived), pending_msgs_limit=_MAX_WAITING
         )
@@ -140,7 +140,7 @@ class SnapshotGiver:
         return held.file.read(question.start, room)
 
     def _hold(self, kept: Kept) -> _Held | None:
-        """Keep it readable, if it is still there; the oldest beyond ``_MAX_HELD`` goes."""
+        """Keep an offered snapshot readable, if it still exists. Beyond ``_MAX_HELD`` the oldest is released."""
         held = self._held.pop(kept.digest, None)
         if held is None:
             try:

@@ -1,4 +1,4 @@
-"""Where a service process keeps its snapshots: one folder per service and partition, one file per snapshot.
+"""Stores the snapshots of a service process: one directory per service and partition, one file per snapshot.
 
 <data>/<service>/<stream>-<partition>.lock                       one process at a time, taken before it registers
 <data>/<service>/<stream>-<uid>/<partition>/<position>.snapshot  replaced atomically, checksummed; the position has 20 digits
@@ -33,7 +33,7 @@ _INCOMING = ".incoming"
 
 
 class ServiceLock:
-    """Held by the one process of a service over a partition; raises DataDirectoryLockedError when another one holds it."""
+    """Lock of one service and partition. Raise DataDirectoryLockedError if another process has it."""
 
     def __init__(self, data: Path, service: str, stream: str, partition: int) -> None:
         path = data / service / f"{stream}-{partition}.lock"
@@ -49,7 +49,7 @@ class ServiceLock:
             ) from None
 
     def close(self) -> None:
-        """Release it."""
+        """Release the lock."""
         os.close(self._lock)
 
 
@@ -72,7 +72,7 @@ def _digest(data: bytes = b"") -> hashlib.blake2b:
 
 
 class OpenSnapshot:
-    """The file of a snapshot. It is open until nobody holds this any more: any thread may read."""
+    """Open file of a snapshot. It closes when nobody uses it. Any thread may read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -81,7 +81,7 @@ class OpenSnapshot:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     def read(self, start: int, size_bytes: int) -> bytes:
-        """At most ``size_bytes`` bytes from ``start`` on; none behind its end. Raises StorageError."""
+        """Return at most ``size_bytes`` from ``start``, b"" past the end. Raises StorageError."""
         with _storage_errors("read", self._path):
             return os.pread(self._descriptor, size_bytes, start)
 
@@ -103,16 +103,18 @@ class Incoming:
             self._file = os.fdopen(os.open(self._temporary, flags, 0o640), "w+b")
 
     def write(self, piece: bytes) -> None:
-        """The next bytes."""
+        """Write the next bytes."""
         self._digest.update(piece)
         with _storage_errors("write", self._path):
             self._file.write(piece)
 
     def finish(self, digest: bytes) -> Snapshot:
-        """It is whole: make it durable. Raises CorruptionError for bytes that have not this digest, or are no snapshot of the
-        service's; UnknownFormatError, StorageError."""
+        """Make the complete file durable.
+
+        Raise CorruptionError if the digest or content is wrong. Also raises UnknownFormatError, StorageError.
+        """
         if self._digest.digest() != digest:
-            raise CorruptionError("the digest of the file does not match")
+            raise CorruptionError("The digest of the snapshot file does not match. The service uses an older snapshot.")
         with _storage_errors("write", self._path):
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -120,7 +122,9 @@ class Incoming:
             data = self._file.read()
         snapshot = decode(data, self._identity)
         if snapshot.position != int(self._path.stem):
-            raise CorruptionError(f"the content belongs to offset {snapshot.position}")
+            raise CorruptionError(
+                f"The content of the snapshot file belongs to offset {snapshot.position}. The service uses an older snapshot."
+            )
         with _storage_errors("write", self._path):
             self._temporary.rename(self._path)
             _flush_names(self._path.parent)
@@ -135,7 +139,7 @@ class Incoming:
 
 
 class SnapshotStore:
-    """The snapshots of one service over one partition; used by whoever holds the ServiceLock."""
+    """Snapshots of one service and partition, for the holder of the ServiceLock."""
 
     def __init__(self, data: Path, identity: Identity, *, kept: int, max_bytes: int) -> None:
         self.folder = data / identity.service / f"{identity.stream}-{identity.uid}" / str(identity.partition)
@@ -151,12 +155,12 @@ class SnapshotStore:
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
     def newest(self, wanted: Callable[[Snapshot], bool] = lambda _: True) -> Snapshot | None:
-        """The newest snapshot that is whole and ``wanted``; raises UnknownFormatError for one of a newer version."""
+        """Return the newest valid ``wanted`` snapshot. Raise UnknownFormatError for a newer version."""
         found = self.newest_kept(wanted)
         return None if found is None else found[0]
 
     def newest_kept(self, wanted: Callable[[Snapshot], bool]) -> tuple[Snapshot, Kept] | None:
-        """As ``newest``, and what its file is."""
+        """Return the newest snapshot, as ``newest``, with its file."""
         for path in reversed(self._files()):
             with _storage_errors("read", path):
                 data = path.read_bytes()
@@ -179,7 +183,7 @@ class SnapshotStore:
         return None
 
     def _files(self) -> list[Path]:
-        """The snapshots, and those that were set aside as damaged at positions where there is no other, ascending."""
+        """Return the snapshot files in ascending order, and quarantined ones at positions without another."""
         found: dict[int, Path] = {}
         for suffix in (_DAMAGED, _SUFFIX):
             for path in self.folder.glob(f"*{suffix}"):
@@ -188,7 +192,9 @@ class SnapshotStore:
         return [found[position] for position in sorted(found)]
 
     def save(self, snapshot: Snapshot, compared_end: int) -> Kept:
-        """Store a snapshot durably, and read it back; then drop old ones. Returns what is stored: its digest is the same on all nodes.
+        """Store a snapshot durably and read it back, then drop old ones.
+
+        Return its file, whose digest is the same on all nodes.
 
         Kept are the newest few, and the newest one at or below ``compared_end`` outputs: the newest that counts, whatever comes to
         light; what a LEADER replays from when outputs have to be produced again.
@@ -230,7 +236,7 @@ class SnapshotStore:
             os.fsync(file.fileno())
         try:
             if decode(temporary.read_bytes(), self._identity) != snapshot:
-                raise CorruptionError("the content of the file differs from what was written")
+                raise CorruptionError("The snapshot file differs from what was written. Check the disk.")
         except (CorruptionError, UnknownFormatError) as error:
             temporary.unlink()
             raise StorageError(
@@ -250,7 +256,7 @@ class SnapshotStore:
                 self._path(position).unlink(missing_ok=True)  # it was set aside a moment ago, perhaps
 
     def drop_above(self, position: int) -> None:
-        """Drop snapshots past ``position``: the log was cut there, by an unclean election."""
+        """Drop snapshots past ``position``, because an unclean election truncated the log."""
         for path in self._files():
             if int(path.stem) > position:
                 logger.warning("snapshot %s is past the log, which ends at %d: dropped", path.name, position)
@@ -258,7 +264,7 @@ class SnapshotStore:
                     path.unlink(missing_ok=True)
 
     def set_aside(self, diverged: Callable[[Snapshot], bool]) -> None:
-        """Never begin from these again; they stay as ``.diverged``, for whoever looks for the cause."""
+        """Quarantine snapshots as ``.diverged``."""
         for path in self._files():
             with _storage_errors("quarantine", path), contextlib.suppress(CorruptionError, UnknownFormatError):
                 if diverged(decode(path.read_bytes(), self._identity)):
@@ -271,8 +277,7 @@ class SnapshotStore:
 
 
 def _make_folder(folder: Path, data: Path) -> None:
-    """Also those above it: nobody else writes there, whatever the umask. The names from ``data`` on are durable then, also those that a
-    process made which died before it flushed them: a snapshot is as safe as the folder that it is in."""
+    """Create the directory with its parents, writable only by this user, and make the names from ``data`` on durable."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for made in reversed(missing):
         made.mkdir(exist_ok=True, mode=0o750)

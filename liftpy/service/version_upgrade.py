@@ -1,4 +1,7 @@
-"""Upgrader: beside the partition's leader, says in the log that the next version of a service is active. Rule: ``versions.py``."""
+"""Upgrader: beside the partition's leader, writes the decision that activates the next version of a service.
+
+See ``versions.py``.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ AGAIN_S = 10.0
 
 
 class Upgrader:
-    """Of one service process."""
+    """Upgrader of one service process."""
 
     def __init__(self, client: Client, settings: ServiceSettings) -> None:
         self._writer = DecisionWriter(client, "", settings.emit_timeout_s)
@@ -29,7 +32,10 @@ class Upgrader:
         self._decided_s = -math.inf
 
     def due(self, order: pb.JoinLog, machine: ServiceMachine) -> tuple[VersionDecision, bool] | None:
-        """What LEADER says now, and whether as the first record of the log; None: nothing. Asked once, it is not due again soon."""
+        """Return the decision to write now, and whether as the first record of the log.
+
+        None for none. The next call is rate-limited.
+        """
         active, newest = machine.active_version, machine.version
         first = order.highWatermark < 0 and machine.position == 0 and newest > active + 1
         version = newest if first else active + 1
@@ -39,7 +45,7 @@ class Upgrader:
         return VersionDecision(self._service, version, order.leaderEpoch), first
 
     async def decide(self, machine: ServiceMachine, decision: VersionDecision, first: bool) -> None:
-        """Append it; what can't be appended is due again later."""
+        """Append the decision. After a failure it is due again later."""
         try:
             await self._writer.upgrade(machine.identity, decision, first=first)
         except LiftError as error:

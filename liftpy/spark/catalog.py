@@ -1,4 +1,5 @@
-"""What streams hold now, asked on the driver: the metadata group for partitions and replicas, each leader for its bounds.
+"""Current content of streams, requested by the driver: partitions and replicas from the metadata group, bounds from each
+leader.
 
 Only leaders are asked for bounds: what was acknowledged before a query is planned is then part of ``latest``. Answers are kept
 for a moment, because Spark asks an idle stream 80 times a second; a streaming query watches (``watching``): then each change is told.
@@ -52,7 +53,7 @@ AskLeader = Callable[[PartitionView, float], Coroutine[None, None, PartitionView
 
 
 class Watch:
-    """Of the partitions of one query. ``follow`` and what it starts run on an event loop; ``views`` may be called from any thread."""
+    """Watches the partitions of one query. ``follow`` runs on an event loop. ``views`` may be called from any thread."""
 
     def __init__(self, ask: AskLeader, clock: Callable[[], float] = time.monotonic) -> None:
         self._ask = ask
@@ -64,12 +65,12 @@ class Watch:
         """Whether nothing is known."""
 
     def views(self) -> Views | None:
-        """What is known now; None: nothing."""
+        """Return the known views, None if unknown."""
         self._wanted_s = self._clock()
         return None if self.ended else dict(self._views)
 
     def follow(self, views: Mapping[tuple[str, int], PartitionView]) -> None:
-        """Begin with what was just seen; what was watched before is not any more. On the event loop."""
+        """Start with new views and forget the old ones. On the event loop."""
         self.end()
         if not views:
             return
@@ -82,7 +83,7 @@ class Watch:
             task.add_done_callback(self._tasks.discard)
 
     def end(self) -> None:
-        """Nothing is known any more. On the event loop."""
+        """Forget everything. On the event loop."""
         self.ended = True
         for task in self._tasks:
             task.cancel()
@@ -115,13 +116,13 @@ _ANY = OffsetSpec()
 
 
 def _is_behind(view: PartitionView, end: int) -> bool:
-    """Whether a leader's HW may yet reach ``end`` again; not where it is known that records are gone."""
+    """Return whether a leader's HW may still reach ``end``. False if records are known to be lost."""
     return view.end_offset < end and view.cut_at is None
 
 
 @dataclass(frozen=True, slots=True)
 class BoundsQuestion:
-    """What leaders are asked: times to turn into offsets, and positions that should be on their logs."""
+    """Question to leaders: times to convert into offsets, and positions to check."""
 
     starting: OffsetSpec = _ANY
     ending: OffsetSpec = _ANY
@@ -171,10 +172,9 @@ class Catalog:
         ending: OffsetSpec = _ANY,
         known: Sequence[StreamOffsets] = (),
     ) -> Views:
-        """What every partition holds; at most ``max_age_s`` old. The times of ``starting`` and ``ending`` are turned into offsets by
-        the leaders. ``known``: positions whose records were committed once: the leaders say whether they still are there [R6].
+        """Return the content of all partitions, at most ``max_age_s`` old.
 
-        Raises NotFoundError for a missing stream, UnavailableError when a partition has no leader for ``patience``.
+        Leaders convert the times of ``starting`` and ``ending`` into offsets.
         """
         now_s = self._clock()
         asked = BoundsQuestion(starting, ending, tuple(known))
@@ -188,12 +188,12 @@ class Catalog:
         return views
 
     def vouch(self, offsets: StreamOffsets) -> None:
-        """``offsets`` are made of what leaders have said since the last ``views``."""
+        """Note that ``offsets`` come from leaders' answers since the last ``views``."""
         if not any(_same(offsets, one) for one in self._vouched):
             self._vouched.append(offsets)
 
     def _watched(self, known: Sequence[StreamOffsets]) -> Views | None:
-        """What the watch knows; None where that is nothing, or leaders have to be asked about ``known``, or for what else there is."""
+        """Return the views of the watch. None if it has none, or leaders must be asked."""
         watched = None if self._watch is None else self._watch.views()
         streams_s = None if self._streams is None else self._clock() - self._streams[0]
         if watched is None or streams_s is None or streams_s > STREAMS_AGE_S:
@@ -209,7 +209,7 @@ class Catalog:
         return _moved(view, bounds)
 
     def views_reaching(self, ends: Mapping[tuple[str, int], int], known: Sequence[StreamOffsets] = ()) -> Views:
-        """As ``views``, waiting up to ``patience`` for committed ends of at least ``ends``.
+        """Return ``views``, after waiting up to ``patience`` for committed ends of at least ``ends``.
 
         They were committed once; a new leader may need a moment until its HW says so again.
         """
@@ -225,8 +225,7 @@ class Catalog:
             self._wait(_BEHIND_WAIT_S)
 
     def measure(self, questions: Sequence[RangeQuestion]) -> list[RangeFacts]:
-        """How large ranges are, and where batches begin in them, as their leaders say. Of a range that is not kept any more nothing is
-        known: who plans to read it hears that elsewhere. Raises as ``views``."""
+        """Return sizes and batch borders of ranges from their leaders. Deleted ranges are unknown."""
         if not questions:
             return []
         return self._link.call(self._measure(questions), 4 * self._options.patience_s)
@@ -297,12 +296,12 @@ class Catalog:
 
 
 def _same(one: StreamOffsets, other: StreamOffsets) -> bool:
-    """Whether they are the same as far as elections could change them."""
+    """Return whether both are equal, apart from leader changes."""
     return one.uids == other.uids and one.lasts == other.lasts
 
 
 def _moved(view: PartitionView, bounds: Bounds) -> PartitionView:
-    """``view`` as of now: what it was asked of times and positions is not in it any more."""
+    """Return the current ``view`` without answers about times and positions."""
     return replace(
         view,
         uid=bounds.uid,
@@ -339,8 +338,7 @@ async def _view(
 async def _bounds(
     reader: PartitionReader, uid: str, at_ns: int | None, last: tuple[int, int], cuts: dict[int, int]
 ) -> tuple[Bounds, int]:
-    """What the leader says; that ``last`` is not on its log any more is added to ``cuts``: end of what was read -> at most so
-    far it is the same, both exclusive."""
+    """Return the bounds from the leader. If ``last`` is not on its log, add end -> last common offset to ``cuts``."""
     try:
         return await reader.bounds(uid, at_ns, last)
     except LogTruncatedError as error:
@@ -369,7 +367,7 @@ def _view_of(
 
 
 async def wanted_streams(admin: Admin, wanted: Selection) -> tuple[StreamImage, ...]:
-    """Those that have names one by one; all are looked at for a pattern, and to say which name was meant."""
+    """Return the wanted streams: named ones one by one, all for a pattern or a suggestion."""
     if not wanted.pattern:
         with suppress(NotFoundError):
             return tuple(await asyncio.gather(*(admin.stream(name) for name in wanted.streams)))

@@ -48,7 +48,7 @@ _lock = threading.Lock()
 
 
 def read_range(link: Link, planned: PlannedRange, rules: FetchRules) -> Generator[list[BatchSlice], None, None]:
-    """As ``fetching.fetch_range``, over the line where there is one and it suits."""
+    """Read a range as ``fetching.fetch_range`` does, over the blocking connection if possible."""
     line = None if planned.compacted else link.line()
     if line is None:
         yield from fetch_range(link, planned, rules)
@@ -65,7 +65,7 @@ def read_range(link: Link, planned: PlannedRange, rules: FetchRules) -> Generato
 
 @dataclass(frozen=True, slots=True)
 class _LinedPart:
-    """For the batches that end behind ``start`` and not behind ``end``; at the end of the range for the one past it, too."""
+    """Part of a range: batches that end in (``start``, ``end``], and at the end of the range the next one."""
 
     start: int
     end: int
@@ -74,7 +74,7 @@ class _LinedPart:
 
 
 class _LinedRange:
-    """The way through one range. ``position``: the first offset that was not handed on."""
+    """Progress through one range. ``position``: first undelivered offset."""
 
     def __init__(self, link: Link, line: BlockingConnection, planned: PlannedRange, rules: FetchRules) -> None:
         self._link = link
@@ -90,7 +90,7 @@ class _LinedRange:
         self._timeout_s = min(ANSWER_S, rules.patience_s)
 
     def leave(self) -> None:
-        """What is in flight is not wanted any more."""
+        """Cancel requests in flight."""
         self._line.forget([asked.answer for asked in self._flying])
         self._flying.clear()
 
@@ -120,7 +120,7 @@ class _LinedRange:
         return self._guess.bytes_per_record * self._guess.batch_records > self._max_bytes
 
     def _ask_ahead(self) -> None:
-        """Parts until enough are in flight; only one while it is not known how large they should be."""
+        """Request parts until enough are in flight, only one while their size is unknown."""
         end, known = self._planned.end_offset, bool(self._guess.bytes_per_record)
         while len(self._flying) < (IN_FLIGHT if known else 1) and self._asked_to < end:
             to = min(self._asked_to + self._guess.span_records(self._max_bytes * _FULL), end) if known else end
@@ -152,7 +152,7 @@ class _LinedRange:
         )
 
     def _answered(self, asked: _LinedPart) -> memoryview | None:
-        """The answer; None: it did not come."""
+        """Return the answer, None without one."""
         try:
             return asked.answer.result(self._timeout_s)
         except (LiftError, concurrent.futures.TimeoutError):
@@ -160,7 +160,7 @@ class _LinedRange:
             return None
 
     def _accepted(self, asked: _LinedPart, answer: memoryview) -> list[BatchSlice]:
-        """What the answer brings from ``position`` on; nothing where it can't be used."""
+        """Return the slices of an answer from ``position`` on, [] if it is unusable."""
         progress = self._progress(self.position)
         progress.expect(asked.request_id)
         try:
@@ -172,7 +172,7 @@ class _LinedRange:
         return self._checked(found, progress.next_offset)
 
     def _surely(self, end: int) -> list[BatchSlice]:
-        """From ``position`` to ``end``, or an error."""
+        """Return the slices from ``position`` to ``end``, or raise an error."""
         end = min(end, self._planned.end_offset)
         found, self._node = fetch_part(self._link, self._planned, self._rules, self.position, end, self._node)
         self._guess.learn(found)

@@ -119,17 +119,17 @@ def lag_listener(tell: Callable[[str, list[Lag]], None]) -> StreamingQueryListen
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
     class LagListener(StreamingQueryListener):
-        """Tells the lag of each progress."""
+        """Listener that reports the lag after each progress."""
 
         def onQueryStarted(self, event: Any) -> None:
-            """Nothing to tell yet."""
+            """Do nothing."""
 
         def onQueryProgress(self, event: Any) -> None:
-            """Tell."""
+            """Report the lag."""
             told = json.loads(event.progress.json)
             tell(told.get("name") or str(event.progress.id), lag(told))
 
         def onQueryTerminated(self, event: Any) -> None:
-            """Nothing more."""
+            """Do nothing."""
 
     return LagListener()

@@ -114,7 +114,7 @@ async def _ask(link: Link, planned: PlannedRange, nodes: list[str]) -> list[Rang
 
 
 class FileRange:
-    """The way through a range's files. ``position``: the first offset that was not handed on."""
+    """Progress through the files of a range. ``position``: first undelivered offset."""
 
     def __init__(self, planned: PlannedRange, files: RangeFiles) -> None:
         self.position = planned.start_offset
@@ -149,7 +149,7 @@ class FileRange:
         return opened
 
     def _accepted(self, block: memoryview) -> list[BatchSlice]:
-        """Slices of the whole batches in ``block`` from ``position`` on. Raises a LiftError, and stays where it was."""
+        """Return the slices of whole batches in ``block`` from ``position`` on. A LiftError leaves the position unchanged."""
         found, position, end = [], self.position, self._planned.end_offset
         for batch in split_batches(block):
             if batch.next_offset <= position or position >= end:
@@ -168,7 +168,7 @@ class FileRange:
 
 
 def _block(descriptor: int, begin: int, end: int) -> memoryview:
-    """Whole batches from ``begin`` on. Raises CorruptionError where there is none, OSError."""
+    """Return whole batches from ``begin`` on. Raise CorruptionError if there is none, or OSError."""
     block = os.pread(descriptor, min(BLOCK_BYTES, end - begin), begin)
     whole = _whole_bytes(block)
     if not whole and len(block) >= HEADER_SIZE_BYTES:
@@ -185,7 +185,7 @@ def _block(descriptor: int, begin: int, end: int) -> memoryview:
 
 
 def _whole_bytes(block: bytes) -> int:
-    """Size of the batches that lie wholly in ``block``; of what is none the first is as large as it says."""
+    """Return the size of the complete batches in ``block``. For an incomplete first one, its claimed size."""
     view, position = memoryview(block), 0
     while position + HEADER_SIZE_BYTES <= len(view):
         size_bytes = parse_header(view, position).size_bytes

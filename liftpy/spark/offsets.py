@@ -42,15 +42,8 @@ Bounds = dict[tuple[str, int], int]
 
 @dataclass(frozen=True, slots=True)
 class OffsetSpec:
-    """Where to start or to end, as the user gave it: one form for all partitions (``word``, ``timestamp_ns``, ``back_ns``,
-    ``back_records``), or ``offsets`` or ``times`` for each of them.
-
-    ``word``: earliest, latest, or empty. ``offsets``: (stream, partition) -> offset, EARLIEST or LATEST; starts are inclusive,
-    ends exclusive. ``uids``: stream -> the uid that the offsets were taken from, for the streams where it is known. ``epochs``:
-    (stream, partition) -> LeaderEpoch of the record before its offset, where that is known: the leader says whether it still is there.
-    ``timestamp_ns``, ``times``: the first record stamped at or after it; ``must_match``: it is an error where none is, else that is
-    the committed end. ``back_ns``: so long before the query is planned; ``back_records``: so many before the committed end.
-    """
+    """Start or end of a query as the user gave it: one form for all partitions (``word``, ``timestamp_ns``, ``back_ns``,
+    ``back_records``), or ``offsets`` or ``times`` for each."""
 
     word: str = ""
     offsets: tuple[tuple[tuple[str, int], int], ...] = ()
@@ -69,28 +62,30 @@ class OffsetSpec:
 
     @property
     def timed(self) -> bool:
-        """Whether leaders have to be asked for the offset of a time."""
+        """Whether leaders must convert a time into an offset."""
         return self.timestamp_ns is not None or bool(self.times)
 
     @property
     def moving(self) -> bool:
-        """Whether what it means moves with the log: a start may then lie behind an end that was given, and the range is empty."""
+        """Whether it moves with the log. A start may then be after a fixed end: the range is empty."""
         return self.timed or bool(self.back_records)
 
     def time_of(self, key: tuple[str, int]) -> int | None:
-        """The time that is wanted of a partition, ns since 1970; None where it is none."""
+        """Return the wanted time of a partition in ns since 1970, None without one."""
         return self.timestamp_ns if not self.times else dict(self.times).get(key)
 
     def as_of(self, now_ns: int) -> OffsetSpec:
-        """With ``back_ns`` counted from ``now_ns``: the same records whenever it is resolved after."""
+        """Return the spec with ``back_ns`` relative to ``now_ns``, so that it always means the same records."""
         return replace(self, timestamp_ns=max(0, now_ns - self.back_ns), back_ns=0) if self.back_ns else self
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOffsets:
-    """A checkpoint's offsets. ``next_offsets``: (stream, partition) -> next offset to read. ``uids``: stream -> uid. ``epochs``:
-    (stream, partition) -> LeaderEpoch of the record before that offset, where it is known: checkpoints of before have none.
-    ``began``: (stream, partition) -> offset at which the query began; only at the end of its micro-batch 0."""
+    """Offsets of a checkpoint.
+
+    ``next_offsets``: (stream, partition) -> next offset. ``uids``: stream -> uid. ``epochs``: (stream, partition) ->
+    LeaderEpoch of the record before it.
+    """
 
     next_offsets: Bounds
     uids: dict[str, str]
@@ -117,7 +112,7 @@ class StreamOffsets:
 
     @classmethod
     def from_json(cls, document: Mapping[str, object]) -> StreamOffsets:
-        """From a checkpoint's dict; ConfigError if it is not one."""
+        """Decode the dict of a checkpoint. Raise ConfigError if it is invalid."""
         offsets, uids, epochs, began = _entries(document, "the checkpoint's offset")
         if lacking := sorted({stream for stream, _ in offsets} - set(uids)):
             raise ConfigError(
@@ -186,7 +181,7 @@ def parse_times(text: str, option: str, *, must_match: bool) -> OffsetSpec:
 
 
 def _entries(document: Mapping[str, object], what: str) -> tuple[Bounds, dict[str, str], Bounds, Bounds]:
-    """(offsets, uids, epochs, began) of what a user or a checkpoint says."""
+    """Return (offsets, uids, epochs, began) of a dict of a user or a checkpoint."""
     offsets: Bounds = {}
     uids: dict[str, str] = {}
     epochs: Bounds = {}
@@ -223,12 +218,12 @@ def _is_partition(key: object) -> bool:
 
 
 def _brief(value: object) -> str:
-    """For error texts: Python refuses to print a number of thousands of digits."""
+    """Return a short text for errors. Python refuses to print huge numbers."""
     return "a number beyond all offsets" if type(value) is int and abs(value) >= _BEYOND_OFFSETS else str(value)
 
 
 def check_uids(known: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Raise NotFoundError if a stream of ``known`` now has another uid: it was deleted and made again [R9]."""
+    """Raise NotFoundError if a stream was deleted and created again, so it has another uid [R9]."""
     for stream in sorted(made_again(known, now)):
         raise NotFoundError(
             f"Stream {stream} was deleted and created again: the offsets belong to uid {known[stream]}, the uid "
@@ -238,7 +233,7 @@ def check_uids(known: Mapping[str, str], now: Mapping[str, str]) -> None:
 
 
 def made_again(known: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
-    """The streams of ``known`` that have another uid now."""
+    """Return the streams that have another uid now."""
     return {stream for stream, uid in known.items() if stream in now and now[stream] != uid}
 
 

@@ -342,7 +342,7 @@ def _assigned(text: str) -> tuple[tuple[str, int], ...]:
 
 
 def _check_isolation(values: Mapping[str, str]) -> None:
-    """Raise ConfigError for anything but committed."""
+    """Raise ConfigError unless the isolation is committed."""
     if choice_of(values, "isolation", ("committed", "uncommitted")) == "uncommitted":
         raise ConfigError(
             "isolation = 'uncommitted' is not supported in Spark. Spark repeats tasks, and uncommitted records "
@@ -378,7 +378,7 @@ def _columns(values: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def whole_number_of(values: Mapping[str, str], name: str, highest: int, lowest: int = 1) -> int:
-    """From ``lowest`` to ``highest``; 0 where it is not given."""
+    """Return a number from ``lowest`` to ``highest``, 0 if it is missing."""
     text = values.get(name, "")
     if name not in values:
         return 0
@@ -399,7 +399,7 @@ def size_of(values: Mapping[str, str], name: str) -> int:
 
 
 def seconds_of(values: Mapping[str, str], name: str, default: float) -> float:
-    """From 0.1 to 3600."""
+    """Return seconds from 0.1 to 3600."""
     text = values.get(name)
     if text is None:
         return default
@@ -427,7 +427,7 @@ def _flag(values: Mapping[str, str], name: str, *, default: bool) -> bool:
 
 
 def choice_of(values: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str = "") -> str:
-    """One of ``allowed``, the first unless it is given or there is a ``default``."""
+    """Return one of ``allowed``. Default: ``default``, or the first."""
     value = values.get(name, default or allowed[0]).lower()
     if value not in allowed:
         raise ConfigError(f"Invalid {name} = {values[name]!r}. Use {' or '.join(allowed)}.")

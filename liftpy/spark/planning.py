@@ -1,4 +1,4 @@
-"""Which records a query reads: a pure function of what the partitions hold, the wanted start and end, and the options.
+"""Plans the records of a query from the content of the partitions, start, end and options. Pure.
 
 Holds R1 (nothing past HW), R5 and R8 (a range that is planned is there, or planning says what is missing), R9 (uid). Ranges
 are end-exclusive and sorted by (stream, partition, start), so that a replayed micro-batch has the same tasks. How ranges are
@@ -153,7 +153,7 @@ def _resolve(spec: OffsetSpec, key: tuple[str, int], view: PartitionView, defaul
 
 
 def _covered(spec: OffsetSpec, views: Views, option: str) -> Views:
-    """``views``, if the offsets per partition name all of them and no other."""
+    """Return ``views`` if the offsets name all partitions and no others."""
     if not spec.offsets and not spec.times:
         return views
     named = {key for key, _ in spec.offsets or spec.times}
@@ -207,19 +207,18 @@ def plan_ranges(views: Views, starts: Bounds, ends: Bounds, *, fail_on_data_loss
 
 
 def before_cuts(starts: Bounds, views: Views) -> Bounds:
-    """``starts``, where a record before one was lost from where the log that is there now begins to differ."""
+    """Return ``starts``, moved back to the point where the log differs after lost records."""
     cuts = {key: views[key].cut_at for key, start in starts.items() if start in views[key].lost_ends}
     return starts | {key: min(starts[key], cut) for key, cut in cuts.items() if cut is not None}
 
 
 def _around_cut(cut_at: int, start: int, end: int, *, planned: bool) -> tuple[int, int]:
-    """What is read of [``start``, ``end``). Was it ``planned`` before records were lost, what is left of it; what is there in the place
-    of the others is read by the first range that was chosen after, from where the new log begins."""
+    """Return the part of [``start``, ``end``) to read after lost records. ``planned``: planned before the loss."""
     return (start, max(start, min(end, cut_at))) if planned else (min(start, cut_at), end)
 
 
 def cut_text(view: PartitionView) -> str:
-    """What an unclean election did, in words."""
+    """Return a text about an unclean election."""
     return (
         f"{view.stream}/{view.partition}: records that were committed when they were read or planned are gone, an unclean election "
         f"lost them: at most those below {view.cut_at} are the same, what is there now is of LeaderEpoch {view.leader_epoch} or before"
@@ -227,8 +226,7 @@ def cut_text(view: PartitionView) -> str:
 
 
 def with_epochs(ranges: list[PlannedRange], start_epochs: Bounds, end_epochs: Bounds) -> list[PlannedRange]:
-    """``ranges`` with the LeaderEpochs at both ends, where they are known (and not 0): (stream, partition) -> that of the record before
-    the start, and of the last one."""
+    """Return ``ranges`` with known LeaderEpochs at both ends: (stream, partition) -> that of the record before."""
     found = []
     for planned in ranges:
         key = (planned.stream, planned.partition)
@@ -245,8 +243,7 @@ def with_epochs(ranges: list[PlannedRange], start_epochs: Bounds, end_epochs: Bo
 
 
 def with_moving_ends(ranges: list[PlannedRange], ending: OffsetSpec, views: Views) -> list[PlannedRange]:
-    """``ranges``, which end at ``ending``, of which those of compacted partitions up to ``latest`` move their end [R11]: nobody named
-    it. ``views``: of these ranges."""
+    """Return ``ranges`` with moving ends for compacted partitions that are read up to ``latest`` [R11]."""
     if ending.timed or ending.back_records:
         return ranges
     named = dict(ending.offsets)
@@ -281,15 +278,14 @@ def _kept(view: PartitionView, start: int, end: int) -> tuple[PlannedRange | Non
 
 
 def check_pieces(ranges: list[PlannedRange], min_partitions: int, max_records: int = 0) -> None:
-    """Raise ConfigError where one of ``ranges`` would be cut into more than MAX_PIECES."""
+    """Raise ConfigError if a range needs more than MAX_PIECES pieces."""
     for whole, count in zip(ranges, _counts(ranges, min_partitions, max_records), strict=True):
         if count > MAX_PIECES:
             raise ConfigError(f"{whole} would be divided into {count} tasks, more than {MAX_PIECES}. Use larger ones.")
 
 
 def split_ranges(ranges: list[PlannedRange], min_partitions: int, max_records: int = 0) -> list[PlannedRange]:
-    """``ranges`` cut evenly by offsets into at least ``min_partitions`` pieces, in proportion to their records, and into pieces of at
-    most ``max_records``; unchanged where they suffice. 0: no such wish. ``splitting`` cuts at the borders of batches instead."""
+    """Split ``ranges`` evenly by offsets into at least ``min_partitions`` pieces of at most ``max_records``."""
     check_pieces(ranges, min_partitions, max_records)
     pieces: list[PlannedRange] = []
     for whole, wanted in zip(ranges, _counts(ranges, min_partitions, max_records), strict=True):
@@ -309,8 +305,8 @@ def _counts(ranges: list[PlannedRange], min_partitions: int, max_records: int) -
 
 @dataclass(frozen=True, slots=True)
 class RangeQuestion:
-    """About [``start``, ``end``) of partition ``key`` of the stream with ``uid``: how large it is and, with a step, where its batches
-    begin."""
+    """Question about [``start``, ``end``) of partition ``key`` of the stream ``uid``: its size and, with a step, its batch
+    borders."""
 
     key: tuple[str, int]
     uid: str
@@ -325,13 +321,13 @@ Measure = Callable[[Sequence[RangeQuestion]], list[RangeFacts]]
 
 
 def epochs_before(offsets: Bounds, uids: Mapping[str, str], measure: Measure) -> Bounds:
-    """(stream, partition) -> LeaderEpoch of the record before an offset, which must be kept and committed; 0 where it is not known."""
+    """Return (stream, partition) -> LeaderEpoch of the record before an existing committed offset, 0 if unknown."""
     asked = [RangeQuestion(key, uids[key[0]], offset, offset) for key, offset in offsets.items() if offset > 0]
     return {question.key: facts.end_epoch for question, facts in zip(asked, measure(asked) if asked else [], strict=True)}
 
 
 def about(planned: PlannedRange, start: int | None = None, *, every_bytes: int = 0, every_records: int = 0) -> RangeQuestion:
-    """What to ask of ``planned``, or of what it has from ``start`` on."""
+    """Return the question about ``planned``, from ``start`` on."""
     begin = planned.start_offset if start is None else start
     return RangeQuestion(
         (planned.stream, planned.partition), planned.uid, begin, planned.end_offset, every_bytes, every_records
@@ -339,11 +335,7 @@ def about(planned: PlannedRange, start: int | None = None, *, every_bytes: int =
 
 
 def split_at_borders(ranges: list[PlannedRange], min_partitions: int, max_records: int, measure: Measure) -> list[PlannedRange]:
-    """``ranges`` cut into at least ``min_partitions`` pieces, in proportion to their bytes, and into pieces of at most ``max_records``;
-    unchanged, and nobody asked, where they suffice. 0: no such wish.
-
-    A batch is cut in two only where that is the only way: fewer batches than pieces, or one with more than ``max_records``.
-    """
+    """Split ``ranges`` by bytes into at least ``min_partitions`` pieces, at batch borders."""
     check_pieces(ranges, min_partitions, max_records)
     pieces = ranges
     if min_partitions > len(ranges):
@@ -430,7 +422,7 @@ def end_within_bytes(limit_bytes: int, starts: Bounds, ends: Bounds, uids: Mappi
 
 
 def _level(limit: int, sizes: list[int]) -> int:
-    """What each gets of ``limit`` if all get the same, and none more than its size."""
+    """Return the common limit if ``limit`` is divided evenly and no one gets more than its size."""
     left = limit
     for number, size in enumerate(sorted(sizes)):
         share = left // (len(sizes) - number)

@@ -1,4 +1,4 @@
-"""One NATS connection, one event loop and one line per Python process, shared by all tasks that run in it.
+"""One NATS connection, one event loop and one blocking connection per Python process, shared by all tasks.
 
 Spark's workers are synchronous and are used again for task after task. So the loop runs in a daemon thread (pings are answered
 between tasks), and connections are kept in a cache of this module: nothing of it is ever part of a pickled reader. A worker
@@ -67,7 +67,7 @@ class Link:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def call(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """The result of ``work``, which bounds its own time by ``timeout_s``; UnavailableError if even that does not hold."""
+        """Return the result of ``work``, which limits its own time to ``timeout_s``. Raise UnavailableError if it does not."""
         return result_of(self.submit(work), timeout_s)
 
     async def transport(self, patience_s: float = CONNECT_TIMEOUT_S) -> Transport:
@@ -126,7 +126,7 @@ class Link:
 
 
 def result_of(future: concurrent.futures.Future[T], timeout_s: float) -> T:
-    """What ``future`` gives; a task must never hang, so that a loop that stopped shows as UnavailableError."""
+    """Return the result of the future. Raise UnavailableError if the loop has stopped, so that a task never hangs."""
     try:
         return future.result(timeout_s + CONNECT_TIMEOUT_S * 4 + _MARGIN_S)
     except concurrent.futures.TimeoutError:
@@ -167,7 +167,7 @@ _lock = threading.Lock()
 
 
 def link_to(access: Access) -> Link:
-    """This process's link with that access; made at the first call and kept, at most MAX_LINKS, those used last."""
+    """Return the shared link of this process for ``access``. At most MAX_LINKS are kept."""
     key = (os.getpid(), access)
     with _lock:
         if key not in _links:

@@ -41,7 +41,7 @@ _NS_PER_US = 1000
 
 @dataclass(frozen=True, slots=True)
 class RowBuilder:
-    """Makes Arrow batches of ``columns`` from slices of one partition of ``stream``."""
+    """Builds Arrow batches of ``columns`` from slices of one partition."""
 
     stream: str
     partition: int
@@ -71,12 +71,12 @@ class RowBuilder:
 
 
 def _size_bytes(piece: BatchSlice) -> int:
-    """About how many bytes its records take, before compression."""
+    """Return the approximate uncompressed size of its records."""
     return piece.batch.header.body_size_bytes * piece.record_count // piece.batch.record_count
 
 
 def _bounded(pieces: Iterable[BatchSlice]) -> Iterator[BatchSlice]:
-    """``pieces``, cut where one alone is more than an Arrow batch should be."""
+    """Yield ``pieces``, split if one is too large for an Arrow batch."""
     for piece in pieces:
         parts = min(max(-(-piece.record_count // MAX_ROWS), -(-_size_bytes(piece) // MAX_BYTES)), piece.record_count)
         if parts <= 1:
@@ -119,7 +119,7 @@ _logger = logging.getLogger(__name__)
 
 
 def read_planned(planned: PlannedRange | None, options: SourceOptions) -> Iterator[pa.RecordBatch]:
-    """Arrow batches of the range's records, in order; a SourceError whose text begins with its code when it can't be had.
+    """Yield Arrow batches of the range in order. Raise a SourceError whose text begins with its code.
 
     ``planned`` None: what Spark makes of an empty plan.
     """
@@ -155,7 +155,7 @@ def read_planned(planned: PlannedRange | None, options: SourceOptions) -> Iterat
 
 
 def _must_be_there(link: Link, planned: PlannedRange, options: SourceOptions) -> None:
-    """Raise DataLossError if no replica serves the range because an unclean election has lost records of it; the leader says so."""
+    """Raise DataLossError if an unclean election has lost records of the range, by the leader's answer."""
     if not planned.last[1]:
         return
 

@@ -43,16 +43,16 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class SpanGuess:
-    """How many records the next span takes.
+    """Estimates how many records the next span has.
 
-    ``bytes_per_record``: of the newest span, 0 before the first. ``batch_records``: record count of its largest batch.
+    ``bytes_per_record``: of the newest span, 0 before the first. ``batch_records``: of its largest batch.
     """
 
     bytes_per_record: float = 0.0
     batch_records: int = 1
 
     def learn(self, pieces: list[BatchSlice], looked_bytes: int = 0) -> None:
-        """Take the newest span's batches into account. ``looked_bytes``: what they take in the log, where columns were left out."""
+        """Learn from the newest span. ``looked_bytes``: its size in the log if columns were left out."""
         records = sum(piece.batch.record_count for piece in pieces)
         if records:
             travelled = sum(_size_bytes(piece.batch.header) for piece in pieces)
@@ -67,7 +67,7 @@ class SpanGuess:
         return max(wanted - wanted % self.batch_records, self.batch_records)
 
     def answer_bytes(self, records: int) -> int:
-        """Bound of the answer to a span of ``records``: what it should take and a batch more, at most SPAN_BYTES."""
+        """Return the answer size for ``records``: the estimate plus one batch, at most SPAN_BYTES."""
         if not self.bytes_per_record:
             return SPAN_BYTES
         wanted = int((records + self.batch_records) * self.bytes_per_record)
@@ -75,13 +75,13 @@ class SpanGuess:
 
 
 def _size_bytes(header: BatchHeader) -> int:
-    """Of a batch as it travels; more for one that stands for very much, so that a span of them does not."""
+    """Return the size of a batch in a message, larger for a highly compressed one."""
     return max(header.size_bytes, header.body_size_bytes // _MOST_EXPANSION)
 
 
 @dataclass(frozen=True, slots=True)
 class FetchRules:
-    """How a range may be read. ``patience_s``: how long nobody may answer. ``leader_first``: else spread over the replicas."""
+    """Rules of a read. ``patience_s``: maximum time without an answer. ``leader_first``: otherwise spread over the replicas."""
 
     patience_s: float = 30.0
     leader_first: bool = False
@@ -130,8 +130,7 @@ def fetch_range(link: Link, planned: PlannedRange, rules: FetchRules) -> Iterato
 
 
 def _moved(link: Link, planned: PlannedRange, rules: FetchRules, compacted_end: int) -> PlannedRange:
-    """``planned``, up to where compaction had looked when records of it were read: those that are gone because of later ones are
-    superseded below that [R11]. Not past what is committed now."""
+    """Return ``planned`` with its end at the compaction point at which its records were read."""
 
     async def bounds() -> Bounds:
         transport = await link.transport(rules.patience_s)
@@ -165,9 +164,10 @@ class _Span:
 
 @dataclass(frozen=True, slots=True)
 class _Fetched:
-    """What a span gave. ``next_offset``: the first offset after it that was not asked for. ``node``: who answered last.
-    ``compacted_end``: exclusive, the greatest place up to where the compaction of those that answered had looked. ``tombstones``: of
-    the last answer."""
+    """Result of a span.
+
+    ``next_offset``: next offset to request. ``node``: answered last. ``compacted_end``: exclusive end of the compacted range.
+    """
 
     pieces: list[BatchSlice]
     next_offset: int
@@ -179,7 +179,7 @@ class _Fetched:
 def fetch_part(
     link: Link, planned: PlannedRange, rules: FetchRules, start: int, end: int, node: str
 ) -> tuple[list[BatchSlice], str]:
-    """[``start``, ``end``) of a range, ``node`` is asked first: its checked slices, and who answered; errors as of ``fetch_range``."""
+    """Fetch [``start``, ``end``) of a range, first from ``node``. Return checked slices and the answering node."""
     span = _Span(planned, rules, start, end, node, SPAN_BYTES)
     fetched = result_of(link.submit(_fetch_span(link, span)), rules.patience_s * 4)
     return fetched.pieces, fetched.node
@@ -237,14 +237,14 @@ async def _is_there(admin: Admin, planned: PlannedRange) -> None:
 
 
 def first_choice(planned: PlannedRange, rules: FetchRules) -> str:
-    """Who is asked first of all: for the same range the same node, for different ranges different ones."""
+    """Return the first node to ask: the same for equal ranges."""
     if rules.leader_first or not planned.replicas:
         return planned.leader
     return planned.replicas[(planned.start_offset // _SPREAD_RECORDS + planned.partition) % len(planned.replicas)]
 
 
 async def _after_loss(reader: PartitionReader, progress: ReadProgress, span: _Span, refusals: int) -> None:
-    """A replica says that ``progress`` is below its log start: believe the leader only, then fail or skip what is gone."""
+    """Handle a replica whose log starts after ``progress``: confirm it with the leader, then fail or skip."""
     bounds, _ = await reader.bounds(span.planned.uid)
     if bounds.log_start_offset <= progress.next_offset:
         if refusals > _MOST_REFUSALS:

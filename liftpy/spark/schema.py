@@ -40,7 +40,7 @@ _BITS = {"key": Columns.KEYS, "headers": Columns.HEADERS, "subject": Columns.SUB
 
 
 def default_columns(*, include_headers: bool, topic: bool) -> tuple[str, ...]:
-    """All columns, two only on request: headers, which are costly and seldom wanted, and topic, which is stream once more."""
+    """Return all columns except those on request: headers (costly) and topic (same as stream)."""
     left_out = {*(() if include_headers else ("headers",)), *(() if topic else ("topic",))}
     return tuple(name for name in COLUMNS if name not in left_out)
 
@@ -53,7 +53,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def check_columns(names: Iterable[str]) -> tuple[str, ...]:
-    """``names`` in the given order if all are known, once each and at least one; else ConfigError naming the nearest."""
+    """Return ``names`` in order if all are known and unique. Otherwise raise ConfigError with the nearest name."""
     checked = tuple(names)
     for name in checked:
         if name not in COLUMNS:
@@ -67,9 +67,7 @@ def check_columns(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def left_out(columns: Iterable[str]) -> int:
-    """The log's columns that a read of ``columns`` does without (``liftpy.core.wire.batch_filter``). Where values are wanted
-    nothing is left out:
-    the rest is little beside them, and leaving it out costs the node more than sending it."""
+    """Return the log columns that a read of ``columns`` can omit (``liftpy.core.wire.batch_filter``)."""
     wanted = set(columns)
     if "value" in wanted:
         return 0

@@ -87,7 +87,7 @@ def local_session(
 
 
 def _worker_python() -> str:
-    """What starts workers here: ``worker.sh``, if Spark is the one that is installed beside this interpreter, and sh is here."""
+    """Return the Python for workers: ``worker.sh`` if possible."""
     installed = importlib.util.find_spec("pyspark")
     beside = installed is not None and str(installed.origin).startswith(sys.prefix)
     usable = os.name == "posix" and os.access(_WORKER, os.X_OK) and "SPARK_HOME" not in os.environ

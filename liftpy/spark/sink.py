@@ -72,7 +72,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """What a task wrote. ``run``: the query's id, or the writeId, or ''; ``number``: of the micro-batch; ``part``: of the task."""
+    """Result of a task. ``run``: id of the query, the writeId or ''. ``number``: of the micro-batch. ``part``: of the task."""
 
     run: str
     number: int
@@ -91,8 +91,7 @@ def sink_options(given: dict[str, str], schema: StructType, overwrite: bool) -> 
 
 
 def counting_settings(setting: Callable[[str], str | None], *, streaming: bool) -> dict[str, str]:
-    """What decides the number of a query's tasks, as far as a task can know it. ``setting``: of the task's local properties, in which
-    Spark has the settings of the session. The number itself Spark tells no Python task."""
+    """Return the settings that determine the number of a query's tasks. ``setting``: reads a local property of the task."""
     names = (ADAPTIVE, ADAPTIVE_STREAMING) if streaming else (ADAPTIVE,)
     found = {name: setting(name) or "true" for name in names}
     found |= {name: setting(name) or default for name, default in _COUNTS.items()}
@@ -109,7 +108,7 @@ def _plan_of(settings: Mapping[str, str]) -> int:
 
 @contextlib.contextmanager
 def _explained(round: Round | None, settings: Mapping[str, str] | None = None) -> Iterator[None]:
-    """What a task fails with, by its code; what nobody can know of a round in words. ``settings``: of the round's plan."""
+    """Convert errors of a task into errors with code and text. ``settings``: of the round's plan."""
     try:
         with coded():
             yield
@@ -160,8 +159,7 @@ def whole_input(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _worker_pipe() -> io.BufferedReader:
-    """What this Python worker reads its task's input from. Spark gives the writer an iterator only, and the stream behind it is a local
-    variable of the worker's main function."""
+    """Return the pipe from which this Python worker reads the input of its task."""
     frame = sys._getframe().f_back
     while frame is not None:
         for value in frame.f_locals.values():
@@ -239,13 +237,13 @@ def _task() -> TaskContext:
 
 
 class LiftStreamWriter(DataSourceStreamArrowWriter):
-    """Of one streaming query, or one micro-batch of it: exactly once."""
+    """Writer of one streaming query or one micro-batch of it: exactly once."""
 
     def __init__(self, options: SinkOptions) -> None:
         self.options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """One task's rows of a micro-batch."""
+        """Write the rows of one task of a micro-batch."""
         with coded():
             task = _task()
             query, batch = task.getLocalProperty(QUERY_ID), task.getLocalProperty(BATCH_ID)
@@ -259,12 +257,12 @@ class LiftStreamWriter(DataSourceStreamArrowWriter):
         return write_round(link_to(self.options.access), self.options, iterator, round, task.attemptNumber(), settings)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Everything is stored already; it is said what. Raises SourceError where the tasks were others than in an earlier run."""
+        """Check the results: the records are already stored. Raise SourceError if the tasks differ from an earlier run."""
         check_tasks(link_to(self.options.access), self.options, messages)
         _logger.info("micro-batch %d: %s", batchId, summary(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing: what is stored is left out when the micro-batch is run again."""
+        """Do nothing: stored records are skipped when the micro-batch runs again."""
 
 
 class LiftWriter(DataSourceArrowWriter):

@@ -1,4 +1,4 @@
-"""Taking a backup of a running cluster: over the read protocol, from in-sync replicas, without anything asked of the nodes but reads.
+"""Takes a backup of a running cluster over the read protocol, from in-sync replicas.
 
 Goal: every record that was committed at the barrier, byte for byte, and the metadata and cursors that belong to it. The barrier is a
 description of the metadata behind a committed entry; behind it come the cursors, and behind these, from the leaders, HW of every
@@ -89,14 +89,13 @@ class TakenBackup:
 
     @property
     def kept_bytes(self) -> int:
-        """Of earlier backups, named by this one too."""
+        """Bytes of earlier backups that this one also uses."""
         pieces = (piece for stream in self.manifest.streams for copy in stream.partitions for piece in copy.pieces)
         return sum(piece.file.size_bytes for piece in pieces if writer_of(piece.file.path) != self.manifest.backup)
 
 
 def new_backup_id(moment: datetime, newest: str = "") -> str:
-    """An id that nobody has, above ``newest`` (of the store; '': there is none): in ids the newest backup is the last, also of two in
-    one second, also when the clock was set back."""
+    """Return a new backup id that sorts after ``newest`` ('': none), even within one second or after a clock change."""
     second = moment.replace(microsecond=0)
     if newest:
         second = max(second, backup_moment(newest) + timedelta(seconds=1))
@@ -116,8 +115,11 @@ async def _in_thread(work: Callable[..., object], *given: object) -> None:
 async def take_backup(
     client: Client, store: Store, options: TakeOptions, *, step: Callable[[str], None] = lambda name: None
 ) -> TakenBackup:
-    """Take one; ``step`` is told before each step by name. Raises UnavailableError, CorruptionError (no replica of a partition has
-    what was written), StorageError, NotFoundError."""
+    """Take a backup.
+
+    ``step`` is called with the name of each step. Raises UnavailableError, CorruptionError (no replica has intact data),
+    StorageError, NotFoundError.
+    """
     return await _Taking(client, store, options, step).run()
 
 
@@ -200,7 +202,7 @@ class _Taking:
         await _in_thread(self.store.put, path, data)
 
     def _before(self) -> Manifest | None:
-        """The backup whose pieces are used: the newest that is whole. One that was asked for by name must be."""
+        """Return the backup to reuse: the newest complete one. A named one must be complete."""
         if self.options.since == "":
             return None
         sizes = self.store.sizes("pieces") | self.store.sizes("backups")
@@ -234,7 +236,7 @@ class _Taking:
         return tuple(cursor for cursor in found if cursor.positions)
 
     async def _bounds(self, streams: list[StreamImage]) -> dict[tuple[str, int], Barrier]:
-        """Of every partition, as its leader says, behind the state that its replica has given."""
+        """Return the bounds of each partition, from its leader, after the state of its producers."""
         room, states = asyncio.Semaphore(_AT_ONCE * 4), asyncio.Semaphore(_AT_ONCE)
 
         async def ask(stream: StreamImage, number: int) -> tuple[tuple[str, int], Barrier]:
@@ -340,7 +342,8 @@ class _PartitionTaking:
         """As ``_deletes_end``, of the last answer alone."""
 
     async def barrier(self) -> Barrier:
-        """What a replica knows of producers and message ids, and the bounds behind that: the state covers the log from its start on."""
+        """Return the producer and message-id state of a replica, then the bounds, so that the state covers the log from its
+        start."""
         for _ in range(_MOVED):
             found = await self._asked_state()
             bounds = await self._home.client.bounds(self._stream.name, self._number)
@@ -359,7 +362,7 @@ class _PartitionTaking:
         )
 
     async def _asked_state(self) -> tuple[int, bytes] | None:
-        """As ``ReplicaReads.state`` of a node that knows the question, if there is one."""
+        """Return the state from a node that supports the request, else None."""
         said, is_old = "nobody was asked", False
         for _ in range(_ROUNDS * len(self._nodes)):
             node = self._nodes[self._nodes_tried % len(self._nodes)]
@@ -413,8 +416,7 @@ class _PartitionTaking:
         )
 
     async def _goes_on(self, last: StoredPiece) -> bool:
-        """Whether the log still holds what the kept pieces end with: the same LeaderEpoch at an offset is the same log up to
-        there."""
+        """Return whether the log still has the end of the reused pieces: the same LeaderEpoch at that offset."""
         try:
             batches = await self._batches(last.end - 1)
         except (_TakenAwayError, _DeletesGoneError):
@@ -469,7 +471,7 @@ class _PartitionTaking:
         )
 
     async def _batches(self, offset: int) -> list[RecordBatch]:
-        """From the batch that holds ``offset`` on, of whichever replica has them."""
+        """Return batches from the one that contains ``offset``, from any replica."""
         said = "nobody was asked"
         damaged: Damaged | None = None
         for asked in range(_ROUNDS * len(self._nodes)):
@@ -498,7 +500,10 @@ class _PartitionTaking:
         return ReplicaReads(self._home.client.transport, Subjects(self._home.options.namespace), key)
 
     def _learn_compaction(self, reads: ReplicaReads, node: str, offset: int) -> None:
-        """How far the replica that has answered is compacted; all below ``offset`` was read before. Raises _DeletesGoneError."""
+        """Note the compaction of the replica that answered.
+
+        All records below ``offset`` were read before. Raises _DeletesGoneError.
+        """
         self._compacted_end = max(self._compacted_end, reads.compacted_end)
         known = reads.deletes_end
         if self._deletes_end is not None:  # another replica may lack tombstones of records that were read before
@@ -526,13 +531,13 @@ class _PieceWriter:
         self.size_bytes = 0
 
     def write(self, data: bytes) -> None:
-        """More whole batches."""
+        """Write more whole batches."""
         self._stream.write(data)
         self._sha256.update(data)
         self.size_bytes += len(data)
 
     def piece(self, end: int, chain: str, last_epoch: int) -> StoredPiece:
-        """What it is, as written."""
+        """Return the written piece."""
         file = StoredFile(path=self._path, size_bytes=self.size_bytes, sha256=self._sha256.hexdigest())
         return StoredPiece(file=file, start=self._start, end=end, chain=chain, last_epoch=last_epoch)
 

@@ -1,4 +1,7 @@
-"""A drill: restore a backup beside what runs, under names of its own, compare, delete. What it takes is the RTO."""
+"""Drill: restores a backup beside the running streams under other names, compares it, and deletes it.
+
+Its duration is the RTO.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +45,11 @@ class Drilled:
 async def drill(
     client: Client, store: Store, manifest: Manifest, options: RestoreOptions, step: Callable[[str], None] = lambda name: None
 ) -> Drilled:
-    """Do it. Raises what ``Restore.run`` raises, and CorruptionError where a replica holds something else than the backup. Nothing of
-    it stays, whatever happens but a kill; the streams of a drill that was killed begin with ``drill-`` and are read-only."""
+    """Run the drill.
+
+    Raises the errors of ``Restore.run``, and CorruptionError if a replica differs from the backup. All of it is removed again,
+    except after a kill.
+    """
     image = read_image(store, manifest)
     name = f"drill-{os.urandom(4).hex()}"
     wishes = [
@@ -90,7 +96,7 @@ async def drill(
 
 
 async def _compare(client: Client, one: RestoredStream, namespace: str) -> None:
-    """What each planned replica of it serves, and what it knows of producers, with what was restored."""
+    """Compare each planned replica and its producers with the restored data."""
     for number, log in enumerate(one.logs):
         for node in one.plan[number]:
             found = LogDigest()
@@ -104,7 +110,7 @@ async def _compare(client: Client, one: RestoredStream, namespace: str) -> None:
                 state = await reads.state() if log.state is not None else None
             except (Damaged, Away) as error:
                 raise CorruptionError(
-                    f"Cannot compare {one.wish.name}/{number} on node {node} with the backup: {error}"
+                    f"Cannot compare {one.wish.name}/{number} on node {node} with the backup: {error}. Run `liftpy backup verify`."
                 ) from None
             if found.hexdigest() != log.digest:
                 raise CorruptionError(
@@ -114,4 +120,7 @@ async def _compare(client: Client, one: RestoredStream, namespace: str) -> None:
             if log.state is not None and state is not None:  # None: a node of an earlier version does not say
                 why = why_other_producers(log.state, state[1])
                 if why:
-                    raise CorruptionError(f"Cannot compare {one.wish.name}/{number} on node {node} with the backup: {why}")
+                    raise CorruptionError(
+                        f"Cannot compare {one.wish.name}/{number} on node {node} with the backup: {why}. "
+                        "Run `liftpy backup verify`."
+                    )

@@ -1,4 +1,4 @@
-"""Backups as they lie in a store: listed, read back and checked, pruned. Blocking."""
+"""Lists, verifies and prunes the backups in a store. Blocking."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ NEWER_AGE = RUNNING_AGE / 2
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A backup that has a manifest. ``manifest``: None where it can't be read. ``faults``: why it is not whole; a look at names and
-    sizes, no byte of a piece is read."""
+    """A backup with a manifest.
+
+    ``manifest``: None if it is unreadable. ``faults``: problems found by names and sizes, without reading data.
+    """
 
     backup: str
     manifest: Manifest | None
@@ -55,7 +57,7 @@ class Pruned:
 
 
 def list_backups(store: Store) -> list[Listed]:
-    """All of them, the oldest first."""
+    """Return all backups, oldest first."""
     sizes = store.sizes("pieces") | store.sizes("backups")
     found = []
     for backup in store.backup_ids():
@@ -117,7 +119,7 @@ def verify_backup(store: Store, manifest: Manifest, tell: Callable[[str], None] 
 
 
 def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = False, died: Collection[str] = ()) -> Pruned:
-    """Remove all but the newest ``keep`` whole backups, and what no manifest names any more.
+    """Remove all but the newest ``keep`` complete backups, and files that no manifest names.
 
     Manifests go first, so that what is left of a prune that dies is whole backups and files that the next one finds. A backup that is
     not whole counts for nothing among those that are kept, and stays where it is newer than the oldest of them. A backup that is
@@ -179,13 +181,15 @@ def _judged_by(now: datetime, ids: Iterable[str]) -> datetime:
 
 
 def _may_run(backup: str, by: datetime) -> bool:
-    """Whether somebody may be making it still."""
+    """Return whether the backup may still be running."""
     return is_backup_id(backup) and by - backup_moment(backup) < RUNNING_AGE
 
 
 def _running(store: Store, now: datetime, ids: Iterable[str], died: Collection[str]) -> dict[str, str]:
-    """Backups that are being made -> the backup whose pieces they use ('': none, '?': not known yet). ``ids``: those that are there;
-    ``died``: those that count no more."""
+    """Return running backups -> the backup that they reuse ('': none, '?': unknown).
+
+    ``ids``: complete ones. ``died``: those that count as dead.
+    """
     found = {}
     marks = [(path, path.split("/")[1]) for path in store.sizes("running")]
     by = _judged_by(now, [*ids, *(backup for _, backup in marks)])

@@ -21,9 +21,10 @@ _AT_ONCE = 16
 
 
 async def set_cursors(client: Client, manifest: Manifest, uids: Mapping[str, str]) -> dict[str, str]:
-    """Of the streams ``uids`` (name -> uid now): name of each group and cursor -> '' once it is set, else why not. A position that
-    lies past the end, or before the begin, is set there. A group with members is not touched. Of a partition that gives no bounds no
-    position is set, and those that have one there are said by name; their others are set."""
+    """Set the positions of groups and cursors for restored streams (``uids``: name -> new uid).
+
+    Return group or cursor -> '' or why it failed.
+    """
     was = {stream.uid: stream.name for stream in manifest.streams if stream.name in uids}
     wanted = {
         cursor.name: [(name, partition, at) for name, uid, partition, at in cursor.positions if was.get(uid) == name]
@@ -47,7 +48,7 @@ async def set_cursors(client: Client, manifest: Manifest, uids: Mapping[str, str
 
 
 async def _bounds(client: Client, wanted: set[tuple[str, int]]) -> dict[tuple[str, int], Bounds | LiftError]:
-    """Of each (stream, partition), or why there are none: each is asked once, however many groups read it."""
+    """Return the bounds or the error of each (stream, partition). Each is requested once."""
     room = asyncio.Semaphore(_AT_ONCE)
 
     async def ask(name: str, partition: int) -> Bounds | LiftError:
@@ -62,8 +63,7 @@ async def _bounds(client: Client, wanted: set[tuple[str, int]]) -> dict[tuple[st
 
 
 async def _set(client: Client, cursor: CursorCopy, positions: dict[PartitionKey, int]) -> str:
-    """The coordinators of a cluster in which nobody has had groups yet begin with the first question; to say it again changes
-    nothing. What is done stays: no error ends what is set beside it."""
+    """Set the positions of one group or cursor. Return '' or why it failed. It may be repeated safely."""
     give_up_s = time.monotonic() + COORDINATOR_S
     while True:
         try:

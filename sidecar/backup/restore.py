@@ -75,7 +75,7 @@ class RestoredSetting:
 
     @property
     def name(self) -> str:
-        """For people, and as JSON names it with underscores."""
+        """Name for people. In JSON it has underscores."""
         return "default quota" if isinstance(self.value, DefaultQuota) else "session times"
 
     @property
@@ -85,7 +85,7 @@ class RestoredSetting:
 
     @property
     def command(self) -> str:
-        """By which an operator sets it."""
+        """Command that sets it."""
         value = self.value
         if isinstance(value, DefaultQuota):
             rates = f"--records {value.records_per_s} --bytes {value.bytes_per_s} --by-token {value.by_token}"
@@ -94,7 +94,7 @@ class RestoredSetting:
 
     @property
     def shown(self) -> dict[str, object]:
-        """As JSON."""
+        """Value for JSON."""
         value = self.value
         if isinstance(value, DefaultQuota):
             return {**asdict(value), "why_not": self.why}
@@ -102,21 +102,22 @@ class RestoredSetting:
 
 
 def cluster_wide_of(image: ClusterImage) -> ClusterWide:
-    """What is to be restored of ``image``."""
+    """Return the cluster-wide settings in ``image``."""
     times = image.session_times
     return ClusterWide(image.default_quota, times if times is not None and times.change else None)
 
 
 async def set_cluster_wide(client: Client, wanted: ClusterWide, restored: Collection[str]) -> list[RestoredSetting]:
-    """Set ``wanted``, where the cluster holds nothing but the streams ``restored`` (names) and nobody has set its own: else it would
-    bound streams that it never bounded, or fence nodes as nobody wants here. Raises nothing of the cluster's: what is restored is
-    restored without it, too."""
+    """Apply the settings if the cluster has only the streams ``restored`` and no settings of its own.
+
+    Otherwise they would affect other streams.
+    """
     values = [value for value in (wanted.quota if wanted.quota != NO_QUOTA else None, wanted.times) if value is not None]
     return [RestoredSetting(value, await _set(client, value, restored)) for value in values]
 
 
 async def _set(client: Client, value: DefaultQuota | SessionTimes, restored: Collection[str]) -> str:
-    """Why not; '': it holds."""
+    """Apply one setting. Return why it failed, '' on success."""
     try:
         image = (await client.describe_cluster(linearizable=True)).image
         is_quota = isinstance(value, DefaultQuota)
@@ -201,7 +202,7 @@ class RestoredStream:
 
     @property
     def uid(self) -> str:
-        """The new one."""
+        """New uid of the stream."""
         return self.image.uid if self.image is not None else ""
 
 
@@ -220,11 +221,11 @@ class Restored:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all is there that goes with the streams, too."""
+        """Whether everything of the streams was restored, too."""
         return not any(self.cursors.values()) and not any(one.why for one in self.settings)
 
     def states_left_out(self, name_of: Callable[[RestoredStream], str] = lambda one: one.wish.into) -> dict[str, str]:
-        """ "stream/partition" -> why nothing is known of producers and message ids whose records were dropped before the backup."""
+        """Return "stream/partition" -> why the producer and message-id state is missing."""
         return {
             f"{name_of(one)}/{number}": log.state_left_out
             for one in self.streams
@@ -329,7 +330,7 @@ class Restore:
                 await asyncio.to_thread(self._end)
 
     async def undo(self) -> None:
-        """Remove what was restored and takes no publishes yet, and the helper."""
+        """Remove the restored streams that accept no publishes yet, and the helper."""
         for one in self._streams:
             if one.image is not None and one.wish.into not in self._open:
                 with contextlib.suppress(LiftError):
@@ -341,7 +342,7 @@ class Restore:
 
     # ---- before anything is changed --------------------------------------------------------------------------------------
     async def _make_room(self, image: ClusterImage) -> None:
-        """Refuse what is there; remove what an earlier restore has left unfinished."""
+        """Reject existing streams, and remove those of an unfinished restore."""
         for one in self._streams:
             held = image.streams.get(one.wish.into)
             if held is None:
@@ -362,7 +363,7 @@ class Restore:
                 await self._client.remove_node(node)
 
     async def _planned(self, one: RestoredStream, image: ClusterImage) -> tuple[tuple[str, ...], ...]:
-        """Where placement would put it now; fewer replicas than it had where there are fewer nodes.
+        """Return the placement of the restored stream. Fewer replicas than before if there are fewer nodes.
 
         Where the racks of the nodes do not allow the policy of the stream, the default policy decides.
         """
@@ -425,7 +426,7 @@ class Restore:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     async def _remove_helper(self) -> None:
-        """Whatever others have placed on it meanwhile moves away first."""
+        """Remove the helper, after other replicas on it have moved away."""
         assert self._helper is not None
         if self._helper.running:
             await self._client.set_node(self._helper_id, leaving=True)
@@ -469,7 +470,7 @@ class Restore:
             )
 
     def _give(self, scratch: Path, one: RestoredStream) -> None:
-        """The logs, with the states of their producers, into the helper's data folder."""
+        """Write the logs with their producer state into the helper's data directory."""
         streams = scratch / "data" / "streams"
         make_folder(streams)
         staged = scratch / "staged" / str(self._streams.index(one))
@@ -489,7 +490,7 @@ class Restore:
         return True
 
     async def _move(self, *, with_helper: bool) -> None:
-        """Every partition to its planned nodes, all in sync."""
+        """Move all partitions to their planned nodes and wait until they are in sync."""
         extra = (self._helper_id,) if with_helper else ()
         wishes = [
             ReplicaMove(stream=one.wish.into, uid=one.uid, partition=number, replicas=(*nodes, *extra))
@@ -514,7 +515,7 @@ class Restore:
         await self._until(is_done, "replicas do not get in sync")
 
     async def _until(self, is_so: Callable[[], Awaitable[bool]], what: str) -> None:
-        """Wait for it, as long as anything changes. That nobody answers for a moment is no change."""
+        """Wait for the condition as long as there is progress."""
         seen, changed_s = "", time.monotonic()
         while True:
             with contextlib.suppress(UnavailableError):

@@ -31,7 +31,7 @@ class HelperSettings:
 
 
 def helper_node(settings: HelperSettings) -> DevNode:
-    """It, not started yet; it ends with this process."""
+    """Return the helper node, not started yet. It ends with this process."""
     flags = {
         "--node-id": settings.node_id,
         "--data": str(settings.data),

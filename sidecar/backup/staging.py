@@ -71,13 +71,13 @@ class LogDigest:
         self.size_bytes = 0
 
     def add(self, batch: RecordBatch) -> None:
-        """The next one."""
+        """Add the next batch."""
         self._digest.update(batch.view)
         self.records += 0 if batch.header.control else batch.record_count
         self.size_bytes += batch.header.size_bytes
 
     def hexdigest(self) -> str:
-        """Of all so far."""
+        """Return the digest so far."""
         return self._digest.hexdigest()
 
 
@@ -90,9 +90,10 @@ def stage(
     tell: Callable[[str], None],
     purges: Sequence[Purge] = (),
 ) -> StagedLog:
-    """Write the log of one partition into ``folder``, which is new; durable when this returns. ``purges``: those that were pending at
-    the backup; the log gets no record that they give up. Raises CorruptionError, naming the
-    file, and StorageError."""
+    """Write the log of one partition durably into the new directory ``folder``.
+
+    ``purges``: those that were pending at the backup.
+    """
     make_folder(folder)
     log, _ = Log.open(FolderStorage(folder), config, now_wall_ns=time.time_ns())
     digest = LogDigest()
@@ -138,7 +139,7 @@ def stage(
 
 
 def give_state(storage: Storage, staged: StagedLog, key: PartitionKey) -> None:
-    """Store beside a staged log, which is that of ``key`` now, what is known of its producers and message ids [A16]."""
+    """Store the producer and message-id state beside a staged log, which now belongs to ``key`` [A16]."""
     if staged.state is not None:
         storage.replace(state_name(staged.state.end_offset), encode_state(staged.state._replace(of=state_owner(key))))
 
@@ -158,8 +159,7 @@ def _state(store: Store, copy: PartitionCopy, log: Log) -> tuple[State | None, s
 def _wanted(
     store: Store, copy: PartitionCopy, until: Until, tell: Callable[[str], None], asked_ends: list[int]
 ) -> Iterator[RecordBatch]:
-    """The batches from the log start on, up to where it is to end; all pieces are read and checked, whatever is wanted of them.
-    ``asked_ends``: is given the offset that ``until`` comes to."""
+    """Iterate over the batches from the log start to the wanted end. All pieces are read and checked."""
     before, epoch, ended = copy.before, 0, False
     last_end: int | None = None
     for piece in copy.pieces:

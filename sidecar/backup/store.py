@@ -1,4 +1,4 @@
-"""Where backups lie: a folder, or a bucket of whatever ``pyarrow.fs`` knows by its URL. Calls block: for threads.
+"""Backup store: a directory, or a bucket that ``pyarrow.fs`` supports. Blocking: use it in threads.
 
 A path is below the root, of names that were checked (``liftpy.core.backup.manifest``). What ``put`` writes is there as a whole
 or not at
@@ -60,7 +60,7 @@ class Store:
         return cls(filesystem, root)
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """All files below ``folder``, with their sizes in bytes."""
+        """Return all files below ``folder`` with their sizes in bytes."""
         selector = fs.FileSelector(f"{self._root}/{folder}", recursive=True, allow_not_found=True)
         with _storage_errors(folder):
             found = self._fs.get_file_info(selector)
@@ -68,7 +68,7 @@ class Store:
         return {info.path[start:]: info.size for info in found if info.type is fs.FileType.File}
 
     def read(self, path: str) -> bytes:
-        """The whole of a file."""
+        """Return the content of a file."""
         with _storage_errors(path), self._fs.open_input_stream(self._whole(path), compression=None) as stream:
             return bytes(stream.read())
 
@@ -89,7 +89,7 @@ class Store:
                 self._sync(Path(whole))
 
     def put(self, path: str, data: bytes) -> None:
-        """A small file, as a whole or not at all."""
+        """Write a small file atomically."""
         part = path if self._fs.type_name in _ATOMIC else path + _PART
         try:
             with self.writing(part) as stream:
@@ -105,12 +105,12 @@ class Store:
                     sync_folder(Path(self._whole(path)).parent)
 
     def remove(self, path: str) -> None:
-        """A file, if it is there."""
+        """Remove a file if it exists."""
         with _storage_errors(path), suppress(FileNotFoundError):
             self._fs.delete_file(self._whole(path))
 
     def remove_folder(self, path: str) -> None:
-        """A folder with all that is in it, if it is there."""
+        """Remove a directory with its content if it exists."""
         with _storage_errors(path), suppress(FileNotFoundError):
             self._fs.delete_dir(self._whole(path))
 
@@ -130,12 +130,12 @@ class Store:
 
     # ---- backups ---------------------------------------------------------------------------------------------------------
     def backup_ids(self) -> list[str]:
-        """All backups that have a manifest, the oldest first."""
+        """Return the ids of all backups with a manifest, oldest first."""
         paths = self.sizes("backups")
         return sorted(name for path in paths if is_backup_id(name := path.split("/")[1]) and path == manifest_path(name))
 
     def manifest(self, backup: str) -> Manifest:
-        """Of one. Raises CorruptionError, naming the file; UnknownFormatError."""
+        """Return a manifest. Raise CorruptionError that names the file, or UnknownFormatError."""
         path = manifest_path(backup)
         try:
             found = decode_manifest(self.read(path))
@@ -146,7 +146,7 @@ class Store:
         return found
 
     def newest(self, backup: str = "") -> Manifest:
-        """The manifest of ``backup``, of the newest one where it is ''. Raises NotFoundError."""
+        """Return the manifest of ``backup``, '' for the newest. Raises NotFoundError."""
         ids = self.backup_ids()
         if backup and backup not in ids:
             raise NotFoundError(f"Backup {backup} does not exist. Newest backups: {', '.join(ids[-10:]) or 'none'}.")
@@ -171,7 +171,7 @@ class BackupPace:
         self._free_s = 0.0
 
     async def spent(self, size_bytes: int) -> None:
-        """Return when what was copied is paid for."""
+        """Return when the copied bytes are paid for."""
         if not self._bytes_per_s:
             return
         now_s = asyncio.get_running_loop().time()

@@ -17,7 +17,7 @@ _LONGEST_BYTES = 256
 
 
 def answer(port: int, subject: str) -> None:
-    """For ever."""
+    """Answer forever."""
     asking = re.compile(rb"MSG %s 1 (_INBOX\S+) \d" % re.escape(subject.encode()))
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -25,14 +25,14 @@ _INBOX = "_INBOX.arrivals"
 
 
 class Arrivals:
-    """What came, and how old it was."""
+    """Received messages and their ages."""
 
     def __init__(self) -> None:
         self.count = 0
         self.times_ns: list[int] = []
 
     def figures(self) -> dict[str, float]:
-        """See the module's docstring."""
+        """Return the measured values (see the module docstring)."""
         return {"acked": self.count, "cpu_s": time.process_time(), **quantiles(self.times_ns, "end_")}
 
 
@@ -49,7 +49,7 @@ async def read_ours(port: int, stream: str, found: Arrivals) -> None:
 
 
 async def read_jetstream(port: int, stream: str, found: Arrivals) -> None:
-    """What a push consumer gets, for ever."""
+    """Read a push consumer forever."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
     await reader.readline()
     writer.write(b'CONNECT {"verbose":false}\r\nSUB %s 1\r\nPING\r\n' % _INBOX.encode())

@@ -1,4 +1,4 @@
-"""What is measured of a system. Each case yields rows of figures: ``case`` names it, the same for every system, ``figures`` has
+"""Benchmark cases. Each yields rows: ``case`` is the same for all systems, ``figures`` has the measured values.
 
 ``per_s`` (records a second), ``cpu_us`` (of all processes, per record), latencies by name in ``_ms``, ``core`` (CPU while idle).
 """
@@ -33,7 +33,7 @@ _BEFORE_S, _AFTER_S, _OVER_S = 1.0, 2.0, 60.0
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user asked for. ``loads``: parts of a system's own peak, for latencies."""
+    """Options of the user. ``loads``: fractions of the system's own peak, for latencies."""
 
     seconds: float = 3.0
     sizes: Sequence[int] = (100, 1000)
@@ -51,7 +51,7 @@ def _row(case: str, figures: Figures) -> Row:
 
 
 def _rate(runs: Sequence[Figures]) -> Figures:
-    """Of publishers or readers that ran together."""
+    """Return the rate of publishers or readers that ran together."""
     count = sum(run["acked"] for run in runs)
     found = {"per_s": sum(run["acked"] / run["took_s"] for run in runs), "cpu_us": runs[0]["all_cpu_s"] / count * 1e6}
     found["generator_cpu_us"] = sum(run["cpu_s"] for run in runs) / count * 1e6
@@ -66,15 +66,14 @@ def _publishers(system: System, asked: Asked, size_bytes: int, window: int, *, e
 
 
 def acked(system: System, asked: Asked) -> Iterator[Row]:
-    """An ack for every message, so many unanswered at most."""
+    """Publish with an ack for each message and a limit of unanswered ones."""
     for size_bytes in asked.sizes:
         for window in asked.windows:
             yield _row(f"acked, {size_bytes} B, {window:,} in flight", _publishers(system, asked, size_bytes, window))
 
 
 def load_alone(asked: Asked) -> dict[int, Figures]:
-    """The publisher against nothing that stores, by size: what it could send, so that a reader of the figures sees that
-    it was not the limit."""
+    """Measure the publisher without a system, by message size, to show that it is not the limit."""
     found = {}
     with NatsServer() as server:
         words = [sys.executable, "-m", "sidecar.bench.answerer", str(server.port), STREAM]
@@ -93,14 +92,15 @@ def load_alone(asked: Asked) -> dict[int, Figures]:
 
 
 def plain(system: System, asked: Asked) -> Iterator[Row]:
-    """Nobody waits for acks, but each thousandth is asked for, so that all is known to be stored."""
+    """Publish without acks, except for each thousandth message, to know that all are stored."""
     for size_bytes in asked.sizes:
         figures = _publishers(system, asked, size_bytes, PLAIN_WINDOW, each=PLAIN_EACH)
         yield _row(f"plain, {size_bytes} B", figures)
 
 
 def producer(system: System, asked: Asked) -> Iterator[Row]:
-    """liftpy's producer, record batches made by the client, and Kafka's; of the others what is fastest with an ack for each message."""
+    """Publish with liftpy's producer, client-side batches and Kafka's producer, or the fastest acknowledged way of the other
+    systems."""
     for size_bytes in asked.sizes:
         case = _PRODUCER_PEER.format(size_bytes=size_bytes)
         if system.kind == OURS:
@@ -111,7 +111,7 @@ def producer(system: System, asked: Asked) -> Iterator[Row]:
 
 
 def consume(system: System, asked: Asked) -> Iterator[Row]:
-    """What was published is read from the first record on, by each system's Python client; of Kafka by its own."""
+    """Read the published messages from the first one on with each system's Python client."""
     for name, words in system.readers(asked.seconds).items():
         yield _row(f"consume, {name}", _rate([measured(words, None, system.pids)]))
 
@@ -200,5 +200,5 @@ CASES: dict[str, Case] = {
 
 
 def warm(system: System) -> None:
-    """What the first second of a process costs is nobody's figure; and there is something to read."""
+    """Warm up the processes, and store messages to read."""
     _publishers(system, Asked(seconds=_WARM_S), 100, PEAK_WINDOW)

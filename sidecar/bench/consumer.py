@@ -73,7 +73,7 @@ OURS: dict[str, Loop] = {
 
 
 async def ours(url: str, stream: str, end_s: float, how: str) -> dict[str, float]:
-    """One connection, a Consumer for each round."""
+    """Read with liftpy: one connection, a Consumer for each round."""
     count = rounds = 0
     async with connect(url) as client:
         await client.consume(stream, start="earliest", until="end").begin()
@@ -85,7 +85,7 @@ async def ours(url: str, stream: str, end_s: float, how: str) -> dict[str, float
 
 
 async def theirs(url: str, stream: str, end_s: float, how: str) -> dict[str, float]:
-    """nats-py."""
+    """Read with nats-py."""
     count = rounds = 0
     connection = await nats.connect(url)
     jetstream = connection.jetstream()
@@ -122,7 +122,7 @@ async def _ordered(jetstream: Any, stream: str, stored: int, end: float) -> int:
 
 
 class Stopwatch:
-    """Time and CPU of this process from when it is made."""
+    """Wall time and CPU time of this process since its creation."""
 
     def __init__(self, seconds: float) -> None:
         self._began, self._cpu_s = time.perf_counter(), _cpu_s()
@@ -134,7 +134,7 @@ class Stopwatch:
         return time.perf_counter() < self.end
 
     def figures(self, count: int, rounds: int) -> dict[str, float]:
-        """See the module's docstring."""
+        """Return the measured values (see the module docstring)."""
         return {
             "acked": count,
             "took_s": time.perf_counter() - self._began,
@@ -149,7 +149,7 @@ def _cpu_s() -> float:
 
 
 def main() -> None:
-    """See the docstring above."""
+    """Run the reader and print its values (see the module docstring)."""
     port, stream, seconds, how = sys.argv[1:]
     run = ours if how in OURS else theirs
     print(json.dumps(asyncio.run(run(f"nats://127.0.0.1:{port}", stream, float(seconds), how))))

@@ -1,4 +1,4 @@
-"""What a system's publishers say over NATS, and how its acks are known: plain messages, and those of the Liftbridge protocol.
+"""Message formats of the systems over NATS, and how their acks are recognized.
 
 Bytes only, made and found without protobuf: the publisher is to cost as little as it can.
 """
@@ -17,8 +17,11 @@ _REFUSED = re.compile(rb"\x50[\x01-\x7f]\r\n")
 
 
 class Dialect(NamedTuple):
-    """``message`` makes what is published of a value, and of the inbox that is to get the ack (b'': none); ``by_reply``: NATS carries
-    that inbox. ``ack``: bytes that are in each ack once; ``refused``: whether bytes that came hold a refusal."""
+    """Format of one system.
+
+    ``message``: encodes a value and the ack inbox (b'': none). ``by_reply``: NATS carries the inbox. ``ack``: bytes that each
+    ack has once.
+    """
 
     message: Callable[[bytes, bytes], bytes]
     by_reply: bool
@@ -26,7 +29,7 @@ class Dialect(NamedTuple):
     refused: Callable[[bytes], object]
 
     def publish(self, subject: bytes, value: bytes, inbox: bytes = b"") -> bytes:
-        """The whole line of the NATS protocol, with its payload."""
+        """Return the protocol line with its payload."""
         payload = self.message(value, inbox)
         reply = b" " + inbox if self.by_reply and inbox else b""
         return b"PUB %s%s %d\r\n%s\r\n" % (subject, reply, len(payload), payload)
@@ -52,7 +55,7 @@ def varint(value: int) -> bytes:
 
 
 def enveloped(kind: int, payload: bytes) -> bytes:
-    """Without a checksum."""
+    """Return an envelope without a checksum."""
     return _ENVELOPE.pack(_MAGIC, 0, _ENVELOPE.size, 0, kind) + payload
 
 

@@ -23,11 +23,11 @@ class JetStreamCluster(NatsCluster):
 
     @property
     def port(self) -> int:
-        """Of the first server, for clients."""
+        """Port of the first server, for clients."""
         return self.ports[0]
 
     async def create(self, name: str, subject: str, *, batches: bool = False) -> None:
-        """Make a stream on every server, with ``batches`` one that takes atomic and fast ones; waits until the cluster can."""
+        """Create a stream on every server and wait for it. ``batches``: with atomic and fast batches."""
         connection = await nats.connect(self.servers[0].url)
         stream = connection.jetstream()
         async with asyncio.timeout(_READY_S):

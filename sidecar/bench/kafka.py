@@ -28,7 +28,7 @@ _FORMAT_S = 60.0
 
 
 def find_java() -> str:
-    """Raises ConfigError, saying what to do, where there is none."""
+    """Return the path of java. Raise ConfigError without one."""
     found = shutil.which("java", path=search_path())
     if found is None:
         raise ConfigError("Kafka needs Java 17 or later. Put `java` on the PATH.")
@@ -59,7 +59,7 @@ class KafkaCluster:
 
     @property
     def pids(self) -> list[int]:
-        """Of the brokers."""
+        """Process ids of the brokers."""
         return [broker.pid for broker in self._brokers]
 
     def __enter__(self) -> Self:
@@ -121,7 +121,10 @@ class KafkaCluster:
         return [find_java(), *self._jars(), str(_CLIENT)]
 
     def create(self, topic: str, *, flushed: bool) -> None:
-        """One partition on all three, two of which must have a record; ``flushed``: each has flushed it before it says so."""
+        """Create a topic with one partition on all brokers and min.insync.replicas 2.
+
+        ``flushed``: each broker flushes before the ack.
+        """
         words = [*self.client(), "create", self.servers, topic, "1" if flushed else str((1 << 63) - 1)]
         done = subprocess.run(words, capture_output=True, text=True, timeout=_READY_S, check=False)
         if done.returncode:

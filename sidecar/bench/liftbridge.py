@@ -37,7 +37,7 @@ _IS_LEADER = number_field(2, 1)
 
 
 def find_liftbridge() -> Path:
-    """Raises ConfigError, saying what to do, where there is none."""
+    """Return the path of the binary. Raise ConfigError without one."""
     found = shutil.which(BINARY, path=search_path())
     if found is None:
         raise ConfigError(f"`{BINARY}` is not on the PATH. Build Liftbridge (`go build`), or leave it out (--system).")
@@ -45,7 +45,7 @@ def find_liftbridge() -> Path:
 
 
 class LiftbridgeCluster:
-    """``with LiftbridgeCluster(nats_servers)``."""
+    """Liftbridge servers, started by ``with LiftbridgeCluster(nats_servers)``."""
 
     def __init__(self, nats_servers: int = 1, *, servers: int = 3) -> None:
         self._nats = NatsCluster(nats_servers)
@@ -55,7 +55,7 @@ class LiftbridgeCluster:
 
     @property
     def ports(self) -> list[int]:
-        """Of the nats-servers: publishers speak NATS."""
+        """Ports of the nats-servers, because publishers use NATS."""
         return self._nats.ports
 
     @property
@@ -91,7 +91,7 @@ class LiftbridgeCluster:
         self._processes.clear()
 
     async def create(self, name: str, subject: str) -> None:
-        """One partition on all of them; returns when it acknowledges. Raises UnavailableError, with its words, when it does not."""
+        """Create a stream with one partition on all servers, and wait for an ack. Raise UnavailableError without one."""
         partition = field(1, subject.encode()) + field(2, name.encode()) + number_field(5, len(self._names))
         stream = field(1, name.encode()) + field(2, subject.encode()) + field(3, partition) + field(4, b"")
         request, said = enveloped(_PROPAGATED, field(2, field(1, stream))), b""
@@ -110,7 +110,7 @@ class LiftbridgeCluster:
             await connection.close()
 
     async def acked(self, connection: Client, subject: str, value: bytes, timeout_s: float) -> bool:
-        """Publish one message; whether it was acknowledged in time."""
+        """Publish one message. Return whether it was acknowledged in time."""
         inbox = connection.new_inbox()
         subscription = await connection.subscribe(inbox, max_msgs=1)
         await connection.publish(subject, LIFTBRIDGE.message(value, inbox.encode()))
@@ -121,7 +121,7 @@ class LiftbridgeCluster:
             return False
 
     async def leader(self, name: str) -> str:
-        """Of the stream's partition. Raises UnavailableError where nobody says that it is."""
+        """Return the leader of the stream's partition. Raise UnavailableError if it is unknown."""
         connection = await nats.connect(self._nats.servers[0].url)
         try:
             for server in self._names:
@@ -135,7 +135,7 @@ class LiftbridgeCluster:
         raise UnavailableError("The Liftbridge stream has no leader. Run the benchmark again.")
 
     def kill(self, name: str) -> None:
-        """kill -9."""
+        """Kill a server with SIGKILL."""
         self._processes[name].kill()
         self._processes[name].wait(_STOP_S)
 

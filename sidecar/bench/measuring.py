@@ -16,13 +16,13 @@ Figures = dict[str, Any]
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of a process so far, in seconds."""
+    """Return the user and system time of a process so far, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def all_cpu_s(pids: Iterable[int]) -> float:
-    """Of all that still run."""
+    """Return the CPU time of all running processes."""
     total = 0.0
     for pid in pids:
         try:
@@ -33,14 +33,14 @@ def all_cpu_s(pids: Iterable[int]) -> float:
 
 
 def measured(words: Sequence[str], folder: Path | None, pids: Sequence[int]) -> Figures:
-    """What the process printed as JSON in its last line, with ``all_cpu_s`` of it (its ``cpu_s``) and of ``pids`` meanwhile, from its
-    line ``go`` on where it warms up first. Raises SystemExit when it fails."""
+    """Return the JSON of the last output line of a process, with its CPU time (``cpu_s``) and that of ``pids`` (``all_cpu_s``),
+    counted from its line ``go`` on."""
     (found,) = measured_together([words], folder, pids)
     return found
 
 
 def measured_together(commands: Sequence[Sequence[str]], folder: Path | None, pids: Sequence[int]) -> list[Figures]:
-    """The same of several processes at once; ``all_cpu_s`` of ``pids`` and of all of them is in the first's figures."""
+    """Run several processes at once. The CPU time of all is in the first result."""
     before = all_cpu_s(pids)
     processes = [subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, text=True) for words in commands]
     found: list[Figures] = []

@@ -37,7 +37,7 @@ def quantiles(times_ns: list[int], name: str) -> dict[str, float]:
 
 
 class Acks:
-    """Counts answers, and times those of stamped messages, in a stream of bytes that is cut anywhere."""
+    """Counts acks, and times those of stamped messages, in a stream of bytes with any boundaries."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -45,7 +45,7 @@ class Acks:
         self._tail = b""
 
     def take(self, received: bytes, now_ns: int) -> None:
-        """Whole lines are looked at; what begins one waits for its end. Raises SystemExit for a refusal."""
+        """Process complete lines. Raise SystemExit after a rejection."""
         data = self._tail + received
         end = data.rfind(b"\r\n") + 2 if b"\r\n" in data else 0
         data, self._tail = data[:end], data[end:]
@@ -56,7 +56,7 @@ class Acks:
 
 
 def publish(port: int, subject: str, seconds: float, size_bytes: int, rate: float) -> dict[str, float]:
-    """Publish ``rate`` messages a second for ``seconds``; wait for what is unanswered then."""
+    """Publish ``rate`` messages per second for ``seconds``, then wait for the acks."""
     name, size_bytes = subject.encode(), max(size_bytes, SMALLEST_BYTES)
     plain = b"PUB %s %s.x %d\r\n%s\r\n" % (name, _INBOX, size_bytes, b"x" * size_bytes)
     padding, acks, sent = b"x" * (size_bytes - SMALLEST_BYTES), Acks(), 0

@@ -26,7 +26,7 @@ def bars(report: dict[str, Any]) -> list[tuple[str, str, float, bool]]:
 
 
 def require_plots() -> None:
-    """Raise ConfigError where there is no matplotlib; to be asked before a long run."""
+    """Raise ConfigError without matplotlib. Call it before a long run."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(
             "--plot needs matplotlib. Install it with `pip install matplotlib`, or use --json, which prints all figures."

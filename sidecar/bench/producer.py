@@ -1,4 +1,4 @@
-"""A process that publishes through the client's producer for some seconds, and prints what was stored, in what time, as JSON.
+"""Process that publishes through the client's producer for some seconds, and prints the result as JSON.
 
 ``one``: record by record, as an application that has one at a time; ``many``: a thousand at a time. Each is acknowledged: committed on
 all in-sync replicas.
@@ -18,7 +18,7 @@ _TOGETHER = 1000
 
 
 async def run(url: str, stream: str, seconds: float, size_bytes: int, how: str) -> dict[str, float]:
-    """``acked`` records, ``took_s`` to the last answer, ``cpu_s`` of this process meanwhile."""
+    """Return ``acked`` records, ``took_s`` until the last answer, and ``cpu_s`` of this process."""
     value = b"x" * size_bytes
     values, sent = [value] * _TOGETHER, 0
     async with connect(url) as client, client.producer(stream) as producer:
@@ -37,7 +37,7 @@ async def run(url: str, stream: str, seconds: float, size_bytes: int, how: str) 
 
 
 def main() -> None:
-    """See the docstring above."""
+    """Run the producer and print its values (see the module docstring)."""
     port, stream, seconds, size_bytes, how = sys.argv[1:]
     print(json.dumps(asyncio.run(run(f"nats://127.0.0.1:{port}", stream, float(seconds), int(size_bytes), how))))
 

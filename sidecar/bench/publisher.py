@@ -26,7 +26,7 @@ _REFUSAL_BYTES = 7
 
 
 class CountedAnswers:
-    """Counts the answers in a stream of bytes, wherever it is cut. ``refused``: whether one of them was a refusal."""
+    """Counts acks in a stream of bytes with any boundaries. ``refused``: whether one was a rejection."""
 
     def __init__(self, dialect: Dialect = PLAIN) -> None:
         self.acked, self.refused = 0, False

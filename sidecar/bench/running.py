@@ -27,7 +27,7 @@ _MORE_IS_BETTER = ("per_s", "kept")
 
 @dataclass(slots=True)
 class Results:
-    """What was measured so far. With ``out``, each line of that file is one result as JSON, written when it is there."""
+    """Results so far. With ``out``, each result is appended to that file as a line of JSON."""
 
     out: Path | None = None
     runs: Runs = field(default_factory=dict)
@@ -95,14 +95,14 @@ def run(
 
 
 def median(same: Sequence[Figures]) -> Figures:
-    """Of each figure over the rounds that have it."""
+    """Return the median of each value over the rounds that have it."""
     names = dict.fromkeys(name for one in same for name in one)
     return {name: statistics.median(one[name] for one in same if name in one) for name in names}
 
 
 def rows(runs: Runs) -> list[dict[str, Any]]:
-    """One for each case and system: ``case``, ``system``, the medians, ``rounds``, and in ``ratios`` ours to theirs, figure by figure:
-    of what is better when it is larger above 1 where we are better, of times and CPU below 1."""
+    """Return one row for each case and system: ``case``, ``system``, medians, ``rounds``, and ``ratios`` of liftpy to the other
+    system."""
     found = []
     for (case, system), same in runs.items():
         ours = median(runs.get((case, OURS), []))
@@ -122,7 +122,7 @@ def report(
     say: Say,
     out: Path | None = None,
 ) -> dict[str, Any]:
-    """Measure, and return what ``--json`` prints: ``how``, ``load_alone``, ``rows``, ``failures`` and ``is_complete``.
+    """Run the cases and return the result of ``--json``: ``how``, ``load_alone``, ``rows``, ``failures`` and ``is_complete``.
 
     Ctrl-C and SIGTERM end the measuring. The report then has what was measured before, and ``is_complete`` is false.
     """
@@ -154,5 +154,5 @@ def report(
 
 
 def better(name: str, ratio: float) -> bool:
-    """Whether ours is."""
+    """Return whether liftpy is better."""
     return ratio > 1 if name in _MORE_IS_BETTER else ratio < 1

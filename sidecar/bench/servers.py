@@ -31,12 +31,12 @@ class NatsCluster:
 
     @property
     def ports(self) -> list[int]:
-        """For clients."""
+        """Ports for clients."""
         return [server.port for server in self.servers]
 
     @property
     def pids(self) -> list[int]:
-        """Of the servers."""
+        """Process ids of the servers."""
         return [server.pid for server in self.servers]
 
     def __enter__(self) -> Self:

@@ -1,5 +1,5 @@
-"""What is measured: this cluster, JetStream with one or three servers, Liftbridge, Kafka, each with one stream ``bench`` on subject
-``bench``."""
+"""Systems under test: liftpy, JetStream with one or three servers, Liftbridge, Kafka, each with a stream ``bench`` on the
+subject ``bench``."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class System(AbstractContextManager["System"], Protocol):
 
     @property
     def ports(self) -> list[int]:
-        """Of its nats-servers, for clients."""
+        """Ports of its nats-servers, for clients."""
 
     @property
     def pids(self) -> list[int]:
-        """Of all its processes, nats-servers too."""
+        """Ids of all its processes, including nats-servers."""
 
     def prepare(self) -> None:
         """Make the stream; returns when it takes messages."""
@@ -59,14 +59,14 @@ class System(AbstractContextManager["System"], Protocol):
         """Commands that read from the first record on, by name of the case."""
 
     async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
-        """Publish one message by nats-py; whether it was acknowledged in time."""
+        """Publish one message with nats-py. Return whether it was acknowledged in time."""
 
     def kill_leader(self) -> int:
         """kill -9 the leader of the stream; a port that still answers."""
 
 
 class _OverNats(ABC):
-    """Who publishes to it speaks NATS."""
+    """System whose publishers use NATS."""
 
     dialect_name = "plain"
     lacks: frozenset[str] = frozenset()
@@ -76,20 +76,20 @@ class _OverNats(ABC):
     @property
     @abstractmethod
     def ports(self) -> list[int]:
-        """Of its nats-servers."""
+        """Ports of its nats-servers."""
 
     def publisher(self, number: int, seconds: float, size_bytes: int, window: int, each: int = 1) -> list[str]:
-        """Each is at the next nats-server."""
+        """Return the command of a publisher, each on the next nats-server."""
         given = (self.ports[number % len(self.ports)], STREAM, seconds, size_bytes, window, each, self.dialect_name)
         return [sys.executable, "-m", "sidecar.bench.publisher", *map(str, given)]
 
     def readers(self, seconds: float) -> dict[str, list[str]]:
-        """By its Python client."""
+        """Return the commands of readers with its Python client."""
         words = [sys.executable, "-m", "sidecar.bench.consumer", str(self.ports[0]), STREAM, str(seconds)]
         return {name: [*words, how] for name, how in self.reads}
 
     async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
-        """As a request."""
+        """Publish one message as a request."""
         try:
             return b'"error"' not in (await connection.request(STREAM, value, timeout=timeout_s)).data
         except (nats.errors.Error, OSError):
@@ -109,12 +109,12 @@ class Liftpy(_OverNats):
 
     @property
     def ports(self) -> list[int]:
-        """One, or three."""
+        """Ports of one or three nats-servers."""
         return self._nats.ports
 
     @property
     def pids(self) -> list[int]:
-        """nats-servers and nodes."""
+        """Ids of nats-servers and nodes."""
         nodes = self._cluster.nodes.values() if self._cluster is not None else ()
         return [*self._nats.pids, *(node.pid for node in nodes if node.running)]
 
@@ -130,7 +130,7 @@ class Liftpy(_OverNats):
         self._stack.close()
 
     def prepare(self) -> None:
-        """Three replicas."""
+        """Create a stream with three replicas."""
 
         async def ask() -> None:
             async with connect(f"nats://127.0.0.1:{self.ports[0]}") as client:
@@ -151,17 +151,17 @@ class Liftpy(_OverNats):
 
 
 class JetStream(JetStreamCluster, _OverNats):
-    """One server or three."""
+    """JetStream with one server or three."""
 
     kind = "jetstream"
     reads = (("batches", "py-pull"), ("one by one", "py-ordered"))
 
     def prepare(self) -> None:
-        """On all of them."""
+        """Create a stream on all servers."""
         asyncio.run(self.create(STREAM, STREAM))
 
     def kill_leader(self) -> int:
-        """The server that leads the stream, and with it whoever is connected to it."""
+        """Kill the server that leads the stream, and with it its clients' connections."""
 
         async def leader() -> str:
             connection = await nats.connect(self.servers[0].url)
@@ -180,18 +180,18 @@ class JetStream(JetStreamCluster, _OverNats):
 
 
 class Liftbridge(LiftbridgeCluster, _OverNats):
-    """Three servers, as they come: nothing is flushed. Their readers speak gRPC."""
+    """Three Liftbridge servers with default settings: nothing is flushed. Their readers use gRPC."""
 
     kind = "liftbridge"
     dialect_name = "liftbridge"
     lacks = frozenset({"consume", "latency"})
 
     def prepare(self) -> None:
-        """On all of them."""
+        """Create a stream on all servers."""
         asyncio.run(self.create(STREAM, STREAM))
 
     async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
-        """By an inbox in the message."""
+        """Publish one message with an inbox in it."""
         return await self.acked(connection, STREAM, value, timeout_s)
 
     def kill_leader(self) -> int:
@@ -201,7 +201,10 @@ class Liftbridge(LiftbridgeCluster, _OverNats):
 
 
 class Kafka(KafkaCluster):
-    """Three brokers. ``flushed``: each has flushed a record before it says so. No NATS, and no windows: its producer has its own."""
+    """Three Kafka brokers.
+
+    ``flushed``: each flushes a record before the ack. It has no NATS, and its producer has its own window.
+    """
 
     kind = "kafka"
     lacks = frozenset({"acked", "plain", "latency", "failover"})
@@ -212,27 +215,27 @@ class Kafka(KafkaCluster):
 
     @property
     def ports(self) -> list[int]:
-        """It has no nats-server."""
+        """Return []: there is no nats-server."""
         return []
 
     def prepare(self) -> None:
-        """On all of them."""
+        """Create a topic on all brokers."""
         self.create(STREAM, flushed=self._flushed)
 
     def publisher(self, number: int, seconds: float, size_bytes: int, window: int, each: int = 1) -> list[str]:
-        """Its producer: acks of all, idempotent, in batches of up to 1 MB."""
+        """Return the command of its producer: acks=all, idempotent, batches of up to 1 MB."""
         return [*self.client(), "produce", self.servers, STREAM, str(seconds), str(size_bytes), _JAVA_WARM_S]
 
     def readers(self, seconds: float) -> dict[str, list[str]]:
-        """Its consumer."""
+        """Return the command of its consumer."""
         return {"batches": [*self.client(), "consume", self.servers, STREAM, str(seconds), _JAVA_WARM_S]}
 
     async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
-        """Not by NATS."""
+        """Not supported: there is no NATS."""
         raise UnavailableError("Kafka does not listen on NATS subjects, so this case is not possible. Choose another --case.")
 
     def kill_leader(self) -> int:
-        """Who would notice speaks NATS."""
+        """Not supported: the case needs NATS publishers."""
         raise UnavailableError("Kafka does not listen on NATS subjects, so this case is not possible. Choose another --case.")
 
 
@@ -266,8 +269,10 @@ DEFAULT_SYSTEMS = (OURS, "jetstream-always", "jetstream")
 
 
 def chosen(names: tuple[str, ...], given: PeersGiven, say: Callable[[str], None]) -> tuple[str, ...]:
-    """Which are measured: ``names``, or without any the defaults and whoever else is here; ``say`` is told who is left out. Raises
-    ConfigError where one that was named can't be had; to be asked before a long run."""
+    """Return the systems to measure: ``names``, or the defaults and all installed ones.
+
+    ``say`` gets those that are left out. Raise ConfigError if a named one is missing.
+    """
     kafkas = tuple(name for name in SYSTEMS if name.startswith("kafka"))
     if not names:
         found = [*DEFAULT_SYSTEMS]

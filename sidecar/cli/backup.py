@@ -70,7 +70,7 @@ TABLE = {
 
 
 def write_metrics(path: Path, url: str, found: Sequence[Listed], now_ns: int) -> None:
-    """Of the store at ``url``, which holds ``found``, the oldest first. Raises StorageError."""
+    """Write the metrics of the store at ``url`` with the backups ``found``, oldest first. Raises StorageError."""
     whole = [one.manifest for one in found if one.manifest is not None and not one.faults]
     newest = whole[-1] if whole else None
     figures = {
@@ -90,7 +90,7 @@ def write_metrics(path: Path, url: str, found: Sequence[Listed], now_ns: int) ->
 
 
 def shown_store(url: str) -> str:
-    """``url`` without what may be a secret: user, password, and what stands behind '?'."""
+    """Return ``url`` without possible secrets: user, password and the query."""
     parts = urlsplit(url)
     if not parts.scheme or not parts.netloc:
         return url
@@ -126,7 +126,7 @@ def said_of(manifest: Manifest) -> Attributes:
 def traced(
     name: str, target: Target, trace: str, endpoint: str, exporter: Callable[[], Exporter] | None = None
 ) -> Iterator[StepSpans]:
-    """Around the work, which is told of each step. What it raises is its error. Raises ConfigError where packages are missing."""
+    """Trace the block and its steps. Raise ConfigError if packages are missing."""
     spans = StepSpans(name, time.time_ns)
     if trace == "off":
         yield spans
@@ -286,7 +286,7 @@ def _wish(image: ClusterImage, manifest: Manifest, name: str, into: str, subject
 
 
 def until_of(text: str | None) -> Until:
-    """From a command line: an offset, or a time. Raises ConfigError."""
+    """Parse an offset or a time from the command line. Raises ConfigError."""
     found = parse_until(text, datetime.now(UTC), "--until")
     if found is None:
         return Until()
@@ -474,7 +474,7 @@ def create(
 
 
 class MaxAge(Duration):
-    """An age with its unit. A bare number was hours once: it is rejected."""
+    """Age with its unit. A number without unit is rejected, because it once meant hours."""
 
     units: ClassVar[Mapping[str, float]] = {unit: factor for unit, factor in Duration.units.items() if unit}
     example = "26h or 2d"

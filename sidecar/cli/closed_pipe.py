@@ -1,4 +1,4 @@
-"""What is at the other end of the standard output: nobody any more, when it was ``| head``."""
+"""Handles a closed standard output, such as ``| head``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LOOK_S = 0.2
 
 
 async def reader_gone(output: TextIO) -> None:
-    """Raise BrokenPipeError when the reader of a pipe has gone, also while there is nothing to write; else go on for ever."""
+    """Raise BrokenPipeError when the reader of a pipe is gone, even without a write. Otherwise run forever."""
     import asyncio  # not with this module: a probe has no time for it
 
     watched = select.poll()
@@ -27,7 +27,7 @@ async def reader_gone(output: TextIO) -> None:
 
 
 def nobody_reads() -> None:
-    """Nothing more is written: the interpreter, which flushes at its end, must not fail at a pipe that nobody reads."""
+    """Replace the standard output, so that the flush at exit does not fail on a closed pipe."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

@@ -45,7 +45,7 @@ class Write(Protocol):
     """Adds the records of a slice to a file."""
 
     def __call__(self, piece: BatchSlice, *, newest_first: bool) -> None:
-        """Its last record first where ``newest_first``."""
+        """Write records. ``newest_first``: in reverse order."""
 
 
 @contextmanager
@@ -90,13 +90,13 @@ _BY_SUFFIX: dict[str, Callable[[Path], Any]] = {".parquet": _parquet, ".arrow": 
 
 
 def suffixes() -> str:
-    """For people."""
+    """Return the suffixes for people."""
     return ", ".join(_BY_SUFFIX)
 
 
 @contextmanager
 def output_to(file: Path) -> Iterator[Write]:
-    """What writes to ``file``, which must not be there. Raises ConfigError for another suffix, or where it can't be written."""
+    """Return a writer to the new file ``file``. Raise ConfigError for another suffix, or if it cannot be written."""
     kind = _BY_SUFFIX.get(file.suffix)
     if kind is None:
         raise ConfigError(f"Invalid value for --output: {file}. The suffix sets the format: {suffixes()}.")
@@ -106,7 +106,7 @@ def output_to(file: Path) -> Iterator[Write]:
 
 @contextmanager
 def lines_to(file: Path) -> Iterator[Callable[[Iterable[bytes]], None]]:
-    """What adds lines to a new file, which has them when it returns. Raises as ``output_to``."""
+    """Return a function that appends lines to a new file and flushes them. Raises as ``output_to``."""
     with _named_when_whole(file, lambda part: part.open("wb", buffering=0)) as out:
         yield lambda lines: _write_all(out, b"".join(lines))
 
@@ -155,7 +155,7 @@ class Bar:
         return self
 
     def at(self, next_offset: int, record_count: int) -> None:
-        """So far: everything below ``next_offset``; ``record_count`` more records."""
+        """Show the progress: all below ``next_offset`` is done. ``record_count``: new records."""
         self.records += record_count
         if self._progress is None:
             return
@@ -184,7 +184,7 @@ def record_json(record: Record) -> dict[str, Any]:
 
 
 def _name_or_base64(name: str, text: str) -> dict[str, str | None]:
-    """Of a subject, or the name of a header: bytes that are not UTF-8 are surrogates in the client."""
+    """Return a subject or header name for JSON. Bytes that are not UTF-8 are given in base64."""
     return _text_or_base64(name, text.encode("utf-8", "surrogateescape"))
 
 
@@ -219,7 +219,7 @@ class GroupReading:
 
     @property
     def options(self) -> GroupOptions:
-        """Of the group's member."""
+        """Options of the group member."""
         start = cast('Literal["earliest", "new"]', self.start)
         return GroupOptions(start=start, subjects=self.subjects, keys=self.keys)
 
@@ -227,7 +227,10 @@ class GroupReading:
 def member_of(
     group: str, stream: str, *, start: str | None, refused: dict[str, Any], output: Path | None, **how: Any
 ) -> GroupReading:
-    """Raises UsageError for what a group can't do. ``refused``: options that go with no group, and whether they were given."""
+    """Return the group member of the options.
+
+    Raise UsageError for options that a group does not support (``refused``: option -> given).
+    """
     reasons = {
         "--partition": "The group assigns the partitions.",
         "--until": "A group member reads until Ctrl-C.",
@@ -251,7 +254,7 @@ def member_of(
 
 
 async def consume_as_member(client: Client, member: GroupReading) -> None:
-    """Until cancelled. Raises as an iteration of a group."""
+    """Consume until canceled. Raises as the iteration of a group."""
     lines = json_lines if member.output is not None else LINES[member.form]
     with ExitStack() as files:
         write = write_out if member.output is None else files.enter_context(lines_to(member.output))
@@ -277,13 +280,13 @@ def _consume_group_write(write: Callable[[Iterator[bytes]], None], lines: Iterat
 
 
 def write_out(lines: Iterator[bytes]) -> None:
-    """To the standard output, at once."""
+    """Write lines to the standard output at once."""
     sys.stdout.buffer.writelines(lines)
     sys.stdout.buffer.flush()
 
 
 def json_lines(part: GroupBatch) -> Iterator[bytes]:
-    """Each with its partition."""
+    """Yield JSON lines with their partition."""
     for record in part.slice.records():
         yield json.dumps({"partition": part.key.partition, **record_json(record)}).encode() + b"\n"
 
@@ -412,7 +415,7 @@ def consume(
 
 
 async def _until_nobody_reads(client: Client, doing: Coroutine[Any, Any, None], ending_s: float) -> None:
-    """``ending_s``: so long it may take to end in order, told to once; then it is ended."""
+    """Run ``doing`` until the reader of the output is gone. ``ending_s``: time for a clean end after that."""
     working = attended(doing)
     watching = attended(reader_gone(sys.stdout))
     try:

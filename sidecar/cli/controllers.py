@@ -123,7 +123,7 @@ def controllers(context: click.Context, as_json: bool, target: Target) -> None:
 
 
 def _changing(function: F) -> F:
-    """What the subcommands share."""
+    """Add the options that the changing subcommands share."""
     timeout = click.option(
         "--timeout",
         "timeout_s",
@@ -202,7 +202,7 @@ async def _ended(client: Client, timeout_s: float) -> None:
 
 
 def _under_way(state: ClusterState) -> str:
-    """What is being changed and what it waits for, for people; '' nothing is."""
+    """Return the running change and what it waits for, for people. '' for none."""
     now = state.image.controllers
     if not (now.learner or now.leaving):
         return ""

@@ -76,7 +76,7 @@ async def _serve(client: Client, namespace: str, address: str, port: int, names:
 
 
 class ClusterSite:
-    """All answers of the command. ``names``: the hosts that it is asked for under."""
+    """Answers of the dashboard command. ``names``: accepted host names."""
 
     def __init__(self, client: Client, namespace: str, names: tuple[str, ...]) -> None:
         self._client = client
@@ -84,7 +84,7 @@ class ClusterSite:
         self._site = Site(Viewing(namespace, ClientAsker(client)))
 
     def respond(self, request: bytes) -> bytes | Awaitable[bytes | Live]:
-        """As ``serving.Respond``."""
+        """Answer a request, as ``serving.Respond``."""
         words = request.split(b"\r\n", 1)[0].split()
         if host_of(request) not in self._names:
             return http("421 Misdirected Request", TEXT, b"not asked for under a name of this page; --host allows more\n")
@@ -112,15 +112,15 @@ class ClusterSite:
 
 
 class ClientAsker:
-    """Satisfies ``NodesAsker`` by a Client."""
+    """Asks nodes through a Client. It implements ``NodesAsker``."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     async def ask(self, node: str, asked: bytes, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-        """Its answer; raises LiftError."""
+        """Return the answer of a node. Raises LiftError."""
         return await self._client.ask_node(node, asked, timeout_s)
 
     async def node_ids(self) -> list[str]:
-        """All that the metadata group knows; raises LiftError."""
+        """Return all nodes of the metadata. Raises LiftError."""
         return await self._client.node_ids()

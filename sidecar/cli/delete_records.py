@@ -1,4 +1,4 @@
-"""``liftpy stream purge``: give up the records of some subjects, or of some keys.
+"""``liftpy stream purge``: delete the records of subjects or keys.
 
 ``liftpy stream delete-records``: give up the oldest records of a stream.
 """
@@ -148,7 +148,7 @@ async def _would_go(
     client: Client, name: str, uid: str, number: int, subjects: tuple[str, ...], keys: tuple[bytes, ...],
     before: int | datetime | None, until: float,
 ) -> _Purged:  # fmt: skip
-    """What fits in one partition, counted until the time ``until`` of the monotonic clock. Nothing is done."""
+    """Count the records of one partition that the purge would delete, until the monotonic time ``until``. Nothing changes."""
     end = await client.purge(name, number, subjects=subjects, keys=keys, before=before, dry_run=True, uid=uid)
     bounds = await client.bounds(name, number)
     records, at_least = 0, False
@@ -204,7 +204,7 @@ class Deletion:
 
     @property
     def words(self) -> str:
-        """How many records of how many, for people."""
+        """How many of how many records, for people."""
         return f"{'at most ' if self.at_most else ''}{self.records} of {self.of_records} records"
 
 
@@ -282,7 +282,7 @@ def delete_records(
 
 
 def deletion_point_of(text: str) -> int | datetime | FromEnd | None:
-    """What ``--before`` means; None: the end of what is committed. Raises ConfigError for everything else."""
+    """Parse ``--before``. None: the end of the committed records. Raises ConfigError."""
     where = parse_start(text, datetime.now(UTC), "--before")
     if isinstance(where, datetime):
         return where if where.tzinfo is not None else where.replace(tzinfo=UTC)
@@ -298,7 +298,7 @@ def deletion_point_of(text: str) -> int | datetime | FromEnd | None:
 
 
 async def _deletion(client: Client, name: str, uid: str, number: int, where: int | datetime | FromEnd | None) -> Deletion:
-    """What would go of one partition. Nothing is done."""
+    """Return the records of one partition that would be deleted. Nothing changes."""
     bounds = await client.bounds(name, number)
     if bounds.uid != uid:
         raise NotFoundError(

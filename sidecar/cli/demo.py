@@ -1,4 +1,4 @@
-"""``liftpy demo``: the whole way once, on real data, checked record by record.
+"""``liftpy demo``: an end-to-end test on real data, checked record by record.
 
 A cluster of three sidecars, a stream with three replicas, a publisher that knows only NATS, the client and Spark reading back
 what was committed; in the middle the leader is killed. It exits 0 only if everything agrees, and leaves nothing running and
@@ -96,7 +96,7 @@ async def _run(
 async def _publish(
     cluster: DevCluster, client: Client, lines: list[bytes], folder: Path, nodes: list[str], shown: _Screen
 ) -> tuple[list[Step], Failover]:
-    """Plain messages, then acknowledged ones while the leader is killed, then plain ones again."""
+    """Publish plain messages, then acknowledged ones while the leader is killed, then plain ones again."""
     first = len(lines) // 2
     last = first + min(MAX_RECORDS, len(lines) // 4)
     seconds = await steps.publish_and_watch(client, cluster.nats_url, range(first), folder, nodes, shown.positions)
@@ -163,7 +163,7 @@ class _Screen:
         return self._progress
 
     def positions(self, at: Positions) -> None:
-        """Move the bars."""
+        """Move the progress bars."""
         assert self._progress is not None
         self._progress.update(self._bars["published"], completed=at.sent)
         self._progress.update(self._bars["committed (HW)"], completed=at.committed)

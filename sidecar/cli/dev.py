@@ -149,7 +149,8 @@ def dev(
 
 
 async def _look_in(nats: str, credentials: Credentials) -> None:
-    """Nodes wait for ever for a NATS server; who sits before a terminal wants to know now that none is there, or lets nobody in."""
+    """Check the NATS server first: nodes wait for it forever, but a user wants to know at once that it is missing or rejects
+    them."""
     connection = await open_connection(nats, credentials=credentials, name="liftpy-dev")
     await connection.close()
 
@@ -165,7 +166,7 @@ class _Supervisor:
         self._soon: Counter[str] = Counter()
 
     def look(self, now_s: float) -> None:
-        """Call it often. Raises UnavailableError for a node that can't be kept up."""
+        """Restart ended nodes. Call it often. Raise UnavailableError for a node that keeps ending."""
         for name in self._cluster.ended():
             node = self._cluster.nodes[name]
             if name not in self._ended_s:

@@ -68,8 +68,10 @@ class EventPages:
         self._place = (0, -1)
 
     async def pages(self, since_ns: int, *, follow: bool) -> AsyncIterator[dict[str, Any]]:
-        """Answers, oldest first, until there are no more; with ``follow`` for ever. The first one says where memory ``begins``, if not
-        all that was asked for is known. Raises UnavailableError where no controller answers."""
+        """Yield pages of events, oldest first.
+
+        ``follow``: forever. The first page has ``begins`` if older events are not in memory.
+        """
         first = True
         async for said in self._kept(since_ns):
             first = False
@@ -93,7 +95,7 @@ class EventPages:
                 await self._sleep(POLL_S)
 
     async def _kept(self, since_ns: int) -> AsyncIterator[dict[str, Any]]:
-        """What the stream of events holds, where there is one that can be read; the rest is in the controllers' memory."""
+        """Yield pages from the stream of events if it is readable. The rest is in the memory of the controllers."""
         client = self._client
         try:
             bounds = await client.bounds(EVENTS_STREAM)

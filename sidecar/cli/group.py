@@ -1,4 +1,4 @@
-"""``liftpy group``: the consumer groups, their members and lag; what is committed set anew, or forgotten."""
+"""``liftpy group``: consumer groups, their members and lag. Set or delete committed positions."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ def _figures(q: QueueFigures) -> tuple[str, ...]:
 
 
 def _holders(q: QueueFigures) -> list[tuple[str, ...]]:
-    """Who has what is out, and how often it was given."""
+    """Return the holders of leased records with the number of deliveries."""
     place = f"{q.key.stream}/{q.key.partition}"
     return [(place, one.worker[:12], str(one.records), str(one.first), f"{one.deliveries} x") for one in q.holders]
 
 
 async def lag_of(client: Client, key: PartitionKey, position: int) -> tuple[PartitionKey, int, int | None]:
-    """With how many records that are kept are behind ``position``; None: the stream is another by now, or gone."""
+    """Return how many records are after ``position``, None if the stream was deleted or created again."""
     try:
         bounds = await client.bounds(key.stream, key.partition)
     except NotFoundError:

@@ -47,12 +47,12 @@ PORT = click.option(
 
 
 class _Health(HelpCommand):
-    """Without ``--port`` it is the command that goes over NATS."""
+    """Command ``health``. Without ``--port`` it works over NATS."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Of the command that is meant."""
+        """Make the context of the command that is meant."""
         if any(word == "--port" or word.startswith("--port=") for word in args):
             return super().make_context(info_name, args, parent, **extra)
         over_nats = importlib.import_module("sidecar.cli.health_nats").health
@@ -70,7 +70,7 @@ def health(level: str | None, port: int, as_json: bool) -> int:
 
 
 def show(found: dict[str, Any], as_json: bool) -> int:
-    """Print what was found; return the exit code."""
+    """Print the result and return the exit code."""
     click.echo(json.dumps(found) if as_json else "\n".join(found["checks"]))
     return 0 if found["healthy"] else EXIT_SILENT if found["silent"] else EXIT_UNHEALTHY
 
@@ -85,7 +85,10 @@ def _by_port(port: int, level: str) -> dict[str, Any]:
 
 
 def _answered(port: int, path: str) -> bytes:
-    """What the node here says; raises OSError, and ValueError where it speaks no HTTP. Python's own client takes 20 ms to load."""
+    """Return the answer of the local node.
+
+    Raise OSError, or ValueError if it is not HTTP. Python's own client takes 20 ms to import.
+    """
     deadline = time.monotonic() + _TIMEOUT_S
     with socket.create_connection(("127.0.0.1", port), timeout=_TIMEOUT_S) as connection:
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())

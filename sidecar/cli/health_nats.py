@@ -119,7 +119,7 @@ def _suspect(image: ClusterImage) -> list[str]:
 
 
 async def _services(client: NodeViews, node_id: str) -> list[str]:
-    """A line for the replicated services beside the node that have ended, and one for those that stand still; none where all go on."""
+    """Return a line for ended services beside the node, and one for blocked ones. [] if all run."""
     try:
         glance = await client.node_glance(node_id, _TIMEOUT_S)
     except (UnavailableError, OutcomeUnknownError, ProtocolError):
@@ -136,7 +136,7 @@ async def _services(client: NodeViews, node_id: str) -> list[str]:
 
 
 async def said_by(client: NodeViews, node_id: str) -> dict[str, Any] | None:
-    """What the node says of its health; None: nothing."""
+    """Return the health of the node, None without an answer."""
     try:
         found = await client.node_health(node_id, _TIMEOUT_S)
         return found if "health" in found and "checks" in found else None
@@ -153,9 +153,9 @@ async def _published(target: Target, value: bytes) -> int:
         finally:
             await connection.close()
     except (nats.errors.Error, OSError, TimeoutError, ValueError) as error:
-        raise UnavailableError(f"the probe got no ack: {error!r}") from None
+        raise UnavailableError(f"The probe got no ack: {error!r}. Check that a leader is up: `liftpy status`.") from None
     if answer.get("error"):
-        raise UnavailableError(f"the probe was rejected: {answer['error'].get('description')}")
+        raise UnavailableError(f"The probe was rejected: {answer['error'].get('description')}. Check `liftpy status`.")
     return int(answer["seq"]) - 1
 
 

@@ -1,4 +1,4 @@
-"""``liftpy log dump|verify|repair DIR``: look into a partition's folder, offline."""
+"""``liftpy log dump|verify|repair DIR``: inspect a partition directory offline."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def repair(folder: Path, as_json: bool) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold the data folder's lock, where there is one; DataDirectoryLockedError while a sidecar has it."""
+    """Hold the lock of the data directory, if it has one. Raise DataDirectoryLockedError while a sidecar runs on it."""
     path = folder.resolve().parent.parent.parent / "lock"
     if not path.exists():
         yield

@@ -102,7 +102,7 @@ TEXT = TextType()
 
 
 def check_texts(command: click.Command) -> click.Command:
-    """Have each option and argument of text of ``command``, and of its subcommands, checked as TEXT."""
+    """Check all text options and arguments of ``command`` and its subcommands as TEXT."""
     for param in command.params:
         if type(param.type) is click.types.StringParamType:
             param.type = TEXT
@@ -131,11 +131,11 @@ class LazyGroup(HelpGroup):
         self._sections = sections or {"Commands": tuple(rows)}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of the rows."""
+        """Return the commands in the order of the rows."""
         return list(self._rows)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Imported now."""
+        """Import and return a command."""
         if cmd_name not in self._rows:
             return None
         command = getattr(importlib.import_module(self._rows[cmd_name][0]), cmd_name.replace("-", "_"))
@@ -143,7 +143,7 @@ class LazyGroup(HelpGroup):
         return check_texts(command)
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command; when nobody reads what it writes (``| head``) that is its end and no failure."""
+        """Run the command. A closed output (``| head``) ends it without an error."""
         try:
             code = super().invoke(ctx)
             sys.stdout.flush()
@@ -176,7 +176,7 @@ def liftpy() -> None:
 
 
 def exit_code(error: LiftError) -> int:
-    """The exit code that says whose fault it is: 2 the caller's, 3 nobody answered (retry), 1 anything else."""
+    """Return the exit code: 2 for a wrong request, 3 for no answer (retry), 1 for anything else."""
     if isinstance(error, ConfigError):
         return EXIT_USAGE
     return EXIT_UNAVAILABLE if isinstance(error, UnavailableError) else EXIT_FAILED

@@ -1,4 +1,4 @@
-"""``liftpy node``: membership. A node joins by registering itself when it starts; that it is gone for good is an operator's to say.
+"""``liftpy node``: list, drain and remove nodes. A node joins when it starts. Only an operator removes it.
 
 ``liftpy node drain``: what a node holds moves to others, its leaderships first; afterwards it can be stopped and removed.
 
@@ -81,8 +81,7 @@ def drain(node_id: str, wait: bool, cancel: bool, timeout_s: float, as_json: boo
 
 
 def _what_stays(image: ClusterImage, node_id: str) -> list[str]:
-    """What can't move, as it is now: for more replicas than there are nodes there is no other place, and what nobody leads is not
-    copied."""
+    """Return why some replicas cannot move now: there are too few nodes, or no leader to copy from."""
     others = sum(node.takes and node.weight > 0 for node in facts_of(image))
     names = sorted({stream.name for stream, p in image.partitions_of(node_id) if len(p.replicas) > others})
     found = []
@@ -94,7 +93,7 @@ def _what_stays(image: ClusterImage, node_id: str) -> list[str]:
 
 
 def what_is_offline(image: ClusterImage, node_id: str) -> list[str]:
-    """Why some of what the node holds moves nowhere, however long one waits, and what an operator can do; [] where all can."""
+    """Return why some replicas can never move without an operator, and what to do. [] if all can."""
     offline = [f"{stream.name}/{p.partition}" for stream, p in offline_on(image, node_id)]
     if not offline:
         return []

@@ -71,12 +71,12 @@ class _UnitType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
     @staticmethod
     def result(number: float) -> Any:
-        """Return what the command gets."""
+        """Return the value for the command."""
         return number
 
     @classmethod
     def text(cls, number: float) -> str:
-        """Return ``number`` with the largest unit in which it is a whole number."""
+        """Return ``number`` with the largest unit that gives a whole number."""
         best = max(
             (unit for unit in cls.units if unit and number % cls.units[unit] == 0), key=cls.units.__getitem__, default=""
         )
@@ -111,7 +111,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 
 def internal_option(function: F) -> F:
-    """Add --internal, directly below ``connection_options``; it is said in the command's ``target``."""
+    """Add --internal directly below ``connection_options``. The command's ``target`` has it."""
 
     @functools.wraps(function)
     def command(*args: Any, target: Target, internal: bool, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Tables for terminals of 80 columns: what does not fit is folded, the least needed first, and nothing is ever cut."""
+"""Tables for terminals of 80 columns. Columns that do not fit are wrapped, the least important first. Nothing is truncated."""
 
 from __future__ import annotations
 

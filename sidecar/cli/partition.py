@@ -1,4 +1,4 @@
-"""``liftpy partition``: move leaderships, and elect a leader where there is none.
+"""``liftpy partition``: transfer leaderships, and elect a leader where there is none.
 
 Each command waits until the partition is led again, or says in time that it is not.
 """
@@ -155,7 +155,7 @@ def _find(image: StreamImage, number: int) -> PartitionState:
 async def _moved(
     client: Client, image: StreamImage, number: int, node: str, *, timeout_s: float, unclean: bool = False
 ) -> tuple[PartitionState, float]:
-    """Have it decided, and wait until the partition is led in that state or a later one; (partition, seconds that it took)."""
+    """Request the change and wait until the partition has a leader in the new state. Return (partition, seconds)."""
     began = time.monotonic()
     decided = await client.elect_leader(image.name, number, node, unclean=unclean)
     while True:

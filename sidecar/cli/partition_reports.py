@@ -1,4 +1,4 @@
-"""What nodes say of their partitions, for commands that look at many of them; one that does not answer leaves a gap."""
+"""Reports of nodes about their partitions, for commands. A node without an answer leaves a gap."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NodeReports = dict[str, dict[tuple[str, int], dict[str, Any]]]
 
 
 async def ask_nodes(client: Client, node_ids: list[str]) -> NodeReports:
-    """What the nodes say of their partitions, all asked at once."""
+    """Ask all nodes at once for their partitions."""
 
     async def ask(node_id: str) -> dict[str, Any] | None:
         try:
@@ -45,7 +45,7 @@ async def unknown_streams(client: Client, node_id: str) -> list[str]:
 
 
 def unknown_data(node_id: str, directories: list[str]) -> str:
-    """Say that the node keeps these directories, and how an operator removes them."""
+    """Return a text about unknown directories of the node, and how to remove them."""
     named, more = directories[:_MOST_NAMED], len(directories) - _MOST_NAMED
     rest = f" and {more} more" if more > 0 else ""
     text = f"{node_id} keeps data of streams that the cluster does not know: {', '.join(named)}{rest}"

@@ -1,4 +1,4 @@
-"""Where partitions are placed, on the command line: the options of it, and what a dry run prints."""
+"""Placement on the command line: its options, and the output of a dry run."""
 
 from __future__ import annotations
 

@@ -58,13 +58,13 @@ class _Report:
 
     @property
     def last_line(self) -> int:
-        """Every line up to this one is acknowledged; 0: not even the first."""
+        """Last line before which all lines are acknowledged, 0 for none."""
         first = min(self.waiting, default=self.sent + 1)
         return (min(first, self.first_refused_line) if self.first_error is not None else first) - 1
 
     @property
     def progress(self) -> str:
-        """How far it came, for people."""
+        """Progress for people."""
         upto = f"every line up to line {self.last_line}" if self.last_line else "not the first line"
         return f"{self.published} of {self.sent} messages are acknowledged, {upto}"
 
@@ -91,7 +91,7 @@ class _Report:
 
     @property
     def as_json(self) -> dict[str, object]:
-        """For ``--json``."""
+        """Result for ``--json``."""
         found: dict[str, object] = {"published": self.published, "refused": self.refused}
         found |= {"first_offset": self.first_offset, "last_offset": self.last_offset, "last_line": self.last_line}
         if self.first_error is not None:
@@ -206,7 +206,7 @@ def _headers(given: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
 
 
 async def _describe(client: Client, name: str) -> None:
-    """Have the client know the stream, so that it rejects a subject of another one."""
+    """Look up the stream, so that the client rejects a subject of another one."""
     try:
         async with asyncio.timeout(_CHECK_S):
             await client.stream(name)
@@ -229,7 +229,7 @@ async def _publish_lines(publisher: Publisher, file: BinaryIO, manner: _Manner, 
 
 
 async def _send_lines(publisher: Publisher, file: BinaryIO, manner: _Manner, report: _Report) -> None:
-    """Send each line as it comes, until the end, or a rejection, which may come while there is no line."""
+    """Send each line as it arrives, until the end or a rejection."""
     rejected = attended(report.rejected.wait())
     lines = _lines(file)
     coming: asyncio.Task[list[bytes]] | None = None
@@ -271,7 +271,7 @@ async def _next(lines: AsyncGenerator[list[bytes], None]) -> list[bytes]:
 
 
 async def _lines(file: BinaryIO) -> AsyncGenerator[list[bytes], None]:
-    """The lines without their ends, never none, as soon as they are there: a pipe that is slow holds nothing back."""
+    """Yield lines without their ends as soon as they arrive, never an empty list."""
     rest = b""
     while chunk := await _read(file):
         *lines, rest = (rest + chunk).split(b"\n")

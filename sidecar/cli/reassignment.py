@@ -1,4 +1,4 @@
-"""Replicas that move, on the command line: what moves, how far it is, how long it may still take.
+"""Moves of replicas on the command line: what moves, the progress, the remaining time.
 
 ``liftpy partition move``: one partition to other nodes, by hand.
 """
@@ -61,7 +61,7 @@ class Estimate:
         self._first: tuple[float, int] | None = None
 
     def seconds(self, now_s: float, left_bytes: int) -> float | None:
-        """None: nothing can be said yet."""
+        """Return the remaining seconds, None if unknown."""
         if self._first is None or left_bytes > self._first[1]:
             self._first = (now_s, left_bytes)  # more than there was: it has only begun, or something was added
         began_s, first_bytes = self._first
@@ -70,7 +70,7 @@ class Estimate:
 
 
 def left_bytes(movement: Movement, reports: NodeReports) -> int:
-    """What is to be copied for it still, as nodes say; 0 where they did not."""
+    """Return the bytes that are still to be copied, as nodes report. 0 if unknown."""
 
     def held(node_id: str) -> int:
         said = reports.get(node_id, {}).get((movement.uid, movement.partition)) or {}
@@ -82,7 +82,7 @@ def left_bytes(movement: Movement, reports: NodeReports) -> int:
 
 
 def standing(found: Iterable[Movement], reports: NodeReports) -> MoveProgress:
-    """How far these are."""
+    """Return the progress of these moves."""
     moving = list(found)
     return MoveProgress(
         partitions=len(moving),
@@ -92,7 +92,7 @@ def standing(found: Iterable[Movement], reports: NodeReports) -> MoveProgress:
 
 
 def movement_json(movement: Movement, reports: NodeReports) -> dict[str, Any]:
-    """One of them, for machines."""
+    """Return one move as JSON."""
     return {
         "stream": movement.stream,
         "uid": movement.uid,
@@ -116,8 +116,10 @@ async def follow(
     quiet: bool,
     stays: Callable[[ClusterImage], list[str]] = lambda image: [],
 ) -> None:
-    """Return when it is done; say how far it is, and what ``stays``, for people, when that has changed. Raises UnavailableError when
-    the time is over: it goes on."""
+    """Wait until the moves are done, and print changes of the progress and of ``stays`` (what cannot move).
+
+    Raise UnavailableError after the timeout. The moves continue.
+    """
     give_up_at, said, told, estimate = time.monotonic() + timeout_s, "", list[str](), Estimate()
     while True:
         image = (await client.describe_cluster()).image
@@ -143,7 +145,7 @@ async def follow(
 
 
 def sentence(now: MoveProgress, left_s: float | None) -> str:
-    """For people."""
+    """Return the progress for people."""
     if not now.partitions:
         return "nothing moves yet: nodes are asked for, or nobody may take what is to go"
     size = f"{now.left_bytes / _MEGABYTE:.1f} MB left"

@@ -1,4 +1,5 @@
-"""``liftpy rebalance``: nodes come to hold their shares, of replicas, of bytes, or of leaderships: shown first, then done."""
+"""``liftpy rebalance``: show, then move replicas or leaderships so that each node has its share of replicas, bytes or
+leaderships."""
 
 from __future__ import annotations
 
@@ -109,7 +110,7 @@ def rebalance(
 
 
 def plan_of(image: ClusterImage, by: str, leaving: Sequence[str], reports: NodeReports) -> RebalancePlan:
-    """The moves. What moves already is taken as if it were there."""
+    """Return the moves. Running moves count as done."""
     facts = facts_of(image)
     if by == "leaders":
         return _by_leaders(image)
@@ -147,8 +148,7 @@ def facts_ids(image: ClusterImage) -> list[str]:
 
 
 def _by_leaders(image: ClusterImage) -> RebalancePlan:
-    """Who leads now is what counts; a partition without a leader, and one that moves, stays as it is. Only who is in sync may lead.
-    What an earlier rebalance is about to move counts as if it were there."""
+    """Return the transfers of leaderships. Partitions that move or have no leader stay. Only replicas in sync may lead."""
     held = {
         (stream.name, p.partition): _led(p)
         for stream in image.streams.values()
@@ -180,7 +180,7 @@ def _first(image: ClusterImage, key: Key, node_id: str) -> Replicas:
 
 
 def _sizes(image: ClusterImage, reports: NodeReports) -> Iterator[tuple[Key, int]]:
-    """What the leader's log holds; the largest replica where the leader does not say."""
+    """Yield the size of each partition: that of the leader's log, or of the largest replica."""
     for stream in image.streams.values():
         for p in stream.partitions:
             said = {n: reports.get(n, {}).get((stream.uid, p.partition)) for n in p.replicas}
@@ -198,7 +198,7 @@ def _held_bytes(nodes: Sequence[str], held: Mapping[Key, Replicas], sizes: Mappi
 
 
 async def _do(client: Client, image: ClusterImage, plan: RebalancePlan, wait: bool, timeout_s: float, quiet: bool) -> list[str]:
-    """Have it decided, all of it at once; then wait."""
+    """Request all moves at once, then wait."""
     wishes = [
         ReplicaMove(
             stream=key[0], uid=image.streams[key[0]].uid, partition=key[1], replicas=target, reason=MoveReason.REBALANCED

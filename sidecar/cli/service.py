@@ -1,4 +1,4 @@
-"""``liftpy service``: run a replicated service beside a node; one such process beside every node that holds the partitions.
+"""``liftpy service``: run a replicated service next to each node that has its partitions.
 
 ``liftpy service call``: send a command to a service, and print what it replies.
 
@@ -199,12 +199,12 @@ def exit_code(error: LiftError) -> int:
 
 
 def restart_helps(error: LiftError) -> bool:
-    """Whether the same service may go on after a new start."""
+    """Return whether a restart of the service may help."""
     return exit_code(error) not in DO_NOT_RESTART
 
 
 def table() -> str:
-    """For ``--help``: one line for each code, and what systemd needs."""
+    """Return the exit codes for ``--help``, one line each, and the systemd setting."""
     lines = [f"{code:>4}  {'restart' if again == 'yes' else 'do not restart':<14}  {when}" for code, again, when in TABLE]
     numbers = shlex.join(map(str, DO_NOT_RESTART))
     return "\b\nExit codes:\n" + "\n".join(lines) + f"\n\nsystemd: Restart=on-failure, RestartPreventExitStatus={numbers}"
@@ -269,8 +269,10 @@ def snapshot(name: str, stream: str, partition: int | None, nodes: tuple[str, ..
 async def store_now(
     client: Client, name: str, stream: str, number: int | None, nodes: Sequence[str], timeout_s: float, namespace: str
 ) -> dict[str, int]:
-    """Ask for a snapshot beside each node (none: all that have the service), wait for it; node -> its position. Raises NotFoundError,
-    ConfigError as ``_partition_in``, UnavailableError after ``timeout_s``."""
+    """Request a snapshot on each of ``nodes`` (none: all with the service) and wait for it.
+
+    Return node -> position. Raises NotFoundError, ConfigError as ``_partition_in``, UnavailableError after ``timeout_s``.
+    """
     image = await client.stream(stream)
     partition = _partition_in(stream, len(image.partitions), number)
     asked = {}
@@ -342,13 +344,13 @@ def _partition_in(stream: str, count: int, partition: int | None) -> int:
 
 
 async def _position(client: Client, node: str, uid: str, partition: int, name: str) -> int | None:
-    """Where the service beside ``node`` stands; None: there is none, or nobody answers."""
+    """Return the position of the service on ``node``, None if it is missing or does not answer."""
     found = await _said(client, node, uid, partition, name)
     return int(found["position"]) if found else None
 
 
 async def _said(client: Client, node: str, uid: str, partition: int, name: str) -> dict[str, Any]:
-    """What ``node`` says of the service beside it; {}: there is none, or nobody answers."""
+    """Return the status of the service on ``node``, {} if it is missing or does not answer."""
     try:
         status: dict[str, Any] = await client.node_status(node)
     except (UnavailableError, OutcomeUnknownError, ProtocolError):
@@ -587,7 +589,7 @@ def _route(text: str) -> Route:
 
 
 def load_service(service_class: str) -> type[Service]:
-    """The class that ``MODULE:CLASS`` names; raise ConfigError if there is none, or it is no Service."""
+    """Return the class ``MODULE:CLASS``. Raise ConfigError if it does not exist or is no Service."""
     module_name, _, class_name = service_class.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")
@@ -604,7 +606,7 @@ def load_service(service_class: str) -> type[Service]:
 
 
 def read_parameters(service: type[Service], given: Sequence[str], file: Path | None) -> dict[str, Any]:
-    """What ``--settings`` and ``--set`` give the class's ``__init__``; raise ConfigError unless it takes just that."""
+    """Return the parameters of ``--settings`` and ``--set``. Raise ConfigError unless they match ``__init__``."""
     parameters: dict[str, Any] = {}
     if file is not None:
         try:
@@ -625,7 +627,7 @@ def read_parameters(service: type[Service], given: Sequence[str], file: Path | N
 
 
 def partitions_in(text: str) -> tuple[int, ...] | None:
-    """What ``--partitions`` names, in order; None: all that there are. Raise ConfigError for anything else."""
+    """Return the partitions of ``--partitions`` in order, None for all. Raises ConfigError."""
     if text == "all":
         return None
     parts = [part.strip() for part in text.split(",")]
@@ -637,7 +639,7 @@ def partitions_in(text: str) -> tuple[int, ...] | None:
 async def _run(
     factory: Callable[[], Service], settings: ServiceSettings, partitions: Sequence[int] | None, target: Target
 ) -> None:
-    """One instance over each of ``partitions`` (None: those of the stream), until a signal; the first that ends for good ends all.
+    """Run one instance for each of ``partitions`` (None: all of the stream) until a signal. A final error of one ends all.
 
     Each has its own connection, lock, snapshots and role: none waits for another. Raises what has ended the first.
     """
@@ -673,7 +675,7 @@ async def _known(partitions: Sequence[int]) -> Sequence[int]:
 
 
 async def _all_partitions(settings: ServiceSettings, target: Target) -> Sequence[int]:
-    """Those of the stream, once it is there and the cluster says so."""
+    """Wait for the stream and return all its partitions."""
     connection = await _connect(settings, target)
     announced = False
     try:
@@ -698,7 +700,7 @@ async def _all_partitions(settings: ServiceSettings, target: Target) -> Sequence
 async def _run_one(
     factory: Callable[[], Service], settings: ServiceSettings, target: Target, stopping: asyncio.Event, failure: list[str]
 ) -> None:
-    """One instance, until ``stopping``, for the ``failure`` in there or on request; raises what ends it otherwise."""
+    """Run one instance until ``stopping``. It raises the error that ends it."""
     connecting = attended(_connect(settings, target))
     stopped = attended(stopping.wait())
     try:

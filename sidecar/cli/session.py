@@ -1,4 +1,4 @@
-"""One command's time with the cluster: an event loop, a connected client, and everything closed at the end."""
+"""One connection of a command: an event loop, a client, and a clean end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``liftpy settings``: what holds on a node and where it comes from; have a node read them again; what holds for the whole cluster."""
+"""``liftpy settings``: show the settings of a node with their sources, reload them, change settings of the cluster."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def reload(node_id: str, as_json: bool, target: Target) -> None:
 
     said = with_client(target, work)
     if "error" in said:
-        raise ConfigError(f"Settings of {node_id} not reloaded: {said['error']}")
+        raise ConfigError(f"The settings of {node_id} were not reloaded: {said['error']}")
     if as_json:
         click.echo(json.dumps({"node": node_id, **said}))
         return

@@ -1,4 +1,4 @@
-"""``liftpy sidecar``: one node, what a deployment runs."""
+"""``liftpy sidecar``: run one node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``liftpy spark audit``: do all replicas hold the same?"""
+"""``liftpy spark audit``: check that all replicas have the same records."""
 
 from __future__ import annotations
 

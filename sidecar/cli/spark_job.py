@@ -1,4 +1,4 @@
-"""What the commands of ``liftpy spark`` share: where Spark runs, and how its tasks reach the cluster.
+"""Shared code of the ``liftpy spark`` commands: where Spark runs, and how its tasks reach the cluster.
 
 For commands of ``liftpy spark`` that need no Spark: they work in this process, or with ``--master`` in the executors of one.
 """
@@ -48,12 +48,12 @@ class SparkPlace:
     settings: dict[str, str]
 
     def session(self, name: str) -> SparkSession:
-        """A session there; raises ConfigError saying what is missing."""
+        """Return a Spark session. Raise ConfigError with what is missing."""
         return local_session(name, self.master, fast_start=False, settings=self.settings)
 
     @contextmanager
     def running(self, name: str) -> Iterator[SparkSession]:
-        """The same, for as long."""
+        """Return a Spark session for the time of the block."""
         session = self.session(name)
         try:
             yield session
@@ -130,7 +130,7 @@ def optional_spark_options(function: F) -> F:
 
 @contextmanager
 def reached(target: Target, place: SparkPlace | None, name: str) -> Iterator[tuple[Access, SparkSession | None]]:
-    """How to reach ``target``, and the session of ``place``, which ends with the block."""
+    """Return how to reach ``target``, and the session of ``place`` for the time of the block."""
     with source_options(target, place or SparkPlace("local", {})) as options:
         session = None if place is None else place.session(name)
         try:

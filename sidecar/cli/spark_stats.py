@@ -1,4 +1,4 @@
-"""``liftpy spark stats``: what streams held over time."""
+"""``liftpy spark stats``: statistics of streams over time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``liftpy status``: nodes, metadata leader, and where every replica of every partition stands.
+"""``liftpy status``: nodes, metadata leader, and the state of all replicas.
 
 The metadata come from the metadata leader, positions from the nodes themselves; a node that does not answer leaves gaps,
 shown as ``?`` (null in JSON), not a failure.
@@ -158,14 +158,14 @@ def _partition_row(p: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _show_offline(console: Console, partitions: list[dict[str, Any]]) -> None:
-    """Why partitions have no leader that waits for no node: what they wait for."""
+    """Show why partitions without a leader are offline."""
     for p in partitions:
         if text := why_offline(p["stream"], p["partition"], p["status"], p["isr"], p.get("incomplete", ())):
             console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _show_moves(console: Console, moves: list[dict[str, Any]]) -> None:
-    """Nothing where nothing moves."""
+    """Show the moves, if there are any."""
     rows = [
         (
             f"{m['stream']}/{m['partition']}",
@@ -184,13 +184,13 @@ def _show_moves(console: Console, moves: list[dict[str, Any]]) -> None:
 
 
 def _version(service: dict[str, Any]) -> str:
-    """The active one, and the code's where it is another."""
+    """Return the active version, and that of the code if it differs."""
     active, code = service.get("active_version", 0), service.get("version", 0)
     return str(active or "") if active == code else f"{active} (code {code})"
 
 
 def _show_services(console: Console, partitions: list[dict[str, Any]]) -> None:
-    """Nothing where there are none."""
+    """Show the services, if there are any."""
     columns = ("service", "partition", "node", "role", "version", "position", "lag", "outputs", "problem")
     rows = []
     for p in partitions:

@@ -100,7 +100,7 @@ def alter(
 
 
 def _changes(before: StreamImage, after: StreamImage) -> list[tuple[str, Any, Any]]:
-    """(setting, what it was, what it is), of those that differ."""
+    """Return (setting, before, after) for all changes."""
     old, new = shown(before.config, before.replica_count), shown(after.config, after.replica_count)
     return [(setting.key, old[setting.key], new[setting.key]) for setting in SETTINGS if old[setting.key] != new[setting.key]]
 
@@ -268,11 +268,11 @@ class _Wanted:
     placement: PlacementOptions
 
     async def plan(self, client: Client, name: str) -> PlacementPlan:
-        """Where it would be placed."""
+        """Return where the stream would be placed."""
         return await client.plan_stream(name, **self._words())
 
     async def create(self, client: Client, name: str) -> tuple[StreamImage, str]:
-        """The stream, its leaders there; or one that waits, and why."""
+        """Create the stream and wait for its leaders. Return the stream, and why it waits for nodes ('' if it does not)."""
         made = await client.create_stream(name, **self._words(), ready_s=0)
         if made.waiting:
             return made, why_it_waits((await client.describe_cluster()).image, made)
@@ -403,7 +403,7 @@ def delete(name: str, dry_run: bool, yes: bool, as_json: bool, target: Target) -
 
 
 async def _records_of(client: Client, image: StreamImage) -> int | None:
-    """How many offsets the stream holds; None: a partition has no leader that says so."""
+    """Return the number of offsets in the stream, None if a partition has no leader."""
     options = ReadOptions(patience_s=_PATIENCE_S)
     try:
         bounds = await asyncio.gather(*(client.bounds(image.name, p.partition, options=options) for p in image.partitions))

@@ -177,7 +177,7 @@ def alterable_options(function: F) -> F:
 
 
 def config_from(given: dict[str, Any]) -> StreamConfig:
-    """The configuration of what the options gave, by field; raise ConfigError naming what is wrong."""
+    """Return the configuration of the options, by field. Raise ConfigError for a wrong one."""
     with naming_options():
         return StreamConfig(**{name: _value(getattr(_DEFAULT, name), text) for name, text in given.items()})
 
@@ -196,7 +196,7 @@ def naming_options() -> Iterator[None]:
 
 
 def shown(config: StreamConfig, replica_count: int) -> dict[str, Any]:
-    """Every setting by its key, as JSON has it: what holds for partitions of ``replica_count`` replicas."""
+    """Return all settings by their JSON keys. ``replica_count``: number of replicas that defaults depend on."""
     values = {setting.key: _text(getattr(config, setting.field)) for setting in SETTINGS}
     return {**values, "min_isr": config.effective_min_isr(replica_count)}
 
@@ -209,7 +209,7 @@ def changed(config: StreamConfig, replica_count: int) -> dict[str, Any]:
 
 
 def _option(setting: Setting, *, altered: bool = False) -> Callable[[Any], Any]:
-    """``altered``: what is not given stays as it is."""
+    """Return the option of a setting. ``altered``: a missing option means no change."""
     default = getattr(_DEFAULT, setting.field)
     shows = "[default:" not in setting.help and not altered
     unit = _unit(setting.field)
@@ -251,7 +251,7 @@ def _value(default: Any, given: Any) -> Any:
 
 
 def _text(value: Any) -> Any:
-    """As the command line and JSON have it."""
+    """Return the value as the command line and JSON show it."""
     if isinstance(value, Codec):
         return value.name.lower()
     if isinstance(value, Enum):

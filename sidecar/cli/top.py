@@ -58,7 +58,7 @@ class View:
 
 
 def pressed(view: View, key: str, count: int) -> View:
-    """After a key; ``count``: rows that there are to select from."""
+    """Return the view after a key. ``count``: number of rows."""
     if view.typing:
         if key in ("\r", "\n", "\x1b"):
             return replace(view, typing=False, filter="" if key == "\x1b" else view.filter)
@@ -94,7 +94,7 @@ _BY: dict[str, Callable[[NodeRow], Any]] = {
 
 
 def rows_of(model: Model, view: View) -> list[NodeRow]:
-    """Those that are shown, in order; equal ones by name."""
+    """Return the visible rows in order. Equal ones are ordered by name."""
     kept = [row for row in model.rows if view.filter in row.node]
     return sorted(sorted(kept, key=lambda row: row.node), key=_BY[view.sort], reverse=view.reverse)
 
@@ -318,7 +318,7 @@ async def _watch(client: Client, namespace: str, view: View, *, once: bool, as_j
 
 
 class Looking:
-    """Asks all known nodes, all at once."""
+    """Asks all known nodes at once."""
 
     def __init__(self, client: Client, watching: Watching, now: Callable[[], float] = time.monotonic) -> None:
         self._client = client
@@ -333,7 +333,7 @@ class Looking:
         return bool(self.watching.nodes(self._named))
 
     async def look(self) -> None:
-        """Once."""
+        """Ask once."""
         if not self.knows_any:
             with suppress(LiftError):
                 self._named = await self._client.node_ids()
@@ -357,7 +357,7 @@ def _print(model: Model, view: View, as_json: bool) -> None:
 
 
 def as_object(model: Model) -> dict[str, Any]:
-    """What ``--json`` says of it: without what a second has no room for."""
+    """Return the model for ``--json``."""
     found = asdict(model)
     del found["history_in"], found["history_out"]
     for row in found["rows"]:
@@ -367,7 +367,7 @@ def as_object(model: Model) -> dict[str, Any]:
 
 
 async def _live(looking: Looking, view: View) -> None:
-    """Until q is pressed, or the terminal is gone."""
+    """Run until q is pressed or the terminal is closed."""
     changed = asyncio.Event()
 
     def show(live: Live) -> None:
@@ -393,7 +393,7 @@ async def _live(looking: Looking, view: View) -> None:
 
 @contextmanager
 def keys(pressed_key: Callable[[str], None]) -> Iterator[None]:
-    """Have each key that is pressed told, while this lasts. The end of the input is q."""
+    """Call ``pressed_key`` for each key during the block. The end of the input is q."""
     loop, where = asyncio.get_running_loop(), sys.stdin.fileno()
     before = termios.tcgetattr(where) if os.isatty(where) else None
 

@@ -104,13 +104,13 @@ def _level(function: F) -> F:
 
 
 def _target_of(levels: FeatureLevels) -> int:
-    """The highest level that all nodes speak that were heard; at least the one that holds."""
+    """Return the highest level that all reachable nodes support, at least the current one."""
     most = [spoken.most for spoken in levels.spoken.values() if spoken is not None]
     return max(min(most, default=levels.level), levels.level)
 
 
 async def _looked(client: Client, level: int | None) -> tuple[int, FeatureLevels]:
-    """The level that is meant, and what is to be said of it."""
+    """Return the requested level, and its state."""
     levels = await client.feature_levels()
     wanted = _target_of(levels) if level is None else level
     return wanted, await client.feature_levels(wanted)

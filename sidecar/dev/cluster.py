@@ -50,7 +50,7 @@ class DevNode:
 
     @property
     def running(self) -> bool:
-        """Whether the process is there (paused counts)."""
+        """Whether the process exists, even paused."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -60,7 +60,7 @@ class DevNode:
 
     @property
     def how_it_ended(self) -> str:
-        """For people: "was killed by SIGKILL", "has ended with exit code 1"; '' while it runs."""
+        """How the process ended, for people, such as "was killed by SIGKILL". '' while it runs."""
         code = self._process.poll() if self._process is not None else None
         if code is None:
             return ""
@@ -68,11 +68,11 @@ class DevNode:
 
     @property
     def status_url(self) -> str:
-        """URL of its status page, '' while it is not ready or has none."""
+        """URL of its status page, '' before it is ready or without a page."""
         return str((self.ready or {}).get("status", ""))
 
     def start(self) -> None:
-        """Start the process; ``wait_ready`` waits for it."""
+        """Start the process. ``wait_ready`` waits for it."""
         if self.running:
             raise ConfigError(f"Node {self.node_id} is already running. Stop it first.")
         self.ready = None
@@ -111,16 +111,18 @@ class DevNode:
         return self._end(signal.SIGTERM, timeout_s)
 
     def interrupt(self, timeout_s: float = _STOP_TIMEOUT_S) -> int:
-        """SIGINT and wait: a clean stop without handing anything over."""
+        """Send SIGINT and wait: a clean stop without transfers."""
         return self._end(signal.SIGINT, timeout_s)
 
     def kill(self) -> int:
-        """SIGKILL and wait."""
+        """Send SIGKILL and wait."""
         return self._end(signal.SIGKILL, _STOP_TIMEOUT_S)
 
     def send(self, with_signal: int) -> None:
-        """Send a signal without waiting (SIGSTOP, SIGCONT, or a SIGTERM whose end is awaited elsewhere). All processes of a node stand
-        still and go on together; other signals are for its first one, which knows what to do with the others."""
+        """Send a signal without waiting.
+
+        SIGSTOP and SIGCONT go to all processes of the node, other signals to the first one.
+        """
         if self._process is None:
             return
         self._process.send_signal(with_signal)
@@ -130,7 +132,7 @@ class DevNode:
 
     @property
     def workers(self) -> list[int]:
-        """Process ids of its further processes, where the system tells."""
+        """Process ids of its worker processes, if the system shows them."""
         found: list[int] = []
         for task in Path(f"/proc/{self.pid}/task").glob("*/children"):
             with contextlib.suppress(OSError):
@@ -200,12 +202,12 @@ class DevCluster:
 
     @property
     def nats_url(self) -> str:
-        """Where clients connect."""
+        """URL for clients."""
         return self._nats_url or (self.nats.url if self.nats is not None else "")
 
     @property
     def data(self) -> Path:
-        """Folder that holds one folder per node."""
+        """Directory with one data directory per node."""
         folder = self._data or self._own_data
         if folder is None:
             raise UnavailableError("The cluster is not running. Start it first.")
@@ -276,7 +278,7 @@ class DevCluster:
             self._own_data = None
 
     def ended(self) -> list[str]:
-        """Ids of nodes whose process has ended without being asked to."""
+        """Return the nodes whose process ended unexpectedly."""
         return [name for name, node in self.nodes.items() if not node.running]
 
     def __enter__(self) -> DevCluster:

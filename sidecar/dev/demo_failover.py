@@ -64,7 +64,7 @@ async def lose_the_leader(
 async def _publish(
     connection: NatsConnection, client: Client, stream: str, subject: str, lines: list[bytes], first: int, start: int, end: int
 ) -> int:
-    """Have the flights from offset ``start`` to ``end`` (exclusive) acknowledged, in windows; the offset that follows."""
+    """Publish the flights from offset ``start`` to ``end`` (exclusive) with acks, in windows. Return the next offset."""
     position, moved = start, time.monotonic()
     while position < end:
         window = range(position, min(position + _WINDOW, end))
@@ -95,7 +95,7 @@ async def _ask(connection: NatsConnection, subject: str, line: bytes, offset: in
 
 
 async def _committed(client: Client, stream: str) -> int:
-    """How many records are committed: one whose acknowledgement was lost is stored all the same. 0: nobody says."""
+    """Return how many records are committed, with those whose ack was lost. 0: no answer."""
     try:
         return (await client.bounds(stream)).high_watermark + 1
     except UnavailableError:

@@ -24,7 +24,7 @@ Delays = dict[str, tuple[int, int]]
 
 
 def flights_file() -> Path:
-    """Where the data set lies; raise ConfigError, saying what to do, when the package is not installed."""
+    """Return the path of the data set. Raise ConfigError if its package is not installed."""
     spec = importlib.util.find_spec(PACKAGE)
     for folder in (spec.submodule_search_locations or []) if spec else []:
         found = Path(folder) / "data" / "flights.csv.zip"
@@ -43,7 +43,7 @@ def read_flights(count: int) -> list[bytes]:
 
 
 def mean_delays(lines: Iterable[bytes]) -> Delays:
-    """Arrival delays by carrier, as whole numbers: a mean is a sum over a count, and sums of whole numbers compare exactly."""
+    """Return the arrival delays by carrier as integer sums and counts, which compare exactly."""
     found: Delays = {}
     for line in lines:
         fields = line.split(b",", CARRIER_COLUMN + 1)

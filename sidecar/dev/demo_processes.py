@@ -21,7 +21,7 @@ _LAST_WORDS_BYTES = 2000
 
 
 def _import_path() -> str:
-    """What can be imported here can be there. Spark looks for ``pyspark_*`` in folders: it does not see an editable install's hooks."""
+    """Return the import path for a child process. Spark searches directories and ignores the hooks of an editable install."""
     source = importlib.util.find_spec("pyspark_liftpy")
     folders = [*sys.path, str(Path(source.origin).parent) if source is not None and source.origin else ""]
     return os.pathsep.join(dict.fromkeys(folder for folder in folders if folder))
@@ -40,7 +40,7 @@ class LineProcess:
 
     @classmethod
     async def start(cls, module: str, arguments: list[str], folder: Path) -> LineProcess:
-        """Start ``python -m module arguments`` in ``folder``, in a process group of its own."""
+        """Start ``python -m module arguments`` in ``folder``, in its own process group."""
         log = folder / f"{module.rpartition('.')[2]}.log"
         environment = {**child_environment(), "PYTHONPATH": _import_path(), "PYTHONUNBUFFERED": "1"}
         with log.open("wb") as errors:
@@ -62,7 +62,7 @@ class LineProcess:
             self._process.stdin.write(line.encode() + b"\n")
 
     async def lines(self) -> AsyncIterator[str]:
-        """What it prints, until it ends; raise LiftError with its last words if it ended badly."""
+        """Iterate over its output lines until it ends. Raise LiftError with its last log lines after a failure."""
         assert self._process.stdout is not None
         async for line in self._process.stdout:
             yield line.decode(errors="replace").rstrip()
@@ -70,7 +70,7 @@ class LineProcess:
             raise LiftError(f"The {self.name} process of the demo failed: {self.last_words()}")
 
     async def expect(self, wanted: str, timeout_s: float) -> None:
-        """Wait until it prints the line ``wanted``; raise UnavailableError if that takes too long."""
+        """Wait for the line ``wanted``. Raise UnavailableError after the timeout."""
         try:
             async with asyncio.timeout(timeout_s):
                 async for line in self.lines():
@@ -84,7 +84,7 @@ class LineProcess:
         raise LiftError(f"The {self.name} process of the demo ended before it printed {wanted!r}: {self.last_words()}")
 
     def last_words(self) -> str:
-        """The end of what it wrote to its standard error."""
+        """Return the end of its standard error."""
         return self._log.read_bytes()[-_LAST_WORDS_BYTES:].decode(errors="replace").strip() or "it said nothing"
 
     async def __aenter__(self) -> LineProcess:
@@ -94,7 +94,7 @@ class LineProcess:
         await self.end(_STOP_TIMEOUT_S if kind is None else _ABANDON_TIMEOUT_S)
 
     async def end(self, timeout_s: float) -> None:
-        """Close its input and wait; kill its whole group if it does not end by itself or leaves something behind."""
+        """Close its input and wait. Kill its process group if it does not end or leaves processes."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:

@@ -21,7 +21,7 @@ RESULT_FILE = "result.json"
 
 
 def start_session(folder: Path) -> Any:
-    """A local Spark session whose files stay in ``folder``."""
+    """Return a local Spark session whose files are in ``folder``."""
     from liftpy.spark.session import local_session
 
     files = {"spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder / "local")}
@@ -29,14 +29,17 @@ def start_session(folder: Path) -> Any:
 
 
 def read_stream(spark: Any, urls: str, namespace: str, stream: str, columns: str) -> Any:
-    """The whole stream as a DataFrame of ``columns``: Spark does not prune those of a Python source, so they are named."""
+    """Return the whole stream as a DataFrame of ``columns``.
+
+    They are named because Spark does not prune columns of a Python source.
+    """
     reader = spark.read.format("liftpy").option("nats", urls).option("namespace", namespace).option("stream", stream)
     reader = reader.option("columns", columns)
     return reader.option("startingOffsets", "earliest").option("endingOffsets", "latest").load()
 
 
 def delays_by_carrier(frame: Any) -> Delays:
-    """The same table as ``demo_flights.mean_delays``, computed by Spark from the values."""
+    """Return the table of ``demo_flights.mean_delays``, computed by Spark."""
     from pyspark.sql import functions as F
 
     fields = F.split(F.col("value").cast("string"), ",", CARRIER_COLUMN + 2)
@@ -47,7 +50,7 @@ def delays_by_carrier(frame: Any) -> Delays:
 
 
 def run_job(spark: Any, urls: str, namespace: str, stream: str, folder: Path) -> None:
-    """Read, compute, and leave records and result in ``folder``."""
+    """Read, compute, and store records and result in ``folder``."""
     import pyarrow as pa
 
     started = time.monotonic()
@@ -67,7 +70,7 @@ def run_job(spark: Any, urls: str, namespace: str, stream: str, folder: Path) ->
 @click.option("--stream", required=True)
 @click.option("--folder", type=click.Path(path_type=Path), required=True)
 def main(urls: str, namespace: str, stream: str, folder: Path) -> None:
-    """Start Spark, wait for a line on the standard input, run the job, leave the result in FOLDER."""
+    """Start Spark, wait for a line of input, run the job, store the result in FOLDER."""
     spark = start_session(folder)
     try:
         spark.range(1).count()  # the first query loads much of Spark: better now, while the records are on their way

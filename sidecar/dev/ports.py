@@ -1,4 +1,4 @@
-"""Ports for what a benchmark starts."""
+"""Free ports for benchmarks."""
 
 from __future__ import annotations
 

@@ -34,22 +34,22 @@ class ClusterUnderTest:
 
     @property
     def url(self) -> str:
-        """Where clients connect."""
+        """URL for clients."""
         return self._cluster.nats_url
 
     @property
     def namespace(self) -> str:
-        """Of the cluster's own subjects."""
+        """Namespace of the cluster."""
         return self._cluster.namespace
 
     @property
     def nodes(self) -> list[str]:
-        """Ids of all nodes, also of those that are down."""
+        """Ids of all nodes, running or not."""
         return list(self._cluster.nodes)
 
     @property
     def running(self) -> list[str]:
-        """Ids of the nodes whose process is there; a paused one counts."""
+        """Ids of the nodes with a process, even paused."""
         return [name for name, node in self._cluster.nodes.items() if node.running]
 
     @property
@@ -60,7 +60,7 @@ class ClusterUnderTest:
         return self._asking
 
     def log(self, node: str) -> list[str]:
-        """The last lines that a node has said."""
+        """Return the last log lines of a node."""
         return list(self._node(node).log)
 
     def start_all(self) -> None:
@@ -102,11 +102,11 @@ class ClusterUnderTest:
         found.wait_ready(timeout_s)
 
     def pause(self, node: str) -> None:
-        """Stop a node's process in its tracks (SIGSTOP): its connections stay open, and nobody is told."""
+        """Pause a node's processes (SIGSTOP). Its connections stay open."""
         self._must_run(node).send(signal.SIGSTOP)
 
     def resume(self, node: str) -> None:
-        """Let a paused node go on."""
+        """Resume a paused node."""
         self._must_run(node).send(signal.SIGCONT)
 
     def _must_run(self, node: str) -> DevNode:
@@ -142,7 +142,7 @@ class ClusterUnderTest:
         self._cluster.nats.restart()
 
     def heal(self, timeout_s: float = WAIT_S) -> None:
-        """Every node goes on, or is started anew; return when the metadata group sees all of them live. Raises UnavailableError."""
+        """Resume or restart every node. Return when the metadata group sees all of them live. Raises UnavailableError."""
         deadline = time.monotonic() + timeout_s
         down = [found for found in self._cluster.nodes.values() if not found.running]
         for found in self._cluster.nodes.values():
@@ -160,7 +160,9 @@ class ClusterUnderTest:
 
     # ---- waiting -----------------------------------------------------------------------------------------------------
     def wait_until(self, condition: Callable[[], _T], timeout_s: float = WAIT_S, what: str = "the condition") -> _T:
-        """Ask again and again until ``condition()`` is true; what it gave. UnavailableError after ``timeout_s`` seconds.
+        """Repeat ``condition()`` until its result is true, and return the result.
+
+        Raise UnavailableError after ``timeout_s`` seconds.
 
         That the cluster can't answer meanwhile (UnavailableError, OutcomeUnknownError...) is waited out; ConfigError is raised.
         """
@@ -184,7 +186,7 @@ class ClusterUnderTest:
             time.sleep(_POLL_S)
 
     def delete_streams(self, keep: set[str] | frozenset[str] = frozenset()) -> None:
-        """Delete all streams but those named in ``keep``."""
+        """Delete all streams except those in ``keep``."""
 
         def deleted() -> bool:
             for stream in self.client.list_streams():

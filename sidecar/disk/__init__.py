@@ -1,1 +1,1 @@
-"""Files: segments, checkpoints, the data folder. Implements the storage seam of ``liftpy.log``."""
+"""Files: segments, checkpoints, the data directory. Implements the storage interface of ``liftpy.log``."""

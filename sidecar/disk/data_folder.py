@@ -64,7 +64,7 @@ def _identity_in(data: bytes) -> tuple[object, NodeIdentity | None]:
     catches."""
     crc, _, body = data.partition(b"\n")
     if int(crc, 16) != crc32c.crc32c(body):
-        raise ValueError("checksum")
+        raise ValueError("the checksum does not match")
     fields = load_json(body)
     version = fields.pop("format")
     if version != _FORMAT:
@@ -77,7 +77,7 @@ def _identity_in(data: bytes) -> tuple[object, NodeIdentity | None]:
 
 
 def _check(identity: NodeIdentity) -> None:
-    """Raise ValueError or TypeError for what no node writes."""
+    """Raise ValueError or TypeError for an invalid identity."""
     starts = identity.starts
     if not isinstance(starts.folder_id, str):
         raise TypeError("folder_id is not text")
@@ -99,8 +99,10 @@ _POLL_S = 0.01
 
 
 class DataFolder:
-    """A locked data folder. Raises DataDirectoryLockedError when another process has it. ``lock``: the descriptor of a lock that this
-    process has inherited from the one that took it, and holds too: the folder is locked until both have ended."""
+    """A locked data directory.
+
+    Raise DataDirectoryLockedError if another process has it. ``lock``: file descriptor of an inherited lock.
+    """
 
     def __init__(self, path: Path, maps: OpenMaps | None = None, lock: int | None = None) -> None:
         self.path = path
@@ -130,7 +132,7 @@ class DataFolder:
         self._sign_lock()
 
     def _sign_lock(self) -> None:
-        """Write who holds it, over what was there: a disk that is full since keeps no node from starting."""
+        """Write the holder into the lock file, in place, so that a full disk does not prevent a start."""
         signed = f"{os.getpid()}\n".encode()
         try:
             if os.pwrite(self.lock, signed, 0) != len(signed):
@@ -158,7 +160,7 @@ class DataFolder:
             return
 
     def _is_orphaned(self) -> bool:
-        """Whether the process that took the lock is gone: only workers of its can hold it still, and they end with it."""
+        """Return whether the process that took the lock is gone. Then only its workers hold it, and they end, too."""
         try:
             os.kill(int(os.pread(self.lock, 32, 0)), 0)
         except (ProcessLookupError, ValueError, OverflowError):
@@ -168,7 +170,7 @@ class DataFolder:
         return False
 
     def _check_owner(self) -> None:
-        """Whoever else owns the folder, or may write to it, can put another one's data in place of ours."""
+        """Check the owner of the directory: another user with write access could replace the data."""
         try:
             found = self.path.stat()
             if found.st_uid != os.geteuid():
@@ -186,11 +188,11 @@ class DataFolder:
 
     @property
     def raft(self) -> Path:
-        """Where the metadata group keeps its journal and snapshot."""
+        """Directory of the metadata group's journal and snapshot."""
         return self.path / "raft"
 
     def load_identity(self) -> NodeIdentity | None:
-        """The ``node`` file, None on a new folder. Raises CorruptionError when it is there and can't be trusted."""
+        """Return the content of the ``node`` file, None in a new directory. Raise CorruptionError if it is damaged."""
         path = self.path / "node"
         if not path.exists():
             return None
@@ -220,17 +222,19 @@ class DataFolder:
         replace_file(self.path / "node", data)
 
     def partition_path(self, key: PartitionKey) -> Path:
-        """Where a partition's log lives."""
+        """Return the directory of a partition's log."""
         name = f"{check_name(key.stream, 'stream name')}-{check_name(key.uid, 'stream uid')}"
         return self.path / "streams" / name / str(int(key.partition))
 
     def partition_storage(self, key: PartitionKey) -> FolderStorage:
-        """The storage of a partition's log; its folder is made if need be."""
+        """Return the storage of a partition's log. Its directory is created if needed."""
         return self.storage(self.partition_path(key))
 
     def open_promises(self, is_held: Callable[[str], bool]) -> PromiseJournal:
-        """The journal of promises, written anew, with what the workers of the last start have promised; theirs are removed when it is
-        on the disk. Raises StorageError, UnknownFormatError."""
+        """Open the journal of promises, rewritten with those of earlier workers, whose journals are then removed.
+
+        Raises StorageError, UnknownFormatError.
+        """
         left = [self.storage(path) for path in sorted((self.path / "workers").glob("*/promises"))]
         others: dict[str, int] = {}
         for storage in left:
@@ -244,13 +248,15 @@ class DataFolder:
         return journal
 
     def open_own_promises(self, share: WorkerShare, is_held: Callable[[str], bool]) -> PromiseJournal:
-        """A worker's own journal, which begins with what the node's holds of its share; to be opened after ``open_promises`` of the
-        node. Raises StorageError, UnknownFormatError."""
+        """Open a worker's own journal with the node's promises of its share, after ``open_promises`` of the node.
+
+        Raises StorageError, UnknownFormatError.
+        """
         before = decode_promises(self.storage(self.path / "promises").load(PROMISES_NAME))
         return PromiseJournal(self.storage(self.own_folder(share.number) / "promises"), is_held, before)
 
     def own_folder(self, worker: int) -> Path:
-        """Where a process of the node keeps what is no partition's: the first one, 0, in the data folder itself. Made if need be."""
+        """Return the directory for other files of a process: the data directory itself for process 0. Created if needed."""
         if not worker:
             return self.path
         own = self.path / "workers" / str(worker)
@@ -339,15 +345,14 @@ class DataFolder:
         return logs, size_bytes
 
     def finish_deletions(self) -> None:
-        """Remove what ``delete_partition`` has left in a process that ended meanwhile: nobody would ask for it again. What can't be
-        removed now is left to the next start."""
+        """Complete deletions that a crash interrupted. Failures are left to the next start."""
         for left in (self.path / "streams").glob("*/*.deleted"):
             shutil.rmtree(left, ignore_errors=True)
             with suppress(OSError):
                 self._remove_empty(left.parent)
 
     def _remove_empty(self, folder: Path) -> None:
-        """Of a stream, if nothing is left in it; another process of the node may do the same."""
+        """Remove the directory of a stream if it is empty. Another process may do the same."""
         try:
             if folder.exists() and not any(folder.iterdir()):
                 folder.rmdir()
@@ -357,7 +362,7 @@ class DataFolder:
                 raise
 
     def close(self) -> None:
-        """Release the lock, as far as this process holds it."""
+        """Release the lock of this process."""
         os.close(self.lock)
 
 

@@ -1,5 +1,4 @@
-"""How many files this process may have open, and what that allows: every partition keeps one (of the segment that is appended to), all
-sealed segments share the ``OpenMaps``, and the rest has a reserve.
+"""Limit of open files, and what it allows: one per partition, the ``OpenMaps`` of sealed segments, and a reserve.
 
 A partition too many would end its node, and with it every stream that was well: so the node tells its budget of partitions when
 it registers, and the metadata group places no more replicas there.
@@ -36,13 +35,13 @@ class Budget:
 
 
 def budget_of(limit: int) -> Budget:
-    """What ``limit`` descriptors are enough for."""
+    """Return the number of partitions and maps for ``limit`` file descriptors."""
     maps = max(16, min(MOST_MAPS, limit // 4))
     return Budget(limit, maps, max(1, int((limit - RESERVE - maps) * _SPARE)))
 
 
 def raise_limit() -> Budget:
-    """Raise the soft limit to the hard one, and say what it allows."""
+    """Raise the soft limit to the hard one, and return the budget."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):  # a hard limit that is beyond the system's own: then what there was
@@ -52,7 +51,7 @@ def raise_limit() -> Budget:
 
 
 def open_count() -> int:
-    """Descriptors that are open now; -1 where the system does not tell."""
+    """Return the number of open file descriptors, -1 if unknown."""
     try:
         return len(os.listdir("/proc/self/fd")) - 1
     except OSError:
@@ -60,7 +59,7 @@ def open_count() -> int:
 
 
 def used(budget: Budget, maps: OpenMaps) -> dict[str, int]:
-    """For status: what is open, and what their limit allows."""
+    """Return open files and limit for the status."""
     return {
         "limit": budget.limit,
         "open": open_count(),

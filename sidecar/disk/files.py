@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @contextmanager
 def _storage_errors(what: str, path: Path) -> Iterator[None]:
-    """OSError stops here."""
+    """Convert OSError into a storage error."""
     try:
         yield
     except OSError as error:
@@ -67,7 +67,7 @@ def _uncached(descriptor: int, position: int, size_bytes: int) -> list[tuple[int
 
 
 class OpenMaps:
-    """The maps of sealed files that a process holds on to, at most ``bound`` of them, those used last. For all threads."""
+    """Memory maps of sealed files in this process, at most ``bound``, least recently used first out. Thread-safe."""
 
     def __init__(self, bound: int = 64) -> None:
         self.bound = bound
@@ -100,14 +100,14 @@ class OpenMaps:
             self._newest = None
 
     def let_go(self) -> None:
-        """Of all of them: the process is short of descriptors."""
+        """Close all maps, because the process is short of file descriptors."""
         with self._lock:
             while self._files:
                 self._files.popitem()[1]._map = None
 
 
 class DiskFile:
-    """A LogFile on a file descriptor, or on none once it is sealed."""
+    """A LogFile on a file descriptor, or on none after it is sealed."""
 
     def __init__(self, path: Path, *, create: bool, maps: OpenMaps | None = None) -> None:
         self.path = path
@@ -125,7 +125,7 @@ class DiskFile:
         return self._with_room(lambda: os.open(self.path, flags, _MODE))
 
     def _with_room(self, take: Callable[[], T]) -> T:
-        """What ``take`` gives; where no descriptor is left for it, those of the maps are given up first. Raises OSError."""
+        """Return the result of ``take``. If no file descriptor is free, close the maps first. Raises OSError."""
         try:
             return take()
         except OSError as error:
@@ -154,11 +154,11 @@ class DiskFile:
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes have been appended."""
+        """Number of appended bytes."""
         return self._size_bytes
 
     def append(self, pieces: Sequence[Bytes]) -> None:
-        """One ``writev``; a short or failed write is taken back, so that all of it is there or nothing."""
+        """Append with one ``writev``. A short or failed write is removed again."""
         wanted = sum(map(len, pieces))
         try:
             written = os.writev(self._descriptor, pieces)
@@ -175,18 +175,16 @@ class DiskFile:
         self._size_bytes += wanted
 
     def read(self, position: int, size_bytes: int) -> memoryview:
-        """Up to ``size_bytes`` from ``position``."""
+        """Return up to ``size_bytes`` from ``position``."""
         if self._sealed:  # nothing can be mapped of an empty one
             return memoryview(self._mapped() if self._size_bytes else b"")[position : position + size_bytes]
         with _storage_errors("read", self.path):
             return memoryview(os.pread(self._descriptor, min(size_bytes, max(self._size_bytes - position, 0)), position))
 
     def reread(self, position: int, size_bytes: int) -> memoryview:
-        """Up to ``size_bytes`` from ``position``, after the kernel was asked to drop its pages of them. It keeps those that are dirty
-        or mapped: then this is the memory that readers are served from, else it is the device's word (or its own cache's).
+        """Return up to ``size_bytes`` from ``position``, after asking the kernel to drop its cached pages.
 
-        What the kernel did not cache of a sealed file before, it does not cache afterwards: a scrub of a large log leaves the page
-        cache to readers.
+        Dirty or mapped pages stay.
         """
         wanted = min(size_bytes, max(self._size_bytes - position, 0))
         with self._opened() as descriptor, _storage_errors("read", self.path):
@@ -214,7 +212,7 @@ class DiskFile:
         return found
 
     def sync(self) -> None:
-        """``fdatasync``."""
+        """Call ``fdatasync``."""
         with self._opened() as descriptor, _storage_errors("flush", self.path):
             os.fdatasync(descriptor)
 
@@ -228,7 +226,7 @@ class DiskFile:
         self._size_bytes = size_bytes
 
     def rewrite(self, position: int) -> None:
-        """Write the rest of the file again, in place: that makes its pages dirty, whatever an earlier flush has said of them."""
+        """Write the rest of the file again in place, so that its pages are dirty whatever an earlier flush reported."""
         with _storage_errors("rewrite", self.path):
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)  # with O_APPEND pwrite would append
             try:
@@ -261,12 +259,12 @@ class DiskFile:
         self._identity, self._sealed, self._size_bytes = copy._identity, False, size_bytes
 
     def seal(self) -> None:
-        """From now on reads map the file, which is opened for that."""
+        """Map the file for reads from now on."""
         self._sealed = True
         self._let_go()
 
     def close(self) -> None:
-        """Close the descriptor; a map lives on as long as views of it do."""
+        """Close the file descriptor. A map lives as long as its views."""
         self._closed = True
         self._maps.forget(self)
         self._let_go()
@@ -287,7 +285,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make ``folder`` if need be, with those above it; its name is durable then [S12]. Raises StorageError.
+    """Create ``folder`` with its parents if needed, and make its name durable [S12]. Raises StorageError.
 
     Also of a folder that is there, and of those above it: who made them may have died before it flushed their names.
     """
@@ -352,7 +350,7 @@ class MadeFolders:
         """Folders whose flush has failed once: they are never taken for flushed again."""
 
     def make(self, folder: Path) -> None:
-        """Make ``folder`` if need be, with those above it; its name is durable then [S12]. Raises StorageError."""
+        """Create ``folder`` with its parents if needed, and make its name durable [S12]. Raises StorageError."""
         above = folder.parent
         with _storage_errors("create", folder):
             made = self._mkdir(folder)
@@ -368,7 +366,7 @@ class MadeFolders:
                 self._flushed.add(above)
 
     def _mkdir(self, folder: Path) -> bool:
-        """Whether it was not there."""
+        """Create the directory. Return whether it was new."""
         try:
             os.mkdir(folder, 0o750)
         except FileExistsError:
@@ -379,12 +377,12 @@ class MadeFolders:
         return True
 
     def removed(self, folder: Path) -> None:
-        """``folder`` is no more."""
+        """Note that ``folder`` was removed."""
         self._flushed.discard(folder)
 
 
 class FolderStorage:
-    """A Storage in one folder, which is made if it is not there. ``maps``, ``folders``: shared by the folders of a process."""
+    """Storage in one directory, created if needed. ``maps``, ``folders``: shared in the process."""
 
     def __init__(self, folder: Path, maps: OpenMaps | None = None, folders: MadeFolders | None = None) -> None:
         self.folder = folder
@@ -398,7 +396,7 @@ class FolderStorage:
             folders.make(folder)
 
     def names(self) -> list[str]:
-        """The names in the folder, sorted."""
+        """Return the file names, sorted."""
         with _storage_errors("list", self.folder):
             return sorted(os.listdir(self.folder))
 
@@ -412,7 +410,7 @@ class FolderStorage:
         return DiskFile(self.folder / name, create=True, maps=self._maps)
 
     def load(self, name: str) -> bytes | None:
-        """The whole of a small file."""
+        """Return the content of a small file."""
         path = self.folder / name
         with _storage_errors("read", path):
             try:
@@ -428,25 +426,25 @@ class FolderStorage:
                 os.close(descriptor)
 
     def replace(self, name: str, data: bytes | Sequence[bytes]) -> None:
-        """Atomic and durable. ``data`` may come in pieces."""
+        """Replace the file atomically and durably. ``data`` may come in pieces."""
         changes = self._changes
         replace_file(self.folder / name, data)
         self._flushed_changes = max(self._flushed_changes, changes)  # it has flushed the folder
 
     def rename(self, old: str, new: str) -> None:
-        """Rename."""
+        """Rename the file."""
         self._changes += 1
         with _storage_errors("rename", self.folder / old):
             os.rename(self.folder / old, self.folder / new)
 
     def remove(self, name: str) -> None:
-        """Remove, if it is there."""
+        """Remove the file if it exists."""
         self._changes += 1
         with _storage_errors("remove", self.folder / name):
             (self.folder / name).unlink(missing_ok=True)
 
     def sync_folder(self) -> None:
-        """Flush the folder, unless nothing has changed since it was."""
+        """Flush the directory if it changed since the last flush."""
         changes = self._changes
         if changes != self._flushed_changes:
             with _storage_errors("flush", self.folder):

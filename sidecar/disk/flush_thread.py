@@ -1,4 +1,4 @@
-"""Beside: the thread in which the short flushes of a node run while its event loop waits for each, for a bounded time.
+"""Thread for the short flushes of a node, for whose end the event loop waits a limited time.
 
 A flush that takes 0.1 ms is not worth a turn of the loop to hand it over and another one to hear of its end. One on the loop itself
 has no bound: where a disk hangs the whole node stands, answers no probe, and is fenced. Here the loop waits on a lock, which costs
@@ -34,7 +34,7 @@ class _Job:
         self.late: Future[int] | None = None
 
     def run(self) -> None:
-        """In the thread. Who waits sets ``late`` first and looks at the lock once more then: one of the two sees the other."""
+        """Run in the thread. The caller sets ``late`` and then checks the lock again, so one of both sees the other."""
         try:
             self._result = self._work()
         except Exception as error:
@@ -48,11 +48,11 @@ class _Job:
             late.set_result(self._result)
 
     def is_done(self, within_s: float) -> bool:
-        """Whether it is, at the latest then."""
+        """Return whether it is done, after waiting at most ``within_s``."""
         return self._done.acquire(timeout=within_s)
 
     def result(self) -> int:
-        """Of one that is done; raises what it raised."""
+        """Return the result of a completed job, or raise its error."""
         if self._error is not None:
             raise self._error
         return self._result
@@ -67,7 +67,7 @@ class FlushThread:
         """Of the thread that waits for one; None: there is no such thread."""
 
     def run(self, work: Callable[[], int], within_s: float) -> int | Future[int]:
-        """What ``work`` returned, or raised; after ``within_s`` that which will have it."""
+        """Return the result of ``work``, or a future after ``within_s`` seconds."""
         if self._jobs is None:
             jobs: SimpleQueue[_Job | None] = SimpleQueue()
             threading.Thread(target=_serve, args=(jobs,), name=THREAD_NAME, daemon=True).start()
@@ -84,7 +84,7 @@ class FlushThread:
         return late
 
     def close(self) -> None:
-        """The thread ends, with what it does; the next ``run`` begins another one."""
+        """End the thread after its current work. The next ``run`` starts a new one."""
         if self._jobs is not None:
             self._jobs.put(None)
             self._jobs = None

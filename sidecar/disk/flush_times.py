@@ -1,4 +1,4 @@
-"""How long flushes take: of a node, and of each of its partitions; a disk that slows down governs nobody in silence.
+"""Durations of flushes, of a node and of each partition.
 
 A flush counts from when it was wanted until the loop knows that it is done, its wait for a thread of the pool included: that is what a
 publisher waits for. The last ones are kept, and told as medians and 99th percentiles; one that takes a second is warned of.
@@ -32,7 +32,7 @@ KEPT_OF_PARTITION = 128
 
 
 class FlushTimes:
-    """The last ``kept`` durations, in s."""
+    """The last ``kept`` durations, in seconds."""
 
     __slots__ = ("_at", "_kept", "_ring", "count")
 
@@ -44,7 +44,7 @@ class FlushTimes:
         """All that there were."""
 
     def add(self, took_s: float) -> None:
-        """One more."""
+        """Add a duration."""
         self.count += 1
         if len(self._ring) < self._kept:
             self._ring.append(took_s)
@@ -53,7 +53,7 @@ class FlushTimes:
         self._at = (self._at + 1) % self._kept
 
     def report(self) -> dict[str, float]:
-        """``p50_ms``, ``p99_ms`` and ``max_ms`` of those that are kept; all 0 where there are none."""
+        """Return ``p50_ms``, ``p99_ms`` and ``max_ms``, all 0 without durations."""
         if not self._ring:
             return {"p50_ms": 0.0, "p99_ms": 0.0, "max_ms": 0.0}
         ordered = sorted(self._ring)
@@ -98,8 +98,10 @@ _APPENDED = bytes(512)
 
 
 def probe_flushes(folder: Path) -> list[float] | None:
-    """Seconds that each of at most ``PROBES`` short flushes took; None: the folder did not let itself be written to, which is for the
-    logs to tell. Blocks for ``_WITHIN_S`` and one flush."""
+    """Return the seconds of at most ``PROBES`` short test flushes, None if the directory is not writable.
+
+    Blocks for about ``_WITHIN_S``.
+    """
     path = folder / PROBE_NAME
     try:
         return _timed_flushes(path)
@@ -125,7 +127,7 @@ def _timed_flushes(path: Path) -> list[float]:
 
 
 def _timed_flush(descriptor: int) -> float:
-    """As those of logs are measured: without the write before it."""
+    """Return the seconds of one flush, without the write before it."""
     if os.write(descriptor, _APPENDED) != len(_APPENDED):
         raise OSError("short write")
     began_s = time.monotonic()

@@ -87,7 +87,7 @@ class GroupLags:
         self.of: dict[str, GroupLag] = {}
 
     async def look(self, coordinators: Iterator[tuple[GroupCoordinator, bool]], transport: Transport | None) -> None:
-        """One look at the groups of ``coordinators``, of which True ones lead; then questions, if somebody leads."""
+        """Update the lags of the groups of ``coordinators`` (True: leading), and send questions if one leads."""
         found: dict[str, GroupLag] = {}
         read: set[PartitionKey] = set()
         elsewhere: set[PartitionKey] = set()
@@ -113,7 +113,7 @@ class GroupLags:
             await self._ask(transport, elsewhere)
 
     def _look_at(self, key: PartitionKey, read: set[PartitionKey], elsewhere: set[PartitionKey] | None) -> None:
-        """Have its end known, where it is here; else it is to be asked for, if this is a leader's."""
+        """Note the end of a partition if it is here. Otherwise it must be asked for, if a leading coordinator needs it."""
         if key in read or len(read) >= MOST_PARTITIONS:
             return
         read.add(key)
@@ -191,7 +191,7 @@ _STOP_S = 2.0
 
 
 def hosted(image: ClusterImage, node_id: str) -> frozenset[PartitionKey]:
-    """The partitions whose coordinators run on the node."""
+    """Return the partitions whose coordinators run on the node."""
     stream = image.streams.get(GROUPS_STREAM)
     if stream is None:
         return frozenset()
@@ -200,7 +200,7 @@ def hosted(image: ClusterImage, node_id: str) -> frozenset[PartitionKey]:
 
 @dataclass(slots=True)
 class _Hosted:
-    """One coordinator. ``problem``: why it does not run, '': it runs."""
+    """One coordinator. ``problem``: why it does not run, '' if it runs."""
 
     task: asyncio.Task[None] | None = None
     state: GroupCoordinator | None = None
@@ -217,7 +217,7 @@ class _Hosted:
         return self.state
 
     def end(self) -> None:
-        """In good order."""
+        """Stop cleanly."""
         self.stopping.set()
         if self.host is not None:
             self.host.stop()
@@ -352,14 +352,14 @@ class GroupCoordinators:
             await asyncio.sleep(EVERY_S)
 
     def _states(self) -> Iterator[tuple[GroupCoordinator, bool]]:
-        """Those that run, and whether they lead."""
+        """Yield the running coordinators, and whether they lead."""
         for one in list(self._running.values()):
             if one.state is not None and one.host is not None and one.host.machine is not None:
                 yield one.state, one.host.machine.role is Role.LEADER
 
     # ---- status and end -----------------------------------------------------------------------------------------------------
     def report(self) -> list[dict[str, Any]]:
-        """For status: each coordinator here, by partition."""
+        """Return each coordinator here by partition, for the status."""
         return [_report(key.partition, self._running[key]) for key in sorted(self._running)]
 
     async def close(self) -> None:

@@ -1,1 +1,1 @@
-"""This node and the metadata group: as a member, or as a follower of the feed; sessions, control requests."""
+"""The metadata group on this node: as a controller, or as a follower of the feed. Sessions and control requests."""

@@ -1,4 +1,4 @@
-"""This node's wall clock beside those of others, as ``liftpy/core/base/clock_trust.py`` wants it: asks them, reads the clocks, logs it.
+"""Compares this node's wall clock with those of other nodes, for ``liftpy/core/base/clock_trust.py``.
 
 The question is the one by which nodes see whether another is there (``bus/absence.py``). Each process of a node asks for itself.
 """
@@ -51,7 +51,7 @@ class ClockWatch:
         self._said = False
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Start the comparison."""
         self._task = spawn(self._run(), "asking other nodes for their time", endless=True)
 
     def time_of_age_ns(self) -> int:
@@ -74,7 +74,7 @@ class ClockWatch:
         return came_to
 
     def look(self) -> ClockTrust:
-        """As it is now."""
+        """Return the current trust in the clock."""
         self._look(time.time_ns(), clock.now_ns())
         return self.trust
 
@@ -112,6 +112,6 @@ class ClockWatch:
         self.trust.told(node, decode_presence(answer.data), asked_ns, clock.now_ns())
 
     async def close(self) -> None:
-        """Ask no more."""
+        """Stop the comparison."""
         if self._task is not None:
             await end_tasks([self._task])

@@ -1,5 +1,6 @@
-"""EventsDesk: a controller tells what happened in the cluster: to who asks (``<ns>.control.events.<node>``), and, while it leads the
-group, to whoever listens on ``<ns>.events.<kind>``.
+"""EventsDesk: a controller returns cluster events on request (``<ns>.control.events.<node>``).
+
+The metadata leader also publishes them on ``<ns>.events.<kind>``.
 
 What is published is for watching: at most once from one leader, perhaps twice from two, and not older than a minute; an event's
 index and number tell. Who must miss nothing asks.
@@ -57,16 +58,16 @@ class EventsDesk:
         self._subscriptions: list[Any] = []
 
     async def open(self) -> None:
-        """Listen."""
+        """Subscribe."""
         subject = self._subjects.control_events(self._node_id)
         self._subscriptions.append(await self._connection.subscribe(subject, cb=self._guard.callback(self._asked)))
 
     async def close(self) -> None:
-        """Listen no more."""
+        """Unsubscribe."""
         await unsubscribe(self._subscriptions)
 
     def look(self) -> None:
-        """After each tick: make events of what was applied, and publish them."""
+        """Make events of the applied entries and publish them, after each tick."""
         fresh = self.trail.look(MOST_AT_ONCE)
         if self.trail.dropped:
             self.counters[BEYOND] = self.trail.dropped
@@ -94,7 +95,7 @@ class EventsDesk:
         return json.dumps(self.told(question)).encode()
 
     def told(self, question: bytes) -> dict[str, Any]:
-        """The answer to ``question``, as much of it as goes into one message; ``error``: it is none."""
+        """Return the answer to ``question``, limited to one message. ``error``: the question is invalid."""
         try:
             place, since_ns, count = asked_of(question)
         except ValueError as error:
@@ -119,7 +120,7 @@ def asked_of(question: bytes) -> tuple[tuple[int, int], int, int]:
     ValueError."""
     asked = load_json(question) if question else {}
     if not isinstance(asked, dict) or not isinstance(after := asked.get("after", [0, -1]), list) or len(after) != 2:
-        raise ValueError("that is no question for events")
+        raise ValueError("the request for events must have the field after: [index, number]")
     place = whole_number(after[0], 0, 1 << 63), whole_number(after[1], -1, 1 << 31)
     since_ns = whole_number(asked.get("since_ns", 0), 0, 1 << 63)
     return place, since_ns, whole_number(asked.get("count", MOST_ANSWERED), 1, MOST_ANSWERED)

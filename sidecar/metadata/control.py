@@ -1,6 +1,5 @@
-"""ControlDesk: control requests of other nodes, operators and clients, each on the subject that is for it
-(``liftpy.core.metadata.controller.admission``).
-Every controller hears them; the one that leads the group answers, so that a controller that stands still keeps no asker waiting."""
+"""ControlDesk: receives control requests of nodes, operators and clients, each on its own subject
+(``liftpy.core.metadata.controller.admission``)."""
 
 from __future__ import annotations
 
@@ -63,12 +62,11 @@ _Reply = Callable[[pb.ControlResponse | None], Awaitable[None]]
 
 
 class AdmissionTimeoutError(Exception):
-    """No admission in time."""
+    """The request was not admitted in time."""
 
 
 class Turns:
-    """Whose requests may be logged now: ``_TURNS`` of each asker, in the order in which they came. Askers are forgotten when nothing of
-    theirs is left."""
+    """Limits unfinished requests to ``_TURNS`` per sender, in the order of arrival."""
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[asyncio.Semaphore, list[None]]] = {}
@@ -78,7 +76,7 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def turn(self, asker: str, timeout_s: float) -> AsyncIterator[None]:
-        """Wait for one of ``asker``'s; raises AdmissionTimeoutError."""
+        """Wait for a turn of ``asker``. Raises AdmissionTimeoutError."""
         turns, present = self._of.setdefault(asker, (asyncio.Semaphore(_TURNS), []))
         present.append(None)
         try:
@@ -134,7 +132,7 @@ class ControlDesk:
         self._guard = RequestGuard("control", self.counters, self._reject)
 
     async def open(self) -> None:
-        """Listen."""
+        """Subscribe."""
         doors = {self._subjects.info(): RequestAcl.INFO, self._subjects.control_node("*"): RequestAcl.NODE}
         doors |= dict.fromkeys(self._subjects.control_admin_all(), RequestAcl.ADMIN)
         for subject, door in doors.items():
@@ -142,7 +140,7 @@ class ControlDesk:
             self._subscriptions.append(await self._connection.subscribe(subject, cb=callback))
 
     async def close(self) -> None:
-        """Listen no more, and give up what is under way: the askers turn to the next leader."""
+        """Unsubscribe and drop unfinished requests: the senders ask the next leader."""
         await unsubscribe(self._subscriptions)
         await end_tasks(self._under_way)
 
@@ -190,18 +188,20 @@ class ControlDesk:
         self._under_way_bytes -= size_bytes
 
     def _asker(self, door: RequestAcl, subject: str) -> str:
-        """The node id or principal in ``subject``, '' where there is none."""
+        """Return the node id or principal in ``subject``, '' without one."""
         return subject.removeprefix(f"{self._subjects.namespace}.{door.value}").removeprefix(".")
 
     def _is_answered(self, door: RequestAcl, who: str, reply: bytes) -> bool:
-        """Nobody is answered where somebody else listens: a node under its own inboxes, all others under those of applications."""
+        """Return whether the reply subject is allowed: a node's own inbox, or an inbox of applications."""
         if door is RequestAcl.NODE:
             return reply.startswith(f"{self._subjects.inbox(who)}.".encode()) and self._node_inboxes.allows(reply)
         return self._is_inbox(reply)
 
     def _refusal(self, door: RequestAcl, who: str, request: pb.ControlRequest, size_bytes: int) -> pb.ControlResponse | None:
-        """What may not be asked for there, by them. And a stream among the inboxes would take what others wait for: asked here and not
-        inside apply, because the prefixes are a setting, and controllers whose settings differ must not decide differently."""
+        """Return a rejection if the sender must not make this request on this subject.
+
+        It also rejects streams on inbox subjects, because the prefixes are a setting.
+        """
         detail = fit(request, size_bytes) or refusal(door, who, request)
         subject = request.createStream.subject
         for prefix in self._subjects.inbox_prefixes if request.HasField("createStream") else ():
@@ -224,7 +224,7 @@ class ControlDesk:
         await reply(answer)
 
     async def _reply(self, allows: Allows, reply: str, response: pb.ControlResponse | None) -> None:
-        """``allows``: whether who asked may be answered there."""
+        """Send the response. ``allows``: whether this reply subject is allowed."""
         if response is None:
             return
         cut_stream(response, page_bytes(0, self._connection.max_payload))

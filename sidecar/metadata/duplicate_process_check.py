@@ -1,5 +1,4 @@
-"""A process asks for its predecessor before it says anything under their node id
-(``liftpy/core/metadata/duplicate_process_check.py``)."""
+"""A new process asks whether another process uses its node id (``liftpy/core/metadata/duplicate_process_check.py``)."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ _ASK_EVERY_S = 0.1
 
 
 async def wait_for_predecessor(connection: Client, subjects: Subjects, node_id: str, inquiry: Predecessor) -> None:
-    """Return once nobody answers for ``node_id``; raise FencedError when a process goes on answering."""
+    """Return when nobody answers for ``node_id``. Raise FencedError if another process keeps answering."""
     while True:
         was_present = inquiry.is_present
         sign = await look_for(connection, subjects, node_id) if connection.is_connected else Sign.UNASKED

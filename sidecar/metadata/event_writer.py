@@ -87,7 +87,7 @@ class EventWriter:
         self._task = spawn(self._run(), "keeping the events in their stream", endless=True)
 
     async def close(self) -> None:
-        """Write no more."""
+        """Stop writing."""
         await end_tasks([self._task])
         await self._disconnect()
 
@@ -117,7 +117,7 @@ class EventWriter:
                 wait_s = min(max(_AGAIN_S, 2 * wait_s), _LONGEST_AGAIN_S)
 
     async def _write(self) -> None:
-        """Some of what is due."""
+        """Write some of the due events."""
         stream = self._image().streams.get(EVENTS_STREAM) or await self._made()
         if stream.waiting:
             raise UnavailableError(
@@ -174,7 +174,10 @@ class EventWriter:
         return self._publisher
 
     async def _tail(self, stream: StreamImage) -> Tail:
-        """Where the stream ends. What is not committed yet is not seen: then the first publish is refused, and it is read again."""
+        """Return the end of the stream.
+
+        Uncommitted records are not visible: then the first publish is rejected and the end is read again.
+        """
         assert self._client is not None
         bounds = await self._client.bounds(EVENTS_STREAM)
         start, end = bounds.log_start_offset, bounds.high_watermark + 1

@@ -34,7 +34,7 @@ _POLL_S = 0.05
 
 
 class FeedPublisher:
-    """The controller's side of the feed: publishes entries, and answers requests from what ``producer`` holds."""
+    """Publishes the feed on a controller, and answers requests from the entries in ``producer``."""
 
     def __init__(
         self,
@@ -56,18 +56,18 @@ class FeedPublisher:
         self._subscriptions: list[Any] = []
 
     async def start(self) -> None:
-        """Answer requests for what was missed."""
+        """Answer requests for missed entries."""
         subject = self._subjects.feed_snapshot()
         self._subscriptions.append(
             await self._connection.subscribe(subject, queue=subject, cb=self._guard.callback(self._asked))
         )
 
     async def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         await unsubscribe(self._subscriptions)
 
     def put(self, entry: pb.FeedEntry) -> None:
-        """Publish an entry, behind those before it."""
+        """Publish an entry, in order."""
         self._outgoing.put(self._subjects.feed(), frames.sealed(entry))
 
     async def _asked(self, message: Any) -> None:
@@ -116,13 +116,13 @@ class FeedSubscriber:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Frames of the feed that could not be read, and how often the image was given up and fetched anew."""
+        """Number of unreadable frames of the feed, and of images that were dropped and requested again."""
         found = {**self._refused, "images fetched anew": self._subscription.resync_count}
         return {what: count for what, count in found.items() if count}
 
     @property
     def held(self) -> dict[str, int]:
-        """Nothing: the controllers keep it."""
+        """Empty: only controllers hold it."""
         return {}
 
     def watch(self, callback: Watcher) -> None:
@@ -130,11 +130,11 @@ class FeedSubscriber:
         self._watchers.append(callback)
 
     def distrust(self) -> None:
-        """Fetch the image anew, as a snapshot: what came on the feed is not what was committed."""
+        """Request the image again as a snapshot, because the feed contradicts it."""
         self._subscription.start_again()
 
     def bus_changed(self, online: bool) -> None:
-        """Nothing to do: what was missed shows as a gap."""
+        """Do nothing: missed entries are noticed as a gap."""
 
     async def start(self) -> None:
         """Follow the feed; returns with the first image."""
@@ -144,18 +144,18 @@ class FeedSubscriber:
             await asyncio.sleep(_POLL_S)
 
     def retire(self) -> None:
-        """Nothing to give up."""
+        """Do nothing: there is no leadership."""
 
     async def hand_over(self) -> None:
-        """Nothing to hand over."""
+        """Do nothing: there is no leadership."""
 
     async def stop(self) -> None:
-        """Follow no longer."""
+        """Stop following."""
         await unsubscribe(self._subscriptions)
         await end_tasks([self._task])
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
-        """Have ``request`` decided by the metadata leader."""
+        """Let the metadata leader decide ``request``."""
         response = await self._forwarder.until_decided(request, timeout_s)
         self._leader = response.metadataLeader or self._leader
         return response
@@ -171,15 +171,15 @@ class FeedSubscriber:
         return False
 
     def status(self) -> list[pb.ControllerStatus]:
-        """Not known here: ask the controllers."""
+        """Return []: only controllers know it."""
         return []
 
     async def events(self, question: bytes) -> dict[str, Any] | None:
-        """Not known here: ask the controllers."""
+        """Return None: only controllers know it."""
         return None
 
     def ticks(self) -> dict[str, float]:
-        """It does not tick."""
+        """Return {}: there are no ticks."""
         return {}
 
     async def _published(self, message: Any) -> None:

@@ -1,4 +1,4 @@
-"""Forwarder: any node proposes; the request reaches whoever leads (``liftpy.core.metadata.forwarding``)."""
+"""Forwarder: sends a request of any node to the metadata leader (``liftpy.core.metadata.forwarding``)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Forwarder:
         self._changed = asyncio.Event()
 
     def leader_is(self, node_id: str) -> None:
-        """The metadata leader as known here. What the one before has not answered is asked again at once: it may be gone."""
+        """Set the known metadata leader. Unanswered requests to the previous one are repeated at once."""
         if node_id and node_id != self._leader:
             self._leader = node_id
             self._changed.set()

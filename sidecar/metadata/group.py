@@ -21,23 +21,23 @@ class MetadataGroup(Protocol):
 
     @property
     def leader(self) -> str:
-        """Node id of the metadata leader as known here, '' when there is none."""
+        """Node id of the known metadata leader, '' for none."""
 
     @property
     def is_controller(self) -> bool:
-        """Whether this node is one of the controllers now."""
+        """Whether this node is a controller now."""
 
     @property
     def decides(self) -> bool:
-        """Whether ``image`` is what was committed for certain: the node is a controller, and was one since it started."""
+        """Whether ``image`` is certainly committed: the node is a controller and has been one since its start."""
 
     @property
     def counters(self) -> dict[str, int]:
-        """What was refused, ended or lost on the way to the group, by kind."""
+        """Number of rejected, ended or lost requests, by kind."""
 
     @property
     def held(self) -> dict[str, int]:
-        """What the group keeps here, by kind: bytes and counts; nothing on a node that is no controller."""
+        """Bytes and counts that the group holds here, by kind. Empty on other nodes."""
 
     def watch(self, callback: Watcher) -> None:
         """Call ``callback`` after each change of the image."""
@@ -49,29 +49,29 @@ class MetadataGroup(Protocol):
         """Join; returns when the local image is one that the group has had."""
 
     def retire(self) -> None:
-        """This node is about to stop: it takes no leadership of the group over, and does not campaign."""
+        """Prepare the stop of this node: it takes no metadata leadership and does not campaign."""
 
     async def hand_over(self) -> None:
-        """Let another member lead the group, where this one does, and wait until it is known; bounded, best effort."""
+        """Transfer the metadata leadership to another member, if this node has it. Bounded, best effort."""
 
     async def stop(self) -> None:
         """Hand leadership over if need be, flush, leave."""
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
-        """Have ``request`` decided by the metadata leader; the answer's ``error`` tells how it went. Never raises for that.
+        """Let the metadata leader decide ``request``. ``error`` in the answer says how it went. It never raises for that.
 
         A request without an operation id gets one; it is repeated under the same id until the deadline, and applied once.
         UNAVAILABLE: nothing was done. OUTCOME_UNKNOWN: it may have been; propose it again with the same id.
         """
 
     async def barrier(self, timeout_s: float = 5.0) -> bool:
-        """Whether the local image now holds everything that was committed before the call [M12]."""
+        """Return whether the local image has everything that was committed before the call [M12]."""
 
     def status(self) -> list[pb.ControllerStatus]:
-        """The members as known here."""
+        """Return the members as known here."""
 
     async def events(self, question: bytes) -> dict[str, Any] | None:
-        """What happened in the cluster, as `liftpy events` asks for it; None: a node that is no controller does not know it."""
+        """Return the cluster events for `liftpy events`, None if this node is no controller."""
 
     def ticks(self) -> dict[str, float]:
-        """How late the last ticks of the group came, ms, and how many were ever late; empty on a node that is no controller."""
+        """Return the delays of the last ticks in ms, and the number of late ones. Empty on other nodes."""

@@ -49,8 +49,11 @@ MakeMember = Callable[[ControllerList | None], RaftMember]
 
 
 class GroupRole:
-    """Satisfies ``MetadataGroup``. ``make_member``: opens the node's ``raft`` folder, with the controllers that it joins, or None:
-    those of the settings; ``has_journal``: whether that folder holds a journal."""
+    """Part of this node in the metadata group, as controller or feed follower.
+
+    It implements ``MetadataGroup``. ``make_member``: opens the ``raft`` directory with the given controllers, or those of the
+    settings (None). ``has_journal``: whether that directory has a journal.
+    """
 
     def __init__(
         self,
@@ -93,7 +96,7 @@ class GroupRole:
         self._task = spawn(self._look(), "taking part in the metadata group", endless=True)
 
     async def _start_as_member(self) -> bool:
-        """Whether this node is a controller: by its own log, where that says it, else by its settings."""
+        """Return whether this node is a controller, by its own log or else by its settings."""
         named = self._settings.is_controller
         if not self._has_journal() and not (named and await self._may_begin()):
             return False
@@ -117,7 +120,7 @@ class GroupRole:
         return True
 
     async def _may_begin(self) -> bool:
-        """Whether the settings say who the controllers are, for a folder that is new."""
+        """Return whether the settings define the controllers of a new directory."""
         if len(self._settings.controllers) > 1:
             return True  # whoever is left of the others knows better, and says so (``probation.py``)
         request = pb.FeedSnapshotRequest(nodeId=self._settings.node_id)
@@ -138,7 +141,7 @@ class GroupRole:
         return True
 
     async def stop(self) -> None:
-        """Leave."""
+        """Stop."""
         self._stays = True
         await end_tasks([self._task])
         for group in (self._next, self._current):
@@ -148,18 +151,18 @@ class GroupRole:
     # ---- the role ------------------------------------------------------------------------------------------------------
     @property
     def current(self) -> RaftMember | FeedSubscriber:
-        """By which this node takes part now."""
+        """Current part of this node in the group."""
         assert self._current is not None
         return self._current
 
     @property
     def is_controller(self) -> bool:
-        """Whether this node is one of the controllers now."""
+        """Whether this node is a controller now."""
         return isinstance(self._current, RaftMember)
 
     @property
     def controllers(self) -> ControllerList:
-        """As the image has them; without an index: as the settings have."""
+        """Controllers in the image, or in the settings without an image."""
         return self.image.controllers
 
     async def _look(self) -> None:
@@ -221,7 +224,7 @@ class GroupRole:
         self._show(before, fresh.image)
 
     def _say_where_settings_differ(self) -> None:
-        """Not often, and at once when the controllers are others."""
+        """Log if the settings name other controllers than the image: after a change, and from time to time."""
         now = self.controllers
         if not now.index or now.voters == tuple(sorted(self._settings.controllers)):
             return
@@ -250,19 +253,19 @@ class GroupRole:
 
     @property
     def leader(self) -> str:
-        """The metadata leader as known here."""
+        """Known metadata leader."""
         return self.current.leader
 
     @property
     def counters(self) -> dict[str, int]:
-        """As ``MetadataGroup``, of all the roles that it has had."""
+        """Counters as in ``MetadataGroup``, over all roles so far."""
         counted = Counter(self._counted)
         counted.update(self.current.counters)
         return dict(counted)
 
     @property
     def held(self) -> dict[str, int]:
-        """As ``MetadataGroup``."""
+        """Values as in ``MetadataGroup``."""
         return self.current.held
 
     def watch(self, callback: Watcher) -> None:
@@ -270,7 +273,7 @@ class GroupRole:
         self._watchers.append(callback)
 
     def distrust(self) -> None:
-        """As ``MetadataGroup``."""
+        """Request the image again, as in ``MetadataGroup``."""
         self.current.distrust()
 
     def bus_changed(self, online: bool) -> None:
@@ -280,36 +283,36 @@ class GroupRole:
                 group.bus_changed(online)
 
     def prefer(self, every_s: float) -> None:
-        """As ``RaftMember``, where this is one or becomes one."""
+        """Set the interval, as in ``RaftMember``, now and after a change of the role."""
         for role in (self._current, self._next):
             if isinstance(role, RaftMember):
                 role.prefer(every_s)
 
     def retire(self) -> None:
-        """As ``MetadataGroup``; and no other role is taken."""
+        """Prepare the stop, as in ``MetadataGroup``. The role does not change any more."""
         self._stays = True
         self.current.retire()
 
     async def hand_over(self) -> None:
-        """As ``MetadataGroup``."""
+        """Transfer the leadership, as in ``MetadataGroup``."""
         await self.current.hand_over()
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
-        """As ``MetadataGroup``."""
+        """Propose a request, as in ``MetadataGroup``."""
         return await self.current.propose(request, timeout_s)
 
     async def barrier(self, timeout_s: float = 5.0) -> bool:
-        """As ``MetadataGroup``."""
+        """Wait for a barrier, as in ``MetadataGroup``."""
         return await self.current.barrier(timeout_s)
 
     def status(self) -> list[pb.ControllerStatus]:
-        """As ``MetadataGroup``."""
+        """Return the members, as in ``MetadataGroup``."""
         return self.current.status()
 
     async def events(self, question: bytes) -> dict[str, Any] | None:
-        """As ``MetadataGroup``."""
+        """Return the events, as in ``MetadataGroup``."""
         return await self.current.events(question)
 
     def ticks(self) -> dict[str, float]:
-        """As ``MetadataGroup``."""
+        """Return the ticks, as in ``MetadataGroup``."""
         return self.current.ticks()

@@ -1,4 +1,4 @@
-"""GroupThread: the metadata group on an event loop and a thread of its own.
+"""GroupThread: runs the metadata group in its own thread with its own event loop.
 
 However long the partitions of a node keep their loop (an election of thousands, a burst of fetches, a report), Raft ticks, frames are
 answered and heartbeats leave: they wait for the interpreter only, which changes threads twice a millisecond here. And a flush of the
@@ -36,7 +36,10 @@ T = TypeVar("T")
 
 
 class GroupThread:
-    """Satisfies ``MetadataGroup`` on the loop that makes it (the node's). ``make_link`` is called in the thread."""
+    """The metadata group in a thread.
+
+    It implements ``MetadataGroup`` on the loop of the node. ``make_link`` is called in the thread.
+    """
 
     def __init__(self, make_link: Callable[[], GroupLink], instruments: Instruments | None = None) -> None:
         self._instruments = instruments or Instruments()
@@ -84,7 +87,7 @@ class GroupThread:
         return self
 
     async def there(self, work: Coroutine[Any, Any, T]) -> T:
-        """What ``work`` returns or raises, done on the group's loop."""
+        """Run ``work`` on the loop of the group and return its result."""
         return await elsewhere(self.loop, work)
 
     async def close(self) -> None:
@@ -98,7 +101,7 @@ class GroupThread:
 
     # ---- the image -------------------------------------------------------------------------------------------------------
     def _changed(self, old: ClusterImage, new: ClusterImage) -> None:
-        """In the thread."""
+        """Pass an image change on. It runs in the thread."""
         self._newest = new
         if not self._announced:
             self._announced = True
@@ -115,7 +118,7 @@ class GroupThread:
     # ---- MetadataGroup -----------------------------------------------------------------------------------------------------------
     @property
     def inner(self) -> GroupRole:
-        """The group itself, for work on its own loop."""
+        """The group itself, for calls on its own loop."""
         assert self._inner is not None
         return self._inner
 
@@ -126,27 +129,27 @@ class GroupThread:
 
     @property
     def is_controller(self) -> bool:
-        """Whether this node is one of the controllers now."""
+        """Whether this node is a controller now."""
         return self.inner.is_controller
 
     @property
     def decides(self) -> bool:
-        """What is shown here was committed, and never only said by the feed."""
+        """Whether the image is certainly committed, and not only received on the feed."""
         return self.inner.decides
 
     @property
     def leader(self) -> str:
-        """The metadata leader as known here."""
+        """Known metadata leader."""
         return self.inner.leader
 
     @property
     def counters(self) -> dict[str, int]:
-        """As ``MetadataGroup``."""
+        """Counters, as in ``MetadataGroup``."""
         return _read(lambda: self.inner.counters, {})
 
     @property
     def held(self) -> dict[str, int]:
-        """As ``MetadataGroup``."""
+        """Values, as in ``MetadataGroup``."""
         return _read(lambda: self.inner.held, {})
 
     def watch(self, callback: Watcher) -> None:
@@ -154,11 +157,11 @@ class GroupThread:
         self._watchers.append(callback)
 
     def distrust(self) -> None:
-        """As ``MetadataGroup``."""
+        """Request the image again, as in ``MetadataGroup``."""
         self.loop.call_soon_threadsafe(self.inner.distrust)
 
     def prefer(self, every_s: float) -> None:
-        """As ``GroupLink``."""
+        """Set the interval, as in ``GroupLink``."""
 
         def there() -> None:
             if self._link is not None:
@@ -170,19 +173,19 @@ class GroupThread:
         """``open`` has done it."""
 
     def retire(self) -> None:
-        """As ``MetadataGroup``: a mark that the group's next tick looks at."""
+        """Prepare the stop. The next tick of the group sees it."""
         self.inner.retire()
 
     async def hand_over(self) -> None:
-        """As ``MetadataGroup``."""
+        """Transfer the leadership, as in ``MetadataGroup``."""
         await self.there(self.inner.hand_over())
 
     async def stop(self) -> None:
-        """As ``close``."""
+        """Stop, as ``close``."""
         await self.close()
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
-        """As ``MetadataGroup``; the request belongs to the group until it is answered."""
+        """Propose a request, as in ``MetadataGroup``. Do not change it before the answer."""
         began = time.monotonic()
         response = await self.there(self.inner.propose(request, timeout_s))
         self._instruments.proposals.observe(time.monotonic() - began)
@@ -191,26 +194,29 @@ class GroupThread:
         return response
 
     async def barrier(self, timeout_s: float = 5.0) -> bool:
-        """As ``MetadataGroup``, and the watchers have seen what it holds."""
+        """Wait for a barrier, as in ``MetadataGroup``. The watchers have seen the image, too."""
         done = await self.there(self.inner.barrier(timeout_s))
         self._show()
         return done
 
     def status(self) -> list[pb.ControllerStatus]:
-        """The members as known here."""
+        """Return the members as known here."""
         return _read(self.inner.status, [])
 
     async def events(self, question: bytes) -> dict[str, Any] | None:
-        """As ``MetadataGroup``."""
+        """Return the events, as in ``MetadataGroup``."""
         return await self.there(self.inner.events(question))
 
     def ticks(self) -> dict[str, float]:
-        """As ``MetadataGroup``."""
+        """Return the ticks, as in ``MetadataGroup``."""
         return _read(self.inner.ticks, {})
 
 
 def _read(read: Callable[[], T], otherwise: T) -> T:
-    """What ``read`` returns, while the thread may add to the dictionaries that it walks over."""
+    """Return the result of ``read``, even if the thread changes the dictionaries meanwhile.
+
+    ``otherwise``: result after repeated failures.
+    """
     for _ in range(_READS):
         with contextlib.suppress(RuntimeError):
             return read()

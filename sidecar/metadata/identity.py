@@ -1,4 +1,4 @@
-"""Who this node was when it ran last, and what its data folder may have lost since: what it says when it registers.
+"""Identity of the node's data directory, and what it may have lost since the last run. The registration contains it.
 
 Two things make it leave every ISR (C7): damage in a log (``recovery.py``); and ``lazy-flush`` in
 the data folder, which marks that a log with a flush policy other than ``always`` was open, without a clean stop since.
@@ -49,7 +49,7 @@ class WorkerMarks:
         self.previous = Previous(0, clean_stop, flushed_always)
 
     def flushes_lazily(self) -> None:
-        """As ``NodeFile``; several processes may say it at once."""
+        """Note lazy flushes, as ``NodeFile`` does. Several processes may call it at once."""
         path = self._folder.path / _LAZY
         try:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640))
@@ -61,7 +61,7 @@ class WorkerMarks:
 
 
 class NodeFile:
-    """The ``node`` file and the marker, over a locked data folder."""
+    """The ``node`` file and the clean-stop marker of a locked data directory."""
 
     def __init__(self, folder: DataFolder, node_id: str) -> None:
         self._folder = folder
@@ -80,25 +80,25 @@ class NodeFile:
         self.previous = Previous(self._stored.incarnation, self._stored.stopped_cleanly, not self._lazy.exists())
 
     def count_start(self) -> DirectoryIdentity:
-        """Make durable that one more process starts here, and what it drew: before the group hears of it [S15]."""
+        """Store durably that one more process starts here, with its nonce, before the group learns of it [S15]."""
         nonce = 1 + secrets.randbelow((1 << 64) - 1)
         self._stored = replace(self._stored, starts=self._stored.starts.next(nonce))
         self._folder.store_identity(self._stored)
         return self._stored.starts
 
     def begin(self, incarnation: int) -> None:
-        """This process is ``incarnation`` now; from here on only a clean stop makes the marker good again."""
+        """Set the incarnation of this process. From now on only a clean stop restores the marker."""
         self._stored = replace(self._stored, incarnation=incarnation, starts=self._stored.starts.taken())
         self._folder.store_identity(self._stored)
 
     def flushes_lazily(self) -> None:
-        """A log is open that counts records as flushed before they are."""
+        """Note that a log counts records as flushed before they are."""
         with self._marking:
             if not self._lazy.exists():
                 replace_file(self._lazy, b"")
 
     def distrust(self) -> None:
-        """Something is not what was acknowledged: no marker says otherwise, should this process end before it has registered."""
+        """Remove the marker, because acknowledged data may be missing, even if this process ends before it registers."""
         self.flushes_lazily()
         if self._stored.clean_incarnation:
             self._stored = replace(self._stored, clean_incarnation=0)

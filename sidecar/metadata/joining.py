@@ -1,4 +1,4 @@
-"""How a node joins the metadata group: as one of the controllers, or as a follower of their feed; on a connection of its own.
+"""Joins the metadata group, as a controller or as a follower of the feed, on its own NATS connection.
 
 The group's traffic has its own connection, so that no flood of data delays an election; nothing is kept in it over a reconnect,
 because the group's sessions would take late frames for losses anyway.
@@ -108,7 +108,7 @@ class GroupLink:
         return self._group
 
     def prefer(self, every_s: float) -> None:
-        """As ``RaftMember``; for those, too, that this node becomes."""
+        """Set the interval, as in ``RaftMember``, also for a later role."""
         config = replace(self._settings.replication, preferred_leader_interval_s=every_s)
         self._settings = replace(self._settings, replication=config)
         if self._group is not None:

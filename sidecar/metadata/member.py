@@ -1,4 +1,4 @@
-"""RaftMember: a controller. It orders control requests in the group's log, applies them, and serves those who ask.
+"""RaftMember: a controller. It logs and applies control requests, and serves the other nodes.
 
     propose -> (leader? into the log : forwarded on ``<ns>.control.node.<id>``) -> applied on every member -> image -> watchers, feed
 
@@ -135,7 +135,7 @@ class RaftMember:
         self._outgoing.put(self._subjects.raft(receiver, self.node_id), seal(receiver, self.node_id, frame))
 
     def _ticked(self) -> None:
-        """Take note of what the log has come to, show it, have done what follows."""
+        """Process the result of a tick: the log, its display, and the next actions."""
         self._log.probation.look()
         self._ask_when_unled()
         self._forwarder.leader_is(self._log.leader_id)
@@ -148,7 +148,7 @@ class RaftMember:
         self._events.look()
 
     def _ask_when_unled(self) -> None:
-        """Who hears no leader asks whether the group goes on without it: then it is no controller any more, and missed it."""
+        """Ask other controllers if there is no leader: this node may have been removed without noticing."""
         now = time.monotonic()
         if now - self._listens_since > UNLED_S and (self._asking is None or self._asking.done()):
             since, self._listens_since = self._listens_since, now
@@ -177,17 +177,17 @@ class RaftMember:
 
     @property
     def has_voted(self) -> bool:
-        """Its folder is that of a member that votes."""
+        """Whether its directory belongs to a voting member."""
         return self._log.probation.has_been_member
 
     @property
     def controllers(self) -> ControllerList:
-        """By its log."""
+        """Controllers in its log."""
         return self._log.core.controllers
 
     @property
     def left_at(self) -> int:
-        """Index of the list that names this node no longer, as it knows."""
+        """Index of the first list without this node, as far as it knows."""
         return max(self.controllers.index, self._log.core.dismissed_at)
 
     # ---- Group ---------------------------------------------------------------------------------------------------------
@@ -198,12 +198,12 @@ class RaftMember:
 
     @property
     def leader(self) -> str:
-        """The metadata leader as known here."""
+        """Known metadata leader."""
         return self._log.leader_id
 
     @property
     def counters(self) -> dict[str, int]:
-        """What the transport counted (sessions, refused messages, stale frames), and the entries that were no request."""
+        """Counters of the transport (sessions, rejected messages, stale frames) and of invalid entries."""
         found: Counter[str] = self._log.transport.sessions.counters + self._outgoing.counters + self._desk.counters
         found.update(self._feed.counters + self._member.counters + self._events.counters)
         if self._event_writer is not None:
@@ -216,7 +216,7 @@ class RaftMember:
 
     @property
     def held(self) -> dict[str, int]:
-        """See ``MemberLog.held``; and the frames that wait for a tick."""
+        """Values of ``MemberLog.held``, and the frames that wait for a tick."""
         return {**self._log.held, "inbox_bytes": self._driver.inbox_bytes}
 
     def watch(self, callback: Watcher) -> None:
@@ -224,7 +224,7 @@ class RaftMember:
         self._watchers.append(callback)
 
     def distrust(self) -> None:
-        """Nobody can contradict what was committed."""
+        """Do nothing: committed entries cannot be contradicted."""
 
     async def start(self) -> None:
         """Listen and tick; returns when a barrier that was committed since is applied here, or the node is no controller any more."""
@@ -258,7 +258,7 @@ class RaftMember:
         self._member.caught_up()
 
     def waits_for(self) -> str:
-        """What a start that goes on waits for, for people."""
+        """Return what a running start waits for, for people."""
         return self._log.waits_for()
 
     def bus_changed(self, online: bool) -> None:
@@ -269,15 +269,15 @@ class RaftMember:
         self._log.transport.sessions.set_online(online)
 
     def prefer(self, every_s: float) -> None:
-        """How often the metadata leader looks for leaderships that could go back; 0: never."""
+        """Set the interval of the preferred-leader check, 0: never."""
         self._member.prefer(every_s)
 
     def retire(self) -> None:
-        """Take over from nobody, and don't campaign."""
+        """Accept no leadership and do not campaign."""
         self._log.core.retired = True
 
     async def hand_over(self) -> None:
-        """Let another member lead; denied while nobody has all entries, so it is asked for again."""
+        """Transfer the leadership to another member. It is repeated while no member has all entries."""
         self._member.leave()
         deadline = time.monotonic() + _HAND_OVER_TIMEOUT_S
         ask_at = 0.0
@@ -290,7 +290,7 @@ class RaftMember:
             await asyncio.sleep(0.01)
 
     def _transfer(self) -> None:
-        """Ask the best follower to take over: it does not wait for an election time-out, and so must not have leases to wait for."""
+        """Ask the best follower to take the leadership now, without an election timeout."""
         self._member.resign()
         self._log.core.hand_over()
         self._driver.wake()
@@ -323,11 +323,11 @@ class RaftMember:
         self._log.core.destroy()
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
-        """Have ``request`` decided, here or by the leader; see ``Group``."""
+        """Let the leader, which may be this node, decide ``request``. See ``Group``."""
         return await self._forwarder.until_decided(request, timeout_s, self._decide_here)
 
     async def barrier(self, timeout_s: float = 5.0) -> bool:
-        """Commit a barrier, and wait until it is applied here."""
+        """Commit a barrier and wait until it is applied here."""
         response = await self.propose(pb.ControlRequest(barrier=pb.Barrier()), timeout_s)
         if response.error != pb.ControlResponse.OK:
             return False
@@ -339,15 +339,15 @@ class RaftMember:
         return True
 
     def status(self) -> list[pb.ControllerStatus]:
-        """The members; terms and lags of others are known to the leader only."""
+        """Return the members. Only the leader knows terms and lags of others."""
         return self._log.status()
 
     async def events(self, question: bytes) -> dict[str, Any] | None:
-        """As `liftpy events` asks for them."""
+        """Return the events for `liftpy events`."""
         return self._events.told(question)
 
     def ticks(self) -> dict[str, float]:
-        """How late the ticks came."""
+        """Return the delays of the ticks."""
         return {**self._driver.lateness.report(), "late": self._driver.late_tick_count}
 
     # ---- who asks ------------------------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ class MemberLog:
     def _open_journal(self, flush: bool, instruments: Instruments) -> GroupJournal:
         path = self._folder / "journal"
         if (self._folder / MARKER).exists() and not (path.exists() and path.stat().st_size):
-            raise CorruptionError(f"The raft directory {self._folder} has lost its journal: {self._what_to_do()}")
+            raise CorruptionError(f"The raft directory {self._folder} has lost its journal. {self._what_to_do()}")
         return GroupJournal(path, flush=flush, times=instruments.journal_flushes)
 
     def _checked_dump(self, by_log: LogControllers) -> Path:
@@ -136,18 +136,18 @@ class MemberLog:
             # Read it now: the library would swallow an error and go on without, and counts before it reads.
             by_log.in_snapshot = decode_snapshot_file(dump.read_bytes()).controllers
         elif len(self.journal) and self._first_index() > 1:
-            raise CorruptionError(f"The raft directory {self._folder} has lost its snapshot: {self._what_to_do()}")
+            raise CorruptionError(f"The raft directory {self._folder} has lost its snapshot. {self._what_to_do()}")
         return dump
 
     def _what_to_do(self) -> str:
         if len(self.settings) == 1:
             return (
-                "no other controller holds what it knew, and an older copy of it would know of less than was acknowledged. Without "
-                "the folder the only controller begins anew, and knows of no stream; their records stay in the data folders"
+                "This cluster has only one controller, so no other node has a copy. Restore the metadata from a backup (runbook "
+                "controllers-lost). The records stay in the data directories."
             )
         return (
-            f"if a majority of the controllers runs without this node, delete {self._folder} and start the node under the same id; "
-            "else see the runbook controllers-lost"
+            f"If a majority of the controllers runs without this node, delete {self._folder} and start the node with the same id. "
+            "Otherwise see the runbook controllers-lost."
         )
 
     def _first_index(self) -> int:
@@ -173,7 +173,7 @@ class MemberLog:
         return self.fsm.work_ahead(entry, index)
 
     def _diverged(self, index: int) -> None:
-        """This member's image differs from that of a majority: nothing of its folder is used again."""
+        """Mark the directory: this member's image differs from the majority, so it must not be used again."""
         if self.core.failure is None:
             mark_diverged(self._folder, index)
             self.core.failure = MetadataDivergedError(
@@ -203,31 +203,33 @@ class MemberLog:
     # ---- GroupLog ------------------------------------------------------------------------------------------------------
     @property
     def leads(self) -> bool:
-        """Whether this member believes that it leads; another may have been elected meanwhile."""
+        """Whether this member believes that it leads. Another one may have been elected."""
         return self.core.leads
 
     @property
     def term(self) -> int:
-        """The Raft term."""
+        """Raft term."""
         return int(self.core.raftCurrentTerm)
 
     @property
     def leader_id(self) -> str:
-        """Node id of the leader as known here, '' when there is none."""
+        """Node id of the known leader, '' for none."""
         return self.core.leader_id
 
     @property
     def image(self) -> ClusterImage:
-        """As applied here."""
+        """Image as applied on this member."""
         return self.fsm.image
 
     def confirmed_ns(self) -> int:
-        """Leader: until this moment a majority had not voted for anybody else [D22]."""
+        """Return the time until which a majority has not voted for another leader [D22]."""
         return self.transport.confirmed_ns()
 
     def view(self) -> GroupView:
-        """Who forms the group, and what is known of them here. A member on probation acknowledges nothing: it does not count as live,
-        for it may be waiting for the very majority that the change would need it for."""
+        """Return the members of the group and what is known of them.
+
+        A member on probation acknowledges nothing, so it does not count as live.
+        """
         core, now = self.core, self.core.controllers
         heard = [i for i, peer in self.peers.items() if peer.up and peer.trusted]
         live = frozenset(i for i in heard if i == now.learner or core.match_index(i)) | {self.node_id}
@@ -240,19 +242,21 @@ class MemberLog:
 
     @property
     def is_member(self) -> bool:
-        """Whether this node is one of the controllers: by its log, or by what it was told since."""
+        """Whether this node is a controller, by its log or by a later message."""
         core = self.core
         removed = core.controllers.index <= core.raftCommitIndex and not core.controllers.names(self.node_id)
         return not (removed or core.dismissed_at)
 
     def hears_a_leader(self, since: float) -> bool:
-        """Whether this member leads, or has heard who does since, by the monotonic clock. Not who its log takes for the leader: one
-        that may not campaign takes the last one for it for ever."""
+        """Return whether this member leads or has heard a leader since ``since`` (monotonic)."""
         return self.leads or self.transport.leader_heard_at >= since
 
     def told(self, response: pb.ControlResponse) -> bool:
-        """What the metadata leader has answered to a description that is linearizable; whether this node is none of them any more. One
-        that is, by a list which its log does not reach, listens to those in it from now on: it may know nobody of them."""
+        """Process the metadata leader's description of the group.
+
+        Return whether this node was removed. If its log does not reach the current list, it listens to the members of that
+        list.
+        """
         known = list_from_pb(response.cluster.image.controllers)
         if response.error != pb.ControlResponse.OK or not well_formed(known):
             return self.core.dismissed_at > 0
@@ -266,7 +270,7 @@ class MemberLog:
     # ---- what others ask -----------------------------------------------------------------------------------------------
     @property
     def applied_index(self) -> int:
-        """Of the last entry that was applied here; 1 with none."""
+        """Index of the last applied entry, 1 without any."""
         return int(self.core.raftLastApplied)
 
     @property
@@ -275,7 +279,7 @@ class MemberLog:
         return self.transport.sessions.peers
 
     def waits_for(self) -> str:
-        """What a start that goes on waits for, for people."""
+        """Return what a running start waits for, for people."""
         if not self.probation.over:
             return self.probation.waits_for()
         if self.leader_id:
@@ -284,7 +288,7 @@ class MemberLog:
         return f"waits for a leader of the metadata group; not connected: {away}"
 
     def status(self) -> list[pb.ControllerStatus]:
-        """The members; terms and lags of others are known to the leader only."""
+        """Return the members. Only the leader knows terms and lags of others."""
         core, now = self.core, self.core.controllers
         waits = waits_for(self.view()) if core.leads else ""
         members = []
@@ -310,7 +314,7 @@ class MemberLog:
 
     @property
     def held(self) -> dict[str, int]:
-        """The journal in memory and on disk, and what is done (for repetitions)."""
+        """Size of the journal in memory and on disk, and of the completed operations."""
         operations = self.fsm.image.operations
         return {
             "journal_entries": len(self.journal),

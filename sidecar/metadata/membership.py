@@ -1,4 +1,4 @@
-"""This node as a member: registration under a new incarnation, and heartbeats that keep session and lease alive.
+"""Registers this node with a new incarnation, and sends the heartbeats that keep session and lease alive.
 
 An answered heartbeat extends the lease from the moment it was SENT, and only once the local image is as new as the answer: a
 node that was paused must first see what it has lost [D22].
@@ -62,7 +62,7 @@ class Heartbeats:
         self._asked_home = False
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Run until canceled."""
         while True:
             started = time.monotonic()
             if started - self._home_turned < self.pace.session_s:
@@ -78,7 +78,7 @@ class Heartbeats:
             self._home.call_soon_threadsafe(self._answered, sent_ns, response)
 
     def _ask_home(self) -> None:
-        """Have the node's loop say that it turns."""
+        """Check that the event loop of the node still runs."""
         if not self._asked_home:
             self._asked_home = True
             with contextlib.suppress(RuntimeError):
@@ -98,8 +98,9 @@ _IMAGE_WAIT_S = 0.02
 
 
 class Membership:
-    """Registers this node and keeps its session. ``heard(sent_ns, lease_ns)`` is called for each heartbeat that extends
-    the lease.
+    """Registers this node and keeps its session.
+
+    ``heard(sent_ns, lease_ns)`` is called for each heartbeat that extends the lease.
 
     ``fatal`` is called when another process replaces this one.
     """
@@ -159,7 +160,10 @@ class Membership:
             if came_to is Registered.UNSPOKEN:
                 raise IncompatibleVersionError(response.detail)
             if came_to is Registered.REFUSED:
-                raise LiftError(f"The metadata group rejected the registration of this node: {response.detail}")
+                raise LiftError(
+                    f"The metadata group rejected the registration of this node: {response.detail}. Check "
+                    "node_id and namespace."
+                )
             if came_to is Registered.TAKEN:
                 # The group knows of the process before this one until its heartbeats have stopped: a moment after a kill, longer where
                 # it is still stopping. This process has asked the bus for it: one that is there now does not stop.
@@ -209,7 +213,7 @@ class Membership:
         return own is not None and own.incarnation == self.incarnation and not own.fenced
 
     def start(self) -> None:
-        """Begin the heartbeats."""
+        """Start the heartbeats."""
         heartbeat = pb.Heartbeat(nodeId=self._settings.node_id, incarnation=self.incarnation)
         SPOKEN.tell(heartbeat)
         pace = self._pace(self._group.image)
@@ -218,7 +222,7 @@ class Membership:
         self._end_heartbeats = spawn_in(self._group.loop, beats.run(), "heartbeats", endless=True)
 
     def _compare(self, image: ClusterImage) -> None:
-        """A setting that does not hold is said once, and again when the cluster's changes."""
+        """Log settings that differ from the cluster's, once for each change."""
         own, held = self._settings.replication.session_times, image.session_times
         if held is not None and _values(held) != _values(own):
             logger.warning(
@@ -226,14 +230,14 @@ class Membership:
             )
 
     def _pace(self, image: ClusterImage) -> HeartbeatPace:
-        """As the image's session times ask for."""
+        """Return the heartbeat pace for the session times in the image."""
         own, times = self._settings.replication, image.session_times
         session_s = own.session_s if times is None else times.session_ms / 1000
         return HeartbeatPace(heartbeat_every_s(own.heartbeat_interval_s, times), session_s)
 
     @property
     def session_s(self) -> float:
-        """The cluster's, or what the settings say where the image says nothing."""
+        """Session time of the cluster, or of the settings if the image has none."""
         return self._pace(self._group.image).session_s
 
     def _answered(self, sent_ns: int, response: pb.ControlResponse) -> None:
@@ -262,11 +266,14 @@ class Membership:
             logger.debug("heartbeat without answer: %s", response.detail or response.error)
 
     def _is_removed(self, index: int) -> bool:
-        """Whether the image says so too, as of the answer at least: neither a forged record nor a new metadata leader ends a node."""
+        """Return whether an image at least as new as the answer also shows the removal.
+
+        A forged record or a new leader alone does not stop the node.
+        """
         return self.incarnation > 0 and self._seen_index >= index and self._settings.node_id not in self._group.image.nodes
 
     async def drain(self, timeout_s: float) -> None:
-        """Have everything that this node leads moved to others, and wait until it is, at most ``timeout_s``."""
+        """Transfer all leaderships of this node to others and wait for it, at most ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         request = pb.DrainNode(nodeId=self._settings.node_id, incarnation=self.incarnation)
         response = await self._group.propose(pb.ControlRequest(drainNode=request), timeout_s)
@@ -285,7 +292,7 @@ class Membership:
         return any(p.status in (PartitionStatus.ELECTION, PartitionStatus.CANDIDATE_FOUND) for _, p in partitions)
 
     async def leave(self, timeout_s: float) -> None:
-        """A clean stop: say so, so that nobody waits for the session to end."""
+        """Report a clean stop, so that the session ends at once."""
         await self.close()
         fence = pb.FenceNode(nodeId=self._settings.node_id, incarnation=self.incarnation)
         response = await self._group.propose(pb.ControlRequest(fenceNode=fence), timeout_s)

@@ -1,5 +1,5 @@
-"""Orders: does what a member of the metadata group decides (``liftpy.core.metadata.controller.quorum_member``), and waits for
-what comes of it.
+"""Carries out the decisions of a metadata group member (``liftpy.core.metadata.controller.quorum_member``), and waits for the
+results.
 
 What a controller asks nodes over the bus, beside the group's own traffic; ``liftpy.cluster`` decides when, and what it means.
 """
@@ -48,7 +48,7 @@ _MOST_QUESTIONS = 3
 
 
 async def ask_accused(connection: Client, subjects: Subjects, question: LeaderQuestion) -> ProbeResult | None:
-    """Put the question to the node; None: nothing can be made of what comes back, and silence has a deadline of its own."""
+    """Send the question to the node and return the answer, None if it is unusable. Silence has its own deadline."""
     key = question.key
     asked = replication_pb2.LeaderQuestion(
         stream=key.stream, streamUid=key.uid, partition=key.partition, leaderEpoch=question.leader_epoch
@@ -67,8 +67,10 @@ async def ask_accused(connection: Client, subjects: Subjects, question: LeaderQu
 
 
 async def ask_to_step_aside(connection: Client, subjects: Subjects, node_id: str, request: replication_pb2.StepAside) -> None:
-    """Ask the node to take no more publishes, and wait for its answer, a bounded time. What is said of another leadership, or is no
-    answer, ends no waiting: the question goes out again."""
+    """Ask the node to stop accepting publishes, and wait for its answer for a limited time.
+
+    Answers about another leadership are ignored and the question is repeated.
+    """
     deadline = time.monotonic() + STEP_ASIDE_TIMEOUT_S
     try:
         for _ in range(_MOST_QUESTIONS):
@@ -106,7 +108,7 @@ class Orders:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def look(self) -> None:
-        """After each tick that is flushed: have done what the member decides now."""
+        """Carry out the current decisions, after each flushed tick."""
         online = self._connection.is_connected
         for decision in self._member.tick(clock.now_ns(), votes=self._log.probation.over, online=online):
             self._do(decision)
@@ -132,7 +134,7 @@ class Orders:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Have nothing more done."""
+        """Stop."""
         await end_tasks(self._tasks)
 
     async def _look_for(self, node_id: str) -> None:
@@ -149,7 +151,7 @@ class Orders:
         return await self.order(decided) if isinstance(decided, Order) else decided
 
     async def order(self, order: Order) -> pb.ControlResponse:
-        """Put the order's request into the log, and wait until it is applied here."""
+        """Put the request into the log and wait until it is applied here."""
         asked = who_steps_aside(self._log.image, order.request)
         if asked is not None:
             await ask_to_step_aside(self._connection, self._subjects, *asked)

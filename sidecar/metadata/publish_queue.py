@@ -1,4 +1,4 @@
-"""Outgoing: what a tick of the metadata group wants published, sent in order by one task; a tick never waits for the bus.
+"""Queue of messages that the metadata group publishes. One task sends them in order, so that a tick never waits for NATS.
 
 Bounded. What finds it full, or the connection lost, is dropped and counted, and never buffered over a reconnect: frames of the
 group then end their session, and entries of the feed show as a gap; both begin anew.
@@ -39,7 +39,7 @@ class Outgoing:
         self._task: asyncio.Task[None] | None = None
 
     def put(self, subject: str, payload: bytes) -> None:
-        """Have ``payload`` published on ``subject`` soon, behind what was put before."""
+        """Queue ``payload`` for ``subject``."""
         if self._waiting_bytes + len(payload) > MAX_WAITING_BYTES:
             self.counters["not sent: too much is waiting"] += 1
             return
@@ -61,7 +61,7 @@ class Outgoing:
                 self.counters[f"not sent: {type(error).__name__}"] += 1
 
     async def close(self) -> None:
-        """Send no more."""
+        """Stop sending."""
         self._waiting.clear()
         self._waiting_bytes = 0
         await end_tasks([self._task])

@@ -1,1 +1,1 @@
-"""One node: its parts, connected, started, reloaded and stopped."""
+"""One node: builds, connects, starts, reloads and stops its parts."""

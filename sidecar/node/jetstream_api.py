@@ -109,11 +109,11 @@ class JetStreamDesk:
         return send_answer(self._bus, (self._inboxes,), self._counters, reply, (answer.payload,), headers=answer.headers)
 
     def _reject(self, reply: bytes, error: Exception) -> None:
-        """As a status line: what was asked is not known here, and every client takes it for an error."""
+        """Answer with a status line, which every client treats as an error."""
         self._send(reply, status(500, "Internal Server Error"))
 
     async def close(self) -> None:
-        """Answer nothing more."""
+        """Stop answering."""
         if self._listener is not None:
             self._listener.close()
         await end_tasks(list(self._tasks))

@@ -98,8 +98,9 @@ _LIVE_TIMEOUT_S = 5.0
 
 
 class Node:
-    """One running node: ``start``, then ``wait``, then ``stop``. ``run_node`` does all three. ``share``: the partitions of
-    this process.
+    """One running node: ``start``, then ``wait``, then ``stop``.
+
+    ``run_node`` does all three. ``share``: the partitions of this process.
     """
 
     def __init__(self, settings: NodeSettings, share: WorkerShare | None = None, again: GivenSettings | None = None) -> None:
@@ -188,13 +189,13 @@ class Node:
         )
 
     def _say(self, message: service_pb2.ServiceHello | service_pb2.ServiceAck, inbox: str, told: Told) -> None:
-        """Of a service in this process; while there are no partitions nobody answers it."""
+        """Receive a message of a service in this process. Without partitions there is no answer."""
         if self._services is not None:
             self._services.said_here(message, inbox, told)
 
     # ---- up ----------------------------------------------------------------------------------------------------------------
     async def start(self) -> dict[str, Any]:
-        """Bring everything up; return what ``--json`` says when the node is ready."""
+        """Start all parts. Return the values of the ready line of ``--json``."""
         settings = self.settings
         self._unwatch = fatal_on(asyncio.get_running_loop(), self.fatal)
         self._loop_watch.start()
@@ -264,7 +265,7 @@ class Node:
         return {"node": settings.node_id, "incarnation": self.incarnation, "status": self.status.url, "pid": os.getpid()}
 
     def _lost_logs(self, folder: DataFolder, image: ClusterImage) -> list[str]:
-        """Logs of which this node is in the ISR, and whose folder is gone [S17]; the marks of others that are gone are removed."""
+        """Return logs with this node in the ISR whose directory is missing [S17]. Marks of other missing logs are removed."""
         lost = []
         for name in self._recovered.missing:
             stream, _, number = name.rpartition("/")
@@ -304,7 +305,7 @@ class Node:
         self._memory.look(self._links.ingest if self._links is not None else None, waiting)
 
     def _signs(self) -> Signs:
-        """For health."""
+        """Return the signs for the health checks."""
         workers = list(self.partitions) if self.partitions is not None else []
         return Signs(
             failure=str(self._failure or ""),
@@ -320,7 +321,7 @@ class Node:
         )
 
     def _doing(self) -> str:
-        """What a start is at, in words; '': nothing that takes long."""
+        """Return what the start is doing, '' if it is quick."""
         done, count = self._recovered.progress
         if not self.incarnation and done < count:
             return f"recovering log {done + 1} of {count}"
@@ -333,7 +334,7 @@ class Node:
             self._cluster_watch.changed(new, clock.now_ns())
 
     def _try_out_flushes(self, folder: Path) -> None:
-        """In a thread, and nothing waits for it: connecting and registering take longer, unless the disk hangs."""
+        """Measure test flushes in a thread. Nothing waits for them."""
 
         def tried_out(probing: asyncio.Future[list[float] | None]) -> None:
             if not probing.cancelled():  # by a stop, before its turn
@@ -465,13 +466,13 @@ class Node:
         )
 
     def _quiet_questions(self, quiet: QuietTalk) -> Callable[[bytes, memoryview], None]:
-        """Of a node of several processes the first answers, for all of them."""
+        """Return the handler of combined fetches. In a node of several processes the first one answers."""
         if self.share.number:
             return lambda reply, body: None
         return SharedQuiet(quiet, self._workers.handles, self.counters).received if self._workers.handles else quiet.received
 
     def _descriptors(self) -> dict[str, int]:
-        """For status: open files, and what their limit allows."""
+        """Return open files and their limit, for the status."""
         return used(self._budget, self._folder.maps if self._folder is not None else OpenMaps())
 
     def _deliver(self, stream: str, partition: int, uid: str, event: Any) -> None:
@@ -506,7 +507,7 @@ class Node:
 
     # ---- end ---------------------------------------------------------------------------------------------------------------
     def fatal(self, error: Exception) -> None:
-        """Something that must not be gone on with: the node stops, without a clean-stop marker, and starts again if that may help."""
+        """Stop the node after a fatal error, without the clean-stop marker. It restarts if that may help."""
         if self._failure is None:
             leave_the_process_in(HARD_STOP_S)
             self._failure = error
@@ -514,8 +515,8 @@ class Node:
         self._stopping.set()
 
     def repair(self, reason: str) -> None:
-        """Stop, with leaderships handed over but no clean-stop marker, and come back: recovery sets aside what is damaged, and
-        the replica is fetched anew."""
+        """Transfer the leaderships and restart without the clean-stop marker, so that recovery quarantines the damage and
+        fetches the data again."""
         if self._failure is None and not self._repairs:
             leave_the_process_in(HARD_STOP_S)
             self._repairs = self._hand_over = True
@@ -523,13 +524,13 @@ class Node:
         self._stopping.set()
 
     def request_stop(self, *, hand_over: bool) -> None:
-        """Stop cleanly: with leaderships handed over first (SIGTERM), or at once, as the whole cluster goes (SIGINT)."""
+        """Stop cleanly: after a transfer of leaderships (SIGTERM), or at once (SIGINT), because the whole cluster stops."""
         self._hand_over = hand_over
         self._repairs = False
         self._stopping.set()
 
     async def wait(self) -> None:
-        """Until somebody wants the node to stop."""
+        """Wait until a stop is requested."""
         await self._stopping.wait()
 
     async def stop(self) -> int:

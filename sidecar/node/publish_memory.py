@@ -30,7 +30,7 @@ class PublishMemory:
         self.heard = NodeHeard(min(settings.replication.node_standby_bytes, round(limit_bytes * STANDBY_SHARE)))
 
     def look(self, ingest: Inflow | None, waiting: int) -> None:
-        """What is held now, ten times a second, in sums that are kept anyway. ``waiting``: publishers that wait for an answer."""
+        """Update the memory in use, ten times a second. ``waiting``: publishers that wait for an answer."""
         if ingest is not None:
             self.room.look_at_age(*ingest.passed_bytes, clock.now_ns())
         self.room.look(

@@ -44,7 +44,7 @@ LIVE = (
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """Names of settings: ``applied`` now, and those that ``wait`` for a restart."""
+    """Names of changed settings: ``applied`` now, and those that ``wait`` for a restart."""
 
     applied: tuple[str, ...]
     wait: tuple[str, ...]
@@ -55,7 +55,7 @@ class SettingsSource(Protocol):
 
     @property
     def sources(self) -> Mapping[str, str]:
-        """Dotted name -> ``file``, ``env`` or ``flag``, of those that were read last."""
+        """Name -> ``file``, ``env`` or ``flag``, as read last."""
 
     def load(self) -> NodeSettings:
         """Read and check them; raise ConfigError."""
@@ -140,7 +140,7 @@ class Reloading:
         return result
 
     def take_over(self, settings: NodeSettings) -> None:
-        """Of ``settings``, one process's, what is live."""
+        """Apply the reloadable part of ``settings`` in this process."""
         proofs = settings.credentials.proofs()
         LOGS.reconfigure(settings.log_level, settings.log_format)
         parts = self._parts()
@@ -159,8 +159,10 @@ class Reloading:
             parts.prefer(self._preferred_every)
 
     async def signalled(self, supervisor: Supervisor) -> dict[str, Any]:
-        """SIGHUP, or ``liftpy settings reload``: what is wrong changes nothing. Returns what is said to who asked: ``applied`` and
-        ``wait``, names of settings; or ``error``."""
+        """Reload the settings after SIGHUP or ``liftpy settings reload``.
+
+        An error changes nothing. Return ``applied`` and ``wait``, or ``error``.
+        """
         supervisor.reloading()
         try:
             found = await self.reload()

@@ -19,8 +19,11 @@ from sidecar.runtime.tasks import attended, spawn
 async def run_node(
     settings: NodeSettings, say_ready: Callable[[dict[str, Any]], None], again: GivenSettings | None = None
 ) -> int:
-    """Run one node until SIGTERM (hand over first) or SIGINT (at once); SIGHUP: settings are read ``again``. Returns the exit code. A
-    failed start is raised, unless it was a momentary failure of the disk."""
+    """Run one node until SIGTERM (transfer first) or SIGINT (at once).
+
+    ``again``: reads the settings again for SIGHUP. Return the exit code. A failed start raises, except after a temporary disk
+    error.
+    """
     retain_freed_memory()
     look_seldom()
     node = Node(settings, again=again)

@@ -52,7 +52,7 @@ _FINISH_S = 1.0
 
 
 class _NodesDesk(StatusDesk):
-    """The node answers for its status, and keeps the history of all of it."""
+    """Placeholder: the main process answers for the status and keeps the history."""
 
     def __init__(self, settings: NodeSettings, counters: Counter[str], sampled: Callable[[Said], None]) -> None:
         super().__init__(settings, counters)
@@ -65,7 +65,7 @@ class _NodesDesk(StatusDesk):
         self._sampler.start()
 
     def listen(self, *_: Any) -> None:
-        """It does."""
+        """Do nothing: the main process subscribes."""
 
 
 class WorkerNode(Node):
@@ -89,7 +89,7 @@ class WorkerNode(Node):
 
     # ---- up --------------------------------------------------------------------------------------------------------------
     async def start(self) -> dict[str, Any]:
-        """Recover the share's logs, wait for the node to be registered, open what the image shows."""
+        """Recover the logs of this share, wait for the registration of the node, open the partitions of the image."""
         settings, said = self.settings, self._said
         self._unwatch = fatal_on(asyncio.get_running_loop(), self.fatal)
         self._loop_watch.start()
@@ -205,7 +205,7 @@ class WorkerNode(Node):
 
     # ---- what it says ------------------------------------------------------------------------------------------------------
     def fatal(self, error: Exception) -> None:
-        """The node stops."""
+        """Stop the node after a fatal error."""
         is_news = self._failure is None
         super().fatal(error)
         if is_news:
@@ -220,7 +220,7 @@ class WorkerNode(Node):
             self._channel.send(FrameKind.REPAIR, 0, reason.encode())
 
     async def run(self) -> int:
-        """Until the node says stop, or ends; return the exit code."""
+        """Run until the main process stops or ends. Return the exit code."""
         starting = attended(self.start())
         starting.add_done_callback(self._started)
         await self._told_to_stop.wait()

@@ -51,11 +51,11 @@ class Deletions:
         self._closed = asyncio.Event()
 
     def close(self) -> None:
-        """The node stops: nothing is deleted any more, and nobody waits for an answer."""
+        """Stop: nothing is deleted any more, and pending questions end."""
         self._closed.set()
 
     async def allowed(self, key: PartitionKey) -> bool | None:
-        """Whether what is held of ``key`` may be deleted, as the image says; None: no controller says anything. Never raises."""
+        """Return whether the data of ``key`` may be deleted. None: no controller answered. It never raises."""
         if self._decides():
             return True
         lock = self._asking.setdefault(key.uid, asyncio.Lock())
@@ -121,7 +121,7 @@ class UnknownStreams:
         self._forget = forget
 
     def names(self) -> list[str]:
-        """At most ``MOST_UNKNOWN`` of the directories that are still there, and whose stream the cluster still does not know."""
+        """Return at most ``MOST_UNKNOWN`` directories of streams that the cluster does not know."""
         if not self._found:
             return []
         known = {f"{stream.name}-{stream.uid}" for stream in self._image().streams.values()}

@@ -44,10 +44,10 @@ _drivers: WeakSet[ReplicaDriver] = WeakSet()
 
 
 class Stepping(Protocol):
-    """A replica, as far as it is driven."""
+    """Replica interface that the driver needs."""
 
     def step(self, event: Event, now_ns: int) -> list[Effect]:
-        """Take one event; what is to be done."""
+        """Process one event and return the effects."""
         ...
 
 
@@ -97,8 +97,7 @@ class ReplicaDriver:
         self._held = True
 
     def go_on(self, work: Callable[[], None]) -> None:
-        """Do ``work``, an effect of the last step that took its time, then take the events that have come meanwhile. Nothing, after
-        ``stop``."""
+        """Run ``work``, the slow part of an effect, then process the waiting events. After ``stop`` do nothing."""
         self._held = False
         if not self._stopped:
             self._run(work)
@@ -153,7 +152,7 @@ class ReplicaDriver:
 
 
 def _nothing() -> None:
-    """Nobody waits for a step's end."""
+    """Do nothing at the end of a step."""
 
 
 def _nobody(effect: Effect) -> None:

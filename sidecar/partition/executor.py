@@ -97,12 +97,12 @@ class Executor:
         self._do[type(effect)](effect)
 
     def act_by(self, acts: Acts) -> None:
-        """Carry out these effects by somebody else, who hands them on; all others, and those of an earlier call, as ever."""
+        """Replace the handlers of these effects. All others, and those of an earlier call, stay."""
         self._do = {**acts_of(self), **acts}
 
     # ---- the log ------------------------------------------------------------------------------------------------------
     def failed(self, error: StorageError, token: int = 0) -> None:
-        """The log can't be worked with any more: tell the replica. Of several errors the first one says why."""
+        """Report to the replica that the log failed. The first error counts."""
         first, self.storage_failed = not self.storage_failed, True
         if first:
             self.no_space = isinstance(error, NoSpaceError)
@@ -116,7 +116,7 @@ class Executor:
         self.append(effect)
 
     def append(self, effect: do.AppendBatch) -> bytes:
-        """The batch, once it is in the log; b"": the log has failed."""
+        """Append the batch and return it, b"" if the log failed."""
         batch = self._t.ingest.seal(effect)
         try:
             self._t.log.append(batch, time.time_ns())
@@ -154,7 +154,7 @@ class Executor:
         self._cut(lambda: self._t.log.start_afresh(effect.start_offset, effect.deletes_end), afresh=True)
 
     def _cut(self, cut: Callable[[], object], *, afresh: bool = False) -> None:
-        """Where a flush hangs, behind it: until then the replica stands still, and not the loop with it."""
+        """Truncate the log. If a flush hangs, do it after the flush: only this replica waits, not the loop."""
 
         def cut_and_tell() -> None:
             try:
@@ -273,7 +273,7 @@ class Executor:
         self.hand_over(effect, "for slow flushes")
 
     def hand_over(self, effect: do.StepAside, why: str) -> None:
-        """Asked for when all earlier publishers have their answers, or have waited long enough."""
+        """Request the transfer after all earlier publishes were answered or have waited long enough."""
         self._t.counters[f"leaderships handed over {why}"] += 1
         asked = do.GiveUpLeadership(leader_epoch=effect.leader_epoch, reason=effect.reason)
         self._t.step_aside(
@@ -339,7 +339,7 @@ class Executor:
         self._t.standby.review()
 
     def close(self) -> None:
-        """Cancel all deadlines; what is stored by then is told to nobody."""
+        """Cancel all deadlines. Later results are not reported."""
         self._closed = True
         self._t.replay.close()
         for timer in self._deadlines.values():

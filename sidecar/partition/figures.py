@@ -51,7 +51,7 @@ class StreamLabels:
         self._given: dict[str, str] = {}
 
     def of(self, stream: str) -> str:
-        """Its label; '': nobody wants any."""
+        """Return the label of a stream, '' if there are no labels."""
         if not self.patterns:
             return ""
         label = self._given.get(stream)
@@ -75,7 +75,7 @@ class Counts:
         self.standby: Counter[str] = Counter()
 
     def add(self, label: str, worker: Any) -> None:
-        """Add what a partition has counted until now."""
+        """Add the counters of a partition."""
         self.add_sums(label, _counts(worker))
         ingest = worker.ingest.counters
         self.refused.update(ingest.refused)
@@ -94,7 +94,7 @@ class Counts:
         sums[:] = map(add, sums, counts)
 
     def copy(self) -> Counts:
-        """Another one with the same sums."""
+        """Return a copy with the same sums."""
         made = Counts()
         made.by_stream = {label: list(sums) for label, sums in self.by_stream.items()}
         made.refused, made.dropped, made.standby = self.refused.copy(), self.dropped.copy(), self.standby.copy()
@@ -102,7 +102,7 @@ class Counts:
         return made
 
     def total(self, name: str) -> int:
-        """Of all streams."""
+        """Return the sum over all streams."""
         index = SUMS.index(name)
         return sum(sums[index] for sums in self.by_stream.values())
 
@@ -154,7 +154,7 @@ class LabelSums:
         """Of partitions that are being read: what goes into ``often``, and what goes out of it."""
 
     def add(self, row: _AsRead, op: Callable[[int, int], int]) -> None:
-        """A partition comes (``add``), or goes (``sub``), with what it was read as."""
+        """Add (``add``) or remove (``sub``) the values of a partition."""
         self.count = op(self.count, 1)
         self.often = list(map(op, self.often, row.often))
         self.seldom = list(map(op, self.seldom, row.seldom))
@@ -205,13 +205,13 @@ class ByChange:
         self._slow_until_ns: dict[Any, Sequence[int]] = {}
 
     def begins(self, worker: Any) -> None:
-        """It is among the node's partitions from now on."""
+        """Add a partition of the node."""
         row = self._rows[worker] = _AsRead(self._labels.of(worker.key.stream), _leaves(worker))
         self.by_label.setdefault(row.label, LabelSums()).add(row, add)
         self._touched.add(worker)
 
     def ends(self, worker: Any) -> None:
-        """It is not any more; what it counted goes with it."""
+        """Remove a partition and its counters."""
         row = self._rows.pop(worker, None)
         self._touched.discard(worker)
         self._unread.pop(worker, None)
@@ -255,11 +255,11 @@ class ByChange:
 
     @property
     def unread_count(self) -> int:
-        """Of how many the sums are as of an earlier look, at least: a look that was under way has ended before their turn."""
+        """Number of partitions whose sums are from an earlier scrape."""
         return len(self._unread)
 
     def _label_anew(self) -> None:
-        """Other streams are to have labels of their own. All at once: in between a sum would be too small."""
+        """Rebuild the labels at once, so that no sum is temporarily too small."""
         self._patterns = self._labels.patterns
         for worker, row in self._rows.items():
             label = self._labels.of(worker.key.stream)
@@ -333,19 +333,19 @@ class ByChange:
 
     # ---- what is asked ------------------------------------------------------------------------------------------------------
     def add_to(self, counts: Counts) -> None:
-        """What only grows, as of the last look."""
+        """Add the counters as of the last scrape."""
         for label, sums in self.by_label.items():
             counts.add_sums(label, (*sums.often[: len(BY_STREAM)], *sums.seldom[: len(SUMS) - len(BY_STREAM)]))
         for total, told in zip((counts.refused, counts.dropped, counts.throttled, counts.standby), self.told, strict=True):
             total.update(+told)
 
     def total(self, name: str) -> int:
-        """Of all labels, of a name in OFTEN, SELDOM, SHOWN or ROLES."""
+        """Return the sum over all labels, for a name in OFTEN, SELDOM, SHOWN or ROLES."""
         where, index = _WHERE[name]
         return sum(getattr(sums, where)[index] for sums in self.by_label.values())
 
     def slow_disks(self, now_ns: int) -> int:
-        """How many replicas have one, of partitions led here."""
+        """Return how many replicas of partitions led here have a slow disk."""
         return sum(until_ns > now_ns for each in self._slow_until_ns.values() for until_ns in each)
 
     def lag_ns(self, now_ns: int) -> int:
@@ -393,22 +393,22 @@ class NodeCounts:
         """Partitions that are being stopped, which may still count."""
 
     def begins(self, worker: Any) -> None:
-        """It is among the node's partitions."""
+        """Add a partition of the node."""
         self.here.begins(worker)
 
     def begins_to_end(self, worker: Any) -> None:
-        """It is not any more."""
+        """Mark a partition that is being closed."""
         self.here.ends(worker)
         self.ending.append(worker)
 
     def has_ended(self, worker: Any) -> None:
-        """It counts no more."""
+        """Remove a closed partition."""
         self.ending.remove(worker)
         self.touched.discard(worker)
         self.ended.add(self.labels.of(worker.key.stream), worker)
 
     def all(self) -> Counts:
-        """What was ever counted; of those that are here as of the last look."""
+        """Return all counters since the start. Current partitions count as of the last scrape."""
         counts = self.ended.copy()
         self.here.add_to(counts)
         for worker in self.ending:
@@ -417,13 +417,13 @@ class NodeCounts:
 
 
 class Uncounted(NodeCounts):
-    """Placeholder without sums, when nobody asks for them."""
+    """Placeholder without sums, when metrics are off."""
 
     def begins(self, worker: Any) -> None:
-        """Nothing is done."""
+        """Do nothing."""
 
     def begins_to_end(self, worker: Any) -> None:
-        """Nothing is done."""
+        """Do nothing."""
 
     def has_ended(self, worker: Any) -> None:
-        """Nothing is done."""
+        """Do nothing."""

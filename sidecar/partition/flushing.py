@@ -1,4 +1,4 @@
-"""Runs the flushes and checkpoints of one log, when ``group_commit.py`` says so.
+"""Runs the flushes and checkpoints of one log when ``group_commit.py`` decides it.
 
 A flush runs in a thread, or on the event loop if flushes are short (``flush_scheduler.py``). Its end is an event.
 """
@@ -86,20 +86,19 @@ class Flusher:
 
     @property
     def under_way_s(self) -> float:
-        """Since what runs was wanted, of a flush and the storing of HW; 0: nothing does."""
+        """Age of the running flush or checkpoint in seconds, 0 for none."""
         running = [self._began_s] if self._commit.running is not None else []
         running += [self._checkpoint_began_s] if self._checkpoint is not None else []
         return time.monotonic() - min(running) if running else 0.0
 
     @property
     def stalls(self) -> bool:
-        """Whether the disk holds something up: what can wait does so."""
+        """Whether the disk is blocked, so that other work should wait."""
         return self.under_way_s >= STALLED_S
 
     def alone(self, work: Callable[[], object]) -> bool:
-        """Do ``work``, which changes files, while no flush and no checkpoint runs: now, and raise what it does, or, where what runs
-        is not over within ``LONG_S``, behind it; nothing more begins before. Return whether it is put off: the caller sees to it that
-        nothing which needs the work goes on."""
+        """Run ``work``, which changes files, while no flush and no checkpoint runs: now (its errors are raised), or after an
+        operation that takes longer than ``LONG_S``. Return whether it ran now."""
         running: list[Future[Any]] = [future for future in (self._thread, self._checkpoint) if future is not None]
         if running and concurrent.futures.wait(running, LONG_S).not_done:
             self._commit.alone_later(work)
@@ -109,12 +108,12 @@ class Flusher:
 
     @property
     def count(self) -> int:
-        """Flushes done."""
+        """Number of completed flushes."""
         return self._commit.count
 
     # ---- what a GroupCommit asks of its shell ---------------------------------------------------------------------------
     def begin(self) -> None:
-        """In the loop's next turn, or at once in a thread."""
+        """Start a flush in the next turn of the loop, or at once in a thread."""
         self._began_s = time.monotonic()
         if self._place.takes(self._log.unflushed_bytes, False):  # a large one begins while the turn goes on
             self._place.waiting += 1
@@ -123,7 +122,7 @@ class Flusher:
             self._run_in_thread(flush)
 
     def _begin_in_turn(self) -> None:
-        """Here and now, if it is a flush for the loop, else in a thread after all."""
+        """Run the flush here if it is short, otherwise in a thread."""
         flush = self._commit.start()
         here = flush is not None and self._place.takes(flush.size_bytes, not flush.is_plain)
         self._place.waiting -= 1
@@ -158,7 +157,7 @@ class Flusher:
             self._commit.ended(flush, *self.wait(flush))
 
     def wait(self, flush: Flush) -> tuple[int, Exception | None]:
-        """For its thread; (ns that the disk needed, what it raised)."""
+        """Run a flush in its thread. Return (disk time in ns, error)."""
         assert self._thread is not None
         future, self._thread = self._thread, None
         error = future.exception()  # waits; nearly always it is over already
@@ -170,31 +169,33 @@ class Flusher:
         return disk_ns, None
 
     def wait_for_checkpoint(self) -> None:
-        """For its thread."""
+        """Run a checkpoint in its thread."""
         if self._checkpoint is not None:
             concurrent.futures.wait([self._checkpoint])
             self._checkpoint = None
 
     def arm(self) -> None:
-        """The interval of the policy begins."""
+        """Start the interval of the flush policy."""
         self._timers.set(self._timer, clock.now_ns() + self._interval_ns)
 
     def done(self) -> None:
-        """Its time counts from when it was wanted."""
+        """Note the end of a flush. Its time counts from the request."""
         took_s = time.monotonic() - self._began_s
         self.times.add(took_s)
         if self._took is not None:
             self._took(took_s)
 
     def flushed(self, end_offset: int, disk_ns: int) -> None:
-        """Tell the replica."""
+        """Report the flush to the replica."""
         self.disk_ns = disk_ns
         self._flushed(end_offset)
 
     # ---- checkpoints and the end ----------------------------------------------------------------------------------------
     def checkpoint(self, stored: Callable[[], None] = lambda: None) -> bool:
-        """Store HW in the background; skipped while an earlier one runs. Return whether it has begun; ``stored`` is called once
-        HW as it was at this call is on the disk."""
+        """Store the HW in the background, unless an earlier checkpoint runs.
+
+        Return whether it started. ``stored`` is called when the HW is durable.
+        """
         begins = self._commit.begin_checkpoint()
         if begins:
             self._checkpoint_began_s = time.monotonic()
@@ -215,7 +216,7 @@ class Flusher:
             logger.warning("HW checkpoint: %s", error)  # HW is found again by replication
 
     async def close(self) -> None:
-        """Begin nothing more and wait for what is under way: the log is about to be closed."""
+        """Start nothing more and wait for running operations, before the log is closed."""
         self._commit.close()
         self._timers.cancel(self._timer)
         if under_way := [future for future in (self._thread, self._checkpoint) if future is not None]:

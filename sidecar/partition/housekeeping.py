@@ -48,7 +48,7 @@ class Housekeeping:
         """The HW that the last checkpoint of each holds."""
 
     def start(self) -> None:
-        """Begin."""
+        """Start."""
         self._partitions.clocks.start()
         self._task = spawn(self._run(), "housekeeping", endless=True)
 
@@ -63,7 +63,7 @@ class Housekeeping:
                 self._look_for_space()
 
     def _look_for_space(self) -> None:
-        """Have the node come back with the partitions that a full disk has stopped."""
+        """Restart the node if a full disk that stopped partitions has room again."""
         stopped = [worker.key for worker in self._partitions if worker.executor.no_space]
         if not stopped or time.monotonic() - self._started < _TRIES_AGAIN_EVERY_S:
             return
@@ -110,7 +110,7 @@ class Housekeeping:
                 await asyncio.sleep(0)
 
     async def _compact(self, worker: PartitionWorker) -> None:
-        """One run of compaction in a thread of its own; a stop of the node does not wait for it."""
+        """Run compaction once in its own thread. A stop of the node does not wait for it."""
         try:
             compaction = worker.log.begin_compaction(
                 self._partitions.clocks.time_of_age_ns(), min_dirty_ratio=_COMPACT_FROM_DIRTY_RATIO
@@ -159,7 +159,7 @@ def _failed(worker: PartitionWorker, error: LiftError) -> None:
 
 
 async def _in_daemon_thread(work: Callable[[], None]) -> None:
-    """Run ``work`` in a thread that the end of the process does not wait for; raises what it raises."""
+    """Run ``work`` in a daemon thread, and raise its errors."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 

@@ -35,12 +35,11 @@ class Promises:
         self._closed = False
 
     def epoch_of(self, key: str) -> int:
-        """The LeaderEpoch promised for a partition's folder (``<stream>-<uid>/<partition>``); 0: none."""
+        """Return the promised LeaderEpoch of a partition directory (``<stream>-<uid>/<partition>``), 0 for none."""
         return self._journal.epoch_of(key)
 
     def store(self, key: str, leader_epoch: int, told: Told) -> None:
-        """Make it durable in the background that older epochs are not followed any more, and say so. Of several that wait for one
-        partition the last one counts."""
+        """Store a promise in the background, then call ``told``. Of several promises of one partition the last counts."""
         if self._closed:
             return
         self._waiting[key] = leader_epoch, told
@@ -78,7 +77,7 @@ class Promises:
         self._journal.forget(key)
 
     async def close(self) -> None:
-        """Tell nobody any more, and wait for what is under way."""
+        """Stop reporting, and wait for the running flush."""
         self._closed = True
         self._telling.close()
         running, self._running = self._running, None

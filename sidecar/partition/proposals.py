@@ -33,7 +33,7 @@ _GATHER_S = 0.002
 
 
 class Proposals:
-    """All of a node's partitions propose through here. ``incarnation``: of this node."""
+    """Sends the proposals of all partitions of a node. ``incarnation``: of this node."""
 
     def __init__(self, group: MetadataGroup, node_id: str, incarnation: int) -> None:
         self._group = group
@@ -45,7 +45,7 @@ class Proposals:
 
     @property
     def counters(self) -> Counter[str]:
-        """What was sent, and in how many batches."""
+        """Number of sent requests and batches."""
         wishes = self._wishes
         return Counter(
             {
@@ -57,7 +57,7 @@ class Proposals:
         )
 
     def propose_isr(self, key: PartitionKey, effect: do.ProposeIsr, feed: Callable[[Event], None]) -> None:
-        """Ask for another ISR; the answer is IsrChangeAnswered."""
+        """Request another ISR. The answer is fed as IsrChangeAnswered."""
         for replica, took_ns in effect.slow:
             text = "%s: %s leaves the ISR: its last flush took %.3f s, far longer than the others'; commits wait for it no more"
             logger.warning(text, key, replica, took_ns / 1e9)
@@ -85,7 +85,7 @@ class Proposals:
         self._put(key, pb.ControlRequest(changeIsr=change), answered)
 
     def report_leader(self, key: PartitionKey, effect: do.ReportLeader) -> None:
-        """Tell that the leader can't be reached; there is no answer to wait for, the replica reports again."""
+        """Report an unreachable leader. There is no answer, the replica repeats it."""
         report = pb.ReportLeader(
             stream=key.stream,
             uid=key.uid,
@@ -117,7 +117,7 @@ class Proposals:
         self._ask(key, pb.ControlRequest(leaveIsr=wish))
 
     def give_up_leadership(self, key: PartitionKey, effect: do.GiveUpLeadership, toward: str = "") -> None:
-        """Ask for a successor, ``toward`` if it is named; the answer is the next state of the partition."""
+        """Request a successor, ``toward`` if given. The answer is the next state of the partition."""
         logger.warning("%s: giving up leadership reason=%s", key, effect.reason)
         wish = pb.GiveUpLeadership(
             stream=key.stream,
@@ -132,7 +132,7 @@ class Proposals:
         self._ask(key, pb.ControlRequest(giveUpLeadership=wish))
 
     def wake_partition(self, key: PartitionKey, effect: do.WakePartition) -> None:
-        """Say that a pause ends; the answer is the next state of the partition."""
+        """Report the end of a pause. The answer is the next state of the partition."""
         CHATTER.info(logger, "%s: its pause ends: %s", key, effect.pause.name)
         wish = pb.WakePartition(
             stream=key.stream,
@@ -168,7 +168,7 @@ class Proposals:
             self._ask(key, request)
 
     def report_service(self, key: PartitionKey, ended: Ended) -> None:
-        """Tell that a service beside this node has ended; nobody waits for the answer."""
+        """Report that a service on this node has ended. There is no answer."""
         report = pb.ReportService(
             stream=key.stream,
             uid=key.uid,
@@ -198,13 +198,13 @@ class Proposals:
             self._sending = spawn(self._send(), "proposals")
 
     async def _send(self) -> None:
-        """Until nothing waits: a batch, its answer, the next one."""
+        """Send batches, one after the other, until nothing waits."""
         await asyncio.sleep(_GATHER_S)
         while (batch := self._wishes.take()) is not None:
             self._wishes.answered(await self._group.propose(batch, _TIMEOUT_S))
 
     async def close(self) -> None:
-        """Give up what is on its way."""
+        """Drop pending requests."""
         self._closed = True
         self._wishes.drop()
         await end_tasks([self._sending])

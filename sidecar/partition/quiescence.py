@@ -44,7 +44,7 @@ class QuietAsker:
 
 
 class QuietTalk:
-    """Both directions for a whole node. What its partitions ask for is bounded by their number."""
+    """Combined fetches in both directions for a whole node. Its size is limited by the number of partitions."""
 
     def __init__(
         self,
@@ -81,13 +81,13 @@ class QuietTalk:
         return len(self._quiet)
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         self._timers.cancel(self._timer)
         self._ending.close()
 
     # ---- the followers' side ------------------------------------------------------------------------------------------
     def wait(self, key: PartitionKey, effect: do.WaitQuietly, feed: Feed) -> None:
-        """Ask for this partition's fetch with the others', until ``stop``; ``feed`` gets QuietEnded."""
+        """Include this partition's fetch in the questions until ``stop``. ``feed`` gets QuietEnded."""
         now_ns = clock.now_ns()
         if not self._quiet.add(QuietFetch(key, effect.leader_epoch, effect.request_id), effect.leader, now_ns):
             feed(events.QuietEnded(heard_ns=None))
@@ -98,7 +98,7 @@ class QuietTalk:
             self._timers.set(self._timer, now_ns + self._quiet.interval_ns)
 
     def stop(self, key: PartitionKey) -> None:
-        """Its wait is over."""
+        """Remove a partition."""
         self._quiet.remove(key)
         self._feeds.pop(key, None)
 
@@ -188,7 +188,7 @@ class QuietTalk:
         return [token - first for token in range(first, first + count) if token not in confirmed]
 
     def answer(self, reply: bytes, question: pb.QuietFetches, over: list[int]) -> None:
-        """Say which fetches of a question are over."""
+        """Answer which fetches of a question have ended."""
         answer = pb.QuietFetchesAnswer(over=over, count=len(question.fetches), question=question.question)
         under = self._inbox_of(question)
         send_answer(self._bus, (self._inboxes,), self._counters, reply, (frames.sealed(answer),), under=under)

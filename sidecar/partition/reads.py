@@ -66,7 +66,7 @@ class ReadSubjects:
         """Called where who waits, or what was sent, may be more or less."""
 
     def give_states(self, giver: StateGiver) -> None:
-        """Answer backups that ask for the state of producers and message ids."""
+        """Answer requests of backups for the producer and message-id state."""
         self._reads.give_state = giver.give_piece
 
     @property
@@ -76,7 +76,7 @@ class ReadSubjects:
 
     @property
     def size_bytes(self) -> int:
-        """Of the batches that they were sent."""
+        """Size of the batches that readers were sent."""
         return self._reads.size_bytes
 
     @property
@@ -86,11 +86,11 @@ class ReadSubjects:
 
     @property
     def waiting_bytes(self) -> int:
-        """What they cost."""
+        """Memory use of waiting requests."""
         return self._reads.waiting_bytes
 
     def share(self, wanted: bool) -> None:
-        """Join or leave the queue group of the replicas that answer anybody's reads."""
+        """Join or leave the queue group of replicas that answer reads."""
         if wanted and self._shared is None:
             self._shared = self._bus.listen(self._shared_subject, self._handler, queue=self._shared_subject)
         elif not wanted and self._shared is not None:
@@ -98,13 +98,13 @@ class ReadSubjects:
             self._shared = None
 
     def close(self) -> None:
-        """Stop listening and answer everybody who waits: not here any more."""
+        """Unsubscribe, and answer all waiting requests that the replica is closed."""
         self.share(False)
         self._own.close()
         self._reads.close()
 
     async def asked_here(self, payload: bytes) -> bytes:
-        """The answer to a question of this process. There may be none: whoever asks has a time-out."""
+        """Return the answer to a request of this process. There may be none, so use a timeout."""
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._reads.asked(payload, answer)
         self.touched()
@@ -121,26 +121,26 @@ class ReadSubjects:
         self._reads.reject(reply.decode(), f"Internal error while reading: {type(error).__name__}. See the log of the node.")
 
     def request_failed(self, asker: _Asker, error: Exception) -> None:
-        """Reject the request, and go on. Who asks in this process has a timeout."""
+        """Reject the request and continue. A caller in this process times out."""
         self._guard.failed(asker.encode() if isinstance(asker, str) else b"", error)
 
     # ---- what carries the answers ------------------------------------------------------------------------------------
     @property
     def max_payload(self) -> int:
-        """As the NATS server says."""
+        """Maximum message size of the NATS server."""
         return self._bus.max_payload
 
     @property
     def has_room(self) -> bool:
-        """In what waits to be sent to readers."""
+        """Whether the send buffer for readers has room."""
         return self._bus.has_room
 
     def now_ns(self) -> int:
-        """Monotonic."""
+        """Return the monotonic time."""
         return clock.now_ns()
 
     def answer(self, asker: _Asker, chunks: Chunks) -> None:
-        """One message to the reply subject; to who is here, a copy of it."""
+        """Send one message to the reply subject. A caller in this process gets a copy."""
         self.touched()
         if isinstance(asker, str):
             send_answer(self._bus, (self._inboxes,), self._counters, asker, chunks)
@@ -148,7 +148,7 @@ class ReadSubjects:
             asker.set_result(b"".join(chunks))
 
     def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
-        """In the node's wheel."""
+        """Schedule a call with the timers of the node."""
         timer = Timer(callback)
         self._timers.set(timer, at_ns)
         return lambda: self._timers.cancel(timer)

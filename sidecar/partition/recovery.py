@@ -64,8 +64,10 @@ class RecoveredLogs:
         """Logs of which a flush had failed when they were open last."""
 
     async def run(self, folder: DataFolder, pool: Pool, *, clean_stop: bool, share: WorkerShare = WHOLE) -> None:
-        """Recover every log in the folder that is the share's. After a clean stop a tail that has to be cut is damage, too. The first
-        process ends deletions that were interrupted."""
+        """Recover all logs of this share.
+
+        After a clean stop a torn tail counts as damage. The first process completes interrupted deletions.
+        """
         loop = asyncio.get_running_loop()
         if share.number == 0:
             await loop.run_in_executor(pool, folder.finish_deletions)
@@ -109,15 +111,15 @@ class RecoveredLogs:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """(logs that have been looked at, all that are to be)"""
+        """(recovered logs, all logs)"""
         return len(self._done), self._count
 
     def take(self, path: Path) -> Recovered | None:
-        """What was found in a partition's folder, for its first opening; None: recover it."""
+        """Return the recovered state of a partition directory for its first opening, None: recover it now."""
         return self._found.pop(path, None)
 
     def close(self) -> None:
-        """Close the files of those that nobody has taken."""
+        """Close the files of logs that were not opened."""
         for recovered in self._found.values():
             for segment in recovered.segments:
                 segment.file.close()
@@ -159,14 +161,14 @@ class LogReplay:
             self._go_on()
 
     def forget(self) -> None:
-        """Nobody waits any more: the role has ended."""
+        """Forget the request: the role has ended."""
         self._then = None
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
 
     def close(self) -> None:
-        """Nothing more is read."""
+        """Stop reading."""
         self._closed = True
         self.forget()
         if self._beside is not None:
@@ -187,7 +189,9 @@ class LogReplay:
                 complete = self._derived.read_beside()
                 self.touched()
         except LiftError as error:
-            self._failed(error if isinstance(error, StorageError) else StorageError(f"The log cannot be replayed: {error}"))
+            self._failed(
+                error if isinstance(error, StorageError) else StorageError(f"Cannot read the log after recovery: {error}")
+            )
             return
         if not complete:
             factor = _URGENT_PAUSE_FACTOR if wait else _PAUSE_FACTOR
@@ -199,7 +203,9 @@ class LogReplay:
             complete = self._derived.is_complete or self._derived.replay()
             self.touched()
         except LiftError as error:
-            self._failed(error if isinstance(error, StorageError) else StorageError(f"The log cannot be replayed: {error}"))
+            self._failed(
+                error if isinstance(error, StorageError) else StorageError(f"Cannot read the log after recovery: {error}")
+            )
             return
         then = self._then
         if then is None:

@@ -57,7 +57,7 @@ _PARTS_OF_A_LEASE = 2
 
 
 class Partitions:
-    """All workers of a node, or of one of its processes: ``share``."""
+    """All partitions of a node or of one of its processes (``share``)."""
 
     def __init__(self, node: NodeTools, counts: NodeCounts | None = None, share: WorkerShare = WHOLE) -> None:
         self._node = node
@@ -106,38 +106,38 @@ class Partitions:
 
     @property
     def clocks(self) -> ClockWatch:
-        """By which this node tells ages."""
+        """Clock comparison that ages are based on."""
         return self._node.clocks
 
     @property
     def copy_pace(self) -> CatchupThrottle:
-        """Of this node's learners."""
+        """Copy throttle of this node's learners."""
         return self._node.copy_pace
 
     @property
     def derived(self) -> NodeDerived:
-        """What this node's partitions keep of their logs in memory."""
+        """Memory budget for the derived state of this node's partitions."""
         return self._node.derived
 
     @property
     def heard_bytes(self) -> int:
-        """What this node's partitions hold of what they have heard and do not lead, in bytes of memory."""
+        """Memory use of the standby buffers of this node, in bytes."""
         return self._node.heard.size_bytes
 
     def __len__(self) -> int:
         return len(self._workers)
 
     def leading(self) -> list[PartitionWorker]:
-        """Those that this node leads."""
+        """Return the partitions that this node leads."""
         return list(self._leading.values())
 
     @property
     def opening_count(self) -> int:
-        """Those that are being opened or stopped, or are to be."""
+        """Number of partitions that are being opened or stopped, or wait for it."""
         return len(self._busy) + len(self._deferred)
 
     def replicas(self) -> Iterator[tuple[PartitionKey, bool]]:
-        """Those here, learners left out, and whether each is in sync."""
+        """Yield the replicas on this node, without learners, and whether each is in sync."""
         for worker in self:
             if worker.state is not None and self._node_id in worker.state.replicas:
                 yield worker.key, worker.is_in_sync
@@ -149,12 +149,12 @@ class Partitions:
             worker.feed(event)
 
     def services_of(self, stream: str, partition: int) -> PartitionServices | None:
-        """The services beside a partition that is here, None when it is not."""
+        """Return the services beside a partition, None if it is not on this node."""
         worker = self._by_name.get((stream, partition))
         return None if worker is None else worker.services
 
     def reads_of(self, key: PartitionKey) -> ReadSubjects | None:
-        """The reads of a partition that is here, None when it is not."""
+        """Return the read handler of a partition, None if it is not on this node."""
         worker = self._workers.get(key)
         return None if worker is None else worker.reads
 
@@ -165,7 +165,7 @@ class Partitions:
         return (worker.log.log_start_offset, worker.high_watermark + 1) if worker is not None and in_sync else None
 
     def has_everything(self, worker: PartitionWorker) -> bool:
-        """Whether the replica holds all that was ever committed: it is in sync, and no unclean election has lost anything."""
+        """Return whether the replica has all committed records: it is in sync, and no unclean election lost any."""
         found = self._wanted(worker.key)
         return found is not None and not found[1].unclean_elected and worker.is_in_sync
 
@@ -247,8 +247,10 @@ class Partitions:
             self._node.fatal(done.exception())  # type: ignore[arg-type]
 
     def _following(self) -> list[PartitionKey]:
-        """The partitions that have waited longest, as many as there are free places, and none that is open or gone by now: its place
-        would never be free again, and with the last place gone the others would wait for ever."""
+        """Return the partitions that waited longest for opening, as many as there are free places.
+
+        Open or removed ones are skipped, because their place would never be freed.
+        """
         following: list[PartitionKey] = []
         free = _OPENED_AT_ONCE - len(self._busy)
         while self._deferred and len(following) < free:
@@ -286,7 +288,7 @@ class Partitions:
         return True
 
     def _retry_later(self, key: PartitionKey) -> None:
-        """Once, however often changes of the image have made it be tried meanwhile: else each would retry for ever."""
+        """Retry an opening once, even if image changes have triggered attempts meanwhile."""
         earlier = self._retries.pop(key, None)
         if earlier is not None:
             earlier.cancel()
@@ -333,7 +335,7 @@ class Partitions:
         task.add_done_callback(self._later.discard)
 
     async def _leave_later(self, key: PartitionKey) -> None:
-        """Try again to delete what no controller has confirmed, as long as the image shows that it is gone."""
+        """Retry a deletion that no controller confirmed, while the image shows the partition as removed."""
         while not self._stopping:
             await asyncio.sleep(LATER_S)
             if key in self._workers or key in self._busy or not self._departures.gone(key, self._image):
@@ -356,8 +358,8 @@ class Partitions:
 
     # ---- what moved away while the node was down ---------------------------------------------------------------------------
     def leave_behind(self, folders: Iterable[str]) -> asyncio.Task[None]:
-        """Of the logs in the data folder (``<stream>-<uid>/<partition>``), delete those that the image shows on other nodes, one after
-        the other, each as if it had run here until now. One of a stream that it does not know is kept."""
+        """Delete logs in the data directory (``<stream>-<uid>/<partition>``) whose partitions are on other nodes, one after the
+        other."""
         streams = {f"{stream.name}-{stream.uid}": stream for stream in self._image.streams.values()}
         keys = []
         for name in folders:
@@ -377,7 +379,7 @@ class Partitions:
                 self._delete_later(key)
 
     async def _leave(self, key: PartitionKey) -> bool | None:
-        """Delete its data if a controller allows it; return whether one does, None where none says anything."""
+        """Delete the data of a partition if a controller allows it. Return its answer, None without one."""
         allowed = await self._node.deletions.allowed(key)
         if not allowed:
             return allowed
@@ -400,7 +402,7 @@ class Partitions:
                 await asyncio.sleep(0)
 
     async def close_subjects(self, timeout_s: float) -> None:
-        """Take no more publishes, so that they go unanswered nowhere when somebody else leads; answer those that have come.
+        """Stop accepting publishes, and answer those that have arrived.
 
         From here to the successor's subscription NATS itself tells publishers that nobody listens, and they send again.
         """
@@ -428,7 +430,7 @@ class Partitions:
             worker.ingest.come_back()
 
     def went_past(self, key: PartitionKey) -> None:
-        """A leader here has lost the connection that publishes come by, and takes none: hand over when it is back."""
+        """Note that a leader missed publishes after a lost connection: transfer its leadership after the reconnect."""
         worker = self._workers.get(key)
         if worker is not None and not self._closing:
             earlier = self._aside.get(key)
@@ -446,7 +448,7 @@ class Partitions:
             worker.ingest.come_back()
 
     def publishes_lost(self) -> None:
-        """The connection that publishes come by is lost."""
+        """Note that the connection for publishes was lost."""
         for worker in list(self._leading.values()):
             worker.ingest.link_lost()
 

@@ -126,8 +126,10 @@ class ReplicationDesk:
         return token
 
     def _is_own(self, reply: bytes, replica: str, request_id: int | None) -> bool:
-        """Whether ``replica`` is answered under its own inbox, at the request that it names: what it is told, nobody else hears, and
-        a copy of its request with another reply subject does not take its answer. None: the asker is of an older version."""
+        """Return whether the reply subject is the inbox of ``replica`` for this request.
+
+        Otherwise a copied request could redirect the answer.
+        """
         if request_id is not None and not reply.endswith(b".%d" % request_id):
             self._counters[REPLY] += 1
             return False
@@ -224,13 +226,13 @@ class ReplicationDesk:
             self._send_batches(effect, asker, log, high_watermark)
 
     def keep(self, effect: do.KeepFetch) -> None:
-        """Keep the way back to a fetch that waits."""
+        """Keep the reply address of a waiting fetch."""
         asker = self._tokens.pop(effect.token, None)
         if asker is not None:
             self._kept[effect.replica] = asker
 
     def answer_waiter(self, effect: do.AnswerWaiter, log: Log, high_watermark: int) -> None:
-        """Answer the fetch that waits, now that there is more."""
+        """Answer the waiting fetch with the new records."""
         self._hold()
         asker = self._kept.pop(effect.replica, None)
         if asker is not None and effect.from_offset < log.log_end_offset:
@@ -249,7 +251,7 @@ class ReplicationDesk:
             self._bus.hold()
 
     def step_over(self) -> None:
-        """All effects of a step are carried out."""
+        """Note that all effects of a step are carried out."""
         if self._holding:
             self._holding, self._read = False, None
             self._bus.release()
@@ -259,7 +261,7 @@ class ReplicationDesk:
         self._send(asker, (header,))
 
     def _address(self, asker: Asker) -> bytes:
-        """What a binary answer says that it is for."""
+        """Return the address for a binary answer."""
         return b"" if asker.request_id is None else address(self._key.uid, self._key.partition, asker.request_id)
 
     def _send_batches(
@@ -309,7 +311,7 @@ class ReplicationDesk:
             )
 
     def send_refusal(self, effect: do.SendFetchRefusal) -> None:
-        """Answer a fetch with the reason why it is not served."""
+        """Reject a fetch with a reason."""
         self._counters[IMPLAUSIBLE if effect.reason is events.RefusalReason.UNKNOWN else _refused_fetch(effect.reason)] += 1
         refusal = pb.ReplicationRefusal(
             leaderEpoch=effect.leader_epoch, logStartOffset=effect.log_start_offset, deletesEnd=effect.deletes_end
@@ -338,7 +340,7 @@ class ReplicationDesk:
 
 @dataclass(slots=True)
 class Fetched:
-    """Batches of one answer, kept until the core says what to do with them."""
+    """Batches of one answer, kept until the core decides."""
 
     buffer: memoryview
     batches: list[RecordBatch]
@@ -381,18 +383,18 @@ class FetchClient:
         """The fetch that leaves when the state is here, and this node's incarnation."""
 
     def close(self) -> None:
-        """No more answers."""
+        """Stop processing answers."""
         self.forget_pieces()
         self._router.remove(self._slot)
         self.fetched.clear()
 
     @property
     def fragment_reassembly_bytes(self) -> int:
-        """Held of a batch that comes in pieces, until it is whole."""
+        """Bytes of a batch whose pieces are incomplete."""
         return self._assembly.held_bytes
 
     def send_fetch(self, effect: do.SendFetch, incarnation: int) -> None:
-        """Ask the leader for batches, or for more of one; what can't be sent is a failed request."""
+        """Request batches or a piece from the leader. A request that cannot be sent counts as failed."""
         question = None if self.taker is None else self.taker.asks(effect.leader_epoch)
         if question is not None:
             self._waiting = effect, incarnation
@@ -423,7 +425,7 @@ class FetchClient:
         self._send(self._replicate_subject, effect.request_id, frames.sealed(request))
 
     def started_afresh(self) -> None:
-        """The log is empty, and begins somewhere else: the next fetch waits for the leader's state."""
+        """Note that the log was emptied and begins elsewhere: the next fetch waits for the leader's state."""
         if self.taker is not None:
             self.taker.started_afresh()
 
@@ -442,7 +444,7 @@ class FetchClient:
     def _state_came(self, request_id: int, answer: pb.StateResponse) -> events.Event | None:
         waiting = self._waiting
         if self.taker is None or waiting is None or waiting[0].request_id != request_id:
-            self._counters[refused(MisdirectedError("a state that nobody waits for"))] += 1
+            self._counters[refused(MisdirectedError("received the answer to a state request that is not pending"))] += 1
             return None
         self._waiting = None
         piece = None if answer.later else StatePiece(answer.endOffset, answer.totalBytes, answer.position, answer.data)
@@ -457,13 +459,13 @@ class FetchClient:
         return None
 
     def forget_pieces(self) -> None:
-        """What is held of a batch is of no use any more: this replica has another role."""
+        """Drop the pieces of an incomplete batch, because the role has changed."""
         self._waiting = None
         self._assembly.forget()
         self._router.release(self._slot)
 
     def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
-        """Ask the leader where an epoch ends."""
+        """Query the leader for the end of an epoch."""
         request = pb.LeaderEpochOffsetRequest(
             leaderEpoch=effect.asked_epoch,
             currentEpoch=effect.current_epoch,
@@ -534,7 +536,7 @@ class FetchClient:
         raise ProtocolError(f"{kind.name} is not a valid answer to a replication request")
 
     def _piece(self, request_id: int, answer: frames.ReplicationPiece) -> events.Event:
-        """More of a batch; with its last piece it is an answer like any other."""
+        """Add a piece of a batch. The last piece completes a normal answer."""
         if not self._assembly.is_asked(request_id):
             return events.FetchPieceArrived(
                 request_id=request_id, leader_epoch=answer.leader_epoch
@@ -578,7 +580,7 @@ class FetchClient:
 
 
 class AnswerRouter:
-    """One subscription for the answers to all requests of a node's followers."""
+    """One subscription for the answers to all fetches of a node's followers."""
 
     def __init__(self, bus: BusConnection) -> None:
         self.bus = bus
@@ -590,27 +592,29 @@ class AnswerRouter:
         self._listener = bus.listen(f"{bus.inbox}.*.*", self._arrived)
 
     def add(self, answered: Callable[[int, bytes, bytes], None]) -> int:
-        """A slot of reply subjects whose answers go to ``answered(request id, payload, header block)``."""
+        """Return a new slot of reply subjects. ``answered`` gets (request id, payload, header block)."""
         slot = self._next_slot
         self._next_slot += 1
         self._slots[b"%d" % slot] = answered
         return slot
 
     def reserve(self, slot: int, size_bytes: int) -> bool:
-        """Whether ``slot`` may put a batch of so many bytes together. A batch that has begun goes on, and one is always
-        allowed: else batches would wait for each other, and the largest would never arrive."""
+        """Return whether ``slot`` may collect a batch of this size.
+
+        A started batch continues, and one is always allowed, so that batches never block each other.
+        """
         if slot not in self._assembling and self._assembling and self.fragment_reassembly_bytes + size_bytes > ASSEMBLING_BYTES:
             return False
         self._assembling[slot] = size_bytes
         return True
 
     def release(self, slot: int) -> None:
-        """Nothing is put together there any more."""
+        """Release the memory of a slot."""
         self._assembling.pop(slot, None)
 
     @property
     def fragment_reassembly_bytes(self) -> int:
-        """Of the batches that are put together."""
+        """Memory of all incomplete batches, in bytes."""
         return sum(self._assembling.values())
 
     def remove(self, slot: int) -> None:
@@ -624,12 +628,12 @@ class AnswerRouter:
             answered(int(request_id), payload, headers)
 
     def close(self) -> None:
-        """Stop listening."""
+        """Unsubscribe."""
         self._listener.close()
 
 
 def _named_id(request: pb.ReplicationRequest | pb.LeaderEpochOffsetRequest | pb.StateRequest) -> int | None:
-    """The request id of a sender that names the partition it asks, and wants both back; None of older ones."""
+    """Return the request id if the request names its partition and id, None from an older version."""
     return request.requestId if request.HasField("partition") else None
 
 

@@ -54,11 +54,11 @@ class Scrubbed(Protocol):
 
     @property
     def key(self) -> object:
-        """Which one; ``str`` of it is its place in the order."""
+        """Identity of the log. Its ``str`` defines the order."""
 
     @property
     def storage_failed(self) -> bool:
-        """Whether the log is given up already."""
+        """Whether the log has already failed."""
 
 
 @dataclass(slots=True)
@@ -105,17 +105,17 @@ class Scrub:
         self.progress = _load(self._path)
 
     def start(self) -> None:
-        """Begin, if it is on."""
+        """Start, if scrubbing is on."""
         if self._bytes_per_s and self._task is None:
             self._task = spawn(self._run(), "scrub", endless=True)
 
     def change_rate(self, bytes_per_s: int) -> None:
-        """From the next piece on; 0: it stops there."""
+        """Set the rate from the next piece on. 0: stop there."""
         self._bytes_per_s = bytes_per_s
         self.start()
 
     async def close(self) -> None:
-        """Stop, and store how far it is."""
+        """Stop and store the progress."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -127,7 +127,7 @@ class Scrub:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def report(self) -> dict[str, Any]:
-        """For status."""
+        """Return values for the status."""
         return {
             "bytes_per_s": self._bytes_per_s,
             "checked_bytes": self.checked_bytes,
@@ -233,7 +233,7 @@ class Scrub:
 
 
 def _checked(said: dict[str, Any]) -> ScrubProgress:
-    """ValueError or TypeError for what is no progress."""
+    """Return valid progress. Raise ValueError or TypeError otherwise."""
     progress = ScrubProgress(**said)
     for name, default in asdict(ScrubProgress()).items():
         value = getattr(progress, name)
@@ -245,7 +245,7 @@ def _checked(said: dict[str, Any]) -> ScrubProgress:
 
 
 def _load(path: Path) -> ScrubProgress:
-    """The stored progress; from the start where there is none that can be read."""
+    """Return the stored progress, or the beginning if there is none."""
     try:
         body = open_small_file(_MAGIC, path.read_bytes())
         return _checked(load_json(body)) if body is not None else ScrubProgress()

@@ -80,7 +80,7 @@ class PartitionServices:
         compacted: bool = False,
         report_ended: Callable[[Ended], None] = lambda _: None,
     ) -> None:
-        """``report_ended``: makes the end of a service an event of the cluster."""
+        """``report_ended``: reports the end of a service as a cluster event."""
         self.key = key
         self._bus = bus
         self._inboxes = inboxes
@@ -142,7 +142,7 @@ class PartitionServices:
         self._carry_out(self._sessions.role_changed(self._view()))
 
     def close(self) -> None:
-        """The partition goes."""
+        """Stop: the partition is closed."""
         self._timers.cancel(self._check)
         self._timers.cancel(self._patience)
         self._timers.cancel(self._report)
@@ -163,7 +163,7 @@ class PartitionServices:
             self._expire()
 
     def reported(self, report: pb.ServiceReport) -> None:
-        """How the services beside another replica are."""
+        """Note the state of the services beside another replica."""
         state = self._replica.state
         if report.streamUid != self.key.uid or report.node == self._node_id or report.node not in state.replicas:
             return
@@ -188,7 +188,7 @@ class PartitionServices:
         return self._sessions.held_from()
 
     def snapshot_wanted(self, service: str) -> None:
-        """An operator asks for a snapshot of the service's state."""
+        """Request a snapshot of the service, for an operator."""
         self._carry_out(self._sessions.snapshot_wanted(service, self._view()))
 
     @property
@@ -197,15 +197,15 @@ class PartitionServices:
         return self._sessions.has_any
 
     def report(self) -> list[dict[str, object]]:
-        """For status."""
+        """Return values for the status."""
         return self._sessions.report(self._replica.high_watermark) if len(self._sessions) else []
 
     def gone(self) -> list[dict[str, object]]:
-        """For status: services that were here and are not."""
+        """Return services that were here and are gone, for the status."""
         return self._sessions.gone(self._replica.high_watermark, clock.now_ns())
 
     def ended(self) -> list[Ended]:
-        """For status and metrics: services that have ended, that nobody has stopped."""
+        """Return services that ended without a request, for status and metrics."""
         return self._sessions.ended(clock.now_ns())
 
     # ---- inside ------------------------------------------------------------------------------------------------------------
@@ -235,8 +235,10 @@ class PartitionServices:
             self._timers.set(self._report, at_ns)
 
     def _tell_others(self) -> None:
-        """Once a second, where there are services: how they are; and whether another replica should lead for their sake. While all are
-        well and nothing is new, half as often."""
+        """Send the state of the services to other replicas once a second, and check whether another replica should lead.
+
+        Half as often while all are well.
+        """
         self._report_ns, quiet = 0, False
         own, now_ns, state = self._sessions.wellbeing(), clock.now_ns(), self._replica.state
         digests = self._sessions.digests()
@@ -283,7 +285,7 @@ class PartitionServices:
                 self._report_within()
 
     def _compare(self, digests: dict[str, tuple[int, dict[int, bytes]]]) -> None:
-        """With the states beside other replicas, as far as they are known."""
+        """Compare snapshots with those of other replicas, as far as known."""
         for gone in self._agreements.keys() - digests.keys():
             del self._agreements[gone]
         for name, own in digests.items():
@@ -302,7 +304,7 @@ class PartitionServices:
         self._carry_out(effects)
 
     def _expire(self) -> None:
-        """Forget who is silent, and look again when the next may be."""
+        """Remove silent services, and schedule the next check."""
         self._carry_out([*self._sessions.expire(clock.now_ns())])
         self._checks = len(self._sessions) > 0
         if self._checks:
@@ -348,7 +350,7 @@ class Found(Protocol):
     """Finds the services of a partition of this node by name."""
 
     def __call__(self, stream: str, partition: int) -> PartitionServices | None:
-        """None: the partition is not here."""
+        """Return the services beside a partition, None if it is not on this node."""
 
 
 class ServiceDesk:
@@ -377,7 +379,10 @@ class ServiceDesk:
         ]
 
     def _arrived_bound(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
-        """On a subject that names stream and service, so that NATS's permissions bind who says it: the message has to name the same."""
+        """Process a message on a subject with stream and service, which NATS permissions can check.
+
+        The message must name the same.
+        """
         self._arrived(subject, reply, payload, headers, tuple(subject.decode(errors="replace").rsplit(".", 2)[1:]))
 
     def _arrived(
@@ -400,7 +405,7 @@ class ServiceDesk:
             logger.debug("a frame on the services' subject can't be used: %s", error)
 
     def said_here(self, message: pb.ServiceHello | pb.ServiceAck, inbox: str, told: Told) -> None:
-        """What a service of this process says: nothing of it gets lost. It is answered later, by ``told``; ``inbox`` is its name."""
+        """Process a message of a service in this process. The answer comes later through ``told``. ``inbox`` is its name."""
         if isinstance(message, pb.ServiceAck):
             self._acked(message)
             return
@@ -446,6 +451,6 @@ class ServiceDesk:
         )
 
     def close(self) -> None:
-        """Stop listening."""
+        """Unsubscribe."""
         for listener in self._listeners:
             listener.close()

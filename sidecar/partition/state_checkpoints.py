@@ -51,7 +51,7 @@ class StateCheckpoints:
         encoding.add_done_callback(lambda done: then(b"" if done.cancelled() or done.exception() else done.result()))
 
     def may_drop(self, log_start_offset: int) -> bool:
-        """Whether the log may begin there now; if not, the state that it waits for is being written, and ``written`` is called."""
+        """Return whether the log may start there. If not, the needed state is being written and ``written`` is called."""
         before = self.writer.uncovered
         if self.writer.may_drop(log_start_offset):
             if self.writer.uncovered > before:
@@ -62,7 +62,7 @@ class StateCheckpoints:
         return False
 
     def checkpoint(self) -> None:
-        """Store HW and, now and then, what is derived from the log."""
+        """Store the HW and, from time to time, the derived state."""
         self.giver.forget_unused()
         if self._flusher.checkpoint(self._write) and self._unwritten is None and self._writing is None:
             self._unwritten = self.writer.begin()
@@ -82,7 +82,7 @@ class StateCheckpoints:
             self.written()
 
     async def close(self) -> Callable[[], None]:
-        """Wait for what is under way. What is to be run, in any thread, once the log has been closed in good order."""
+        """Wait for running operations. Return a function to run in any thread after the log was closed cleanly."""
         if self._writing is not None:
             await asyncio.wait([self._writing])
         unwritten = self.writer.begin(closing=True)
@@ -97,7 +97,10 @@ class FoundState(NamedTuple):
 
 
 def found_state(log: Log, key: PartitionKey) -> FoundState:
-    """Of the files beside ``log``; those that do not fit are said, and removed. In any thread. Raises StorageError."""
+    """Return the state file beside ``log`` that fits.
+
+    Others are logged and removed. Runs in any thread. Raises StorageError.
+    """
     state, unfit = load_state(log, state_owner(key))
     for name, why in unfit.items():
         logger.warning("%s: ignoring and deleting state file %s: %s", key, name, why)
@@ -105,8 +108,10 @@ def found_state(log: Log, key: PartitionKey) -> FoundState:
 
 
 def restored(found: FoundState, log: Log, subject: str, stream: StreamConfig, config: ReplicationConfig) -> LogState | None:
-    """What begins with the file that was found; None: there is none, or its parts can't be used. In any thread, while nothing else
-    uses ``log``: a large file takes a second. It counts for no node yet."""
+    """Return the derived state from the file, None without a usable one.
+
+    Runs in any thread while nothing else uses ``log``: a large file takes a second.
+    """
     if found.state is None:
         return None
     made = derived_state(log, subject, stream, config, clock.now_ns)

@@ -26,7 +26,7 @@ class Traceable(Protocol):
     acks: PendingAcks
 
     def followers(self) -> frozenset[str]:
-        """Whose flushes of a batch that is appended now are waited for."""
+        """Return the replicas whose flush of a new batch is awaited."""
         ...
 
 
@@ -39,7 +39,7 @@ class TracedActs:
         self._traces = traces
 
     def acts(self) -> Acts:
-        """Those that are noted."""
+        """Return the handlers of the traced effects."""
         return {
             do.AppendBatch: self.append_batch,
             do.RaiseHighWatermark: self.raise_high_watermark,
@@ -93,7 +93,7 @@ class TracedReplica:
         self._traces = traces
 
     def step(self, event: Event, now_ns: int) -> list[Effect]:
-        """As the replica's."""
+        """Process an event as the replica does, and trace it."""
         traces = self._traces
         if traces.follows:
             if type(event) is FetchReceived:
@@ -104,6 +104,6 @@ class TracedReplica:
 
 
 def trace(one: Traceable, driver: ReplicaDriver, traces: PartitionTraces | None) -> None:
-    """Note what becomes of a partition's batches from now on; None: nothing any more."""
+    """Start tracing the batches of a partition. None: stop."""
     driver.replica = one.replica if traces is None else TracedReplica(one.replica, traces)
     one.executor.act_by({} if traces is None else TracedActs(one, traces).acts())

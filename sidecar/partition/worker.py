@@ -1,4 +1,4 @@
-"""One partition on this node: its log, its replica and the services around them.
+"""One partition on this node: its log, its replica and its services.
 
 A worker starts when the image first shows the partition here, and stops when it leaves or the node stops. Opening and
 closing a log runs off the event loop. Everything else is synchronous on it.
@@ -228,7 +228,7 @@ class PartitionWorker:
         return made
 
     def trace(self) -> None:
-        """Begin to note what becomes of its batches, or end it, as the node's tracing says now."""
+        """Start or stop tracing, as the settings say."""
         before, self._traces = self._traces, self._node.tracing.of(self.key)
         if before is not None:
             before.ended(SWITCHED)
@@ -236,7 +236,7 @@ class PartitionWorker:
             trace(self, self._driver, self._traces)
 
     def followers(self) -> frozenset[str]:
-        """Other replicas of the partition."""
+        """Return the other replicas of the partition."""
         return frozenset(self.state.replicas).difference((self.node_id,)) if self.state is not None else frozenset()
 
     def _source(self) -> ReplicaSource:
@@ -301,7 +301,7 @@ class PartitionWorker:
 
     # ---- events -------------------------------------------------------------------------------------------------------
     def begin(self) -> None:
-        """Tell the replica what the log holds; the first event."""
+        """Feed the first event: the content of the log."""
         log = self.log
         epochs = tuple((epoch, start) for epoch, start in log.epochs.entries)
         start, end, before = log.log_start_offset, log.log_end_offset, log.epochs.before_start
@@ -337,7 +337,7 @@ class PartitionWorker:
         self.executor.failed(error)
 
     def _damaged(self, error: CorruptionError) -> None:
-        """This replica gives its role up, and the node comes back to repair the log from the others [S3]."""
+        """Give up the role and restart the node, which repairs the log from other replicas [S3]."""
 
         def checkpoint() -> None:
             try:
@@ -353,12 +353,13 @@ class PartitionWorker:
             self.executor.failed(error)
 
     def log_was_closed(self, error: StorageError) -> None:
-        """Something beside the replica's own effects has failed, and closed the log."""
+        """Note that work outside the replica failed and closed the log."""
         if self.log.closed and not self.executor.storage_failed:
             self.executor.failed(error)
 
     def _storage_failed(self, error: StorageError) -> None:
-        """The node starts anew: only another process, which believes none of this one's flushes, goes on with the log [S4].
+        """Restart the node after a storage error: only a new process, which trusts none of this one's flushes, continues the
+        log [S4].
 
         All of the node, since a disk seldom fails for one file alone, and since its leaderships move faster by being handed over than
         by anybody's time-out. One that fails again and again stays away for longer each time (``restarting.py``). A full disk is no
@@ -370,17 +371,17 @@ class PartitionWorker:
     # ---- what reads and status ask -----------------------------------------------------------------------------------
     @property
     def node_id(self) -> str:
-        """Of the node that it runs on."""
+        """Id of this node."""
         return self._node.settings.node_id
 
     @property
     def high_watermark(self) -> int:
-        """Inclusive: what this replica knows to be committed."""
+        """High watermark (inclusive), as this replica knows it."""
         return self.replica.high_watermark
 
     @property
     def leader(self) -> str:
-        """The leader as of the metadata, '' when there is none."""
+        """Leader in the metadata, '' for none."""
         return self.state.leader if self.state is not None else ""
 
     @property
@@ -395,12 +396,12 @@ class PartitionWorker:
 
     @property
     def storage_failed(self) -> bool:
-        """Whether the log is given up: it waits for a restart."""
+        """Whether the log has failed and waits for a restart."""
         return self.executor.storage_failed
 
     @property
     def is_in_sync(self) -> bool:
-        """In the ISR, and its log agrees with its leader's."""
+        """Whether it is in the ISR and its log agrees with the leader's."""
         in_isr = self.state is not None and self._node.settings.node_id in self.state.isr
         return in_isr and self.replica.may_serve_committed()
 
@@ -409,14 +410,15 @@ class PartitionWorker:
         return replica.held_bytes + replica.uncommitted_bytes + self.acks.count * WAITING_PUBLISHER_BYTES
 
     def _may_leave(self) -> bool:
-        """Its connection is lost: whether others hear what is published, so that it hands over when it can."""
+        """Return whether standby followers receive the publishes while its connection is lost, so that it should transfer the
+        leadership."""
         heir = self.replica.who_hears_for_it()
         if heir:
             self._node.went_past(self.key)
         return bool(heir)
 
     def hand_over_what_went_past(self) -> bool:
-        """Publishes have gone past it, and it is connected again; False: nobody has heard them either."""
+        """Transfer the leadership after missed publishes. False: no standby follower received them."""
         heir = self.replica.who_hears_for_it()
         if heir:
             aside = do.StepAside(leader_epoch=self.leader_epoch, toward=heir, reason="publishes may have gone past it")
@@ -428,8 +430,7 @@ class PartitionWorker:
 
     # ---- housekeeping ----------------------------------------------------------------------------------------------------
     def apply_retention(self, now_wall_ns: int) -> None:
-        """Delete what the stream's retention lets go; while the disk holds something up, not yet. ``now_wall_ns``: 0: nothing for its
-        age."""
+        """Delete what retention releases, unless the disk is blocked. ``now_wall_ns`` 0: nothing because of its age."""
         if self.flusher.stalls:
             return
 
@@ -462,7 +463,7 @@ class PartitionWorker:
             self.apply_retention(self._node.clocks.time_of_age_ns())
 
     def report_purged(self) -> None:
-        """Tell the metadata group which purges are done here, where it does not know."""
+        """Report completed purges that the metadata group does not know yet."""
         if self.state is not None and self.state.purges and not self.executor.storage_failed:
             self._node.proposals.report_purged(self.key, self.state, self.log.cleaning.purged)
 
@@ -478,7 +479,10 @@ class PartitionWorker:
             logger.info("%s: replica is complete again, removed quarantined files=%s", self.key, ", ".join(removed))
 
     async def stop(self, *, delete: bool = False) -> bool:
-        """Give up the role, flush and close the log; ``delete``: and remove the folder. Return whether all is on disk."""
+        """Give up the role, flush and close the log.
+
+        ``delete``: also remove the directory. Return whether all data is on disk.
+        """
         self.has_ended = True
         self.feed(events.StopRequested())
         self._driver.stop()

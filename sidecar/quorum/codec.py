@@ -61,7 +61,10 @@ def _to_protobuf(message: Message) -> pb.RaftMessage:
             return pb.RaftMessage(preVoteGranted=pb.RaftPreVoteGranted(term=message["term"]))
         case "timeout_now":
             return pb.RaftMessage(timeoutNow=pb.RaftTimeoutNow(term=message["term"]))
-    raise ProtocolError(f"Invalid message {message['type']!r} of the metadata group, with the fields {sorted(message)}.")
+    raise ProtocolError(
+        f"Invalid message {message['type']!r} of the metadata group, with the fields {sorted(message)}. All "
+        "controllers must run versions of liftpy that work together."
+    )
 
 
 def _append_to_protobuf(message: Message) -> pb.RaftAppendEntries:
@@ -86,12 +89,18 @@ _NUMBERS = (
 
 
 def decode(data: bytes) -> Message:
-    """The library's message in ``data``; ProtocolError for anything else, and for terms and indexes that no group gets to."""
+    """Decode a message of the library. Raise ProtocolError if it is invalid, or a term or index is impossibly large."""
     message = _parsed(data)
     if any((message.get(name) or 0) >= MAX_NUMBER for name in _NUMBERS):
-        raise ProtocolError("Invalid message of the metadata group: a term or an index is too large.")
+        raise ProtocolError(
+            "Invalid message of the metadata group: a term or an index is too large. All controllers must "
+            "run versions of liftpy that work together."
+        )
     if any((message.get(name) or 0) > message.get("term", 0) for name in ("prevLogTerm", "last_log_term")):
-        raise ProtocolError("Invalid message of the metadata group: an entry has a later term than its sender.")
+        raise ProtocolError(
+            "Invalid message of the metadata group: an entry has a later term than its sender. All "
+            "controllers must run versions of liftpy that work together."
+        )
     return message
 
 
@@ -99,7 +108,10 @@ def _parsed(data: bytes) -> Message:
     try:
         message = pb.RaftMessage.FromString(data)
     except DecodeError as error:
-        raise ProtocolError(f"Cannot decode a message of the metadata group: {error}") from None
+        raise ProtocolError(
+            f"Cannot decode a message of the metadata group: {error}. All controllers must run versions of "
+            "liftpy that work together."
+        ) from None
     match message.WhichOneof("message"):
         case "appendEntries":
             return _append_from_protobuf(message.appendEntries)
@@ -143,19 +155,27 @@ def _parsed(data: bytes) -> Message:
             return {"type": "pre_vote_granted", "term": message.preVoteGranted.term}
         case "timeoutNow":
             return {"type": "timeout_now", "term": message.timeoutNow.term}
-    raise ProtocolError("Invalid message of the metadata group: it is empty.")
+    raise ProtocolError(
+        "Invalid message of the metadata group: it is empty. All controllers must run versions of liftpy that work together."
+    )
 
 
 def _append_from_protobuf(append: pb.RaftAppendEntries) -> Message:
     known = append.HasField("previousIndex")
     if known != append.HasField("previousTerm"):
-        raise ProtocolError("Invalid append message: it has a previous index or a previous term, but not both.")
+        raise ProtocolError(
+            "Invalid append message: it has a previous index or a previous term, but not both. All "
+            "controllers must run versions of liftpy that work together."
+        )
     entries: list[Entry] = []
     for entry in append.entries:
         follows = entry.index == (entries[-1][1] if entries else append.previousIndex if known else entry.index - 1) + 1
         in_bounds = 0 < entry.index < MAX_NUMBER and entry.term <= append.term
         if not entry.command or not follows or not in_bounds:
-            raise ProtocolError(f"Invalid append message: entry {entry.index} is empty or out of order.")
+            raise ProtocolError(
+                f"Invalid append message: entry {entry.index} is empty or out of order. All controllers must "
+                "run versions of liftpy that work together."
+            )
         entries.append((entry.command, entry.index, entry.term))
     return {
         "type": "append_entries",
@@ -171,5 +191,8 @@ def _append_from_protobuf(append: pb.RaftAppendEntries) -> Message:
 
 def _checkpoint(said: pb.RaftNextIndex | pb.RaftAppendEntries) -> Checkpoint:
     if said.digestIndex >= MAX_NUMBER or (len(said.digest) == DIGEST_SIZE) != bool(said.digestIndex):
-        raise ProtocolError("Invalid digest in a message of the metadata group: wrong size or position.")
+        raise ProtocolError(
+            "Invalid digest in a message of the metadata group: wrong size or position. All controllers must "
+            "run versions of liftpy that work together."
+        )
     return said.digestIndex, said.digest

@@ -22,7 +22,7 @@ def mark_diverged(folder: Path, index: int) -> None:
 
 
 def set_aside_diverged(folder: Path) -> bool:
-    """Whether ``folder`` was marked: then it is put aside, and there is none. Raises OSError."""
+    """Quarantine the directory if it was marked. Return whether it was. Raises OSError."""
     if not (folder / MARK).exists():
         return False
     aside = folder.with_name(f"{folder.name}-{MARK}")

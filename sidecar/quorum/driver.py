@@ -89,12 +89,12 @@ class GroupDriver:
         self.stopped = False
 
     def start(self) -> None:
-        """Begin to tick."""
+        """Start the ticks."""
         self._timer_s = self._loop.time()
         self._on_timer()
 
     def stop(self) -> None:
-        """Tick no more."""
+        """Stop the ticks."""
         self.stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -109,8 +109,10 @@ class GroupDriver:
         self.wake()
 
     def propose(self, command: bytes, *, change: bool = False) -> asyncio.Future[Answer]:
-        """Have ``command`` ordered and applied. The caller bounds the wait: a lost leadership may never answer. ``change``: of the
-        controllers."""
+        """Let the group log and apply ``command``.
+
+        Use a timeout: a lost leadership may never answer. ``change``: it changes the controllers.
+        """
         future: asyncio.Future[Answer] = self._loop.create_future()
         self._core.propose(command, lambda answer, reason: self._answers.append((future, (answer, reason))), change=change)
         self.wake()
@@ -133,7 +135,7 @@ class GroupDriver:
             self.tick()
 
     def tick(self) -> None:
-        """One tick; any failure of disk or state machine stops this process."""
+        """Tick once. A failure of disk or state machine stops this process."""
         self._scheduled = False
         if self.stopped:
             return

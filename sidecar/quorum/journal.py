@@ -92,7 +92,7 @@ class GroupJournal:
         self.changed()
 
     def deleteEntriesFrom(self, position: int) -> None:
-        """Drop the entries from ``position`` (in the list) on: they conflict with the leader's."""
+        """Remove the entries from list position ``position`` on, which conflict with the leader's."""
         if position < len(self._entries):
             self._pending.append(_RECORD.pack(_CUT, self._entries[position][1], 0, 0))
             self.flushed_index = min(self.flushed_index, self._entries[position][1] - 1)
@@ -101,7 +101,7 @@ class GroupJournal:
             self._changes_from(self.last_index + 1)
 
     def deleteEntriesTo(self, position: int) -> None:
-        """Drop the entries before ``position``: a snapshot holds them."""
+        """Remove the entries before list position ``position``, which a snapshot has."""
         if position:
             self.entry_bytes -= _size_bytes(self._entries[:position])
             del self._entries[:position]
@@ -110,7 +110,7 @@ class GroupJournal:
             self.changes = [change for change in self.changes if change[1] >= first]  # a snapshot holds the others
 
     def _changes_from(self, index: int) -> None:
-        """Those from ``index`` on are gone."""
+        """Note that the entries from ``index`` on are removed."""
         if self.changes and self.changes[-1][1] >= index:
             self.changes = [change for change in self.changes if change[1] < index]
             self.changed()
@@ -134,15 +134,15 @@ class GroupJournal:
         self._term, self._vote, self._meta_changed = term, vote or "", True
 
     def getCurrentTerm(self) -> int:
-        """The stored term."""
+        """Return the stored term."""
         return self._term
 
     def forget_promises(self) -> None:
-        """Term and vote are those of the last entry again: nobody was ever shown them."""
+        """Reset term and vote to those of the last entry. They were never sent."""
         self.setCurrentTerm(self._entries[-1][2] if self._entries else 0, None)
 
     def getVotedForNodeId(self) -> str | None:
-        """Who got the vote of the stored term."""
+        """Return the node that got the vote of the stored term."""
         return self._vote or None
 
     def onOneSecondTimer(self) -> None:
@@ -155,12 +155,12 @@ class GroupJournal:
     # ---- disk ----------------------------------------------------------------------------------------------------------
     @property
     def last_index(self) -> int:
-        """Index of the last entry, 0 when there is none."""
+        """Index of the last entry, 0 without any."""
         return self._entries[-1][1] if self._entries else 0
 
     @property
     def last_term(self) -> int:
-        """Term of the last entry, 0 when there is none."""
+        """Term of the last entry, 0 without any."""
         return self._entries[-1][2] if self._entries else 0
 
     def sync(self) -> None:
@@ -205,7 +205,7 @@ class GroupJournal:
         self._written()
 
     def _content(self) -> Iterator[bytes]:
-        """The whole file, in pieces."""
+        """Yield the content of the file in pieces."""
         for piece in self._pieces():
             self.file_bytes += len(piece)
             yield piece
@@ -251,7 +251,7 @@ class GroupJournal:
 
     # ---- opening -------------------------------------------------------------------------------------------------------
     def _load(self) -> bool:
-        """Read what is there; False: it is new, or the process died before its first flush."""
+        """Read the file. Return False if it is new or was never flushed."""
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
@@ -322,7 +322,7 @@ def _frame(records: list[bytes]) -> bytes:
 
 
 def _frame_at(data: bytes, position: int) -> memoryview | None:
-    """The records of the frame at ``position``, None when there is no right one."""
+    """Return the records of the frame at ``position``, None if the frame is invalid."""
     if position + _FRAME.size > len(data):
         return None
     crc, size = _FRAME.unpack_from(data, position)
@@ -334,7 +334,7 @@ def _frame_at(data: bytes, position: int) -> memoryview | None:
 
 
 def _frame_behind(data: bytes, fault: int) -> bool:
-    """Whether a right frame begins anywhere past ``fault``."""
+    """Return whether a valid frame begins anywhere past ``fault``."""
     return any(_frame_at(data, position) is not None for position in range(fault + 1, len(data) - _FRAME.size + 1))
 
 

@@ -77,7 +77,10 @@ _ENTRY = struct.Struct("<QQ")
 
 
 class _NoPickle:
-    """Stands in for the library's pickle: it knows the (command, index, term) tuple of a chunked entry and refuses all else."""
+    """Replacement for the library's pickle.
+
+    It accepts the (command, index, term) tuple of a chunked entry and rejects everything else.
+    """
 
     @staticmethod
     def to_bytes(data: str | bytes) -> bytes:
@@ -115,7 +118,7 @@ _NEVER_LOGGED = (
 
 
 def outcome_of(answer: bytes | None, reason: int) -> EntryOutcome:
-    """What became of a command, by what the library told of it."""
+    """Return the outcome of a command from the library's result."""
     if reason in _NEVER_LOGGED:
         return EntryOutcome.NEVER
     return EntryOutcome.APPLIED if reason == FAIL_REASON.SUCCESS and answer is not None else EntryOutcome.UNKNOWN
@@ -151,7 +154,7 @@ def check_library() -> None:
 
 
 def is_applied(command: bytes, index: int) -> bool:
-    """Whether the state machine hears of the entry: not of the library's own ones, nor of a change that is none."""
+    """Return whether the state machine gets the entry: not those of the library, and no invalid change of members."""
     return command[:1] == _REGULAR or change_in(command, index) is not None
 
 
@@ -173,7 +176,7 @@ def settings(
     state_changed: Callable[[int, int], None],
     compact_after_entries: int,
 ) -> SyncObjConf:
-    """What this project sets: no auto tick, large batches, no fork, journal and dump always."""
+    """Return the library settings of this project: no automatic tick, large batches, no fork, always journal and snapshot."""
     return SyncObjConf(
         autoTick=False,
         autoTickPeriod=0.02,
@@ -256,7 +259,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             raise ConfigError(f"The installed pysyncobj lacks {', '.join(missing)}. Install pysyncobj=={SUPPORTED_VERSION}.")
 
     def _fatal(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        """``work`` on the snapshot, whose failure stops the process: the library would only log it, and go on without."""
+        """Return ``work`` on the snapshot with errors that stop the process. The library would only log them."""
 
         def run(*given: Any) -> Any:
             try:
@@ -268,15 +271,20 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         return run
 
     def _put_dump_in_place(self, piece: tuple[bytes, bool, bool]) -> bool:
-        """A whole snapshot of the leader's takes the place of the own: flushed first. The library would rename a file over the own one
-        that a power cut leaves empty, with a journal that begins where the own one ended."""
+        """Install a complete snapshot of the leader, flushed before the rename.
+
+        The library would rename without a flush, so a power cut could leave an empty file.
+        """
         data, _, _ = piece
         replace_file(Path(self.conf.fullDumpFile), data)
         return True
 
     def propose(self, command: bytes, callback: Callable[[bytes | None, int], None], *, change: bool = False) -> None:
-        """Have ``command`` ordered; only on the leader. ``callback(answer, FAIL_REASON)`` in a later tick; must not raise. ``change``:
-        it changes who forms the group, and is denied where it may not be appended."""
+        """Let the leader log ``command``.
+
+        ``callback(answer, FAIL_REASON)`` runs in a later tick and must not raise. ``change``: it changes the members, and is
+        rejected while that is not allowed.
+        """
         self._applyCommand(command, callback, _CHANGE_TYPE if change else _REGULAR_TYPE)
 
     # ---- who forms the group -------------------------------------------------------------------------------------------
@@ -287,11 +295,11 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
 
     @property
     def votes(self) -> bool:
-        """This member is one of the voters, as far as its log goes."""
+        """Whether this member is a voter in its log."""
         return self._node_id in self.controllers.voters
 
     def controllers_at(self, index: int) -> ControllerList:
-        """Who formed the group when the log ended with ``index``."""
+        """Return the controllers when the log ended with ``index``."""
         return self._by_log.at(index, self.log.changes)
 
     def snapshot_holds(self, controllers: ControllerList | None) -> None:
@@ -327,7 +335,10 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
 
     @property
     def blocked(self) -> str:
-        """Leader: why no change of the controllers may be appended now, ''. It is looked at again when one is."""
+        """Leader: reason why no change of the controllers may be appended now, '' for none.
+
+        It is checked again at the append.
+        """
         if self.controllers.index > self.raftCommitIndex:
             return "the change before is not committed yet: ask again"
         if not self.leads or self.raftCommitIndex < (self._SyncObj__noopIDx or math.inf):
@@ -335,7 +346,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         return ""
 
     def _SyncObj__parseChangeClusterRequest(self, command: bytes) -> bytes | None:
-        """The command, if it is a change of the controllers: the library hands it to the next ones."""
+        """Return the command if it is a change of the controllers. The library passes it to the next methods."""
         return command if command[:1] == CHANGE else None
 
     def _SyncObj__changeCluster(self, command: bytes) -> bool:
@@ -347,11 +358,11 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         return based_on == self.controllers.index and len({*after.voters} ^ {*self.controllers.voters}) <= 1
 
     def _SyncObj__doChangeCluster(self, command: bytes, reverse: bool = False) -> bool:
-        """The journal says what counts, when it is appended to and when it is cut."""
+        """Do nothing: the journal defines the controllers, when entries are appended or removed."""
         return True
 
     def _SyncObj__updateClusterConfiguration(self, nodes: list[Node]) -> None:
-        """The same of a snapshot."""
+        """Do nothing for a snapshot: the journal defines the controllers."""
 
     def hand_over(self) -> None:
         """Leader: ask the best other voter, which is not to leave itself, to take over."""
@@ -364,7 +375,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             self.transferLeadership(Node(max(best)[1]))
 
     def dismissed(self, index: int) -> None:
-        """It was told that the controllers have changed at ``index``, and that this node is none: it leads nothing any more."""
+        """Note that this node was removed from the controllers at ``index``. It never leads again."""
         if index >= self.controllers.index:
             self.dismissed_at = max(self.dismissed_at, index)
             if self._SyncObj__raftState != _FOLLOWER:
@@ -373,17 +384,17 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
 
     @property
     def turn_is_late(self) -> bool:
-        """The running turn came late, and what came meanwhile may be unread."""
+        """Whether the current turn is late, so that messages may be unread."""
         return self._late
 
     @property
     def leads(self) -> bool:
-        """Whether this member believes that it leads; another may have been elected meanwhile."""
+        """Whether this member believes that it leads. Another one may have been elected."""
         return bool(self._isLeader())
 
     @property
     def leader_id(self) -> str:
-        """Node id of the leader as known here, '' when there is none."""
+        """Node id of the known leader, '' for none."""
         leader = self._getLeader()
         return "" if leader is None else str(leader.id)
 
@@ -399,20 +410,20 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         return int(self._SyncObj__raftNextIndex.get(node, 0))
 
     def set_next_index(self, node: Node, index: int) -> None:
-        """Leader: what to send next to ``node``."""
+        """Leader: set the next entry to send to ``node``."""
         self._SyncObj__raftNextIndex[node] = index
 
     def match_index(self, node_id: str) -> int:
-        """Leader: the last entry that the member is known to have."""
+        """Leader: return the last entry that the member is known to have."""
         return int(self._SyncObj__raftMatchIndex.get(Node(node_id), 0))
 
     def forget_match(self, node: Node) -> None:
-        """Leader: what ``node`` has acknowledged, it has to acknowledge again. It may be another process, on an emptied folder."""
+        """Leader: forget what ``node`` acknowledged. It may be another process with an empty directory."""
         if node in self._SyncObj__raftMatchIndex:
             self._SyncObj__raftMatchIndex[node] = 0
 
     def without_confirming(self, node: Node, deliver: Callable[[], bool]) -> bool:
-        """Leader: let ``deliver`` hand an answer of ``node`` on that confirms nobody's leadership."""
+        """Leader: run ``deliver`` with an answer of ``node`` that does not confirm the leadership."""
         answered: dict[Node, float] = self._SyncObj__lastResponseTime
         before = answered.get(node)
         done = deliver()
@@ -421,21 +432,23 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         return done
 
     def cancel_snapshot(self, node: Node) -> None:
-        """A snapshot that is being sent to ``node`` begins anew next time, instead of going on in the middle."""
+        """Restart an unfinished snapshot transfer to ``node`` from its beginning."""
         self._SyncObj__serializer.cancelTransmisstion(node)
 
     def hold_election(self, until: float) -> None:
-        """Don't campaign before ``until`` (the library's monotonic seconds)."""
+        """Do not campaign before ``until`` (monotonic seconds of the library)."""
         self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, until)
 
     def give_way(self, seconds: float) -> None:
-        """Don't campaign for so long: another member is about to."""
+        """Do not campaign for ``seconds``, because another member is about to."""
         self.hold_election(pysyncobj.syncobj.monotonicTime() + seconds)
 
     def listens(self) -> None:
-        """A turn begins. One that comes late, because the machine or this process had no time, is no silence of the leader: what came
-        meanwhile is still to be read, and is in the next turn. Of turns that are all late every other one is believed: a member on a
-        machine that is always busy campaigns, too."""
+        """Begin a turn.
+
+        A late turn (busy machine or process) is not counted as silence of the leader, because its messages may be unread until
+        the next turn.
+        """
         now = pysyncobj.syncobj.monotonicTime()
         away_s, self._turned = now - self._turned, now
         self._late = away_s > LATE_S and not self._late
@@ -443,7 +456,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             self.hold_election(now + min(away_s, HOLD_S))
 
     def doTick(self, timeToWait: float = 0.0) -> None:
-        """One tick; on probation, and before the end, with an election that is never due."""
+        """Tick once. On probation and before the end no election is ever due."""
         if self.on_probation or self.retired or self.dismissed_at or not self.votes:
             self._SyncObj__raftElectionDeadline = math.inf
         elif not self.leads and self._SyncObj__raftElectionDeadline != _AT_ONCE:
@@ -453,7 +466,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             self._follow()  # it may be committed by now
 
     def _ask_before_election(self) -> None:
-        """An election that is due begins with the question who would vote for this member. Once a majority would, it is held."""
+        """Send pre-vote questions when an election is due. It begins when a majority would vote for this member."""
         now = pysyncobj.syncobj.monotonicTime()
         if not self._others or not self._SyncObj__connectedToAnyone():
             self.pre_vote.end()
@@ -470,21 +483,24 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
                 self._link.send(node, question)
 
     def pre_vote_granted(self, node: Node, term: int) -> None:
-        """``node``, whose term is ``term``, would vote for this member, if its own term were beyond that."""
+        """Note that ``node`` with the term ``term`` would vote for this member in a later term."""
         if self.pre_vote.asks and term > self.raftCurrentTerm:
             self._SyncObj__setCurrentTerm(term, None)
         if node.id in self.controllers.voters:
             self.pre_vote.granted(node.id)
 
     def step_down(self, term: int) -> None:
-        """Leader: a member has come to ``term`` and hears no leader of an earlier one; there has to be an election."""
+        """Leader: step down, because a member has reached ``term`` and ignores leaders of earlier terms.
+
+        An election is needed.
+        """
         if term > self.raftCurrentTerm:
             self._SyncObj__setCurrentTerm(term, None)
             self._SyncObj__setState(_FOLLOWER)
             self._SyncObj__raftLeader = None
 
     def send_at_once(self) -> None:
-        """Leader: the log has moved, so what there is to send leaves in this tick, too."""
+        """Leader: send new entries in this tick."""
         self._SyncObj__newAppendEntriesTime = 0
         self._goes_on = True
         try:
@@ -493,7 +509,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             self._goes_on = False
 
     def begin_probation(self) -> None:
-        """This member has forgotten what it promised: it does not lead, and what it promises now does not count."""
+        """Begin probation: this member lost its promises, so it does not lead and its votes do not count."""
         self.on_probation = True
         self.log.forget_promises()
         self._SyncObj__setCurrentTerm(self.log.getCurrentTerm(), None)
@@ -502,7 +518,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             self._SyncObj__raftLeader = None
 
     def end_probation(self) -> None:
-        """From now on this member votes, and campaigns when no leader is heard."""
+        """End probation: this member votes and campaigns from now on."""
         self.on_probation = False
         self._SyncObj__raftElectionDeadline = pysyncobj.syncobj.monotonicTime() + self._SyncObj__generateRaftTimeout()
 
@@ -541,19 +557,18 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
 
     @property
     def behind(self) -> bool:
-        """Whether entries are committed that have not been applied, or flushed by the only voter: the next tick goes on."""
+        """Whether committed entries are not applied, or not flushed by the only voter. The next tick continues."""
         there = self.log.last_index if self._decides_alone else self.raftCommitIndex
         return bool(there > self.raftLastApplied) and self.failure is None
 
     @property
     def _decides_alone(self) -> bool:
-        """Leader of a group of one: what it has is committed as soon as it is flushed, and not before. Whoever else can lead after it
-        may not have it."""
+        """Whether it leads a group of one. Then an entry is committed when it is flushed, not earlier."""
         return self.leads and len(self.controllers.voters) == 1
 
     def _SyncObj__applyLogEntries(self) -> bool:
-        """So much of what is committed as fits into one tick: a member that comes back has thousands of entries to apply, and must
-        take and send frames meanwhile. Counted in bytes, which tell how much work it is: time can't be replayed."""
+        """Apply as many committed entries as fit into one tick, limited in bytes, so that a returning member still handles
+        frames in between."""
         committed = self.raftCommitIndex
         if self._decides_alone:  # the library has counted what the journal is still to flush
             committed = max(self.raftLastApplied, min(committed, self.log.flushed_index))

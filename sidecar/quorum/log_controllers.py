@@ -16,7 +16,7 @@ CHANGE = b"\x02"
 
 
 def change_in(command: bytes, index: int) -> ControllerList | None:
-    """The list that the entry makes, None for any other, and for one that holds none: it means the same to everybody, nothing."""
+    """Return the controller list in the entry, None if it has none or an invalid one."""
     return list_of(bytes(command[1:]), index) if command[:1] == CHANGE else None
 
 
@@ -30,11 +30,11 @@ class LogControllers:
     in_snapshot: ControllerList | None = None
 
     def newest(self, changes: list[Entry]) -> ControllerList:
-        """Who counts now. ``changes``: the entries of the journal with that first byte, in order."""
+        """Return the current controllers. ``changes``: journal entries with that first byte, in order."""
         return self.at(None, changes)
 
     def at(self, index: int | None, changes: list[Entry]) -> ControllerList:
-        """Who counted when the log ended with ``index``; None: where it ends."""
+        """Return the controllers when the log ended with ``index``, None: at its end."""
         held = [found for command, at, _ in changes if (found := change_in(command, at)) is not None]
         known = [self.first, *([self.in_snapshot] if self.in_snapshot is not None else []), *held]
         if index is not None:

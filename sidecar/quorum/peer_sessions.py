@@ -119,7 +119,7 @@ class PeerSessions:
         self.first = tuple(sorted((self.node_id, *self.peer_ids)))
 
     def follow(self, peer_ids: Collection[str]) -> None:
-        """These are the peers from now on."""
+        """Set the peers."""
         for gone in [peer for node_id, peer in self.peers.items() if node_id not in peer_ids]:
             self._end(gone, "no member any more")
             del self.peers[gone.node_id]
@@ -127,7 +127,7 @@ class PeerSessions:
             self.peers[node_id] = Peer(node_id, self.draw() | 1)
 
     def send(self, node_id: str, body: bytes, term: int, now: float) -> bool:
-        """Put a message into the outbox, in chunks; False when there is no session."""
+        """Queue a message in chunks. Return False without a session."""
         peer = self.peers.get(node_id)
         if peer is None or not peer.up:
             return False
@@ -141,7 +141,7 @@ class PeerSessions:
         return True
 
     def fit(self, max_payload_bytes: int) -> None:
-        """The NATS server takes messages of so many bytes, from now on."""
+        """Set the message size of the NATS server."""
         self.chunk_bytes = max(_SMALLEST_CHUNK_BYTES, min(CHUNK_BYTES, max_payload_bytes - _OVERHEAD_BYTES))
 
     def set_online(self, online: bool) -> None:
@@ -154,7 +154,7 @@ class PeerSessions:
         self.online = online
 
     def poll(self, now: float) -> None:
-        """Say hello where it is due, and end sessions that have been silent."""
+        """Send hellos that are due, and end silent sessions."""
         if not self.online:
             return
         for peer in self.peers.values():
@@ -201,8 +201,10 @@ class PeerSessions:
             self._hello_received(peer, epoch, own, now)
 
     def _answer_stranger(self, peer: Peer, epoch: int, now: float) -> None:
-        """Somebody says hello in the peer's name who has not heard this process: it itself, perhaps, which will hear the answer.
-        It says hello again until it is answered. Each epoch has a turn of its own, so that a flood keeps nobody out."""
+        """Answer a hello in the peer's name from a process that does not know this one.
+
+        The real peer repeats its hello until it is answered.
+        """
         self.counters[f"{REFUSED}hellos that answer nobody"] += 1
         if epoch == peer.own_epoch:
             return  # a hello of this side, said back to it: the answer, said back again, would carry the own epoch
@@ -239,8 +241,10 @@ class PeerSessions:
             self._end(peer, "another list of controllers")
 
     def _same_list(self, node_id: str, frame: bytes, now: float) -> bool:
-        """Groups of other members would count other majorities: such members refuse each other, and say why. Where the log of one says
-        who they are, the settings mean nothing any more: the other gets it, or hears from nobody."""
+        """Return whether both sides have the same controller list.
+
+        Members with different lists reject each other, because they would count other majorities.
+        """
         said, by_log = frame[_FRAME.size :], len(frame) >= _FRAME.size and _FRAME.unpack_from(frame)[4]
         if said == self._list or by_log or self.by_log():
             return True
@@ -256,7 +260,7 @@ class PeerSessions:
         return False
 
     def _hello(self, peer: Peer, now: float, known: int = 0) -> None:
-        """``known``: the epoch that is answered; 0: the one that the peer has proved to be its own."""
+        """Send a hello. ``known``: answered epoch, 0: the epoch that the peer has proved."""
         known = known or peer.epoch
         peer.hello_at = now
         head = _FRAME.pack(_MEMBERS, 0, peer.own_epoch, known, self.by_log(), self.term())
@@ -290,7 +294,7 @@ class PeerSessions:
             self._end(peer, "refused message")
 
     def _assembled(self, peer: Peer, flags: int, body: bytes) -> bytes | None:
-        """The whole message once its last chunk is there."""
+        """Return the message when its last chunk has arrived, else None."""
         if flags & _FIRST:
             if flags & _LAST:
                 return body

@@ -15,8 +15,10 @@ LogEnd = tuple[int, int]
 
 
 def may_grant(*, leads: bool, quiet_s: float, quiet_needed_s: float, turn_is_late: bool, own: LogEnd, asker: LogEnd) -> bool:
-    """Whether a member grants a pre-vote. ``quiet_s``: since it heard a leader; ``turn_is_late``: what the leader said meanwhile may
-    still be unread."""
+    """Return whether a member grants a pre-vote.
+
+    ``quiet_s``: time since it heard a leader. ``turn_is_late``: messages of the leader may be unread.
+    """
     return not leads and not turn_is_late and quiet_s >= quiet_needed_s and asker >= own
 
 
@@ -31,12 +33,12 @@ class PreVote:
         """A round is under way."""
 
     def follow(self, voters: Collection[str]) -> None:
-        """So many vote, and nobody else's grant counts."""
+        """Set the voters. Grants of others do not count."""
         self._needed = len(voters) // 2
         self._granted &= set(voters)
 
     def begin(self) -> None:
-        """A new round: what was granted in an earlier one counts no more."""
+        """Begin a new round. Earlier grants do not count."""
         self._granted.clear()
         self.asks = True
 
@@ -46,7 +48,7 @@ class PreVote:
             self._granted.add(node_id)
 
     def end(self) -> None:
-        """A leader is heard, or the election begins."""
+        """End the round: there is a leader, or the election begins."""
         self._granted.clear()
         self.asks = False
 

@@ -76,16 +76,16 @@ class FolderLineage:
         self.sync()
 
     def holds(self, nonce: int) -> bool:
-        """Whether the folder holds what that process knew."""
+        """Return whether the directory has the knowledge of that process."""
         return nonce == self.nonce or nonce in self.earlier
 
     def tail_for(self, peer_id: str) -> bytes:
-        """What a hello to the peer says behind its frame."""
+        """Return the nonces to append to a hello for the peer."""
         tail = _TAIL.pack(self.nonce, self.known.get(peer_id, 0), len(self.earlier))
         return tail + b"".join(map(_NONCE.pack, self.earlier))
 
     def heard(self, peer_id: str, tail: bytes) -> bool:
-        """Take in what the peer's hello to this very process says; whether it is believed.
+        """Process the nonces in the peer's hello to this process. Return whether the peer is trusted.
 
         Raises ProtocolError for what is no such tail. What is new is durable with the next ``sync``.
         """
@@ -113,8 +113,10 @@ class FolderLineage:
             self.missed, self._changed = (*self.missed, nonce)[-MAX_MISSED:], True
 
     def caught_up(self) -> None:
-        """Make durable that the folder holds everything that those processes knew of which it held nothing. What it knew of the
-        peers was as old as the rest of it: they say who they are with their next hello."""
+        """Store durably that the directory has caught up with the peers' knowledge.
+
+        The peers identify themselves again with their next hello.
+        """
         if self.missed:
             self._hold(*self.missed)
             self.missed, self._changed = (), True
@@ -122,7 +124,7 @@ class FolderLineage:
         self.sync()
 
     def _hold(self, *nonces: int) -> None:
-        """One more each; those that a peer knows it by stay, however many have come since."""
+        """Add the nonces. Those by which a peer knows this node are always kept."""
         every = (*self.earlier, *nonces)
         told = set(self._known_as.values())
         self.earlier = tuple(n for n in every[:-MAX_EARLIER] if n in told) + every[-MAX_EARLIER:]
@@ -130,7 +132,7 @@ class FolderLineage:
 
     # ---- disk ----------------------------------------------------------------------------------------------------------
     def sync(self) -> None:
-        """Make durable what has changed: before anything leaves that follows from it."""
+        """Flush changes before any message depends on them."""
         if not self._changed:
             return
         said = {
@@ -146,11 +148,11 @@ class FolderLineage:
         self._changed = False
 
     def _load(self) -> None:
-        """What is stored; nothing on a new folder, and on one of a version without nonces."""
+        """Load the stored nonces. None in a new directory or one of an older version."""
         try:
             crc, _, body = self._path.read_bytes().partition(b"\n")
             if int(crc, 16) != crc32c.crc32c(body):
-                raise ValueError("checksum")
+                raise ValueError("the checksum does not match")
             said = load_json(body)
             version = said["format"]
             if version == _FORMAT:
@@ -179,12 +181,16 @@ def _nonce(value: object) -> int:
 
 
 def _parse(tail: bytes) -> tuple[int, int, tuple[int, ...]]:
-    """(nonce of the sender, nonce that it knows of the receiver, the other nonces that the sender holds)."""
+    """Return (nonce of the sender, nonce by which it knows the receiver, other nonces of the sender)."""
     if len(tail) < _TAIL.size:
-        raise ProtocolError(f"a hello with {len(tail)} bytes behind it")
+        raise ProtocolError(
+            f"Invalid hello of a controller: its nonces have {len(tail)} bytes. Check the versions of the controllers."
+        )
     nonce, known_as, count = _TAIL.unpack_from(tail)
     if not nonce or len(tail) != _TAIL.size + count * _NONCE.size:
-        raise ProtocolError(f"a hello with {len(tail)} bytes for {count} nonces behind it, its own {nonce}")
+        raise ProtocolError(
+            f"Invalid hello of a controller: {count} nonces in {len(tail)} bytes. Check the versions of the controllers."
+        )
     return nonce, known_as, tuple(found for (found,) in _NONCE.iter_unpack(tail[_TAIL.size :]))
 
 
@@ -199,7 +205,7 @@ def _draw() -> int:
 
 
 def is_first_start(own_is_new: bool, peers: Collection[Peer], *, majority: bool) -> bool:
-    """Whether there has never been a group, as far as can be known. ``majority``: the operator has given the word."""
+    """Return whether there was never a group, as far as known. ``majority``: the operator confirmed it."""
     heard = [peer for peer in peers if peer.heard]
     if not own_is_new or not all(peer.is_new for peer in heard):
         return False
@@ -207,7 +213,7 @@ def is_first_start(own_is_new: bool, peers: Collection[Peer], *, majority: bool)
 
 
 def waits_for(own_is_new: bool, peers: Collection[Peer], *, went_back: bool = False) -> str:
-    """What a member on probation waits for, and what can be done, for people."""
+    """Return what a member on probation waits for, and what can be done, for people."""
     missing = ", ".join(peer.node_id for peer in peers if not peer.heard)
     old = ", ".join(peer.node_id for peer in peers if peer.heard and not peer.is_new)
     if old or not own_is_new:
@@ -250,8 +256,7 @@ class Probation:
         """How many times it has begun since the opening: a barrier that was asked for in an earlier turn does not end it."""
 
     def opened(self, journal: GroupJournal) -> None:
-        """The journal is open, the library is not made yet. What a member on probation stored as its term was no promise to anybody,
-        and an earlier version campaigned: it would never hear a leader again."""
+        """Reset the stored term after the journal is open, because a member on probation has promised nothing."""
         if not self.over:
             journal.forget_promises()
 
@@ -266,14 +271,17 @@ class Probation:
         return self._by_id.values()
 
     def follow(self, controllers: ControllerList) -> None:
-        """The log says who the members are."""
+        """Set the controllers of the log."""
         if self._core is not None:
             self._alone = controllers.voters == (str(self._core.selfNode.id),)
             self._joins = self._joins or controllers.index > 0
             self.lineage.majority = controllers.majority
 
     def heard(self, peer_id: str, tail: bytes) -> bool:
-        """A peer's hello: whether it is believed. It may tell that the own folder went back: ``FolderLineage.heard``."""
+        """Process a peer's hello.
+
+        Return whether it is trusted. It may show that the own directory is an old copy (``FolderLineage.heard``).
+        """
         trusted = self.lineage.heard(peer_id, tail)
         if self.lineage.missed and self.over and not self._alone:
             assert self._core is not None
@@ -288,7 +296,7 @@ class Probation:
         return trusted
 
     def look(self) -> None:
-        """After a tick that is flushed: a first start may be complete."""
+        """Check after a flushed tick whether a first start is complete."""
         if self.over and not self.has_been_member:
             self._end()  # the only member there is
         elif not (self.over or self._joins) and is_first_start(self._own_is_new, self._peers, majority=self._majority):
@@ -298,12 +306,12 @@ class Probation:
             self._end()
 
     def barrier_applied(self, turn: int) -> None:
-        """A barrier that was asked for by this process in ``turn`` is applied here."""
+        """Note that a barrier, which this process requested in ``turn``, is applied."""
         if not self.over and turn == self.turn:
             self._end()
 
     def waits_for(self) -> str:
-        """What it waits for, for people; '' when it is over."""
+        """Return what it waits for, for people. '' when it is over."""
         return "" if self.over else waits_for(self._own_is_new, self._peers, went_back=self.has_been_member)
 
     @property

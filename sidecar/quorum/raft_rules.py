@@ -21,7 +21,7 @@ Handler = Callable[[Node, Message], None]
 
 
 class Hardening:
-    """Stands between the sessions and one member's library."""
+    """Filter between the sessions and the library of one member."""
 
     def __init__(self, core: RaftCore, handler: Handler, reply: Callable[[Node, Message], Any], counters: Counter[str]) -> None:
         self._core = core
@@ -32,7 +32,7 @@ class Hardening:
         """Sender -> the chunks of a snapshot so far; bounded by MAX_SNAPSHOT_BYTES."""
 
     def session_ended(self, node_id: str) -> None:
-        """A snapshot in the middle begins anew."""
+        """Restart unfinished snapshots, because the session ended."""
         self._snapshots.pop(node_id, None)
 
     def deliver(self, node: Node, message: Message, term: int) -> bool:
@@ -101,7 +101,7 @@ class Hardening:
         return entry[2]
 
     def _beat(self, node: Node, message: Message, commit_index: int) -> None:
-        """Only the heartbeat of an append: the leader lives, this much is committed."""
+        """Pass on only the heartbeat part of an append: the leader lives, and the commit index."""
         self._handler(node, {"type": "append_entries", "term": message["term"], "commit_index": commit_index})
 
     def _acknowledge(self, node: Node, index: int) -> None:

@@ -71,7 +71,7 @@ class Survivor:
 
 @contextmanager
 def locked(folders: list[Path]) -> Iterator[list[DataFolder]]:
-    """The data folders, each held against a node that would start. Raises ConfigError, DataDirectoryLockedError."""
+    """Lock the data directories, so that no node can start on them. Raises ConfigError, DataDirectoryLockedError."""
     with ExitStack() as held:
         found = []
         for path in folders:
@@ -84,8 +84,10 @@ def locked(folders: list[Path]) -> Iterator[list[DataFolder]]:
 
 
 def read_survivor(folder: DataFolder) -> Survivor:
-    """What a controller's folder holds; nothing in it is changed. Raises ConfigError (it is no controller's),
-    CorruptionError, IncompatibleVersionError."""
+    """Read a controller's directory without changes.
+
+    Raises ConfigError (no controller), CorruptionError, IncompatibleVersionError.
+    """
     identity = folder.load_identity()
     raft = folder.raft
     if identity is None or not (raft / "journal").is_file():
@@ -139,8 +141,10 @@ def newest(survivors: list[Survivor]) -> Survivor:
 def rescue(
     chosen: Survivor, folders: list[DataFolder], voters: tuple[str, ...], out: Path | None, now_ns: int
 ) -> dict[str, Path]:
-    """Write the new controllers' raft folders: into their data folders where these are given, else below ``out``. Returns where. A
-    given folder of somebody else loses its log to ``raft-before-rescue``: its node comes back as an ordinary one."""
+    """Write the raft directories of the new controllers: into their data directories if given, else below ``out``.
+
+    Return the paths.
+    """
     if len(set(voters)) != len(voters) or not voters:
         raise ConfigError("Name the new controllers, each once (--new-controllers).")
     ids = {folder.path: identity.node_id for folder in folders if (identity := folder.load_identity()) is not None}
@@ -203,7 +207,7 @@ def _write(folder: Path, node_id: str, image: ClusterImage, chosen: Survivor, sa
 
 
 def rescue_event(folder: Path, index: int) -> ClusterEvent | None:
-    """What is to be told of a raft folder that began by a rescue at ``index``; None: it did not, or has gone on since."""
+    """Return the event of a rescue at ``index``, None if the directory did not begin with one or has continued since."""
     try:
         said = load_json((folder / RESCUED).read_bytes())
         if whole_number(said["index"], 0, 1 << 62) != index:

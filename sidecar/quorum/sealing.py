@@ -13,15 +13,17 @@ from liftpy.core.wire.envelope import EnvelopeError, MessageType
 
 
 def seal(to: str, sender: str, frame: bytes) -> bytes:
-    """What is published on ``<ns>.raft.<to>.<sender>``."""
+    """Return the payload for ``<ns>.raft.<to>.<sender>``."""
     names = f"{to}.{sender}".encode()
     return envelope.encode(MessageType.RAFT_FRAME, b"%c%b%b" % (len(names), names, frame), crc=True)
 
 
 def unseal(to: str, sender: str, data: bytes) -> bytes:
-    """The frame in what came on that subject; ProtocolError for anything else."""
+    """Return the frame in a message of that subject. Raise ProtocolError if it is invalid."""
     payload = envelope.sealed_payload(data, MessageType.RAFT_FRAME)
     names = f"{to}.{sender}".encode()
     if payload[:1] != b"%c" % (len(names) & 255) or payload[1 : 1 + len(names)] != names:
-        raise EnvelopeError("a frame of the metadata group on another subject than its own", "subject")
+        raise EnvelopeError(
+            "A message of the metadata group arrived on the wrong subject. Check the NATS subject mappings.", "subject"
+        )
     return bytes(payload[1 + len(names) :])

@@ -1,4 +1,4 @@
-"""The group's snapshot file: verified whole before anything of it is used. Magic, version, CRC-32C, then a RaftSnapshot."""
+"""Snapshot file of the metadata group: magic, version, CRC-32C, RaftSnapshot. It is checked completely before use."""
 
 from __future__ import annotations
 
@@ -48,13 +48,17 @@ def encode_snapshot_file(snapshot: SnapshotFile) -> bytes:
 
 
 def decode_snapshot_file(data: bytes) -> SnapshotFile:
-    """The snapshot; CorruptionError for anything that is not whole and right, UnknownFormatError for another version."""
+    """Decode a snapshot. Raise CorruptionError if it is damaged, UnknownFormatError for another version."""
     if len(data) < _HEAD.size:
-        raise CorruptionError("The metadata snapshot is damaged: it is shorter than its header.")
+        raise CorruptionError(
+            "The metadata snapshot is damaged: it is shorter than its header. See the runbook controllers-lost."
+        )
     magic, version, crc = _HEAD.unpack_from(data)
     body = data[_HEAD.size :]
     if magic != _MAGIC or crc32c.crc32c(body) != crc:
-        raise CorruptionError("The metadata snapshot is damaged: its checksum does not match.")
+        raise CorruptionError(
+            "The metadata snapshot is damaged: its checksum does not match. See the runbook controllers-lost."
+        )
     if version != _VERSION:
         raise UnknownFormatError(
             f"The metadata snapshot has version {version}, but this version reads {_VERSION}. Start the newer "
@@ -63,10 +67,12 @@ def decode_snapshot_file(data: bytes) -> SnapshotFile:
     try:
         message = pb.RaftSnapshot.FromString(body)
     except DecodeError as error:
-        raise CorruptionError(f"The metadata snapshot cannot be decoded: {error}") from None
+        raise CorruptionError(f"The metadata snapshot cannot be decoded: {error}. See the runbook controllers-lost.") from None
     last, previous = _entry(message.last), _entry(message.previous)
     if max(last[1:] + previous[1:]) >= MAX_NUMBER or not 0 < previous[1] == last[1] - 1:
-        raise CorruptionError("The metadata snapshot is damaged: its entries are not contiguous.")
+        raise CorruptionError(
+            "The metadata snapshot is damaged: its entries are not contiguous. See the runbook controllers-lost."
+        )
     return SnapshotFile(last, previous, tuple(message.nodes), message.image, _controllers(message, last[1]))
 
 
@@ -75,7 +81,10 @@ def _controllers(message: pb.RaftSnapshot, last_index: int) -> ControllerList | 
         return None
     held = ControllerList(tuple(message.nodes), message.learner, message.leaving, message.controllersIndex)
     if held.index > last_index or not well_formed(held):
-        raise CorruptionError(f"The metadata snapshot is damaged: its list of controllers is invalid: {held.said()}")
+        raise CorruptionError(
+            f"The metadata snapshot is damaged: its list of controllers is invalid: {held.said()}. See the "
+            "runbook controllers-lost."
+        )
     return held
 
 
@@ -104,8 +113,10 @@ def write_snapshot_file(path: Path, snapshot: SnapshotFile) -> None:
 
 
 def load_snapshot_file(path: Path) -> SnapshotFile:
-    """What is in the file, which is written anew first: as received, or found at a start, it may never have reached the disk, and the
-    entries that it holds are about to leave the journal [S12]. Raises OSError or StorageError."""
+    """Load the snapshot file.
+
+    It is written again first, because it may not be on disk yet, and its entries are about to leave the journal [S12].
+    """
     data = path.read_bytes()
     snapshot = decode_snapshot_file(data)
     replace_file(path, data)
@@ -113,7 +124,7 @@ def load_snapshot_file(path: Path) -> SnapshotFile:
 
 
 def trim_journal(journal: GroupJournal, previous: Entry, last: Entry) -> None:
-    """Drop from the journal what a loaded snapshot holds.
+    """Remove the entries of a loaded snapshot from the journal.
 
     The library throws the whole journal away unless its first two entries are exactly those of the snapshot, which is so only
     if the process did not die between writing the snapshot and trimming the journal.

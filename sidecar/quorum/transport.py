@@ -42,7 +42,7 @@ _TRANSFER_S = 2.0
 
 
 class SessionTransport(Transport):  # type: ignore[misc]  # the library has no types
-    """Makes of a lossy bus what the library needs: FIFO links that are up or down."""
+    """Turns the unreliable bus into the ordered links that the library needs."""
 
     def __init__(
         self,
@@ -83,8 +83,10 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         self._probation: Probation | None = None
 
     def attach(self, core: RaftCore, probation: Probation | None = None) -> None:
-        """The library's node is made: from now on messages can be delivered. ``probation``: who judges the peers' folders and the
-        own one; None: nobody does."""
+        """Connect the library, so that messages can be delivered.
+
+        ``probation``: checks the directories of all members, None: no checks.
+        """
         self._core = core
         self._probation = probation
         core.followed = self.follow
@@ -95,7 +97,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         self._hardening = Hardening(core, self._onMessageReceived, self.send, self.sessions.counters)
 
     def follow(self, controllers: ControllerList) -> None:
-        """The controllers are these from now on: sessions with them, with those before while that is not committed, and nobody else."""
+        """Set the controllers. Sessions exist with them, and with the previous ones until the change is committed."""
         assert self._core is not None
         peers = [i for i in self._core.members if i != self._node_id]
         self.sessions.follow(peers)
@@ -109,10 +111,10 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
 
     # ---- the library's interface ---------------------------------------------------------------------------------------
     def addNode(self, node: Node) -> None:
-        """The library is not asked who they are: ``follow``."""
+        """Do nothing: ``follow`` sets the members."""
 
     def dropNode(self, node: Node) -> None:
-        """The same."""
+        """Do nothing: ``follow`` sets the members."""
 
     def send(self, node: Node, message: Message) -> bool:
         """Put a message into the outbox; the journal is flushed before it leaves."""
@@ -191,13 +193,13 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         return self._hardening.deliver(self._nodes[sender], message, term)
 
     def _heard(self, sender: str, answer: Message) -> None:
-        """What a follower says of itself."""
+        """Process a follower's report about itself."""
         self.applied[sender] = answer["applied_index"]
         least, most = answer["levels"]
         self.levels[sender] = LevelRange(least, most or least) if least else UNSAID
 
     def _compare(self, sender: str, checkpoint: Checkpoint) -> None:
-        """Leader: whether all hold one image, as far as they have told."""
+        """Leader: compare the reported images of all members."""
         core, checkpoints = self._core, self.checkpoints
         assert core is not None
         if not core.leads:
@@ -220,8 +222,10 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         return bool(request["transfer"]) or self._core.leads or quiet >= VOTE_AGAIN_S
 
     def _pre_vote(self, sender: str, question: Message) -> None:
-        """Whether this member would vote for ``sender``. One that is in a later term than the leader does not hear it any more: the
-        leader makes way for an election in the term after that."""
+        """Answer a pre-vote question of ``sender``.
+
+        A member in a later term ignores the leader, so the leader steps down for an election.
+        """
         core = self._core
         assert core is not None
         granted = may_grant(
@@ -254,11 +258,11 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
 
     @property
     def leader_heard_at(self) -> float:
-        """When a leader was heard last, by the clock; long ago: never."""
+        """Time of the last message of a leader. Long ago if there was none."""
         return self._leader_heard_at
 
     def confirmed_ns(self) -> int:
-        """Leader: until this moment, by ``stamp``, a majority had not voted for anybody else."""
+        """Leader: return the time (by ``stamp``) until which a majority has not voted for another leader."""
         assert self._core is not None
         term = self._core.raftCurrentTerm
         others = [i for i in self._core.controllers.voters if i != self._node_id]
@@ -270,7 +274,8 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         return known[needed - 1] if len(known) >= needed else 0
 
     def _deliver_untrusted(self, sender: str, message: Message, term: int) -> bool:
-        """A folder that went back is sent what it lacks. It elects nobody, commits nothing, confirms no leader and is not one."""
+        """Deliver to a member whose directory is an old copy: it gets missing entries, but cannot vote, commit, confirm or
+        lead."""
         core, hardening, node = self._core, self._hardening, self._nodes[sender]
         assert core is not None
         assert hardening is not None
@@ -301,7 +306,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         return trusted
 
     def sync(self) -> None:
-        """Make durable by which processes the peers are known: before anything leaves that counts on them."""
+        """Flush the known peers before a message depends on them."""
         if self._probation is not None:
             self._probation.lineage.sync()
 

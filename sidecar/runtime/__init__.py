@@ -1,1 +1,1 @@
-"""What every part of the daemon uses: clock, tasks, timers, settings, logs."""
+"""Shared parts of the daemon: clock, tasks, timers, settings, logs."""

@@ -1,4 +1,4 @@
-"""Work on many things in slices: what concerns thousands of partitions never holds the event loop for long.
+"""Splits work on thousands of partitions into slices, so that it never blocks the event loop for long.
 
 Between two slices the loop reads sockets, ticks Raft and answers heartbeats. What is added while it waits already keeps its place and
 is done once, as things are when its turn comes.
@@ -35,7 +35,7 @@ class Slices(Generic[T]):
         return thing in self._waiting
 
     def add(self, things: Iterable[T]) -> None:
-        """Have them done; those that wait already are not put twice."""
+        """Queue things. Those that already wait are not added twice."""
         if self._closed:
             return
         self._waiting.update(dict.fromkeys(things))
@@ -59,7 +59,7 @@ class Slices(Generic[T]):
             self._handle = asyncio.get_running_loop().call_soon(self._turn)
 
     def close(self) -> None:
-        """Do nothing more."""
+        """Stop."""
         self._closed = True
         self._waiting.clear()
         if self._handle is not None:

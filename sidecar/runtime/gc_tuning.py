@@ -1,4 +1,4 @@
-"""Python's collector of cyclic garbage, kept from walking over what thousands of partitions hold.
+"""Tunes Python's garbage collector, so that it does not scan the objects of thousands of partitions.
 
 A full collection looks at every object of the process: 0.1 ms for each partition, in which nothing else runs, Raft and heartbeats
 included. What a partition holds lives as long as the partition, so it is put out of the collector's sight (``gc.freeze``) once it has
@@ -24,12 +24,12 @@ YOUNG = 10_000
 
 
 def look_seldom() -> None:
-    """Set that for the process. What cycles of young objects hold may stay for so long: a few MB."""
+    """Make full collections rare in this process. Young cycles may use a few MB longer."""
     gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
 
 
 class Garbage:
-    """Told of every partition that is ``opened`` and ``closed``. The counters are for status."""
+    """Counts ``opened`` and ``closed`` partitions to tune the collector. The counters are for the status."""
 
     def __init__(self) -> None:
         self._opened = 0
@@ -38,7 +38,7 @@ class Garbage:
         self.full_collection_count = 0
 
     def opened(self) -> None:
-        """One more partition is open."""
+        """Count an opened partition."""
         self._open += 1
         self._opened += 1
         if self._opened >= OPENED:
@@ -47,7 +47,7 @@ class Garbage:
             gc.freeze()
 
     def closed(self) -> None:
-        """One partition has ended."""
+        """Count a closed partition."""
         self._open -= 1
         self._closed += 1
         if self._closed >= max(CLOSED, self._open // 4):

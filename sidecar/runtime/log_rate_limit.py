@@ -1,4 +1,4 @@
-"""What is said of single partitions, at most so many lines a second: an event that concerns thousands of them is told, not retold.
+"""Limits the log lines about single partitions, because an event may concern thousands of them.
 
 A line costs 20 us and a write; the lines of 5,000 partitions that change their leader cost more than the change. What is left out is
 counted, and the count is logged with the next line that is not.

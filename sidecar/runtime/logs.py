@@ -1,4 +1,4 @@
-"""What a node logs, and how: as text or JSON, each event by its name, a flood of one told and not retold.
+"""Log format of a node: text or JSON, event names, and a rate limit for each event.
 
 Of one event and partition five lines a second are logged, twenty in a burst; how many were left out is said in a line of its own as
 soon as one may be logged again, or a second later. Errors are never left out. The level can be changed for a time, and falls back by
@@ -169,13 +169,13 @@ _EPOCH_AT = {"replica.role_changed": 3}
 
 
 def event_of(record: logging.LogRecord) -> str:
-    """Its name; what has none is called after its logger."""
+    """Return the event name, or the logger name without one."""
     found = EVENTS.get((record.name, str(record.msg)[:KEY_CHARS]))
     return found or f"{record.name.removeprefix('liftpy.')}.{_OTHER}"
 
 
 def partition_of(record: logging.LogRecord) -> PartitionKey | None:
-    """The one that it is about."""
+    """Return the partition of the record, if it has one."""
     first = record.args[0] if isinstance(record.args, tuple) and record.args else None
     return first if isinstance(first, PartitionKey) else None
 
@@ -197,7 +197,7 @@ class Suppression(logging.Filter):
         self.left_out_count = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether it is logged."""
+        """Return whether the record is logged."""
         key = event_of(record), partition_of(record)
         with self._lock:
             takes = record.levelno >= logging.ERROR or self._takes(key)
@@ -222,7 +222,7 @@ class Suppression(logging.Filter):
         return left >= 1
 
     def tell(self, *, all_of_it: bool = False) -> None:
-        """Say what was left out and has been unsaid for a second; ``all_of_it``: the process ends."""
+        """Log how many lines were suppressed for at least a second. ``all_of_it``: the process ends, so log all."""
         if not self._unsaid:
             return
         now = self._clock()
@@ -247,7 +247,7 @@ class JsonFormatter(logging.Formatter):
         self._facts = facts
 
     def format(self, record: logging.LogRecord) -> str:
-        """With the fields that docs/operating.md names."""
+        """Format with the fields of docs/operating.md."""
         event, key = (
             getattr(record, "event", "") or event_of(record),
             getattr(record, "partition_key", None) or partition_of(record),
@@ -298,14 +298,14 @@ class NodeLogs:
         return JsonFormatter(lambda: self.facts) if form == "json" else text
 
     def reconfigure(self, level: str, form: str) -> None:
-        """From now on; a level that was asked for for a time stays until then."""
+        """Apply a level and a format. A temporary level stays until it ends."""
         self._level = level
         self._handler.setFormatter(self._formatter(form))
         if self._until is None:
             logging.getLogger().setLevel(level.upper())
 
     def change_level(self, level: str, for_s: float, call_later: Callable[[float, Callable[[], None]], Any]) -> None:
-        """Log from ``level`` on, for so long."""
+        """Use ``level`` for ``for_s`` seconds."""
         if self._until is not None:
             self._until.cancel()
         logging.getLogger().setLevel(level.upper())

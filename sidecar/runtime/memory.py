@@ -1,4 +1,4 @@
-"""How much memory this process may have: its control group's limit, or the machine's.
+"""Memory limit of this process: that of its control group, or of the machine.
 
 Keeping freed buffers: what glibc's allocator has to be told so that batches of a megabyte don't cost page faults.
 
@@ -16,7 +16,7 @@ _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 
 
 def memory_bytes(limits: tuple[Path, ...] = _LIMITS) -> int:
-    """The least of them that is known, in bytes."""
+    """Return the smallest known limit in bytes."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in limits:
         try:

@@ -1,4 +1,4 @@
-"""Which failures a node heals by starting again by itself, and how long it waits: no momentary disk error needs an operator [L11].
+"""Decides which failures a node heals by a restart, and the wait before it. Temporary disk errors need no operator [L11].
 
 A disk that was full or refused one write is believed no more by the process that saw it, and is good again for the next one, which
 reads what is there and writes it anew. What no start can heal (damage, another format version, a folder in use) ends the node.
@@ -50,7 +50,7 @@ def momentary(error: BaseException | None) -> bool:
 
 
 def count_restart(before: int, ran_s: float) -> int:
-    """How many times in a row the node will have started again, ``before`` this one."""
+    """Return the number of restarts in a row. ``before``: those before this one."""
     return 1 if ran_s >= _CALM_S else before + 1
 
 
@@ -65,7 +65,7 @@ _deadlines: list[threading.Timer] = []
 
 
 def leave_the_process_in(seconds: float) -> None:
-    """Whatever hangs, the process is gone then: a supervisor must be able to rely on SIGTERM. Ends with the process."""
+    """Exit the process after ``seconds``, whatever hangs, so that SIGTERM always works."""
 
     def leave() -> None:
         logger.critical("shutdown did not finish within %g s; forcing exit", seconds)

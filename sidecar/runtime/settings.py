@@ -359,7 +359,7 @@ def nats_environment(url: str) -> dict[str, str]:
 
 
 def restarts_in_a_row(environment: Mapping[str, str] | None = None) -> int:
-    """How many times this node has started itself again without a quiet time since; 0 for one that was started."""
+    """Return how many times this node has restarted itself without a quiet time in between, 0 after a normal start."""
     told = (os.environ if environment is None else environment).get(_RESTARTS, "")
     return min(int(told), _MAX_RESTARTS) if told.isascii() and told.isdigit() else 0
 
@@ -421,10 +421,10 @@ def _check_renamed(known: Collection[str], unknown: Iterable[str], environment: 
     """Raise ConfigError for an old name of a setting, in the file or in the environment. The error names the new one."""
     for name in unknown:
         if SETTINGS.get(name) in known:
-            raise ConfigError(f"the setting {name} is now called {SETTINGS[name]}: rename it in the file")
+            raise ConfigError(f"The setting {name} was renamed. Use {SETTINGS[name]} in the file.")
     for old, new in SETTINGS.items():
         if new in known and environment.get(prefix + old.upper()):
-            raise ConfigError(f"{prefix}{old.upper()} is now called {prefix}{new.upper()}: rename it in the environment")
+            raise ConfigError(f"The environment variable {prefix}{old.upper()} was renamed. Use {prefix}{new.upper()}.")
 
 
 def _convert(name: str, raw: Any, field: Any) -> Any:
@@ -455,7 +455,7 @@ _MAX_SHOWN = 80
 
 
 def _shown(name: str, raw: Any) -> str:
-    """For an error: without secrets, and not at any length."""
+    """Return a setting for an error text: without secrets, and shortened."""
     if name in _SECRET:
         return "***"
     if name == "nats":
@@ -511,7 +511,7 @@ def flat(settings: NodeSettings) -> dict[str, Any]:
 
 
 def with_values(settings: NodeSettings, changed: Mapping[str, Any]) -> NodeSettings:
-    """``settings`` with these, by their dotted names; raise ConfigError where they don't go together."""
+    """Return ``settings`` with changed values by dotted name. Raise ConfigError if they contradict each other."""
     own = {name: value for name, value in changed.items() if "." not in name}
     for section in SECTIONS:
         prefix = f"{section}."
@@ -522,7 +522,7 @@ def with_values(settings: NodeSettings, changed: Mapping[str, Any]) -> NodeSetti
 
 
 def defaults() -> dict[str, Any]:
-    """Dotted name -> default; '' where there is none."""
+    """Return dotted name -> default, '' without one."""
     values = {f.name: "" if f.default is MISSING else f.default for f in fields(NodeSettings) if f.name not in SECTIONS}
     for section, cls in SECTIONS.items():
         values |= {f"{section}.{f.name}": f.default for f in fields(cls)}
@@ -547,7 +547,7 @@ def rows(running: NodeSettings, read: NodeSettings, sources: Mapping[str, str], 
 
 
 def _plain(name: str, value: Any) -> Any:
-    """As JSON has it."""
+    """Return the value as JSON shows it."""
     if name in SECRET:
         return HIDDEN if value else ""
     if name == "nats":
@@ -558,8 +558,7 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def with_cluster(found: Sequence[dict[str, Any]], image: ClusterImage) -> list[dict[str, Any]]:
-    """The rows, and what the metadata image says for the whole cluster, whatever a node's own settings are: source and ``applies`` are
-    ``cluster``."""
+    """Add the cluster-wide settings of the metadata image. Their source and ``applies`` are ``cluster``."""
     quota = image.default_quota
     said: dict[str, tuple[Any, Any]] = {
         "feature_level": (image.feature_level, NO_LEVEL),

@@ -1,4 +1,4 @@
-"""What systemd, or whoever started this process, is told: that it is ready, that it lives, what it is doing, that it stops.
+"""Reports to systemd or another supervisor: ready, alive, progress of the start, stopping.
 
 A datagram to the socket that ``NOTIFY_SOCKET`` names. While the logs are recovered it is told of progress, and given more time for each
 step of it; a recovery that stands still gets none. From then on it is told three times in each watchdog interval that the node is live.
@@ -34,7 +34,7 @@ class Supervisor:
         self._said = ""
 
     def tell(self, *words: str) -> None:
-        """Send these assignments, such as ``READY=1``; what can't be sent is only logged."""
+        """Send assignments such as ``READY=1``. A failure is only logged."""
         if not self._address:
             return
         try:
@@ -44,7 +44,7 @@ class Supervisor:
             logger.warning("cannot notify the supervisor of %s: %s", words[0], error)
 
     def start(self, live: Callable[[], list[Check]], ready: Callable[[], list[Check]], doing: Callable[[], str]) -> None:
-        """Begin. ``doing``: in words, what it is at before it is ready; other words are progress."""
+        """Start. ``doing``: returns the current step before the node is ready. A new text counts as progress."""
         if self._address:
             self._task = spawn(self._run(live, ready, doing), "telling the supervisor", endless=True)
 
@@ -74,11 +74,11 @@ class Supervisor:
         self.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def reloaded(self) -> None:
-        """They have been, or are as they were."""
+        """Report the end of a reload, successful or not."""
         self.tell("READY=1", "STATUS=ready")
 
     def stopping(self) -> None:
-        """The node begins to stop; nothing else is told from now on."""
+        """Report that the node stops. Nothing is sent after it."""
         if self._task is not None:
             self._task.cancel()
             self._task = None

@@ -1,4 +1,4 @@
-"""The one place that begins background tasks: none of them ends unheard [A6].
+"""Starts background tasks. Each unexpected end is reported [A6].
 
 A loop that writes checkpoints, beats or looks for space, and ends by an error that nobody expected, leaves a node that looks well
 and is not. So whoever begins something and does not wait for it says ``spawn``: an unexpected end goes to the event loop's
@@ -32,15 +32,17 @@ class BackgroundError(LiftError):
 
 
 def spawn(work: Coroutine[Any, Any, T], what: str, *, endless: bool = False) -> asyncio.Task[T]:
-    """Begin ``work``, which nobody waits for. ``what``: as it is named in the log. ``endless``: any end but by ``cancel`` is one
-    that nobody expected."""
+    """Start ``work`` in the background.
+
+    ``what``: its name in the log. ``endless``: any end except by ``cancel`` is unexpected.
+    """
     task = asyncio.get_running_loop().create_task(work, name=what)
     task.add_done_callback(_endless_ended if endless else _ended)
     return task
 
 
 def attended(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Begin ``work``, whose maker waits for it and takes its errors; what comes after the maker went on is of interest to nobody."""
+    """Start ``work`` whose caller waits for it and handles its errors. Errors after the caller's end are ignored."""
     task = asyncio.get_running_loop().create_task(work)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task
@@ -49,7 +51,7 @@ def attended(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 def spawn_in(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], what: str, *, endless: bool = False
 ) -> Callable[[], Coroutine[Any, Any, None]]:
-    """As ``spawn``, on another thread's running loop; return what ends it, to be awaited on the own loop."""
+    """Start work on another thread's loop as ``spawn`` does. Return a coroutine function that ends it."""
     begun: list[asyncio.Task[T]] = []
 
     def begin() -> None:
@@ -63,12 +65,12 @@ def spawn_in(
 
 
 async def elsewhere(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
-    """What ``work`` returns or raises on another thread's running loop; cancelled there when it is cancelled here."""
+    """Run ``work`` on another thread's loop and return its result. Cancellation is passed on."""
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
 
 
 def unexpected(what: str, error: Exception) -> None:
-    """Say that ``what`` can't go on, where somebody else's code would catch the error and go on."""
+    """Report that ``what`` failed, where other code would swallow the error."""
     asyncio.get_running_loop().call_exception_handler({"message": f"{what} has ended", "exception": error, _ENDED: what})
 
 
@@ -79,9 +81,9 @@ def _ended(task: asyncio.Task[Any]) -> None:
 
 def _endless_ended(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
-        _tell(task, task.exception() or BackgroundError("it returned"))
+        _tell(task, task.exception() or BackgroundError("the task returned, but should run until the node stops"))
     elif not task.cancelling():
-        _tell(task, BackgroundError("it was cancelled from within"))
+        _tell(task, BackgroundError("the task canceled itself"))
 
 
 def _tell(task: asyncio.Task[Any], error: BaseException) -> None:
@@ -90,7 +92,7 @@ def _tell(task: asyncio.Task[Any], error: BaseException) -> None:
 
 
 def run_loop(work: Coroutine[Any, Any, int]) -> int:
-    """Run ``work`` on an event loop of its own, uvloop's where it is installed, to its end."""
+    """Run ``work`` to its end on a new event loop, uvloop if installed."""
     try:
         import uvloop
     except ImportError:
@@ -107,7 +109,11 @@ def fatal_on(loop: asyncio.AbstractEventLoop, fatal: Callable[[Exception], None]
         where = context.get(_ENDED) or (repr(context.get("handle")) if "handle" in context and _is_ours(error) else "")
         if where and isinstance(error, Exception):
             logger.critical("background task failed: %s: %r", where, error, exc_info=error)
-            fatal(BackgroundError(f"The background task {where} ended unexpectedly: {error!r}"))
+            fatal(
+                BackgroundError(
+                    f"The background task {where} ended unexpectedly: {error!r}. The node stops. Please report it with its log."
+                )
+            )
         if before is not None:
             before(loop, context)
         elif not where:
@@ -118,7 +124,7 @@ def fatal_on(loop: asyncio.AbstractEventLoop, fatal: Callable[[Exception], None]
 
 
 def _is_ours(error: BaseException | None) -> bool:
-    """Whether code of this project was running: nats-py's and asyncio's own callbacks fail in ways that they heal themselves."""
+    """Return whether code of this project was running. nats-py's and asyncio's own callbacks recover by themselves."""
     traceback: TracebackType | None = error.__traceback__ if error is not None else None
     while traceback is not None:
         if traceback.tb_frame.f_code.co_filename.startswith(_OURS):

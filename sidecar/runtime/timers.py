@@ -1,4 +1,4 @@
-"""All deadlines of a node in one wheel with one timer of the event loop, rounded up to a grid so that they fire together.
+"""All deadlines of a node with one timer of the event loop, rounded up to a grid so that they fire together.
 
 A replica moves its deadlines with nearly every message ("the leader was heard: 2 s from now"). Such a move costs an assignment:
 the wheel keeps the earlier entry and looks again when that one comes up. A step of the grid that has timers is one slot, whatever their
@@ -64,7 +64,7 @@ class Timers:
             self._push(timer, slot_ns)
 
     def cancel(self, timer: Timer) -> None:
-        """Don't fire it; not set is fine."""
+        """Cancel a timer, if it is set."""
         timer._wanted_ns = None
 
     def _push(self, timer: Timer, slot_ns: int) -> None:
@@ -112,7 +112,7 @@ class Timers:
             self._fire_due()
 
     def _fire_due(self) -> None:
-        """Those whose time has come, for a slice of the loop's time; the others in its next turns."""
+        """Fire due timers for a limited time. The rest follows in the next turns."""
         self._firing = None
         due, end_ns = self._due, clock.now_ns() + SLICE_NS
         while due:

@@ -1,4 +1,4 @@
-"""What a node answers to whoever makes a page: history, partitions (worst first), the cluster's streams and events, metrics.
+"""Answers of a node to pages: history, partitions (worst first), streams and events of the cluster, metrics.
 
 All of it on ``<ns>.status.<node>``, as one JSON object with one field, which names the question. Lists are made in slices of the
 loop's time, ``PER_SECOND`` of them a second at most whoever asks: who asks the same meanwhile is given the last answer, others wait.
@@ -46,7 +46,7 @@ QUESTIONS = ("history", "partitions", "streams", "events", "metrics", "settings"
 
 
 def question_of(payload: bytes) -> tuple[str, Any] | None:
-    """(which of ``QUESTIONS``, what it says); None: it is another one."""
+    """Return (one of ``QUESTIONS``, its content), None for another question."""
     if not payload.startswith(b'{"'):
         return None
     try:
@@ -90,7 +90,7 @@ class PageAnswers:
         """Stream -> what was said of it, as long as its image is the same."""
 
     def ask(self, payload: bytes, answer: Answer) -> bool:
-        """Whether ``payload`` is one of these questions: ``answer`` is called with the answer then, now or soon."""
+        """Return whether ``payload`` is one of these questions. Then ``answer`` is called with the answer, now or soon."""
         question = question_of(payload)
         if question is None:
             return False
@@ -115,7 +115,7 @@ class PageAnswers:
         return True
 
     async def answered(self, payload: bytes) -> bytes:
-        """The same, for who can wait; b'': it is no such question."""
+        """Return the answer to a question, b'' for another question."""
         made: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         asked = self.ask(payload, lambda text: None if made.done() else made.set_result(text))
         return await made if asked else b""
@@ -143,7 +143,7 @@ class PageAnswers:
         return own if self.joins is None else await self.joins(own, said)
 
     async def partitions(self, reporter: Reporter, said: Any) -> dict[str, Any]:
-        """Those of this process, and those of the stream asked for that nobody holds here or leads."""
+        """Return the partitions of this process, and those of the stream that no node has or leads."""
         stream, after, limit = (
             said.get("stream", ""),
             place_of(said.get("after", [-1, "", -1])),
@@ -199,8 +199,8 @@ class PageAnswers:
 
 
 async def _events(reporter: Reporter, said: Any) -> dict[str, Any] | None:
-    """``{"after": [index, number], "since_ns": 0, "count": 500}``: what ``liftpy events`` is told, without who asked for what.
-    With ``kept``: what the stream of events holds (``sidecar.status.event_history``)."""
+    """Answer ``{"after": [index, number], "since_ns": 0, "count": 500}`` with the events of ``liftpy events``, without their
+    requesters. With ``kept``: from the stream of events."""
     if isinstance(said, dict) and "kept" in said:
         return await kept_events(reporter, said)
     told = await reporter.group.events(json.dumps(said).encode())
@@ -212,7 +212,7 @@ async def _events(reporter: Reporter, said: Any) -> dict[str, Any] | None:
 
 
 async def _sliced(items: Iterable[T]) -> AsyncIterator[T]:
-    """Each of ``items``; other work of the loop has its turn every 2 ms."""
+    """Iterate over ``items``, and let other work run every 2 ms."""
     began = time.monotonic()
     for number, item in enumerate(items):
         if number % 16 == 15 and time.monotonic() - began > SLICE_S:
@@ -226,7 +226,10 @@ def _encoded(kind: str, said: Any) -> bytes:
 
 
 def _row(place: Place, held: Any, now_ns: int) -> dict[str, Any]:
-    """``held``: the worker; a state, of a partition that nobody leads and that is not here; None: its log can't be opened."""
+    """Return the row of a partition.
+
+    ``held``: its worker, or a state if no node leads it and it is not here. None: its log cannot be opened.
+    """
     urgent, stream, partition = place
     made: dict[str, Any] = {
         "stream": stream, "partition": partition, "urgency": urgent, "role": "", "leader": "", "epoch": 0, "isr": [], "replicas": [],
@@ -269,7 +272,7 @@ class RestedAnswers:
         self._works = False
 
     def ask(self, question: bytes, make: Callable[[], Awaitable[bytes]], answer: Answer) -> None:
-        """``answer`` is called with what ``make`` returns, or has returned to another one."""
+        """Call ``answer`` with the result of ``make``, or with a recent result for another caller."""
         now, kept = self._now(), self._kept.get(question)
         if kept is not None and now - kept[0] < KEPT_S and (now < self._next_at or now - kept[0] < 1 / PER_SECOND):
             answer(kept[1])

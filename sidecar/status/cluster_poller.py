@@ -1,4 +1,6 @@
-"""What a page shows, fetched while somebody looks: all nodes are asked once a second, over NATS, and nobody when nobody looks.
+"""Fetches the data of a page while a viewer is connected: all nodes are asked once a second over NATS.
+
+Without viewers no node is asked.
 
 A node that serves a page also asks some others for their history while nobody looks, so that the page still has it when one of them is
 gone. Moments at which a node led and nobody knows what are gaps of the cluster's plots, not zeros.
@@ -74,10 +76,10 @@ class NodesAsker(Protocol):
     """How to query nodes."""
 
     async def ask(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
-        """Its answer; raises LiftError."""
+        """Return the answer of a node. Raises LiftError."""
 
     async def node_ids(self) -> list[str]:
-        """Whom to ask first; raises LiftError."""
+        """Return the nodes to ask first. Raises LiftError."""
 
 
 class _List:
@@ -92,7 +94,7 @@ class _List:
         self._counted: dict[tuple[str, int, str], tuple[float, int, int]] = {}
 
     def put(self, now_s: float, said: dict[str, Any]) -> None:
-        """Node -> what it answered."""
+        """Set the answers by node."""
         self.was_told = True
         self.said = {node: one for node, one in said.items() if isinstance(one, dict)}
         if self.stream:
@@ -113,7 +115,7 @@ class _List:
         self.rows, self._counted = rows, counted
 
     def shown(self) -> dict[str, Any]:
-        """For the page; ``after``: behind which the next page begins, None: there is none."""
+        """Return the list for the page. ``after``: start of the next page, None for none."""
         more = any(one.get("more") is True for one in self.said.values())
         last = self.rows[-1] if self.rows and more else None
         counts = [one["count"] for one in self.said.values() if type(one.get("count")) is int]
@@ -179,7 +181,7 @@ class Viewing:
     async def fresh(
         self, *, stream: str = "", node: str = "", after: Place = FIRST, streams_after: tuple[int, str] = (-1, "")
     ) -> None:
-        """Returns when all that a page wants was asked for within the last second."""
+        """Wait until all data of a page is at most a second old."""
         self._wanted_s = self._now()
         streams = self._wanted_streams(streams_after)
         wanted = self._wanted(stream, node, after) if stream or node else None
@@ -209,7 +211,7 @@ class Viewing:
         return found
 
     async def _watch(self) -> None:
-        """Each second while there are viewers, and then until all is forgotten."""
+        """Refresh each second while there are viewers, and until the data is dropped."""
         while self.viewers or self._now() - self._wanted_s < FORGOTTEN_S:
             await asyncio.sleep(EVERY_S - self._wall() % EVERY_S + 0.1)  # nodes sample at the full second
             if self.viewers:
@@ -219,7 +221,7 @@ class Viewing:
             self._forget()
 
     async def keep(self) -> None:
-        """Until it is cancelled: take in what other nodes have sampled, for when one of them is gone."""
+        """Copy histories of other nodes until canceled, for the time after one is lost."""
         while True:
             await asyncio.sleep(KEEP_EVERY_S)
             if not self.viewers:
@@ -227,7 +229,7 @@ class Viewing:
                     await self.take_histories()
 
     async def take_histories(self) -> None:
-        """Of the nodes that follow this one by name, at most ``MOST_KEPT``."""
+        """Copy the histories of at most ``MOST_KEPT`` nodes that follow this one by name."""
         own = self._own[0] if self._own is not None else ""
         with suppress(LiftError):
             nodes = [node for node in sorted(await self._asker.node_ids()) if node != own]
@@ -235,11 +237,11 @@ class Viewing:
             await asyncio.gather(*map(self._ask_history, [*after, *nodes[: len(nodes) - len(after)]][:MOST_KEPT]))
 
     def kept(self, node: str) -> History | None:
-        """What is known here of the history of another node; None: nothing."""
+        """Return the copied history of another node, None without one."""
         return self._histories.get(node)
 
     async def changed(self) -> None:
-        """Returns when something new was heard."""
+        """Wait for new data."""
         await self._looked.wait()
 
     async def _look(self) -> None:
@@ -294,7 +296,7 @@ class Viewing:
                 after[step] = rows.first + (rows.count - 1) * step
 
     async def _ask_kept(self, node: str, answering: list[str]) -> None:
-        """Take the history of a silent node from nodes that keep it, if none of it is known here: this node may have begun later."""
+        """Copy the history of a silent node from nodes that have it, if it is unknown here."""
         now_s = self._now()
         if node in self._histories or now_s < self._ask_kept_s.get(node, now_s):
             return
@@ -356,17 +358,17 @@ class Viewing:
 
     # ---- what there is -----------------------------------------------------------------------------------------------------
     def cluster(self, streams_after: tuple[int, str] = (-1, "")) -> dict[str, Any]:
-        """The cluster's page."""
+        """Return the data of the cluster page."""
         known = self._streams.get(streams_after)
         return self._object({"streams": (known and known.said) or {"rows": [], "after": None, "count": None}})
 
     def node(self, node: str, after: Place = FIRST) -> dict[str, Any]:
-        """A node's; its ``partitions`` are those that were told last."""
+        """Return the data of a node's page. ``partitions``: as reported last."""
         row = next((node_row(one) for one in self._watching.model().rows if one.node == node), None)
         return self._object({"node": row, "partitions": self._wanted("", node, after).shown()})
 
     def stream(self, stream: str, after: Place = FIRST) -> dict[str, Any]:
-        """A stream's."""
+        """Return the data of a stream's page."""
         shown = self._wanted(stream, "", after).shown()
         rates = [row["records_in_s"] for row in shown["rows"] if row["records_in_s"] is not None]
         problems = sum(1 for row in shown["rows"] if row["problem"])
@@ -379,9 +381,8 @@ class Viewing:
         return self._object({"stream": facts, "partitions": shown})
 
     async def happened(self, **only: str) -> dict[str, Any]:
-        """Events, the newest first, at most ``MOST_ROWS``: what was told since some hours ago, and behind that what the stream of
-        events holds, where there is one. Of a ``kind``, ``stream`` or ``node``, between ``since`` and ``until`` (wall clock, s),
-        ``before`` an event (exclusive). ``older``: where the next page begins, None: there is none."""
+        """Return at most ``MOST_ROWS`` events, newest first: those in memory, then those of the stream of events if there is
+        one."""
         since_ns, until_ns = (round(float(only.get(name) or 0) * NS_PER_S) for name in ("since", "until"))
         before = place_before(only.get("before", ""))
         told = [event for event in self.events if _place(event) < before[:2] and fits(event, only)]
@@ -408,7 +409,7 @@ class Viewing:
         return self._object({**page, "older": older})
 
     async def _kept(self, behind: dict[str, Any], limit: int) -> dict[str, Any] | None:
-        """What the stream of events holds; None: there is none, or nobody answers who has it."""
+        """Return events from the stream of events, None if there is none or no node answers."""
         if limit < 1:
             return {"events": [], "more": True, "last": None}
         known = [node for node, one in self._glances.items() if one is not None]
@@ -435,13 +436,14 @@ class Viewing:
         return {"seq": self.seq, "time_ms": round(self._wall() * 1000), "cluster": cluster, "page": page}
 
     def history(self, step: int, node: str = "", after: int = 0) -> HistoryRows:
-        """Of the cluster, or of a node: all that is known."""
+        """Return the complete known history of the cluster or a node."""
         known = [one for name, one in self._histories.items() if not node or name == node]
         rows = of_cluster(known, step, after)
         return rows if node else with_gaps(rows, self._unknown())
 
     def _unknown(self) -> list[tuple[float, float]]:
-        """(after, until), wall clock, s: a node was there, and nobody knows what it did. From its last sample until it was fenced."""
+        """Return (after, until) in wall-clock seconds of times for which nothing is known about a node: from its last sample
+        until it was fenced."""
         found = []
         for event in self.events:
             if event.get("kind") == "node_fenced":
@@ -468,14 +470,14 @@ class Viewing:
         return {"step": step, "nodes": nodes, "led": led, "marks": [list(mark) for mark in found]}
 
     def live(self, shown: dict[str, Any], node: str = "") -> dict[str, Any]:
-        """``shown``, with what is new of the plots."""
+        """Return ``shown`` with the new values of the plots."""
         second = int(self._wall())
         tail = self.history(SECONDS, node, second - _TAIL_S).as_object()
         return {**shown, "tail": tail, "timeline": self.timeline(SECONDS, second - _MARKS_TAIL_S)}
 
 
 def _is_event(said: Any) -> bool:
-    """Whether a node has told what can be shown."""
+    """Return whether a node sent a valid event."""
     return isinstance(said, dict) and all(is_count(said.get(name)) for name in ("time_ns", "index", "number"))
 
 
@@ -484,7 +486,10 @@ def _place(event: dict[str, Any]) -> tuple[int, ...]:
 
 
 def place_before(text: str) -> tuple[int, ...]:
-    """Of ``?before=index.number`` or ``index.number.offset`` (in the stream of events); '': behind all. Raises ValueError."""
+    """Return the place in ``?before=index.number`` or ``index.number.offset`` (in the stream of events), '': after all.
+
+    Raises ValueError.
+    """
     if not text:
         return NEWEST
     numbers = tuple(map(int, text.split(".")))

@@ -1,5 +1,4 @@
-"""What the stream of events holds, told to a page: the newest first, as many as fit on it. Read from this node's own replica, so that
-it needs no right of a reader and no message; a node without one says who has one.
+"""Reads the stream of events for a page, newest first, from this node's own replica.
 
 Committed events are looked through backwards, ``STEP`` at once and ``MOST_LOOKED_AT`` for one question; the asker goes on from there.
 """
@@ -36,8 +35,8 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class KeptQuestion:
-    """Events before ``before`` (index, number; exclusive; None: any), of [``since_ns``, ``until_ns``), that fit ``only``. ``below``:
-    the offset of that one in the stream, None: it is looked for."""
+    """Query for events before ``before`` (index, number, exclusive, None: any), in [``since_ns``, ``until_ns``), that match
+    ``only``. ``below``: offset of that place in the stream, None: it is searched."""
 
     before: Place | None
     below: int | None
@@ -48,8 +47,10 @@ class KeptQuestion:
 
     @classmethod
     def of(cls, said: Any) -> KeptQuestion:
-        """Of ``{"kept": {"before": [index, number, offset], "since_ns": 0, "until_ns": 0, "kind": ""}, "limit": 500}``. Raises
-        ValueError."""
+        """Parse ``{"kept": {"before": [index, number, offset], "since_ns": 0, "until_ns": 0, "kind": ""}, "limit": 500}``.
+
+        Raises ValueError.
+        """
         if not isinstance(said, dict) or not isinstance(asked := said.get("kept"), dict):
             raise ValueError("Invalid parameter kept. Use an object.")
         before = below = None
@@ -69,8 +70,8 @@ class KeptQuestion:
 
 
 async def kept_events(reporter: Reporter, said: Any) -> dict[str, Any] | None:
-    """``kept``: events, the newest first; ``more``: there may be; ``last``: before which the next question begins. Or ``at``:
-    who has them, where nobody here has. None: they are kept nowhere. Raises ValueError for what is no question."""
+    """Return ``kept``: events, newest first, ``more``: there may be others, ``last``: place before which the next query begins.
+    Or ``at``: nodes that have the events. None: invalid query."""
     question = KeptQuestion.of(said)
     stream = reporter.group.image.streams.get(EVENTS_STREAM)
     if stream is None or not stream.partitions:
@@ -118,7 +119,7 @@ def _is_wanted(event: dict[str, Any], question: KeptQuestion) -> bool:
 
 
 def _between(log: Log, start: int, end: int) -> list[RecordBatch]:
-    """The batches that hold [``start``, ``end``), whole."""
+    """Return the whole batches of [``start``, ``end``)."""
     found: list[RecordBatch] = []
     while start < end:
         found += split_batches(b"".join(log.read(start, _READ_BYTES).chunks))
@@ -127,7 +128,7 @@ def _between(log: Log, start: int, end: int) -> list[RecordBatch]:
 
 
 def _newest_first(batches: list[RecordBatch], end: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(offset, what a node has written there), below ``end``; all else that stands there is passed over."""
+    """Yield (offset, event) below ``end``, newest first. Other records are skipped."""
     for batch in reversed(batches):
         values = batch.values()
         for number in range(min(len(values), end - batch.base_offset) - 1, -1, -1):

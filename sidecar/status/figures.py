@@ -58,14 +58,14 @@ MOST_ENDED = 16
 
 
 class BoundedLabels:
-    """A label's values as they come first, at most ``most`` of them; a value that has its own label keeps it."""
+    """Label values in order of appearance, at most ``most``. A value keeps its label."""
 
     def __init__(self, most: int = MOST_VALUES) -> None:
         self._most = most
         self._given: dict[str, set[str]] = {}
 
     def of(self, metric: str, value: str) -> str:
-        """As what ``value`` is shown."""
+        """Return the label for ``value``."""
         given = self._given.setdefault(metric, set())
         if value not in given:
             if len(given) >= self._most:
@@ -81,7 +81,7 @@ class ResumingCount:
         self._before = self._last = 0.0
 
     def of(self, count: float) -> float:
-        """All that there was, now that the source says ``count``."""
+        """Return the total after the source reports ``count``, which may have restarted."""
         if count < self._last:
             self._before += self._last
         self._last = count
@@ -100,12 +100,12 @@ class Figures:
         """In words, at most ``MOST_ENDED``: replicated services that have ended, and why."""
 
     def put(self, name: str, value: float, *labels: str) -> None:
-        """One figure; of equal labels the sum."""
+        """Add a value. Values with equal labels are summed."""
         row = self.numbers.setdefault(name, {})
         row[labels] = row.get(labels, 0) + value
 
     def each(self, name: str, values: Iterable[tuple[str, float]]) -> None:
-        """One for each value of the metric's label, bounded in number."""
+        """Add one value for each label value, limited in number."""
         self.numbers.setdefault(name, {})
         for value, figure in values:
             self.put(name, figure, self._bounded.of(name, value.lower().replace(" ", "_")))
@@ -121,7 +121,7 @@ _HELD = {
 
 
 class NodeFigures:
-    """Gathers them for one node; keeps what makes counters go on."""
+    """Gathers the metrics of one node, and keeps the state of counters that must not restart."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
@@ -131,7 +131,7 @@ class NodeFigures:
         self._audit_dropped = ResumingCount()
 
     async def gather(self) -> Figures:
-        """All of them; other work of the loop has its turn every 2 ms."""
+        """Return all metric values. Other work of the loop runs every 2 ms."""
         found = Figures(self._bounded)
         await self._partitions(found)
         reporter = self._reporter
@@ -354,7 +354,7 @@ def _disk(found: Figures, reporter: Reporter) -> None:
 
 
 def _space(folder: Any) -> tuple[int, int]:
-    """(free, size) of its file system, in bytes; nothing where that can't be told."""
+    """Return (free, size) of the file system in bytes, () if it is unknown."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError:

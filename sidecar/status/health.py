@@ -1,5 +1,4 @@
-"""A node's health, as it is asked for: on the status port, over NATS, and by a supervisor.
-``liftpy/core/observe/node_health.py`` says what it means."""
+"""Health of a node for the status port, NATS and a supervisor. ``liftpy/core/observe/node_health.py`` defines it."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ class Health:
         self._synced = Synced()
 
     def live(self) -> list[Check]:
-        """Whether the process should go on."""
+        """Return the checks of whether the process should keep running."""
         return live(self._signs())
 
     def ready(self) -> list[Check]:
@@ -44,13 +43,13 @@ class Health:
         return ready(self._signs())
 
     def synced(self) -> list[Check]:
-        """The same, and whether all that it holds has caught up since the start."""
+        """Return the ready checks, and whether all replicas have caught up since the start."""
         signs = self._signs()
         own = self._synced.look(self._replicas(), opened=signs.opened)
         return [*ready(signs), own if not own.ok else Check("synced", self._elsewhere())]
 
     def report(self) -> dict[str, Any]:
-        """All of it, for machines."""
+        """Return all checks as JSON."""
         found = {"live": self.live(), "ready": self.ready(), "synced": self.synced()[-1:]}
         says = {name: all(check.ok for check in checks) for name, checks in found.items()}
         says["synced"] = says["synced"] and says["ready"]
@@ -65,10 +64,10 @@ class LastHeard:
         self._at: float | None = None
 
     def now(self) -> None:
-        """It was."""
+        """Set the time to now."""
         self._at = time.monotonic()
 
     @property
     def age_s(self) -> float | None:
-        """Since then; None: never."""
+        """Seconds since then, None: never."""
         return None if self._at is None else time.monotonic() - self._at

@@ -42,7 +42,7 @@ Respond = Callable[[bytes], "bytes | Awaitable[bytes | Live]"]
 
 
 def http(status: str, kind: str, body: bytes, *, kept_s: int = 0) -> bytes:
-    """An answer; ``kept_s``: the browser may keep it for so long."""
+    """Return an HTTP answer. ``kept_s``: how long the browser may cache it."""
     head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
     kept = f"max-age={kept_s}" if kept_s else "no-store"
     more = "Cross-Origin-Resource-Policy: same-origin\r\nReferrer-Policy: no-referrer\r\n"
@@ -73,7 +73,7 @@ class Serving:
         """Connections without a whole request so far, the oldest first."""
 
     async def open(self, host: str, port: int) -> int:
-        """Listen; returns the port. Raises OSError when it is taken."""
+        """Listen and return the port. Raise OSError if it is in use."""
         self._server = await asyncio.start_server(self._handle, host, port)
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
@@ -108,7 +108,10 @@ class Serving:
                 self._silent.pop(writer, None)
 
     def _close_oldest_silent(self, newcomer: asyncio.StreamWriter) -> bool:
-        """Make room for ``newcomer``: a visitor that connects and says nothing must not keep a probe out. False: nobody is silent."""
+        """Close the oldest silent connection for ``newcomer``, so that idle visitors do not block a probe.
+
+        Return False without one.
+        """
         oldest = next(iter(self._silent))
         if oldest is newcomer:
             return False
@@ -117,7 +120,7 @@ class Serving:
         return True
 
     async def _answer(self, request: bytes) -> bytes | Live:
-        """What is answered, 500 where that raises: a request concerns nobody else [A15]."""
+        """Return the answer, 500 if it raises. An error never affects other requests [A15]."""
         answer: bytes | Live = http("500 Internal Server Error", TEXT, b"this request failed, the log says why\n")
 
         async def respond() -> None:
@@ -129,7 +132,7 @@ class Serving:
         return answer
 
     async def _go_on(self, live: Live, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Until the visitor goes: that is seen at once, so that the place is free for the same page loaded anew."""
+        """Send live data until the visitor disconnects. Its place is then free at once."""
         if self.live_count >= MOST_LIVE:
             writer.write(http("503 Service Unavailable", TEXT, b"so many watch already\n"))
             return
@@ -144,7 +147,7 @@ class Serving:
             await live.events.aclose()
 
     async def close(self) -> None:
-        """Listen no more, and end what is live."""
+        """Stop listening, and end live connections."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -153,7 +156,7 @@ class Serving:
 
 
 async def _closed(writer: asyncio.StreamWriter) -> None:
-    """In bounded time, also where the visitor takes nothing of what is still to be sent: he would keep it, and a socket, for ever."""
+    """Close a connection in limited time, even if the visitor does not read."""
     writer.close()
     try:
         await asyncio.wait_for(writer.wait_closed(), REQUEST_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""How late the node's event loop is: a timer ten times a second says it.
+"""Measures the delay of the node's event loop with a timer ten times a second.
 
 The same timer looks who leads the metadata group, so that changes of that are counted, and has the lines of the log told that were left
 out.
@@ -27,7 +27,7 @@ class LoopWatch:
         self._due = 0.0
 
     def start(self) -> None:
-        """Begin."""
+        """Start."""
         self._wait(asyncio.get_running_loop())
 
     def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -45,6 +45,6 @@ class LoopWatch:
         self._wait(loop)
 
     def close(self) -> None:
-        """End."""
+        """Stop."""
         if self._timer is not None:
             self._timer.cancel()

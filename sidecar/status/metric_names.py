@@ -1,4 +1,4 @@
-"""Every metric of a node: its name (``liftpy_`` before it), kind, labels, and what it says. docs/metrics.md shows the same table.
+"""Table of all metrics of a node: name (without ``liftpy_``), kind, labels and help. docs/metrics.md shows the same table.
 
 A label's values come from code, and of one label there are at most ``MOST_VALUES``: what comes later is counted as ``(other)``, so that
 a node has at most 500 series, whatever it holds. ``stream`` is a label only where ``metrics_streams`` asks for it.

@@ -42,7 +42,7 @@ class _Shown(Collector):
         self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        """All of them."""
+        """Yield all metrics."""
         yield from self._families
 
 
@@ -57,7 +57,7 @@ class _Processes(Collector):
         self._each = [ProcessCollector(registry=None, pid=partial(int, pid)) for pid in pids]
 
     def collect(self) -> Iterator[Metric]:
-        """One of a kind; a process that has just ended shows nothing."""
+        """Yield the sum over the processes. A process that has just ended is left out."""
         found: dict[str, Metric] = {}
         for collector in self._each:
             for family in collector.collect():
@@ -72,7 +72,7 @@ class _Processes(Collector):
 
 
 def text_of(families: list[Metric], pids: Sequence[int] = ()) -> bytes:
-    """What Prometheus scrapes; ``pids``: with what it shows of every process, of these together."""
+    """Return the text for Prometheus. ``pids``: processes whose process metrics are summed."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Shown(families))
     if pids:
@@ -81,7 +81,7 @@ def text_of(families: list[Metric], pids: Sequence[int] = ()) -> bytes:
 
 
 def families(found: Figures) -> list[Metric]:
-    """One for each row of the table; raises KeyError for a row that nobody has filled."""
+    """Return one metric for each row of the table. Raise KeyError for a row without values."""
     return [
         _histograms(name, row, found) if row.kind == HISTOGRAM else _numbers(name, row, found) for name, row in TABLE.items()
     ]

@@ -40,7 +40,7 @@ MOST_WAITING = 64
 
 
 def glance_at(found: Figures, reporter: Reporter) -> NodeSummary:
-    """What the figures say."""
+    """Return the summary of the metric values."""
     group, image = reporter.group, reporter.group.image
 
     def total(name: str, *labels: str) -> float:
@@ -126,7 +126,7 @@ def _state(node: Any) -> str:
 
 
 class GlanceDesk:
-    """Answers who asks: at once from the last answer where that is fresh, else when the figures are gathered."""
+    """Answers requests for the summary: at once while the last one is fresh, else after gathering it."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The pages as HTML, with all numbers in them: without scripts they are tables, with scripts (``static/app.js``) the same elements go on.
+"""HTML pages with all values in tables. Scripts (``static/app.js``) update the same elements.
 
 What a script has to know stands in attributes: ``data-v`` the path of a figure in the page's JSON, ``data-f`` how it is written, and of
 tables ``data-rows`` and ``data-columns``. All names are escaped; the policy of ``serving.py`` lets nothing run that is not ours.
@@ -64,7 +64,7 @@ PLOTS = (
 
 
 def cluster_page(shown: dict[str, Any]) -> str:
-    """``/``."""
+    """Return the page ``/``."""
     body = (
         f"{_at_a_glance(shown)}{_timeline()}{_plots('')}"
         f"{_section('Nodes', _table('nodes', 'cluster.rows', NODE_COLUMNS, shown))}"
@@ -74,7 +74,7 @@ def cluster_page(shown: dict[str, Any]) -> str:
 
 
 def node_page(shown: dict[str, Any], node: str) -> str:
-    """``/node/<id>``."""
+    """Return the page ``/node/<id>``."""
     facts = (
         ("state", "State", "text"), ("leads", "Leads", "int"), ("replicas", "Replicas", "int"), ("records_in_s", "Records in /s", "rate"),
         ("ack_p99_s", "Ack p99", "span"), ("lag_s", "Slowest replica", "span"), ("disk_free", "Disk free", "share"),
@@ -90,7 +90,7 @@ def node_page(shown: dict[str, Any], node: str) -> str:
 
 
 def stream_page(shown: dict[str, Any], stream: str) -> str:
-    """``/stream/<name>``."""
+    """Return the page ``/stream/<name>``."""
     facts = (
         ("records_in_s", "Records in /s, of those shown", "rate"), ("shown", "Partitions shown", "int"), ("problems", "With problems", "int"),
     )  # fmt: skip
@@ -104,7 +104,7 @@ def stream_page(shown: dict[str, Any], stream: str) -> str:
 
 
 def events_page(shown: dict[str, Any], fields: Mapping[str, str]) -> str:
-    """``/events``, of one kind or all; ``fields``: as they were asked for."""
+    """Return the page ``/events``, of one kind or all. ``fields``: query of the request."""
     page, kind = shown["page"], fields.get("kind", "")
     links = "".join(
         f'<a href="/events{f"?kind={one}" if one else ""}"{" aria-current=true" if one == kind else ""}>{one.replace("_", " ") or "all"}</a> '
@@ -284,12 +284,12 @@ _ITEM = re.compile(r"(?:\d+\.|-) ")
 
 @cache
 def names() -> frozenset[str]:
-    """Of all runbooks."""
+    """Return the names of all runbooks."""
     return frozenset(one.name[:-3] for one in _FOLDER.iterdir() if one.name.endswith(".md"))
 
 
 def runbook(name: str) -> str:
-    """The page of the runbook ``name``, which is one of ``names()``."""
+    """Return the page of a runbook. ``name``: one of ``names()``."""
     body = as_html(_FOLDER.joinpath(f"{name}.md").read_text(encoding="utf-8"))
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(name)} · liftpy</title>'
@@ -300,7 +300,7 @@ def runbook(name: str) -> str:
 
 
 def as_html(text: str) -> str:
-    """Of Markdown as the runbooks use it; all else is text."""
+    """Render the Markdown subset of the runbooks. Everything else is plain text."""
     made: list[str] = []
     for block in re.split(r"\n\s*\n(?=\S)", text.strip()):
         if block.startswith("```"):

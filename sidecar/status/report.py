@@ -1,4 +1,4 @@
-"""What a node says of itself: one JSON object, the same over NATS (``<ns>.status.<node>``) and on the status page.
+"""Status of a node as one JSON object, the same over NATS (``<ns>.status.<node>``) and on the status page.
 
 Offsets: ``newest_offset``, ``high_watermark`` and ``log_start_offset`` are inclusive; -1 where there is none.
 """
@@ -90,7 +90,7 @@ class Reporter:
         return {**self.report(chosen), "more": len(behind) > len(chosen)}
 
     def report(self, only: list[PartitionWorker] | None = None) -> dict[str, Any]:
-        """The whole node; with ``only`` these of its partitions."""
+        """Return the status of the node. ``only``: its partitions to include."""
         now_ns = clock.now_ns()
         workers = self._partitions if only is None else only
         return {
@@ -124,48 +124,48 @@ class Reporter:
 
     @property
     def uptime_s(self) -> float:
-        """Since there is something to report."""
+        """Seconds since the start."""
         return time.monotonic() - self._started
 
     def _controllers(self) -> dict[str, Any]:
-        """Who forms the metadata group: as this node's image has it, else as its settings do."""
+        """Return the controllers in the image, or in the settings without an image."""
         held, named = self._group.image.controllers, sorted(self._settings.controllers)
         voters = list(held.voters) if held.index else named
         shown = {"voters": voters, "learner": held.learner, "leaving": held.leaving, "index": held.index}
         return {**shown, "differ_from_settings": voters != named}
 
     def scrub(self) -> dict[str, Any]:
-        """How far it is; nothing where there is none."""
+        """Return the progress of the scrub, {} without one."""
         return self._scrub.report() if self._scrub is not None else {}
 
     def clock(self) -> dict[str, Any]:
-        """Of the wall clock: by how much it is ahead of other nodes', and why it is in doubt, '' where it is not."""
+        """Return how far the wall clock is ahead of other nodes, and why it is not trusted ('' if it is)."""
         if self._clocks is None:
             return {"skew_s": 0.0, "doubt": ""}
         trust = self._clocks.look()
         return {"skew_s": round(trust.skew_ns / 1e9, 3), "doubt": trust.why}
 
     def coordinators(self) -> list[dict[str, Any]]:
-        """Of groups, those here."""
+        """Return the coordinators of groups on this node."""
         return self._coordinators.report() if self._coordinators is not None else []
 
     def group_lags(self) -> dict[str, GroupLag]:
-        """How far the groups are whose coordinators lead here, by label."""
+        """Return the lag of the groups whose coordinators lead here, by label."""
         return self._coordinators.lags.of if self._coordinators is not None else {}
 
     @property
     def node_id(self) -> str:
-        """Of this node."""
+        """Id of this node."""
         return self._settings.node_id
 
     def of_stream(self, stream: str, count: int) -> list[dict[str, Any]]:
-        """Its first partitions here, in order."""
+        """Return the first partitions of a stream here, in order."""
         own = [worker for worker in self._partitions if worker.key.stream == stream]
         chosen = nsmallest(count, own, key=lambda worker: worker.key.partition)
         return [self._partition(worker, clock.now_ns()) for worker in chosen]
 
     def counted(self) -> dict[str, int]:
-        """What was counted under names, the group's with ``metadata: `` in front."""
+        """Return all named counters. Those of the group begin with ``metadata: ``."""
         return {**self._counters, **{f"metadata: {kind}": n for kind, n in self._group.counters.items()}}
 
     def nats(self) -> dict[str, Any]:
@@ -182,7 +182,7 @@ class Reporter:
         }
 
     def _connections(self) -> dict[str, dict[str, Any]]:
-        """The same of each; of the ingest connection also what waits to be parsed."""
+        """Return the values of each connection. The ingest connection also has its unparsed bytes."""
         found = {link.name: _connection(link) for link in self._links.all()}
         inflow = self._links.ingest
         found[inflow.name] |= {
@@ -246,7 +246,7 @@ class Reporter:
 
 
 def _derived(node: NodeDerived) -> dict[str, Any]:
-    """What is kept of logs in memory, in bytes, by kind; and what was refused for want of room."""
+    """Return the memory use of derived state by kind, and the rejections for lack of room."""
     return {
         "bound_bytes": node.bound_bytes,
         "size_bytes": node.size_bytes,
@@ -265,7 +265,7 @@ def _connection(link: BusConnection) -> dict[str, Any]:
 
 
 def _copies(pace: CatchupThrottle) -> dict[str, Any]:
-    """What the learners here have copied, all together, since the process began."""
+    """Return what all learners on this node have copied since the start."""
     return {
         "bytes_per_second": pace.bytes_per_second,
         "copied_bytes": pace.copied_bytes,

@@ -45,7 +45,7 @@ class _Sampled(NamedTuple):
     loop_lag: tuple[int, ...]
 
     def joined(self, said: Said) -> _Sampled:
-        """With what another process has counted."""
+        """Return the sum with the counters of another process."""
         counts, acks, flushes, loop_lag = (tuple(map(add, getattr(self, name), said[name])) for name in _COUNTED)
         return self._replace(counts=counts, acks=acks, flushes=flushes, loop_lag=loop_lag)
 
@@ -81,7 +81,7 @@ class Sampler:
         """The last sample, all its slices together."""
 
     def start(self) -> None:
-        """Begin."""
+        """Start."""
         self.on(asyncio.get_running_loop())
 
     def on(self, loop: Any) -> None:
@@ -90,7 +90,7 @@ class Sampler:
         self._wait()
 
     def close(self) -> None:
-        """End."""
+        """Stop."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -114,7 +114,7 @@ class Sampler:
         self._wait()
 
     def sample(self) -> Iterator[None]:
-        """One; stops wherever other work may have its turn."""
+        """Take one sample. It yields wherever other work may run."""
         at_s, second, it = self._now(), int(self._wall()), self._reporter.instruments
         look = _Showing(self._reporter)
         yield from look.all()
@@ -142,7 +142,7 @@ class _Showing:
         """Partitions led here: with all replicas in sync, with fewer, with fewer than min.isr."""
 
     def joined(self, said: Said) -> None:
-        """With what another process shows."""
+        """Add the values of another process."""
         self.lag_ns = max(self.lag_ns, said["lag_ns"])
         self.isr = list(map(add, self.isr, said["isr"]))
 

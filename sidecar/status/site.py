@@ -33,7 +33,7 @@ Fields = Mapping[str, str]
 
 @cache
 def static() -> dict[str, bytes]:
-    """All files that pages are made of, by name."""
+    """Return all static files by name."""
     folder = files("sidecar.status").joinpath("static")
     return {one.name: one.read_bytes() for one in folder.iterdir() if one.is_file() and one.name.rpartition(".")[2] in _KINDS}
 
@@ -47,7 +47,7 @@ class Site:
         """What those who watch the same are sent this second: made once for all of them."""
 
     def respond(self, path: str, query: bytes) -> Awaitable[bytes | Live] | bytes | None:
-        """The answer to a GET; None: there is no such page."""
+        """Return the answer to a GET, None if there is no such page."""
         fields = dict(parse_qsl(query.decode("ascii", "replace"), keep_blank_values=True))
         if path.startswith("/static/"):
             return _static(path.removeprefix("/static/"))
@@ -74,7 +74,10 @@ class Site:
         return self._json(view) if as_json else self._page(view, name, fields)
 
     def _view(self, name: str, fields: Fields) -> Callable[[], Awaitable[dict[str, Any]]]:
-        """What a page shows, made anew with each call. Raises KeyError: there is none; ValueError, ConfigError: no name."""
+        """Return a function that builds the data of a page.
+
+        Raise KeyError for an unknown page, ValueError or ConfigError for an invalid name.
+        """
         viewing = self._viewing
         kind, _, what = name.partition("/")
         what = unquote(what)

@@ -1,4 +1,4 @@
-"""Where a node's status is asked for: ``<ns>.status.<node>`` over NATS, and a page on loopback if a port is configured.
+"""Serves the status of a node: ``<ns>.status.<node>`` over NATS, and a page on loopback if a port is configured.
 
 The page is the only port that a node opens, and only on 127.0.0.1: the cluster's pages (``site.py``), ``/status`` JSON of this node,
 ``/metrics`` Prometheus, of one stream by partition ``/metrics/partitions?stream=S``; ``/livez`` and ``/readyz`` for whoever starts and
@@ -63,19 +63,19 @@ class Whole(Protocol):
     """The status of a node of several processes, gathered from them."""
 
     async def page(self, after: tuple[str, int], count: int) -> dict[str, Any]:
-        """As ``Reporter.page``."""
+        """Return a page of partitions, as ``Reporter.page`` does."""
 
     async def of_stream(self, stream: str, count: int) -> list[dict[str, Any]]:
-        """As ``Reporter.of_stream``."""
+        """Return the partitions of a stream, as ``Reporter.of_stream`` does."""
 
     async def add(self, found: Figures) -> None:
         """Add the other processes' figures."""
 
     async def rows(self, own: dict[str, Any], said: Any) -> dict[str, Any]:
-        """Join what this process answers to a question about partitions with what the others do."""
+        """Combine the answer of this process about partitions with those of the other processes."""
 
     def sampled(self) -> list[Said]:
-        """What the other processes have counted, as of their last samples."""
+        """Return the last samples of the other processes."""
 
 
 class StatusDesk:
@@ -113,11 +113,11 @@ class StatusDesk:
         self.url = ""
 
     def change_hosts(self, hosts: Iterable[str]) -> None:
-        """Names under which the page may be asked for from now on, beside those of loopback."""
+        """Set the host names under which the page may be requested, besides those of loopback."""
         self._names = frozenset(name.encode() for name in (*LOOPBACK, *hosts))
 
     async def open_page(self) -> None:
-        """Listen on loopback if a port is configured, and where probes ask; raise ConfigError when it is taken."""
+        """Listen on loopback if a port is configured, and on ``probe_listen``. Raise ConfigError if the port is in use."""
         if self._settings.probe_listen:
             address = address_of(self._settings.probe_listen)
             try:
@@ -137,7 +137,7 @@ class StatusDesk:
             ) from None
 
     def listen(self, bus: BusConnection, subjects: Subjects, inboxes: Sequence[InboxRule]) -> None:
-        """Answer requests over NATS, under any of ``inboxes``: of applications, and of nodes, which ask whether this one is there."""
+        """Answer requests over NATS under any of ``inboxes``: of applications, and of nodes that check whether this one is up."""
         self._bus, self._inboxes = bus, inboxes
         node = self._settings.node_id
         for subject, handler in {
@@ -157,7 +157,7 @@ class StatusDesk:
         send_answer(self._bus, self._inboxes, self._counters, reply, (answer,))
 
     def _most_bytes(self) -> int:
-        """Of one answer, as the NATS server says now."""
+        """Return the maximum size of an answer of the NATS server."""
         return self._bus.max_payload if self._bus is not None else 1 << 20
 
     def _reject(self, reply: bytes, error: Exception) -> None:
@@ -209,7 +209,7 @@ class StatusDesk:
         return await self.unknown.remove(names)
 
     def begin_history(self) -> None:
-        """Sample the node each second from now on: there is a reporter."""
+        """Sample the node each second from now on."""
         assert self.reporter is not None
         whole = self.whole
         self._sampler = Sampler(self.history, self.reporter, others=whole.sampled if whole is not None else tuple)
@@ -243,7 +243,7 @@ class StatusDesk:
         return http("200 OK", TEXT, by_partition(rows) if wanted else b"")
 
     async def answered(self, asked: bytes) -> bytes:
-        """What is asked over NATS, for the page of this node itself; b'': nothing, yet."""
+        """Return the answer to a request over NATS, for the page of this node. b'': none yet."""
         if asked == GLANCE_ASKED and self.reporter is not None:
             made: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
             self._glances.ask(lambda answer: None if made.done() else made.set_result(answer))
@@ -290,7 +290,7 @@ class StatusDesk:
         return found if found is not None else http("404 Not Found", TEXT, _THERE)
 
     def _own(self, path: bytes, query: bytes, wanted: bool) -> bytes | Awaitable[bytes]:
-        """What this node says of itself; ``wanted``: with the body."""
+        """Return the status of this node. ``wanted``: with the body."""
         part = _part(query)
         if part is None:
             text = f"?count=1 to {MOST_ON_A_PAGE} and &after=STREAM/PARTITION, as they are or left out\n"
@@ -307,7 +307,7 @@ class StatusDesk:
         return http("200 OK", TEXT, shown if wanted else b"")
 
     def probed(self, request: bytes) -> bytes | Awaitable[bytes | Live]:
-        """At ``probe_listen``, by whatever name: health and metrics, for a kubelet or a Prometheus that can't reach loopback."""
+        """Answer at ``probe_listen`` for any host name: health and metrics, for a kubelet or Prometheus."""
         words = request.split(b"\r\n", 1)[0].split()
         path, _, query = words[1].partition(b"?") if len(words) == 3 else (b"", b"", b"")
         if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
@@ -328,7 +328,10 @@ class StatusDesk:
 
 
 class NodeAsker:
-    """Satisfies ``NodesAsker`` for a node's own page: it asks itself without NATS, others by its connection."""
+    """Asks nodes for the page of a node.
+
+    It implements ``NodesAsker``: the node itself without NATS, others by its connection.
+    """
 
     def __init__(self, own: str, bus: BusConnection, subjects: Subjects, desk: StatusDesk) -> None:
         self._own = own
@@ -337,23 +340,23 @@ class NodeAsker:
         self._desk = desk
 
     async def ask(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
-        """Its answer; raises LiftError."""
+        """Return the answer of a node. Raises LiftError."""
         if node == self._own:
             return object_of(node, await self._desk.answered(asked))
         try:
             answer = await self._bus.request(self._subjects.status(check_name(node, "node")), asked, timeout=timeout_s)
         except (nats.errors.Error, OSError, TimeoutError) as error:
-            raise UnavailableError(f"Node {node} does not answer: {error}") from None
+            raise UnavailableError(f"Node {node} does not answer: {error}. Check that it runs: `liftpy health`.") from None
         return object_of(node, answer.data)
 
     async def node_ids(self) -> list[str]:
-        """All that this node's image has."""
+        """Return all nodes in the image of this node."""
         reporter = self._desk.reporter
         return sorted(reporter.group.image.nodes) if reporter is not None else []
 
 
 def _page_of(reporter: Reporter, payload: bytes, limit_bytes: int) -> bytes:
-    """As much of the list of partitions as goes into one message, and into few milliseconds, behind where the question says."""
+    """Return a part of the list of partitions after the place in the request, limited to one message and a few milliseconds."""
     after = _asked_after(payload)
     count = PAGE_PARTITIONS
     while True:
@@ -364,14 +367,14 @@ def _page_of(reporter: Reporter, payload: bytes, limit_bytes: int) -> bytes:
 
 
 def _within(page: dict[str, Any], limit_bytes: int) -> bytes:
-    """As much of its partitions as goes into one message."""
+    """Limit the partitions to one message."""
     while len(body := json.dumps(page).encode()) > limit_bytes and page["partitions"]:
         page = {**page, "partitions": page["partitions"][: len(page["partitions"]) // 2], "more": True}
     return body
 
 
 def _asked_after(payload: bytes) -> tuple[str, int]:
-    """``{"after": [stream, partition]}``; anything else asks for the first page."""
+    """Return the place in ``{"after": [stream, partition]}``. Anything else: the first page."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
         stream, partition = load_json(payload)["after"]
         return str(stream), whole_number(partition, -1, 1 << 31)
@@ -387,7 +390,7 @@ async def _nothing_to_reload() -> dict[str, Any]:
 
 
 def _change_level(payload: bytes, tell: Callable[[str, float], None]) -> dict[str, Any]:
-    """``{"level": "debug", "for_s": 300}``; what is said to who asked."""
+    """Apply ``{"level": "debug", "for_s": 300}`` and return the answer."""
     try:
         asked = load_json(payload)
         level, for_s = asked["level"], float(asked["for_s"])
@@ -405,7 +408,7 @@ _Part = tuple[tuple[str, int], int]
 
 
 def _part(query: bytes) -> _Part | None:
-    """What a page is asked for; None: nothing of the sort. Names that are nobody's change nothing."""
+    """Return the page part of a query, None for anything else."""
     fields = dict(parse_qsl(query.decode("ascii", "replace")))
     stream, slash, partition = fields.get("after", "/-1").rpartition("/")
     count = fields.get("count", str(PAGE_PARTITIONS))

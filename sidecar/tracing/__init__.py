@@ -1,1 +1,1 @@
-"""The node's own spans: made by ``liftpy.trace``, handed to OpenTelemetry in a thread."""
+"""Spans of the node: created by ``liftpy.trace``, exported to OpenTelemetry in a thread."""

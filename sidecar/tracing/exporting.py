@@ -36,14 +36,14 @@ class Exporter(Protocol):
     """Interface of OpenTelemetry's SpanExporter."""
 
     def export(self, spans: Sequence[ReadableSpan], /) -> Any:
-        """SpanExportResult."""
+        """Return a SpanExportResult."""
 
     def shutdown(self) -> None:
-        """Nothing more comes."""
+        """Note that no more spans follow."""
 
 
 def otlp_exporter(endpoint: str) -> Exporter:
-    """OTLP over HTTP; '': where the environment says (OTEL_EXPORTER_OTLP_ENDPOINT), or to this host."""
+    """Return an exporter for OTLP over HTTP. '': OTEL_EXPORTER_OTLP_ENDPOINT, or this host."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # a line for each attempt that fails; what is lost is counted
@@ -51,16 +51,16 @@ def otlp_exporter(endpoint: str) -> Exporter:
 
 
 class _Collected(SpanProcessor):
-    """Ended spans, until they are taken. Used by one thread."""
+    """Ended spans before their export. Used by one thread."""
 
     def __init__(self) -> None:
         self.spans: list[ReadableSpan] = []
 
     def on_start(self, span: Span, parent_context: Any = None) -> None:
-        """Nothing is done."""
+        """Do nothing."""
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Keep it."""
+        """Keep the span."""
         self.spans.append(span)
 
 
@@ -93,7 +93,7 @@ class SpanThread:
         self._thread.start()
 
     def put(self, tree: SpanTree) -> None:
-        """Take a finished span and those below it, or count them as dropped."""
+        """Queue a finished span with its children, or count it as dropped."""
         with self._lock:
             if self._queued + tree.size <= MOST_QUEUED_SPANS:
                 self._queue.append(tree)
@@ -102,17 +102,17 @@ class SpanThread:
         self._budget.dropped += tree.size
 
     def settle(self) -> None:
-        """Count what the exporter has not taken; from the loop."""
+        """Count the spans that the exporter rejected. Call it on the loop."""
         failed = self._failed
         self._budget.dropped += failed - self._failed_seen
         self._failed_seen = failed
 
     def end(self) -> None:
-        """Export what is there, and then no more; nobody waits for it."""
+        """Export the queued spans and stop, without waiting."""
         self._closing.set()
 
     def close(self) -> None:
-        """Export what is there within a second; what is not is lost."""
+        """Export the queued spans within a second. The rest is lost."""
         self.end()
         self._thread.join(_LAST_EXPORT_S)
         self.settle()

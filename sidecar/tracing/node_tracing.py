@@ -1,5 +1,4 @@
-"""The node's tracing, as its partitions and its composition root see it. Off, nothing of OpenTelemetry is loaded, and partitions get
-what they would have had without it."""
+"""Tracing of a node. If it is off, OpenTelemetry is not imported and partitions are not wrapped."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ class Tracing:
             self._thread.put(tree)
 
     def check(self, settings: NodeSettings) -> None:
-        """Raise ConfigError where they can't be had, because packages are missing."""
+        """Raise ConfigError if tracing packages are missing."""
         if settings.trace != "off":
             try:
                 import sidecar.tracing.exporting  # noqa: F401
@@ -70,8 +69,10 @@ class Tracing:
         self._look_later()
 
     def take_over(self, settings: NodeSettings, partitions: Callable[[], None]) -> None:
-        """Switch it as ``settings`` say now, if they say something else; nothing is waited for. ``partitions``: has each ask anew
-        (``of``). Raises as ``check``."""
+        """Apply changed settings without waiting.
+
+        ``partitions``: makes each partition call ``of`` again. Raises as ``check``.
+        """
         before, self._settings = self._settings, settings
         if (before.trace, before.trace_endpoint) == (settings.trace, settings.trace_endpoint):
             return
@@ -105,11 +106,11 @@ class Tracing:
         self._counters[DROPPED] = self.traces.budget.dropped
 
     def of(self, key: PartitionKey) -> PartitionTraces | None:
-        """For the batches of one partition; None: it is not traced."""
+        """Return the traces of one partition, None if it is not traced."""
         return None if self._settings.trace == "off" else PartitionTraces(self.traces, key.stream, key.partition)
 
     def recovered(self, took_s: float, logs: Sized, damaged: Sized) -> None:
-        """The logs were recovered, in so many seconds until now: one span."""
+        """Trace the recovery of the logs, which took ``took_s`` seconds until now."""
         if self._thread is not None:
             said: Attributes = {"liftpy.logs": len(logs), "liftpy.damaged_logs": len(damaged)}
             self.traces.whole("recovery", clock.now_ns() - round(took_s * NS_PER_S), said)
@@ -126,7 +127,7 @@ class Tracing:
             self.traces.whole(f"fail-over {key.stream}/{key.partition}", since_ns, said)
 
     def close(self) -> None:
-        """Export what is there, within a second."""
+        """Export the queued spans within a second."""
         self._stop_looking()
         if self._thread is not None:
             self._thread.close()

@@ -1,4 +1,4 @@
-"""One NATS data connection: nats-py does the handshake, credentials and reconnects, this module the data.
+"""One NATS data connection. nats-py does handshake, credentials and reconnects, this module sends and receives data.
 
 Publishing, subscribing and receiving are synchronous. Data is sent in few writes per turn of the event loop
 (``write_coalescer.py``). Only this module and the parsers use private names of nats-py, and ``check_nats_py`` refuses
@@ -76,7 +76,7 @@ class Problems:
         self.told: set[str] | None = None
 
     def is_news(self) -> bool:
-        """Whether the last one is to be said: each is once, and not more than a few, until the connection is back."""
+        """Return whether to log the last problem: each is logged once, and only a few until the reconnect."""
         if self.told is None or self.last in self.told or len(self.told) >= _MOST_TOLD:
             return False
         self.told.add(self.last)
@@ -95,11 +95,11 @@ class Listener:
         self._connection._forget(self._sid)
 
     def feed_to(self, sink: Sink, given_up: Callable[[int], None]) -> None:
-        """Give what comes from now on to another sink."""
+        """Deliver messages to another sink from now on."""
         self._connection.redirect(self._sid, sink, given_up)
 
     def leave(self) -> None:
-        """Unsubscribe, but take what is on its way until ``close``; when the connection has ``settled`` there is no more."""
+        """Unsubscribe, but accept messages on their way until ``close``. After ``settled`` there are none."""
         self._connection._unsubscribe(self._sid)
 
 
@@ -172,8 +172,10 @@ class BusConnection(StrictConnection):
         return True
 
     def send_lines(self, lines: Sequence[bytes]) -> None:
-        """Write complete protocol lines (PUB with payload) that ``acks`` has built in bulk; kept while disconnected, and what was
-        written shortly before is written again then (``liftpy/core/publish/acks.py``)."""
+        """Write complete protocol lines (PUB with payload).
+
+        They are kept while disconnected, and recent ones are written again after a reconnect (``liftpy/core/publish/acks.py``).
+        """
         joined = b"".join(lines)
         size_bytes = len(joined)
         if self.unsent_bytes + size_bytes > (self._send_buffer_bytes if self._is_up else _KEPT_BYTES):
@@ -187,7 +189,7 @@ class BusConnection(StrictConnection):
 
     @property
     def unsent_bytes(self) -> int:
-        """What waits to be sent, here and in asyncio's buffer."""
+        """Bytes that wait to be sent, here and in asyncio's buffer."""
         receiver, outlet = self._receiver, self._outlet
         if receiver is None or outlet is None:
             return self._pending_data_size
@@ -204,7 +206,7 @@ class BusConnection(StrictConnection):
         return self._status == Client.CONNECTED and (receiver is None or not receiver.transport.is_closing())
 
     def _write(self, pieces: Sequence[Buffer], size_bytes: int) -> None:
-        """To the transport, behind what waits for nats-py's flusher if anything does."""
+        """Write to the transport, after data that waits for nats-py's flusher."""
         outlet = self._outlet
         if outlet is not None and not self._pending and self._is_up:
             outlet.write(pieces, size_bytes)
@@ -220,7 +222,7 @@ class BusConnection(StrictConnection):
             self._outlet.hold()
 
     def release(self) -> None:
-        """That was all."""
+        """End the group of writes."""
         if self._outlet is not None:
             self._outlet.release()
 
@@ -233,8 +235,11 @@ class BusConnection(StrictConnection):
         self, subject: str, sink: Sink, queue: str = "", given_up: Callable[[int], None] | None = None,
         refuser: Refuser | None = None,
     ) -> Listener:  # fmt: skip
-        """Subscribe; ``sink`` gets every message as it is read from the socket. Renewed by nats-py at each reconnect. ``given_up`` is
-        told how many were left out unread, and ``refuser`` refuses unread what it wants to (only in an ``Inflow``)."""
+        """Subscribe.
+
+        ``sink`` gets each message as it is read from the socket. nats-py renews it at each reconnect. ``given_up`` gets the
+        number of dropped messages.
+        """
         self._sid += 1
         sid = self._sid
         self._subs[sid] = Subscription(self, sid, subject, queue=queue)
@@ -245,7 +250,7 @@ class BusConnection(StrictConnection):
         return Listener(self, sid)
 
     def redirect(self, sid: int, sink: Sink, given_up: Callable[[int], None]) -> None:
-        """Another sink gets the messages of a subscription, if there still is one."""
+        """Deliver the messages of a subscription to another sink, if it still exists."""
         if b"%d" % sid in self._sinks:
             self._sinks[b"%d" % sid] = sink
 
@@ -259,7 +264,7 @@ class BusConnection(StrictConnection):
             self._write((f"UNSUB {sid} \r\n".encode(),), 0)
 
     async def _read_loop(self) -> None:
-        """As the strict one's, for what ``_take`` leaves."""
+        """Read the data that ``_take`` leaves."""
         self._receiver = receiver = await receive(self, self._take, _LEFT_BYTES)
         self._outlet = None if receiver is None else Outlet(receiver.transport, asyncio.get_running_loop())
         try:
@@ -274,7 +279,7 @@ class BusConnection(StrictConnection):
         return await (self._receiver.read() if self._receiver is not None else super()._read())
 
     def _take(self, data: bytes) -> bytes | None:
-        """What has just arrived; return what is left for the reading task (``receiving.Take``)."""
+        """Process arrived data, and return the rest for the reading task (``receiving.Take``)."""
         if self.is_closed or self.is_reconnecting:
             return None  # it belongs to a connection that is given up
         self._pings_outstanding = 0
@@ -294,8 +299,7 @@ class BusConnection(StrictConnection):
             self._outlet.let_go()
 
     def behind_read(self, callback: Callable[[], None]) -> None:
-        """From a sink: call ``callback`` behind the last message of this read, so that what came together is taken together. Where a
-        task is reading, that is in the loop's next turn."""
+        """Call ``callback`` after the last message of this read, so that messages that arrive together are processed together."""
         if self._taking:
             self._behind.append(callback)
         else:
@@ -321,7 +325,7 @@ class BusConnection(StrictConnection):
             self._retiring = spawn(self._retire(), "leaving subscriptions")
 
     async def _retire(self) -> None:
-        """All that leave together share two round trips."""
+        """Unsubscribe all leaving listeners with two round trips."""
         while self._leaving:
             leaving, self._leaving = self._leaving, []
             with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
@@ -330,8 +334,10 @@ class BusConnection(StrictConnection):
                 listener.close()
 
     def when_heard(self, heard: Callable[[], None]) -> None:
-        """Call ``heard`` once the server has handled all that was sent until now: what was listened to is listened to, also for who
-        speaks to the server over another connection. All who ask together share two round trips; a reconnect begins anew."""
+        """Call ``heard`` when the server has processed everything sent so far, such as subscriptions.
+
+        Several callers share a round trip.
+        """
         self._unheard.append(heard)
         if self._hearing is None or self._hearing.done():
             self._hearing = spawn(self._hear(), "subscriptions being confirmed")
@@ -362,30 +368,30 @@ class BusConnection(StrictConnection):
         self._on_reconnect.append(callback)
 
     def on_denial(self, callback: Denied) -> None:
-        """Call ``callback`` when the server refuses a publish or a subscription."""
+        """Call ``callback`` when the server denies a publish or a subscription."""
         self._parser.denials.append(callback)
 
     @property
     def last_problem(self) -> str:
-        """In words; '': there was none."""
+        """Last problem in words, '' for none."""
         return self._problems.last
 
     @property
     def asks_who_comes(self) -> bool:
-        """Whether the server wants credentials; where it does not, everybody may do everything."""
+        """Whether the server requires credentials. Otherwise everything is permitted."""
         return bool(self._server_info.get("auth_required"))
 
     def on_change(self, callback: Callable[[bool], None]) -> None:
-        """Call ``callback`` with whether the connection is up, each time when it is lost and when it is back."""
+        """Call ``callback`` with the state of the connection after each loss and reconnect."""
         self._on_change.append(callback)
 
     async def stop(self) -> None:
-        """Close it for good."""
+        """Close the connection."""
         self._let_go()
         await self.close()
 
     async def _process_op_err(self, e: Exception) -> None:
-        """Say why, before nats-py reconnects."""
+        """Log the reason before nats-py reconnects."""
         self._problems.last = str(e) or type(e).__name__
         await super()._process_op_err(e)
 
@@ -415,7 +421,7 @@ class BusConnection(StrictConnection):
         self._tell_all([*self._on_reconnect, *(partial(changed, True) for changed in self._on_change)])
 
     def _tell_all(self, callbacks: Sequence[Callable[[], None]]) -> None:
-        """nats-py would swallow what one raises, or take it for a server that can't be had, and the others would hear nothing."""
+        """Call all callbacks, even if one raises, which nats-py would swallow."""
         for callback in callbacks:
             try:
                 callback()
@@ -427,7 +433,7 @@ class Sends(Protocol):
     """A connection that sends."""
 
     def send(self, subject: str, pieces: Sequence[Buffer], reply: str = "", *, headers: bytes = b"") -> bool:
-        """As ``BusConnection.send``."""
+        """Send a message, as ``BusConnection.send`` does."""
 
 
 def send_answer(
@@ -461,7 +467,7 @@ def send_answer(
 
 
 def _call(callback: Callable[[], None]) -> None:
-    """As the event loop calls: what it raises concerns neither the others nor the connection, and is told loudly."""
+    """Call ``callback`` as the event loop does: its error is logged and affects nothing else."""
     try:
         callback()
     except Exception as error:
@@ -473,7 +479,7 @@ Connection = TypeVar("Connection", bound=BusConnection)
 
 
 async def open_bus(settings: NodeSettings, make: Callable[[], Connection], keys: Keys | None = None) -> Connection:
-    """A connection that reconnects for ever; keeps trying at the start too, until cancelled. ``keys``: None, those of ``settings``."""
+    """Open a connection that reconnects forever, also at the start, until canceled. ``keys``: None: those of ``settings``."""
     keys = keys or Keys(settings.credentials)
     check_nats_py()
     announced = False

@@ -35,7 +35,7 @@ _READS_BYTES = 32 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Connected, all three; the standby's when it is needed."""
+    """The three connections of a node. The standby connection opens when needed."""
 
     replication: BusConnection
     ingest: Inflow
@@ -43,21 +43,21 @@ class Links:
     standby: StandbyLink
 
     def all(self) -> tuple[BusConnection, ...]:
-        """In the order of their names in status."""
+        """Return them in the order of the status."""
         standby = () if self.standby.link is None else (self.standby.link,)
         return self.ingest, self.reads, self.replication, *standby
 
     async def taken(self, timeout_s: float) -> None:
-        """Wait until what was published before has arrived; raises as ``settled`` of a connection."""
+        """Wait until earlier publishes have arrived. Raises as ``settled`` of a connection."""
         await self.ingest.settled(timeout_s)
         await self.standby.settled(timeout_s)
 
     def watch(self, changed: Callable[[bool], None]) -> None:
-        """Call ``changed`` with whether the data path is up, each time when it is lost and when it is back."""
+        """Call ``changed`` with the state of the data path after each loss and reconnect."""
         _DataPath(self, changed)
 
     def watch_publishes(self, lost: Callable[[], None]) -> None:
-        """Call ``lost`` each time when the connection that publishes come by is."""
+        """Call ``lost`` each time the connection for publishes is lost."""
         self.ingest.on_change(lambda is_up: None if is_up else lost())
 
     @property
@@ -66,14 +66,14 @@ class Links:
         return self.replication.is_connected and self.ingest.is_connected
 
     async def close(self) -> None:
-        """Close them all."""
+        """Close all connections."""
         await self.standby.stop()
         for link in (self.ingest, self.reads, self.replication):
             await link.stop()
 
 
 class _DataPath:
-    """Tells ``DataPath`` what happens to the connections, and when time has passed."""
+    """Reports connection changes and the time to ``DataPath``."""
 
     def __init__(self, links: Links, changed: Callable[[bool], None]) -> None:
         self._changed = changed
@@ -105,7 +105,7 @@ class _DataPath:
 
 
 async def open_links(settings: NodeSettings, intake: NodeIntake, room: MemoryBudget, keys: Keys) -> Links:
-    """Connect all three; keeps trying until cancelled."""
+    """Open all three connections. Retries until canceled."""
     config = settings.replication
     replication = await open_bus(settings, lambda: BusConnection("replication"), keys)
     reads = await open_bus(settings, lambda: BusConnection("reads", _READS_BYTES), keys)

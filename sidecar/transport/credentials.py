@@ -38,13 +38,13 @@ class Keys:
         self._open: weakref.WeakKeyDictionary[StrictConnection, asyncio.AbstractEventLoop] = weakref.WeakKeyDictionary()
 
     def add(self, connection: StrictConnection, opened_by: Credentials) -> None:
-        """``connection`` was opened on this loop by these: it is renewed from now on, and at once if others hold by now."""
+        """Add a connection that was opened with these credentials. It gets later changes."""
         self._open[connection] = asyncio.get_running_loop()
         if opened_by is not self.credentials:
             spawn(_renewed(connection, self.credentials), "connecting anew with other credentials")
 
     def change(self, credentials: Credentials) -> None:
-        """All connections go on with these."""
+        """Use new credentials for all connections."""
         self.credentials = credentials
         for connection, loop in list(self._open.items()):
             with contextlib.suppress(RuntimeError):  # a loop that has ended has no connections
@@ -63,8 +63,10 @@ async def _renewed(connection: StrictConnection, credentials: Credentials) -> No
 
 
 async def prove(servers: Sequence[str], subjects: Subjects, node_id: str, credentials: Credentials, *, works: bool) -> None:
-    """Raise ConfigError where a node can't go on with ``credentials``. ``works``: what it has lets it in now; else nobody says what is
-    wrong, and what nobody refuses is taken."""
+    """Raise ConfigError if the node cannot work with ``credentials``.
+
+    ``works``: the current ones are accepted now, otherwise a failure proves nothing.
+    """
     try:
         connection = await open_connection(
             servers, credentials=credentials, name=f"liftpy-{node_id}-credentials", timeout_s=PROVE_S
@@ -94,7 +96,7 @@ async def prove(servers: Sequence[str], subjects: Subjects, node_id: str, creden
 
 
 async def _ignored(_: object) -> None:
-    """What comes meanwhile is heard by the node itself."""
+    """Ignore the message."""
 
 
 _MAX_SAID = 64
@@ -114,11 +116,11 @@ class RightsWatch:
         self._said: set[tuple[bool, str]] = set()
 
     def started(self) -> None:
-        """From now on a refusal ends nothing."""
+        """Note that the start is complete. A denial stops nothing from now on."""
         self._is_starting = False
 
     def denied(self, is_publish: bool, subject: str) -> None:
-        """NATS does not let this node publish, or else subscribe, on ``subject``."""
+        """Note that NATS denied a publish or a subscription on ``subject``."""
         self._counters["refused by NATS's rights"] += 1
         error = NotAllowedError(
             f"NATS does not let this node {'publish' if is_publish else 'subscribe'} on {subject}. Give its user "

@@ -37,7 +37,7 @@ class Drops:
         self._timer = asyncio.get_running_loop().call_later(_SAY_EVERY_S, self._say)
 
     def close(self) -> None:
-        """The node stops."""
+        """Stop."""
         self._say()
         if self._timer is not None:
             self._timer.cancel()

@@ -68,18 +68,18 @@ class Cuts:
         self._last: ConnectionStats | None = None
 
     def lost(self, server_id: str, client_id: int) -> None:
-        """A connection was lost; what it brought before may not have been looked at yet."""
+        """Note a lost connection. Its last messages may not be processed yet."""
         last, self._last = self._last, None
         self._cuts.append(_Cut(server_id, client_id, last))
 
     def passed(self, seen: int) -> None:
-        """All that it brought has been looked at: ``seen`` messages since the node started."""
+        """Note that all its messages are processed: ``seen`` since the start of the node."""
         cut, arrived = self._cuts.popleft(), seen - self._seen
         self._seen = seen
         spawn(self._judge(cut, arrived), "counting what a cut connection cost")
 
     def told(self, told: ConnectionStats) -> None:
-        """What the server says of the connection while it is open."""
+        """Note what the server reports about the open connection."""
         self._last = told
 
     async def _judge(self, cut: _Cut, arrived: int) -> None:
@@ -99,7 +99,7 @@ class Cuts:
             cuts_logger.warning("publishes were lost with a connection that the server closed (%s): %d", told.reason, lost)
 
     async def _ask(self, cut: _Cut) -> ConnectionStats | None:
-        """What the server says of the connection, once it is closed; None if it says nothing."""
+        """Return what the server reports about the closed connection, None without an answer."""
         answers: asyncio.Queue[ConnectionStats] = asyncio.Queue()
         for _ in range(_TRIES if self._backlog is not None else 0):
             assert self._backlog is not None
@@ -204,7 +204,7 @@ class Inflow(BusConnection):
 
     @property
     def passed_bytes(self) -> tuple[int, int]:
-        """That have come from the socket, and that were parsed, ever."""
+        """(bytes received from the socket, bytes parsed), in total."""
         return self._arrived_bytes, self._done_bytes
 
     @property
@@ -216,7 +216,7 @@ class Inflow(BusConnection):
         self, subject: str, sink: Sink, queue: str = "", given_up: Callable[[int], None] | None = None,
         refuser: Refuser | None = None,
     ) -> Listener:  # fmt: skip
-        """As in every connection; ``given_up`` is told how many messages were left out, ``refuser`` refuses what it wants to."""
+        """Subscribe, as in every connection. ``given_up`` gets the number of dropped messages, ``refuser`` rejects messages."""
         listener = super().listen(subject, sink, queue)
         if given_up is not None:
             self._parser.tell(self._sid, given_up)
@@ -225,7 +225,7 @@ class Inflow(BusConnection):
         return listener
 
     def redirect(self, sid: int, sink: Sink, given_up: Callable[[int], None]) -> None:
-        """As in every connection, of ``given_up`` too."""
+        """Redirect a subscription, with ``given_up``."""
         super().redirect(sid, sink, given_up)
         self._parser.tell(sid, given_up)
 
@@ -264,7 +264,7 @@ class Inflow(BusConnection):
         return True
 
     def _see(self, size_bytes: int) -> None:
-        """So much was read: by the loop or by the thread, never by both."""
+        """Count bytes that were read, by the loop or by the thread."""
         self._arrived_bytes += size_bytes
         if size_bytes >= _LARGE_BYTES:
             self._large_ns = clock.now_ns()
@@ -287,7 +287,7 @@ class Inflow(BusConnection):
         return 2 * (self.waiting_bytes + self._node.held_bytes) >= self._buffer_bytes
 
     def _reads(self) -> bool:
-        """Whether more is to be read from the socket; the thread asks, too."""
+        """Return whether to read more from the socket. The thread calls it, too."""
         if not self._fills():
             return True
         if self._is_full():
@@ -305,7 +305,7 @@ class Inflow(BusConnection):
 
     # ---- by the thread -----------------------------------------------------------------------------------------------
     def _hand_over(self) -> bool:
-        """In a burst let a thread read from now on; False where that can't be, or not yet: something waits for the reading task."""
+        """Let a thread read during a burst. Return False if it is not possible yet."""
         receiver = self._receiver
         if self._thread is not None or not self._burst_ns or self._large_ns - self._burst_ns < _BURST_NS:
             return self._thread is not None
@@ -338,7 +338,7 @@ class Inflow(BusConnection):
         return thread is not None
 
     def _read_aside(self, data: bytes) -> None:
-        """In the thread."""
+        """Handle data in the thread."""
         self._append(data)
         if not self._told:
             self._told = True
@@ -373,7 +373,7 @@ class Inflow(BusConnection):
                 await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def _idle(self) -> None:
-        """Wait for what comes next; when a burst is over the loop reads again. What comes then need not pass by here."""
+        """Wait for data. After a burst the loop reads again."""
         self._look_at_age()
         if self._thread is not None and clock.now_ns() - self._large_ns >= _CALM_NS:
             self._hand_back()
@@ -383,7 +383,7 @@ class Inflow(BusConnection):
                 await self._arrived.wait()
 
     async def _take_some(self) -> None:
-        """One turn's worth."""
+        """Process the data of one turn."""
         most_bytes = _REFUSING_BYTES if self._look_at_age() else _TURN_BYTES
         end_ns, taken_bytes = time.thread_time_ns() + _TURN_NS, 0
         while self._chunks and taken_bytes < most_bytes and time.thread_time_ns() < end_ns and self._may_take():
@@ -394,14 +394,14 @@ class Inflow(BusConnection):
         self._say_whether_there_is_room()
 
     def _look_at_age(self) -> bool:
-        """See for how long bytes have waited here; whether too long."""
+        """Update the age of the unprocessed bytes. Return whether they are too old."""
         room = self._room_of_node
         room.look_at_age(self._arrived_bytes, self._done_bytes, clock.now_ns())
         self._parser.pauses = room.is_late or room.is_limited
         return room.is_late
 
     async def _make_room(self) -> None:
-        """Ask how much the server holds, in time; leave out what can't wait."""
+        """Ask in time how much the server buffers, and drop what cannot wait."""
         if (
             self._backlog is not None
             and self.is_connected
@@ -421,7 +421,7 @@ class Inflow(BusConnection):
             await self._leave_out(due_bytes - max(room_bytes, 0))
 
     def _identity(self) -> tuple[str, int]:
-        """By which the server knows this connection."""
+        """Return the server's ids of this connection."""
         return self._server_info.get("server_id", ""), self._client_id or 0
 
     def _heard(self, read_bytes: int, told: ConnectionStats) -> None:
@@ -457,7 +457,7 @@ class Inflow(BusConnection):
             await self._unreadable(error)
 
     def _next_piece(self) -> bytes:
-        """Some bytes of the first chunk; empty where a connection was lost."""
+        """Return bytes of the first chunk, b"" after a lost connection."""
         chunk = self._chunks[0]
         if chunk is None:
             self._chunks.popleft()

@@ -25,7 +25,7 @@ _ANSWER_TIMEOUT_S = 0.5
 
 
 async def look_for(connection: Client, subjects: Subjects, node_id: str) -> Sign:
-    """Ask once whether anybody listens for the node."""
+    """Probe once whether there are responders for the node."""
     try:
         await connection.request(subjects.status(node_id), QUESTION, timeout=_ANSWER_TIMEOUT_S)
     except nats.errors.NoRespondersError:
@@ -38,12 +38,12 @@ async def look_for(connection: Client, subjects: Subjects, node_id: str) -> Sign
 
 
 async def is_absent(connection: Client, subjects: Subjects, node_id: str) -> bool:
-    """Whether nobody listens for the node; False also when nothing is known: no answer proves nothing."""
+    """Return whether there are no responders for the node. False without an answer, which proves nothing."""
     return await look_for(connection, subjects, node_id) is Sign.ABSENT
 
 
 class Probes:
-    """What the leaders of this node ask about their followers; one request for a node at a time, however many ask."""
+    """Probes of this node's leaders, at most one at a time for each node."""
 
     def __init__(self, connection: Client, subjects: Subjects) -> None:
         self._connection = connection
@@ -52,7 +52,7 @@ class Probes:
         self._waiting: dict[str, list[Callable[[], None]]] = {}
 
     def ask(self, node_id: str, absent: Callable[[], None]) -> None:
-        """Call ``absent``, later and on the loop, if nobody listens for the node."""
+        """Call ``absent`` later on the loop if there are no responders for the node."""
         self._waiting.setdefault(node_id, []).append(absent)
         if node_id not in self._asking:
             self._asking[node_id] = spawn(self._ask(node_id), f"asking for {node_id}")
@@ -68,5 +68,5 @@ class Probes:
             self._waiting.pop(node_id, None)  # who asked meanwhile asks again
 
     async def close(self) -> None:
-        """Ask no more."""
+        """Stop."""
         await end_tasks(list(self._asking.values()))

@@ -37,7 +37,7 @@ ServiceReported = Callable[[service_pb2.ServiceReport], None]
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """What may be asked of a node on its notify subject, and who answers."""
+    """Handlers of the requests on the notify subject of a node."""
 
     step_aside: StepAside
     testify: Testify
@@ -46,8 +46,10 @@ class Requests:
 
 
 class Notifications:
-    """Both directions for a whole node. Of a node of several processes each listens to all; what a partition is told is its process's
-    to hear, and what is asked of one its process's to answer (``share``)."""
+    """Both directions for a whole node.
+
+    Each process of a node receives all messages, and handles those of its partitions (``share``).
+    """
 
     def __init__(
         self,
@@ -73,11 +75,11 @@ class Notifications:
         self._wake_frames: dict[PartitionKey, bytes] = {}
 
     def close(self) -> None:
-        """Stop listening."""
+        """Unsubscribe."""
         self._listener.close()
 
     def wake(self, key: PartitionKey, effect: do.NotifyReplica) -> None:
-        """Tell an idle follower that there is something to fetch."""
+        """Wake an idle follower: there are records."""
         frame = self._wake_frames.get(key)
         if frame is None:
             frame = frames.sealed(pb.PartitionNotification(stream=key.stream, partition=key.partition, streamUid=key.uid))
@@ -89,7 +91,7 @@ class Notifications:
         self._wake_frames.pop(key, None)
 
     def send_notice(self, key: PartitionKey, effect: do.SendNotice) -> None:
-        """Tell replicas who leads and what is committed."""
+        """Send the leader and the HW to replicas."""
         notice = pb.LeaderNotice(
             stream=key.stream,
             partition=key.partition,

@@ -100,7 +100,7 @@ class SinkParser(StrictParser):
         return position
 
     def _repeats(self, buffer: bytes, position: int, line: bytes, fields: tuple[bytes, bytes, bytes], total: int) -> int:
-        """Feed the messages from ``position`` on whose line is the same again: what it means is known. Return how many there were."""
+        """Parse following messages with the same protocol line. Return their number."""
         sid, subject, reply = fields
         sinks, sink = self._sinks, self._sinks.get(sid)
         count, size, start = 0, len(line), position + len(line)

@@ -1,4 +1,4 @@
-"""Asks nats-server how much it holds for one of our connections, and how much it had sent to a closed one.
+"""Asks nats-server how many bytes it buffers for a connection, and how many messages it sent on a closed one.
 
 Every account may ask about its own connections (``$SYS.REQ.ACCOUNT.PING.CONNZ``). The question uses another connection,
 because an answer on the same one would come last. Without an answer it is asked rarely.
@@ -37,7 +37,7 @@ class ConnectionStats:
 
 
 class Backlog:
-    """Asks over ``bus``."""
+    """Sends the questions over ``bus``."""
 
     def __init__(self, bus: BusConnection) -> None:
         self._bus = bus
@@ -51,7 +51,7 @@ class Backlog:
         self._next_ns = 0
 
     def ask(self, server_id: str, client_id: int, heard: Callable[[ConnectionStats], None], *, at_once: bool = False) -> None:
-        """Ask the server ``server_id`` about one connection; ``heard`` is called if it answers. Not more often than is of use."""
+        """Ask the server about one connection. ``heard`` is called with an answer. The rate is limited."""
         now_ns = clock.now_ns()
         if not at_once:
             if self._about != (server_id, client_id):  # what another server leaves unanswered says nothing of this one

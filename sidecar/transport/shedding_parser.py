@@ -40,7 +40,7 @@ class InflowParser(SinkParser):
         self._refusers: dict[bytes, Refuser] = {}
 
     def refuse_by(self, sid: int, refuser: Refuser) -> None:
-        """Let ``refuser`` have those messages of the subscription ``sid`` that need not be read, while it refuses them."""
+        """Let ``refuser`` reject messages of the subscription ``sid`` unread while it wants to."""
         self._refusers[b"%d" % sid] = refuser
 
     def tell(self, sid: int, given_up: Callable[[int], None]) -> None:
@@ -71,7 +71,7 @@ class InflowParser(SinkParser):
         return position
 
     def _leave_out(self, buffer: bytes, position: int) -> int:
-        """Pass over messages from ``position`` on; return where something else begins, or a message to be taken."""
+        """Skip messages from ``position`` on. Return the position of other data or of a message to process."""
         size = len(buffer)
         while position < size:
             eol = buffer.find(b"\r\n", position)
@@ -99,7 +99,7 @@ class InflowParser(SinkParser):
         return position
 
     def _refuse(self, buffer: bytes, position: int) -> int:
-        """Have messages refused from ``position`` on; return where one begins that is to be read, or something else."""
+        """Reject messages from ``position`` on. Return the position of a message to read or of other data."""
         while (first := _ASKING(buffer, position)) is not None:
             _, subject, sid = first[1].split(b" ")
             refuser = self._refusers.get(sid)
@@ -118,7 +118,7 @@ class InflowParser(SinkParser):
         return position
 
     def _is_ours(self, subject: bytes, sid: bytes) -> bool:
-        """Whether a message fits one of our sinks' subscriptions."""
+        """Return whether a message belongs to one of our subscriptions."""
         pattern = self._patterns.get(sid)
         return sid in self._sinks and (pattern is None or subject in pattern.known or pattern.matches(subject))
 
@@ -145,8 +145,7 @@ class InflowParser(SinkParser):
 
 
 def _run_of(buffer: bytes, position: int, head: bytes, is_new: Callable[[bytes], bool]) -> tuple[list[bytes], int, int]:
-    """The replies of whole messages from ``position`` on with the subject and subscription of ``head``, their payloads' bytes, and
-    where something else begins, or one whose message id is not new."""
+    """Return (replies of consecutive messages with the same subject and subscription, payload bytes, end position)."""
     size, first, replies = len(buffer), position, list[bytes]()
     lines_bytes = 0
     while (found := _ASKING(buffer, position)) is not None:

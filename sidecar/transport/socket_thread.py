@@ -42,11 +42,11 @@ class SocketThread:
         threading.Thread(target=self._run, name="liftpy-ingest-socket", daemon=True).start()
 
     def room(self) -> None:
-        """There may be room again."""
+        """Read again: there may be room."""
         self._room.set()
 
     def stop(self) -> None:
-        """When this returns nothing more is read. May be called twice, and waits for one ``recv`` that does not block at most."""
+        """Stop reading. It may be called twice, and waits for at most one ``recv``."""
         self._stopping = True
         self._room.set()
         with contextlib.suppress(OSError):
@@ -75,7 +75,7 @@ class SocketThread:
                 end.close()
 
     def _read(self) -> int:
-        """Read once; how many bytes it was, -1 when there will be no more."""
+        """Read once. Return the number of bytes, -1 at the end."""
         with self._reading:
             if self._stopping:
                 return -1

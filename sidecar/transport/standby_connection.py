@@ -25,7 +25,7 @@ _AGAIN_S = 1.0
 
 
 class Subscribed:
-    """To one data subject, now or once there is a connection."""
+    """Subscription of one data subject, active when there is a connection."""
 
     def __init__(self, standby: StandbyLink, subject: str, sink: Sink, given_up: Callable[[int], None]) -> None:
         self._standby = standby
@@ -37,11 +37,11 @@ class Subscribed:
         self.is_denied = False
 
     def connected(self, link: Inflow) -> None:
-        """There is a connection."""
+        """Subscribe on a new connection."""
         self._listener = link.listen(self.subject, self._sink, given_up=self._given_up)
 
     def feed_to(self, sink: Sink, given_up: Callable[[int], None], lost: Callable[[], None]) -> None:
-        """From now on another sink gets the messages; ``lost`` is called when the connection is."""
+        """Deliver messages to another sink from now on. ``lost``: called when the connection is lost."""
         self._sink, self._given_up, self.lost = sink, given_up, lost
         if self._listener is not None:
             self._listener.feed_to(sink, given_up)
@@ -49,8 +49,7 @@ class Subscribed:
             self.denied()
 
     def denied(self) -> None:
-        """NATS does not let it have this subscription. Who leads by it listens as every other leader; who stands by hears nothing, and
-        leads without what it would have heard."""
+        """Handle a denied subscription: a leader uses the main connection, a standby follower buffers nothing."""
         self.is_denied = True
         if self.lost is not None:
             asyncio.get_running_loop().call_soon(self.lost)
@@ -83,7 +82,7 @@ class Subscribed:
             link.when_heard(settled)
 
     def leave(self) -> None:
-        """Unsubscribe; what is on its way still comes. Where there was no connection yet there is nothing, and it stays so."""
+        """Unsubscribe. Messages on their way still arrive."""
         if self._listener is not None:
             self._listener.leave()
         else:
@@ -97,7 +96,7 @@ class Subscribed:
 
 
 class StandbyLink:
-    """``connect`` opens the connection, and keeps trying."""
+    """Opens the connection with ``connect`` when needed, and retries."""
 
     def __init__(self, connect: Callable[[], Awaitable[Inflow]]) -> None:
         self._connect = connect
@@ -109,7 +108,7 @@ class StandbyLink:
         self._subscribed: dict[Subscribed, None] = {}
 
     def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> Subscribed:
-        """Subscribe, now or once there is a connection."""
+        """Subscribe now or after the next connect."""
         subscribed = Subscribed(self, subject, sink, given_up)
         self._subscribed[subscribed] = None
         if self.link is not None:
@@ -151,16 +150,16 @@ class StandbyLink:
                 subscribed.denied()
 
     def closed(self, subscribed: Subscribed) -> None:
-        """One does not listen any more."""
+        """Remove a subscription."""
         self._subscribed.pop(subscribed, None)
 
     async def settled(self, timeout_s: float) -> None:
-        """As of every connection, if there is one."""
+        """Wait as in every connection, if there is one."""
         if self.link is not None:
             await self.link.settled(timeout_s)
 
     async def stop(self) -> None:
-        """Close it for good."""
+        """Close the connection."""
         if self._connecting is not None:
             await end_tasks([self._connecting])
         if self.link is not None:

@@ -19,7 +19,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Outlet:
-    """For one transport, until its end; what waits then is lost, like what the transport held."""
+    """Combines writes for one transport. At its end, waiting data is lost with the transport's buffer."""
 
     def __init__(self, transport: asyncio.WriteTransport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
@@ -33,7 +33,7 @@ class Outlet:
         """The end of this turn is waited for."""
 
     def write(self, pieces: Sequence[Buffer], size_bytes: int) -> None:
-        """Send ``pieces``, of some ``size_bytes`` together; those of a message that waits are copied."""
+        """Send ``pieces`` of together ``size_bytes``. Pieces that wait are copied."""
         if not self._ends:
             self._ends = True
             self._loop.call_soon(self._turn_ends)
@@ -52,18 +52,18 @@ class Outlet:
                 self.let_go()
 
     def hold(self) -> None:
-        """More follows, and then ``release``, in this turn of the loop."""
+        """Delay writes until ``release`` in this turn of the loop."""
         self._held = True
 
     def release(self) -> None:
-        """That was all: it leaves as one."""
+        """Send the delayed writes as one."""
         self._held = False
         if self._waiting and self._written < AT_ONCE:
             self._written += 1
             self.let_go()
 
     def let_go(self) -> None:
-        """Write what waits."""
+        """Write the waiting data."""
         if not self._waiting:
             return
         waiting, self._waiting, self.waiting_bytes = self._waiting, [], 0

@@ -1,4 +1,4 @@
-"""Channel: a worker's end of what it and its node say to each other, on two threads of its own.
+"""Worker side of the connection between a worker process and its node, with two threads.
 
 A thread reads, so that the end of the node is the end of this process whatever its loop does: nobody speaks for a node that is gone.
 It answers pings itself, as long as the loop has turned within a session, as the node's heartbeats do for the node's own loop.
@@ -52,7 +52,7 @@ class Channel:
         return first.body
 
     def start(self, session_s: float, on_loop: OnLoop, heard: Callable[[Frame], None]) -> None:
-        """From now on ``heard`` is called on the loop with each frame but pings, in order."""
+        """Call ``heard`` on the loop with each frame except pings, in order, from now on."""
         self._session_s = session_s
         self._turned = time.monotonic()
         self._writer.start()
@@ -60,7 +60,7 @@ class Channel:
         threading.Thread(target=self._run, args=(on_loop, heard), name="liftpy-channel-in", daemon=True).start()
 
     def send(self, kind: FrameKind, token: int = 0, body: bytes = b"") -> None:
-        """Say it; on any thread, and nobody waits for it."""
+        """Send a frame from any thread, without waiting."""
         frame = encode(kind, token, body)
         with self._counting:
             self._unsent_bytes += len(frame)
@@ -70,7 +70,7 @@ class Channel:
         self._unsent.put(frame)
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until all that was said has left, at most so long."""
+        """Wait until all frames are sent, at most ``timeout_s``."""
         self._unsent.put(None)
         self._writer.join(timeout_s)
 

@@ -1,4 +1,4 @@
-"""One truth of a node of several processes: their reports as one report, their figures as one set of figures.
+"""Combines the reports and metrics of a node's processes into one.
 
 Each row of the table of metrics says here how it is joined: what the first process alone knows (OWN), the largest (MOST), the smallest
 (LEAST); all else is a sum. Counters never fall: a worker that does not answer is joined with what it said last, and one that ends takes
@@ -41,7 +41,7 @@ AGES = frozenset({"scrub_age_seconds"})
 
 
 def add_figures(found: Figures, told: dict[str, Any]) -> None:
-    """Join ``found`` with what a worker told of its own (``figures_to_json``)."""
+    """Add the metrics of a worker (``figures_to_json``) to ``found``."""
     found.pids += told.get("pids", ())
     found.ended_services = [*found.ended_services, *told.get("ended_services", ())][:MOST_ENDED]
     for name, labels, figure in told.get("numbers", ()):
@@ -73,7 +73,7 @@ def _add_histogram(found: Figures, name: str, labels: tuple[str, ...], counts: l
 
 
 def joined_rows(own: dict[str, Any], told: Iterable[dict[str, Any]], limit: int) -> dict[str, Any]:
-    """Of ``PageAnswers.partitions``: the ``limit`` most urgent rows of all processes, in order."""
+    """Return the ``limit`` most urgent rows of all processes, in order, for ``PageAnswers.partitions``."""
     rows, count, problems, more = list(own["rows"]), own["count"], own["problems"], own["more"]
     for one in told:
         rows += one.get("rows", ())
@@ -95,8 +95,8 @@ _OF_ONE = frozenset(
 def joined_page(
     own: dict[str, Any], others: Iterable[tuple[int, dict[str, Any]]], after: tuple[str, int], count: int
 ) -> dict[str, Any]:
-    """The page of the whole node: of ``own`` (the first process's) and those of workers, by number; at most ``count`` partitions,
-    behind ``after``. ``answers`` false: what that worker told last is shown, if it ever did."""
+    """Return a page of the whole node: of ``own`` (the first process) and the workers, by number, with at most ``count``
+    partitions after ``after``."""
     page = dict(own)
     processes = [{"worker": 0, "answers": True, **page.pop("process")}]
     for number, told in others:
@@ -160,13 +160,13 @@ class WholeNode:
         self._workers = workers
 
     async def page(self, after: tuple[str, int], count: int) -> dict[str, Any]:
-        """As ``Reporter.page``; and ``workers``, each process by itself."""
+        """Return a page as ``Reporter.page`` does, with each process in ``workers``."""
         told = await self._workers.look(what="page", after=list(after), count=count)
         own = {**self._reporter.page(after, count), "process": process_facts(self._reporter)}
         return joined_page(own, enumerate(told, 1), after, count)
 
     async def of_stream(self, stream: str, count: int) -> list[dict[str, Any]]:
-        """As ``Reporter.of_stream``."""
+        """Return the partitions of a stream, as ``Reporter.of_stream`` does."""
         told = await self._workers.look(what="stream", stream=stream, count=count)
         rows = self._reporter.of_stream(stream, count)
         for one in told:
@@ -174,15 +174,15 @@ class WholeNode:
         return sorted(rows, key=lambda row: row["partition"])[:count]
 
     async def rows(self, own: dict[str, Any], said: Any) -> dict[str, Any]:
-        """As ``PageAnswers.partitions``, which ``own`` is of."""
+        """Return rows as ``PageAnswers.partitions`` does. ``own``: those of this process."""
         told = await self._workers.look(what="partitions", said=said)
         return joined_rows(own, (one for one in told if one["answers"]), limit_of(said.get("limit", MOST_ROWS)))
 
     def sampled(self) -> list[Said]:
-        """What the workers have counted, as of their last samples."""
+        """Return the last samples of the workers."""
         return [handle.sampled for handle in self._workers.handles if handle.sampled]
 
     async def add(self, found: Figures) -> None:
-        """Join the first process's figures with those of the others."""
+        """Add the metrics of the other processes."""
         for told in await self._workers.look(what="figures"):
             add_figures(found, told)

@@ -84,5 +84,5 @@ def _part(question: pb.QuietFetches, places: list[int]) -> pb.QuietFetches:
 
 
 def _places(places: list[int], of_part: Sequence[int]) -> list[int]:
-    """The same in the whole question; what is none of the part's is left out."""
+    """Convert places of a part into places of the whole question. Invalid ones are left out."""
     return [places[place] for place in of_part if place < len(places)]

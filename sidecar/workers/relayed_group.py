@@ -1,4 +1,4 @@
-"""RelayedGroup: the metadata group as a worker process sees it: by what its node tells it, and through its node."""
+"""The metadata group in a worker process: data and requests go through the main process."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ Send = Callable[[FrameKind, int, bytes], None]
 
 
 class RelayedGroup:
-    """Satisfies ``MetadataGroup``. It decides nothing: whether data may be deleted is asked of a controller, as on any node that
-    follows the feed."""
+    """``MetadataGroup`` of a worker. It does not count as a controller: a controller is asked before data is deleted."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -44,7 +43,7 @@ class RelayedGroup:
         self._show(decode_snapshot(snapshot))
 
     def entry_told(self, body: bytes) -> None:
-        """What has changed. Raises LiftError, above all where it does not follow."""
+        """Apply a change. Raise LiftError, above all if it does not follow the image."""
         entry = pb.FeedEntry.FromString(body)
         if entry.previousIndex != self.image.index:
             raise ProtocolError(
@@ -54,7 +53,7 @@ class RelayedGroup:
         self._show(replace(image, index=entry.index))
 
     def answered(self, token: int, body: bytes) -> None:
-        """What was proposed has come to this."""
+        """Process the answer to a proposal."""
         waiting = self._asked.pop(token, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(pb.ControlResponse.FromString(body))
@@ -74,16 +73,16 @@ class RelayedGroup:
         self._send(FrameKind.DISTRUST, 0, b"")
 
     async def start(self) -> None:
-        """The node has."""
+        """Do nothing: the main process does it."""
 
     def retire(self) -> None:
-        """The node does."""
+        """Do nothing: the main process does it."""
 
     async def hand_over(self) -> None:
-        """The node does."""
+        """Do nothing: the main process does it."""
 
     async def stop(self) -> None:
-        """The node does."""
+        """Do nothing: the main process does it."""
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
         """Through the node, which answers always, and ends this process where it ends."""
@@ -98,17 +97,17 @@ class RelayedGroup:
             self._asked.pop(token, None)
 
     async def barrier(self, timeout_s: float = 5.0) -> bool:
-        """The node's work."""
+        """Return False: the main process does it."""
         return False
 
     async def events(self, asked: bytes) -> dict[str, Any] | None:
-        """The node tells them."""
+        """Return None: the main process answers."""
         return None
 
     def status(self) -> list[pb.ControllerStatus]:
-        """The node tells it."""
+        """Return []: the main process answers."""
         return []
 
     def ticks(self) -> dict[str, float]:
-        """The node tells it."""
+        """Return {}: the main process answers."""
         return {}

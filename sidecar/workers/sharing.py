@@ -1,4 +1,4 @@
-"""What each process of a node may use: bounds that are a node's are shared out evenly; and settings on their way to a worker.
+"""Divides the limits of a node between its processes, and sends settings to workers.
 
 Not shared out: what a process has by itself (open files, maps), what is a partition's, a connection's or an answer's.
 """
@@ -46,17 +46,17 @@ def shared_out(settings: NodeSettings) -> NodeSettings:
 
 
 def folder_of(data: Path, share: WorkerShare) -> Path:
-    """Where a process keeps what is its own, and no partition's: the node's folder for the first one."""
+    """Return the directory for a process's own files: that of the node for the first one."""
     return data if not share.number else data / "workers" / str(share.number)
 
 
 def settings_to_json(settings: NodeSettings) -> dict[str, Any]:
-    """For ``settings_from_json`` of the same version."""
+    """Encode for ``settings_from_json`` of the same version."""
     return {**asdict(settings), "data": str(settings.data.absolute())}
 
 
 def settings_from_json(said: dict[str, Any]) -> NodeSettings:
-    """The settings; raises ConfigError for what are none."""
+    """Decode settings. Raise ConfigError if they are invalid."""
     try:
         lists = {f.name for f in fields(NodeSettings) if isinstance(said[f.name], list)}
         values: dict[str, Any] = {name: tuple(value) if name in lists else value for name, value in said.items()}

@@ -44,23 +44,23 @@ class WorkerError(LiftError):
 
 
 class WorkerListener(Protocol):
-    """What a worker says to its node, beside answers."""
+    """Receives messages of a worker besides answers."""
 
     def worker_proposes(self, worker: WorkerHandle, frame: Frame) -> None:
-        """PROPOSE."""
+        """Handle PROPOSE."""
 
     def worker_distrusts(self) -> None:
         """The image is contradicted."""
 
     def worker_failed(self, error: Exception) -> None:
-        """The node can't go on."""
+        """Stop the node after a fatal error."""
 
     def worker_damaged(self, reason: str) -> None:
-        """The node has to come back to repair something."""
+        """Restart the node to repair damage."""
 
 
 def failure_of(number: int, body: bytes) -> Exception:
-    """Of FATAL, as an error that ends the node in the way in which the worker's would."""
+    """Return the error in FATAL, which ends the node as the worker's error would."""
     said = json.loads(body)
     text = f"worker {number}: {said['text']}"
     if said["never_again"]:
@@ -94,7 +94,7 @@ class WorkerHandle(asyncio.Protocol):
 
     # ---- life ------------------------------------------------------------------------------------------------------------
     async def start(self, lock: int, setup: dict[str, Any]) -> None:
-        """Start the process, with ``lock`` (the data folder's) inherited, and tell it what it is."""
+        """Start the process with the inherited ``lock`` of the data directory, and send its setup."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         loop = asyncio.get_running_loop()
         for kind in (FrameKind.RECOVERED, FrameKind.SETTLED, FrameKind.CLOSED, FrameKind.STOPPED):
@@ -116,15 +116,15 @@ class WorkerHandle(asyncio.Protocol):
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Process id."""
         return self._process.pid if self._process is not None else 0
 
     def send(self, kind: FrameKind, token: int = 0, body: bytes = b"") -> None:
-        """Say it; a worker that has ended hears nothing."""
+        """Send a frame. A worker that has ended ignores it."""
         self.send_bytes(encode(kind, token, body))
 
     def send_bytes(self, frame: bytes) -> None:
-        """The same of a frame that goes to all."""
+        """Send an encoded frame."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -133,11 +133,11 @@ class WorkerHandle(asyncio.Protocol):
             self._fail(WorkerError(f"Worker {self.share.number} does not read its messages. The node stops with exit code 1."))
 
     async def happened(self, kind: FrameKind) -> Frame:
-        """Wait for its RECOVERED, SETTLED, CLOSED or STOPPED; raises WorkerError where it ends before."""
+        """Wait for RECOVERED, SETTLED, CLOSED or STOPPED. Raise WorkerError if the worker ends before."""
         return await asyncio.shield(self._events[kind])
 
     def event(self, kind: FrameKind) -> asyncio.Future[Frame]:
-        """The same, as a future that is not to be cancelled."""
+        """Return the event as a future. Do not cancel it."""
         return self._events[kind]
 
     def beat(self) -> None:
@@ -183,7 +183,7 @@ class WorkerHandle(asyncio.Protocol):
 
     # ---- questions -------------------------------------------------------------------------------------------------------
     async def ask(self, kind: FrameKind, body: bytes, timeout_s: float) -> bytes | None:
-        """The answer's body; None: there is none in this time."""
+        """Return the body of the answer, None after the timeout."""
         self._token += 1
         token = self._token
         answer = self._asked[token] = asyncio.get_running_loop().create_future()
@@ -196,8 +196,10 @@ class WorkerHandle(asyncio.Protocol):
             del self._asked[token]
 
     async def look(self, what: dict[str, Any]) -> dict[str, Any]:
-        """What it tells of itself; where it does not answer, what it told last of the same kind: counts never fall. ``answers``: it
-        does."""
+        """Return the worker's values, or the last ones of this kind without an answer, so that counters never fall.
+
+        ``answers``: it answered.
+        """
         kind = str(what["what"])
         said = await self.ask(FrameKind.ASK, json.dumps(what).encode(), ANSWER_S) if self._is_heard else None
         if said is not None:
@@ -206,11 +208,11 @@ class WorkerHandle(asyncio.Protocol):
 
     # ---- asyncio.Protocol ------------------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The channel stands."""
+        """Note the connected channel."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods alone
 
     def data_received(self, data: bytes) -> None:
-        """What it says."""
+        """Process data of the worker."""
         try:
             for frame in self._reader.feed(data):
                 self._heard(frame)
@@ -220,7 +222,7 @@ class WorkerHandle(asyncio.Protocol):
             )
 
     def connection_lost(self, error: Exception | None) -> None:
-        """It has ended."""
+        """Note that the worker ended."""
         ended = WorkerError(
             f"Worker {self.share.number} (process {self.pid}) ended unexpectedly. The node stops with exit code 1."
         )
@@ -254,7 +256,7 @@ class WorkerHandle(asyncio.Protocol):
         elif kind is FrameKind.FATAL:
             self._hears.worker_failed(failure_of(self.share.number, frame.body))
         elif kind not in (FrameKind.PONG, FrameKind.HELLO):
-            raise ProtocolError(f"{kind.name} from a worker")
+            raise ProtocolError(f"Internal error: a worker sent a frame {kind.name}. Please report it.")
 
 
 def _end_of(process: subprocess.Popen[Any]) -> int:

@@ -1,4 +1,4 @@
-"""What a worker tells its node for status: its part of a report, of a stream's rows, of the figures."""
+"""Status data that a worker sends to its node: its part of reports, stream rows and metrics."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Telling:
 
 
 def process_facts(reporter: Reporter) -> dict[str, Any]:
-    """Of this process."""
+    """Return facts about this process."""
     partitions = reporter.partitions
     return {
         "pid": os.getpid(),
@@ -45,7 +45,7 @@ def process_facts(reporter: Reporter) -> dict[str, Any]:
 
 
 def figures_to_json(found: Figures) -> dict[str, Any]:
-    """All of them, in lists."""
+    """Return all metric values as lists."""
     return {
         "pids": found.pids,
         "ended_services": found.ended_services,

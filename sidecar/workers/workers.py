@@ -1,4 +1,4 @@
-"""Workers: what the first process of a node does for the others. Of a node of one process there are none, and nothing is done.
+"""Manages the worker processes of a node. Without workers it does nothing.
 
 The node is its first process: that one holds the lock, the node file and the clean-stop marker, is the member of the metadata group,
 registers, beats, and answers for status. The others hold partitions alone: they are told the image as it changes, when a heartbeat
@@ -66,7 +66,7 @@ class Workers:
 
     # ---- up --------------------------------------------------------------------------------------------------------------
     async def start(self, folder: DataFolder, *, clean_stop: bool, flushed_always: bool) -> None:
-        """Start the processes; they recover the logs of their shares at once."""
+        """Start the processes, which recover the logs of their shares at once."""
         if not self.handles:
             return
         said = {"settings": settings_to_json(self._settings), "clean_stop": clean_stop, "flushed_always": flushed_always}
@@ -102,7 +102,7 @@ class Workers:
         group.watch(self._image_changed)
 
     async def settled(self) -> None:
-        """Wait until they have opened what the image shows. Raises WorkerError."""
+        """Wait until the workers have opened the partitions of the image. Raises WorkerError."""
         for handle in self.handles:
             await handle.happened(FrameKind.SETTLED)
 
@@ -117,18 +117,18 @@ class Workers:
             handle.send_bytes(frame)
 
     def metadata_heard(self, sent_ns: int, lease_ns: int) -> None:
-        """A heartbeat was answered, and what it showed has been told: leases run on. Each worker judges them by its own clock."""
+        """Pass an answered heartbeat on. Each worker extends its leases by its own clock."""
         if self._has_begun:
             for handle in self.handles:
                 handle.send(FrameKind.HEARD, sent_ns, LEASE.pack(lease_ns))
 
     def change_level(self, level: str, for_s: float) -> None:
-        """Of the log, for a time."""
+        """Set the log level for a time."""
         for handle in self.handles:
             handle.send(FrameKind.LEVEL, 0, json.dumps({"level": level, "for_s": for_s}).encode())
 
     def change_settings(self, settings: NodeSettings) -> None:
-        """``settings``: of each process; what is live of them."""
+        """Apply changed settings in each worker."""
         for handle in self.handles:
             handle.send(FrameKind.SETTINGS, 0, json.dumps(settings_to_json(settings)).encode())
 
@@ -155,12 +155,12 @@ class Workers:
         worker.send(FrameKind.ANSWER, token, answer.SerializeToString())
 
     def worker_distrusts(self) -> None:
-        """A controller contradicts the image that the worker was told."""
+        """Handle a controller's contradiction to the image of a worker."""
         if self._group is not None:
             self._group.distrust()
 
     def worker_failed(self, error: Exception) -> None:
-        """With it the node."""
+        """Stop the node after the failure of a worker."""
         self._fatal(error)
 
     def worker_damaged(self, reason: str) -> None:
@@ -176,25 +176,25 @@ class Workers:
 
     @property
     def unsynced(self) -> str:
-        """Why replicas in a worker have not caught up yet; '': they have."""
+        """Reason why replicas in a worker have not caught up, '' if they have."""
         return next(
             (f"worker {h.share.number}: {why}" for h in self.handles if (why := h.signs.get("unsynced", "it starts"))), ""
         )
 
     async def look(self, **what: Any) -> list[dict[str, Any]]:
-        """What each tells of itself."""
+        """Return the values of each worker."""
         return list(await asyncio.gather(*(handle.look(what) for handle in self.handles)))
 
     # ---- end ---------------------------------------------------------------------------------------------------------------
     async def close_subjects(self, timeout_s: float) -> None:
-        """Take no more publishes, answer those that have come; bounded."""
+        """Stop accepting publishes, and answer those that have arrived. Bounded."""
         for handle in self.handles:
             handle.send(FrameKind.CLOSE_SUBJECTS, round(timeout_s * 1000))
         if self.handles:
             await asyncio.wait([handle.event(FrameKind.CLOSED) for handle in self.handles], timeout=2 * timeout_s)
 
     async def stop(self) -> bool:
-        """Stop them; whether all was clean. What hangs is killed."""
+        """Stop the workers. Return whether all stopped cleanly. Hanging ones are killed."""
         stopped = await asyncio.gather(*(handle.stop(STOP_S) for handle in self.handles))
         await end_tasks([self._beating, *self._proposals])
         return all(stopped)

@@ -281,7 +281,7 @@ async def test_a_member_that_lost_part_of_its_folder_refuses_to_start(url: str, 
     await until(lambda: (tmp_path / "a" / "snapshot").exists())
     await group.stop()
     (tmp_path / "a" / lost).unlink()
-    with pytest.raises(CorruptionError, match="under the same id"):
+    with pytest.raises(CorruptionError, match="with the same id"):
         await group.start("a")
     for _, connection in group.running.values():
         await connection.close()

@@ -25,7 +25,7 @@ _EVERY_NS = 250 * MS
 
 @dataclass(slots=True)
 class _Watched:
-    """One partition."""
+    """Watched state of one partition."""
 
     acked_ns: int
     """When a publish was seen to be acknowledged ALL last."""
@@ -80,12 +80,12 @@ class Availability:
         cluster.clock.after(_EVERY_NS, self._look)
 
     def _asked_ns(self, key: PartitionKey) -> int:
-        """Since when a publisher has waited for ALL, and asked again."""
+        """Return since when a publisher with ack ALL has waited and retried."""
         asked = [each.asked_ns for each in self._cluster.publishers if each.key == key and each.asked_ns is not None]
         return min(asked, default=self._cluster.clock.now_ns)
 
     def _grace_s(self) -> float:
-        """A leader whose publishes alone are cut off waits for a while before it makes way."""
+        """Return the grace time of a leader that only publishes cannot reach."""
         network = self._cluster.network
         waits_s = INGEST_GRACE_NS / S if any(link == INGEST for _, link in network.links_down) else 0.0
         if any(link == INGEST for _, link, _ in network.half_open):
@@ -124,7 +124,7 @@ class Availability:
         return frozenset(stream.may_lead(stream.partitions[key.partition]))
 
     def _majority(self, key: PartitionKey) -> tuple[str, ...]:
-        """A smallest set of replicas that could commit, () if there is none."""
+        """Return a smallest set of replicas that could commit, () if there is none."""
         cluster = self._cluster
         if not cluster.group.available or cluster.candidates_fail:
             return ()

@@ -1,4 +1,4 @@
-"""One check per invariant of docs/invariants.md that a step can break, run after every step of a simulated cluster.
+"""Checks the invariants of docs/invariants.md after each step of a simulated cluster.
 
 They look at real logs and replicas and at ghost state; a broken one raises InvariantError with the invariant's name. What is looked
 at is what a step can have changed, so that a check costs microseconds. The hooks are called by ``Copy`` and ``Group``.
@@ -36,7 +36,7 @@ from tests.sim.world import Copy, Life, Machine, World
 
 
 class ClockChecks:
-    """Of a cluster. A clock is right that is off by half of the bound at most: right ones agree."""
+    """Checks the clocks of a cluster. A clock counts as right if it is off by at most half the limit."""
 
     def __init__(self, cluster: World) -> None:
         self._cluster = cluster
@@ -47,7 +47,7 @@ class ClockChecks:
         return abs(machine.clock.now_ns() + machine.wall_offset_ns - self._cluster.clock.now_ns)
 
     def told_ages(self, machine: Machine, told_ns: int, peers: Sequence[str]) -> None:
-        """``machine`` tells ages by ``told_ns``, 0: it does not, while ``peers`` are those that it may ask [D28]."""
+        """Check the time that ``machine`` uses for ages: ``told_ns``, 0: none. ``peers``: nodes that it may ask [D28]."""
         for one in self._cluster.nodes.values():
             if self._error_ns(one) > BOUND_NS // 2:
                 self._were_wrong.add(one.node_id)
@@ -62,7 +62,7 @@ class ClockChecks:
 def others_hold_enough(
     stream: StreamImage, partition: PartitionState, left_out: Collection[str], whole: Collection[str]
 ) -> bool:
-    """Whether the partition goes on without those that are ``left_out``; ``whole``: the nodes whose disk holds everything."""
+    """Return whether the partition can continue without ``left_out``. ``whole``: nodes whose disk has everything."""
     by_quorum = stream.config.commit_policy is CommitPolicy.QUORUM
     able = stream.may_lead(partition) if by_quorum else partition.isr
     needed = (len(partition.replicas) + 1) // 2 if by_quorum else 1
@@ -70,7 +70,7 @@ def others_hold_enough(
 
 
 class Checkers:
-    """All of them, with the ghost state of every partition."""
+    """All checkers, with the ghost state of each partition."""
 
     def __init__(self, cluster: World) -> None:
         self.cluster = cluster
@@ -113,7 +113,7 @@ class Checkers:
 
     # ---- the log -----------------------------------------------------------------------------------------------------
     def opened(self, replica: Copy) -> None:
-        """A process opened its log: what was flushed is there [S1], and it is one that this node may have [D5]."""
+        """Check a newly opened log: flushed records exist [S1], and this node may have it [D5]."""
         if not replica.log.log_end_offset and (replica.key, replica.node_id) in self._left:
             self.ghost(replica.key).shadows.pop(replica.host, None)  # its disk was emptied while it held none of this any more
         ghost, old, log = self.ghost(replica.key), self.shadow(replica), replica.log
@@ -144,7 +144,7 @@ class Checkers:
             position += header.size_bytes
 
     def appended(self, replica: Copy, data: bytes | memoryview, *, led: bool) -> None:
-        """A batch of a leader's own (``led``), or fetched ones."""
+        """Check appended batches: the leader's own (``led``) or fetched ones."""
         where, ids = self._where(replica), None
         if led:
             check(replica.replica.role is RoleName.LEADER, "C1", where, "appends")
@@ -153,7 +153,7 @@ class Checkers:
         self._push(replica, data, ids, where)
 
     def newest_is_newest(self, replica: Copy) -> None:
-        """Of each key a replica holds the newest record as its newest, or none where that is a delete [D29]."""
+        """Check that a replica's newest record of each key is the true newest one, or none after a delete [D29]."""
         ghost, log = self.ghost(replica.key), replica.log
         unknown = self.lost_by_command(replica.key) or replica.process.node.went_back or replica.failed or bool(log.closed)
         if ghost.deletes and not unknown and not replica.is_busy:
@@ -182,7 +182,7 @@ class Checkers:
         shadow.durable_end_offset = log.log_end_offset
 
     def lost_by_command(self, key: PartitionKey) -> bool:
-        """Whether an operator has had the partition elected uncleanly, or has left it alone with a copy of a running folder."""
+        """Return whether an operator has commanded an unclean election, or left only a copy of a running directory."""
         return self._truth(key).unclean_elected or self.ghost(key).led_by_older
 
     def prefix_dropped(self, replica: Copy) -> None:
@@ -195,7 +195,7 @@ class Checkers:
 
     # ---- after every step ------------------------------------------------------------------------------------------------
     def before_effect(self, replica: Copy, effect: do.Effect) -> None:
-        """What must hold before an effect is carried out."""
+        """Check what must hold before an effect is carried out."""
         if isinstance(effect, do.RaiseHighWatermark):
             self._high_watermark_rises(replica, effect.high_watermark)
         elif isinstance(effect, do.SendFetch):
@@ -225,7 +225,7 @@ class Checkers:
                 self._as_expected(replica.key, ghost, *ghost.spans[key], where)
 
     def _committed_publish(self, of: PartitionKey, ghost: PartitionGhost, key: tuple[int, int], where: str) -> None:
-        """Order per publisher [A4]; what was refused stays invisible [A2]."""
+        """Check the order per publisher [A4], and that rejected messages stay invisible [A2]."""
         base, ids = ghost.spans[key]
         if not self.repeated.isdisjoint(ids):
             self._once(of, ghost, base, ids, where)
@@ -279,7 +279,7 @@ class Checkers:
             )
 
     def _leader_speaks(self, replica: Copy, where: str) -> None:
-        """What is answered as latest never falls [D8, R4], but by an unclean election, which the operator has to command."""
+        """Check that the latest offset never falls [D8, R4], except after a commanded unclean election."""
         unseen = self.lost_by_command(replica.key) or replica.process.node.went_back
         if unseen or not replica.replica.may_answer_latest(replica.now_ns()):
             return
@@ -289,7 +289,7 @@ class Checkers:
 
     # ---- fetches -----------------------------------------------------------------------------------------------------------
     def _fetch_leaves(self, replica: Copy, effect: do.SendFetch) -> None:
-        """A fetch acknowledges what is on disk, and follows the cut for its epoch [D11, D12, D18]."""
+        """Check that a fetch acknowledges flushed records and follows the truncation for its epoch [D11, D12, D18]."""
         log, where = replica.log, self._where(replica)
         check(effect.offset < log.flushed_end_offset, "D18", where, "acknowledges", effect.offset, log.flushed_end_offset)
         leader = self._acting_leader(replica.key, effect.leader_epoch)
@@ -325,7 +325,7 @@ class Checkers:
         check(own == request.ghost_chain, "D17", where, "counts a diverging fetch of", request.replica, "at", request.offset)
 
     def quiet_fetch_confirmed(self, replica: Copy, follower: str, end_offset: int) -> None:
-        """A leader counts a fetch that waits: the follower's log, flushed to ``end_offset`` when it asked, has all of its own [D16]."""
+        """Check a confirmed waiting fetch: the follower's log, flushed to ``end_offset``, has all records of the leader [D16]."""
         self.cluster.counters["quiet fetch confirmed"] += 1
         core = replica.replica
         check(core.role is RoleName.LEADER, "D11", self._where(replica), "confirms a fetch of", follower)
@@ -341,7 +341,7 @@ class Checkers:
 
     # ---- acks ----------------------------------------------------------------------------------------------------------------
     def rejected(self, replica: Copy, message_id: int) -> None:
-        """A negative ack leaves: the message is nowhere, and nobody else may speak [A2, D22]."""
+        """Check a negative ack: the message is not stored, and the sender may answer [A2, D22]."""
         where = self._where(replica)
         lost = message_id in self.repeated and self.lost_by_command(replica.key)
         check(lost or message_id not in self.committed_ids, "A2", where, "refuses what is committed", message_id)
@@ -350,7 +350,7 @@ class Checkers:
             self.rejected_ids.add(message_id)
 
     def answered_again(self, replica: Copy, message_id: int, offset: int, effect: do.SendAcks) -> None:
-        """Who sent a message again is told that it is stored: by who may speak, once it is committed, and where it is [A3, D22]."""
+        """Check the ack of a repeated message: it is committed there, and the sender may answer [A3, D22]."""
         ghost, where = self.ghost(replica.key), self._where(replica)
         self._may_speak(replica, where)
         if offset < 0:
@@ -365,7 +365,7 @@ class Checkers:
         ghost.acked_all[key[1]] = key
 
     def _once(self, key: PartitionKey, ghost: PartitionGhost, base: int, ids: tuple[int, ...], where: str) -> None:
-        """What is sent again under one message id is committed once [A3], also when retention has taken its record [A16]."""
+        """Check that a repeated message id is committed once [A3], even after its record was deleted [A16]."""
         for place, message_id in enumerate(ids):
             if message_id in self.repeated:
                 before = self._stored.get(message_id, -1)
@@ -377,7 +377,7 @@ class Checkers:
                 self._stored[message_id] = base + place
 
     def _as_expected(self, key: PartitionKey, ghost: PartitionGhost, base: int, ids: tuple[int, ...], where: str) -> None:
-        """Who expects the last sequence of a subject is stored behind that record, or where retention has taken it [A7]."""
+        """Check that a publish with an expected sequence follows that record, or retention deleted it [A7]."""
         for place, message_id in enumerate(ids):
             if message_id in self.expected:
                 subject, expected = self.expected[message_id]
@@ -387,7 +387,7 @@ class Checkers:
                 self._last[key, subject] = base + place
 
     def answered(self, replica: Copy, publish: Publish, ack: Ack, effect: do.SendAcks | None) -> None:
-        """A positive ack says what its publisher asked for, in the epoch that has it [A1]."""
+        """Check a positive ack: it matches the publish and its epoch [A1]."""
         where = self._where(replica)
         check(effect is not None and publish.policy is effect.policy, "A1", where, "answers", publish.policy, "for", effect)
         check(effect is not None and ack.leader_epoch in (0, effect.leader_epoch), "A1", where, "says", ack, "for", effect)
@@ -416,7 +416,7 @@ class Checkers:
                 self._batch_acknowledged(replica, ghost, key, effect)
 
     def taken_over(self, replica: Copy, heard: Sequence[RawMessage], claim: FailoverBacklog, begun_at: int) -> None:
-        """A new leader has sorted what it heard: nothing is lost of it but what its leader has passed over, and nothing is taken twice
+        """Check a takeover: the standby buffer lost no message that the old leader had not processed, and stored none twice
         [A3, A4]."""
         ghost, shadow, where = self.ghost(replica.key), self.shadow(replica), self._where(replica)
         spans = [(key[1], ghost.spans[key][1]) for key in zip(shadow.epochs, shadow.lasts, strict=True)]
@@ -456,7 +456,7 @@ class Checkers:
         ghost.acks_all += 1
 
     def _may_speak(self, replica: Copy, where: str) -> None:
-        """A node whose session has ended, and that has not seen that yet or not come back, tells nobody anything [D22]."""
+        """Check that a node without a session answers nothing [D22]."""
         group, process = self.cluster.group, replica.process
         node = group.image.nodes[replica.node_id]
         check(node.incarnation == process.incarnation, "D22", where, "speaks, though", node.incarnation, "is its successor")
@@ -468,19 +468,19 @@ class Checkers:
         check(own_fence_seen, "D22", where, "speaks on image", process.image.index, "but was fenced at", fenced_at)
 
     def deletes(self, process: Life, key: PartitionKey) -> None:
-        """A node deletes what it holds of a partition: it is none of its replicas, by a record that was applied [M11]."""
+        """Check a deletion of data: an applied record says that the node is no replica [M11]."""
         truth = self._truth(key)
         check(process.node_id not in truth.replicas, "M11", process.host, "deletes", key, "and is a replica of", truth)
         self.ghost(key).shadows.pop(process.host, None)
 
     def disk_lost(self) -> None:
-        """A fault takes away what a disk had flushed."""
+        """Note that a fault removed flushed data of a disk."""
         for key, ghost in self.ghosts.items():
             ghost.disk_lost_in_epoch = self._truth(key).leader_epoch
 
     # ---- roles and the metadata ------------------------------------------------------------------------------------------
     def role_changed(self, replica: Copy, effect: do.RoleChanged) -> None:
-        """One leader per LeaderEpoch, the one that is recorded, and it has everything committed [C1, D2]."""
+        """Check that there is one leader per LeaderEpoch, the recorded one, with all committed records [C1, D2]."""
         if effect.role is not RoleName.LEADER or effect.phase != Leading.REPLAY:
             return
         ghost, where, log = self.ghost(replica.key), self._where(replica), replica.log
@@ -507,12 +507,12 @@ class Checkers:
         self.cluster.counters["leaderships"] += 1
 
     def _led_by_older(self, replica: Copy, ghost: PartitionGhost) -> None:
-        """Nobody could tell that its log is older, and those that have more did not live when it was elected, or did not answer."""
+        """Return whether its old log was undetectable and all better replicas were down or silent at the election."""
         self.cluster.counters["led by a log that went back"] += 1
         ghost.led_by_older = ghost.may_be_gone = True
 
     def image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
-        """The metadata group decided something [C2, C3, C6, M6]; who is in the ISR has everything committed [D3, D19]."""
+        """Check a decision of the metadata group [C2, C3, C6, M6]. All ISR members have all committed records [D3, D19]."""
         check(self.cluster.group.fsm.failure_count == 0, "M6", "an apply failed")
         if new.nodes is not old.nodes:
             self._nobody_is_deposed(old, new)
@@ -526,7 +526,7 @@ class Checkers:
                     self._partition_changed(stream.key(partition.partition), was, partition, new)
 
     def _nobody_is_deposed(self, old: ClusterImage, new: ClusterImage) -> None:
-        """A process is not registered in the place of one whose heartbeats come [C12]."""
+        """Check that no process replaces one that sends heartbeats [C12]."""
         cluster = self.cluster
         for node_id, node in old.nodes.items():
             after, (incarnation, beat_ns) = new.nodes.get(node_id), cluster.group.beats.get(node_id, (0, 0))
@@ -564,8 +564,10 @@ class Checkers:
         self._complete_members(key, "D19" if joined else "D3")
 
     def _complete_members(self, key: PartitionKey, name: str) -> None:
-        """Who may be elected holds everything committed on its disk, dead or alive, unless it has lost something and nobody knows it
-        yet. Of a quorum: so many do that no majority is without one of them, and the last leader is among them."""
+        """Check that possible leaders have all committed records on disk, unless an unnoticed loss occurred.
+
+        With ack by quorum: enough of them.
+        """
         ghost, truth = self.ghost(key), self._truth(key)
         if ghost.high_watermark < 0 or self.lost_by_command(key):
             return
@@ -587,7 +589,7 @@ class Checkers:
         return [node.node_id for node in nodes if not (node.lost_data or node.went_back)]
 
     def holds_committed(self, key: PartitionKey, node_id: str) -> bool:
-        """Whether the disk of a node holds everything committed."""
+        """Return whether the disk of a node has all committed records."""
         return self._holds_committed(self.ghost(key), self.cluster.acting(node_id).host)
 
     def others_hold_all(self, node_id: str) -> bool:
@@ -599,8 +601,7 @@ class Checkers:
         )
 
     def is_the_last(self, node_id: str) -> bool:
-        """Whether this node holds everything committed of some partition, and nobody else that counts does; then it may be gone for
-        good from now on: a fault is about to take it away."""
+        """Return whether only this node has all committed records of some partition. A fault may then lose them."""
         found = False
         for key, ghost in self.ghosts.items():
             holds = node_id in self._truth(key).replicas and self.holds_committed(key, node_id)
@@ -626,7 +627,7 @@ class Checkers:
 
     # ---- at the end ------------------------------------------------------------------------------------------------------------
     def nothing_is_lost(self) -> None:
-        """Every committed record is somewhere, and every ALL-acknowledged one on the leader [D1, D24]."""
+        """Check that each committed record exists, and each ALL-acknowledged one on the leader [D1, D24]."""
         for key, ghost in self.ghosts.items():
             if self.lost_by_command(key) or ghost.high_watermark < 0:
                 continue

@@ -105,7 +105,7 @@ class SimPublisher:
         return b"%d" % key_of(message_id, deletes=self.cluster.plan.has_deletes(self.key.stream))
 
     def _deletes(self, publish: Publish, index: int) -> bool:
-        """Whether it is a delete marker; one that waits for no answer could not be told from others."""
+        """Return whether it is a tombstone. Without an answer it could not be identified."""
         has_deletes = self.cluster.plan.has_deletes(self.key.stream)
         return has_deletes and publish.policy is not AckPolicy.NONE and is_delete(publish.ids[index])
 
@@ -147,7 +147,7 @@ class SimPublisher:
         self._done(number, ack)
 
     def _answered_by(self, number: int, index: int, record_count: int) -> set[int]:
-        """Indexes of the messages that an answer to one of them answers."""
+        """Return the messages that an answer to one of them covers."""
         inbox = Publish(self.name, number, (), AckPolicy.ALL, ()).inbox(index)
         return {counted(request)[1] for request in answered_by(inbox, record_count)}
 
@@ -162,8 +162,7 @@ class SimPublisher:
 
 
 class SimReader:
-    """The client library's ``ReadProgress``, each time over any node that answers; what it hands on is compared with the one true log
-    [R1-R4, R6]. It waits at the end now and then, and gives up waiting as now and then."""
+    """Reader with the client's ``ReadProgress``, from any node. Its records are compared with the true log [R1-R4, R6]."""
 
     def __init__(self, cluster: World, name: str, key: PartitionKey, interval_ns: int) -> None:
         self.cluster = cluster
@@ -224,7 +223,10 @@ class SimReader:
                 self._ask(progress.node)
 
     def _refused(self, error: LiftError, in_pieces: bool) -> None:
-        """Wrong bytes: only a node whose disk has lied sends such, and it is told; ``in_pieces``: parts of them came from others."""
+        """Check wrong bytes: only a node with a damaged disk sends them, and it is informed.
+
+        ``in_pieces``: other nodes sent parts.
+        """
         self.cluster.counters["read: damaged"] += 1
         node = self.progress.suspect[0] if self.progress.suspect is not None else ""
         complaint = self.progress.complaint()
@@ -267,8 +269,8 @@ _OTHER_NODE = 0.1
 
 
 class SimTable:
-    """Reads a compacted stream from its start to the end as of when it began, again and again, of any replica: of each key it has the
-    newest record below where its reading ended [R11]. What delete markers took while it read makes a reading worth nothing [D30]."""
+    """Reads a compacted stream from its start to the end, repeatedly, from any replica, and checks the newest record of each
+    key."""
 
     def __init__(self, cluster: World, name: str, key: PartitionKey, interval_ns: int) -> None:
         self.cluster = cluster
@@ -334,7 +336,7 @@ _WRONG_SEQUENCE = "10071"
 
 
 class SimContender(SimPublisher):
-    """Knows the last sequence of each subject by its own acks, or by having been told no."""
+    """Publisher with expected sequences. It knows them from its acks and rejections."""
 
     def __init__(self, cluster: World, name: str, interval_ns: int, key: PartitionKey) -> None:
         self._known: dict[int, int] = {}
@@ -388,7 +390,7 @@ _FINAL = (_Ack.PRODUCER_FENCED, _Ack.DIVERGED_PRODUCER, _Ack.MALFORMED, _Ack.PRO
 
 
 class SimProducer(SimPublisher):
-    """One process after the other; some are not dead yet when the next one asks, and what they have sent still arrives."""
+    """Producer processes, one after the other. Old ones may still run when the next one starts."""
 
     def __init__(self, cluster: World, name: str, interval_ns: int, key: PartitionKey) -> None:
         self._process = 0
@@ -420,7 +422,7 @@ class SimProducer(SimPublisher):
         self.cluster.clock.after(1 + int(self._rng.random() * 2 * self.interval_ns), self._turn)
 
     def _begin(self) -> None:
-        """The one before is dead, or believed to be."""
+        """Start the next process."""
         self._process += 1
         self._lane, self._last_id = self._new_lane(), 0
         self._acked = None
@@ -470,10 +472,10 @@ class SimProducer(SimPublisher):
         self._send()
 
     def _began(self, lane: PartitionQueue) -> None:
-        """It knows where to go on."""
+        """Continue after the answer of the leader."""
 
     def _say_position(self, head: client_pb2.BatchPublish, offset: int) -> None:
-        """It has none."""
+        """Add no position."""
 
     def _head(self, process: int) -> client_pb2.BatchPublish:
         key = self.key
@@ -542,8 +544,7 @@ class SimProducer(SimPublisher):
 
 
 class SimDerivation(SimProducer):
-    """A producer whose records are made from those of another stream: each of its processes begins behind the last position that the
-    log has, and makes the same of what it reads again."""
+    """Producer that derives records from another stream. Each process continues after the last position in the log."""
 
     def __init__(self, cluster: World, name: str, interval_ns: int, key: PartitionKey) -> None:
         self._made: list[int] = []
@@ -579,7 +580,8 @@ _MOST_ATTEMPTS = 40
 
 
 class SimRepeater(SimPublisher):
-    """One message at a time: sent again after a no or a time-out, never after a yes; given up after so many attempts."""
+    """Publisher of one message at a time: it repeats after rejections and timeouts, never after an ack, and gives up after some
+    attempts."""
 
     def __init__(self, cluster: World, name: str, interval_ns: int, key: PartitionKey) -> None:
         self._message_id = 0

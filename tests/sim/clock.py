@@ -25,7 +25,7 @@ class SimTimer:
         self.callback: Callable[[], None] | None = callback
 
     def cancel(self) -> None:
-        """It will not be called."""
+        """Cancel the call."""
         self.callback = None
 
 
@@ -53,7 +53,7 @@ class Clock:
         return self.at(self.now_ns + delay_ns, callback)
 
     def step(self) -> bool:
-        """Run the next callback; False when there is none."""
+        """Run the next callback. Return False if there is none."""
         while self._heap:
             at_ns, _, timer = heapq.heappop(self._heap)
             callback = timer.callback
@@ -69,7 +69,7 @@ class Clock:
         return False
 
     def run_until(self, until_ns: int) -> None:
-        """Run everything that is due up to ``until_ns``."""
+        """Run all callbacks due up to ``until_ns``."""
         while self._heap and self._heap[0][0] <= until_ns:
             self.step()
         self.now_ns = max(self.now_ns, until_ns)
@@ -84,9 +84,9 @@ class MachineClock:
         """Of its own in a million of true time."""
 
     def now_ns(self) -> int:
-        """What the machine takes for the time."""
+        """Return the time of the machine."""
         return START_NS + (self._clock.now_ns - START_NS) * self.rate // _MILLION
 
     def true_ns(self, at_ns: int) -> int:
-        """When it will take it for ``at_ns``."""
+        """Return the true time at which the machine's clock shows ``at_ns``."""
         return START_NS + -(-(at_ns - START_NS) * _MILLION // self.rate)

@@ -50,7 +50,7 @@ _SMALL_SEGMENTS_BYTES = 4096
 
 
 class Cluster:
-    """One simulated cluster: the stream ``STREAM``, and those that the plan has beside it."""
+    """One simulated cluster with the stream ``STREAM`` and those of the plan."""
 
     def __init__(self, plan: Plan, trace: Trace | None = None, make_disk: Callable[[str], Disk] = Disk) -> None:
         self.plan = plan
@@ -104,11 +104,11 @@ class Cluster:
     # ---- machines ----------------------------------------------------------------------------------------------------
     @property
     def machines(self) -> list[SimNode]:
-        """All that run processes of nodes: of some nodes there are two."""
+        """All machines that run node processes. Twins have two."""
         return [*self.nodes.values(), *self.twins.of.values()]
 
     def machine(self, host: str) -> SimNode | None:
-        """The one of that name on the network."""
+        """Return the machine with this network name."""
         node = self.nodes.get(host)
         return node if node is not None else next((twin for twin in self.twins.of.values() if twin.host == host), None)
 
@@ -118,7 +118,7 @@ class Cluster:
         return self.twins.of
 
     def acting(self, node_id: str) -> SimNode:
-        """The machine whose process is the one that the metadata group knows as ``node_id``."""
+        """Return the machine whose process the metadata group knows as ``node_id``."""
         twin, known = self.twins.of.get(node_id), self.group.image.nodes.get(node_id)
         return twin if twin is not None and known is not None and known.nonce in twin.nonces else self.nodes[node_id]
 
@@ -130,13 +130,13 @@ class Cluster:
             process.begin()
 
     def ended(self, machine: Machine, *, power: bool) -> None:
-        """A process is gone, with ``power`` what its host had not flushed, too. The group has no part in it: it is on none of them."""
+        """Note the end of a process. ``power``: unflushed data of its host is lost, too."""
 
     def stands_still(self, process: Life, *, still: bool) -> None:
-        """A process is paused, or goes on. The group has no part in it."""
+        """Note that a process is paused or resumed."""
 
     def about_to_register(self, machine: Machine) -> None:
-        """The twin of a node whose process has not started anew since the copy was made says all that this one would say."""
+        """Copy the identity to a twin before its registration."""
         known = self.group.image.nodes.get(machine.node_id)
         if machine.node_id in self.twins.of and known is not None and known.nonce in machine.disk.starts.earlier:
             machine.went_back = machine.went_back or known.nonce not in machine.nonces
@@ -156,7 +156,7 @@ class Cluster:
             process.run(lambda: process.image_arrived(image))
 
     def _ask(self, question: LeaderQuestion, answer: Callable[[ProbeResult], None]) -> None:
-        """A question of the metadata leader's, which is on the bus for itself: only the asked node can be cut off."""
+        """Send a question of the metadata leader, which only a cut of the asked node can lose."""
 
         def answered(said: Any) -> None:
             answer(ProbeResult.ABSENT if said is NO_RESPONDERS else said)
@@ -164,7 +164,7 @@ class Cluster:
         self.network.request("metadata", f"question.{question.node}", question, answered)
 
     def _look_for(self, node: str, absent: Callable[[], None]) -> None:
-        """The metadata leader asks the bus for a node that is late, or whose place is wanted."""
+        """Probe a late node, as the metadata leader does."""
         self.network.request("metadata", f"status.{node}", "present?", lambda said: absent() if said is NO_RESPONDERS else None)
 
     def _image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
@@ -173,12 +173,12 @@ class Cluster:
         self.checkers.image_changed(old, new)
 
     def stale_image(self, index: int) -> ClusterImage:
-        """What a process that has just registered (at ``index``) may know: an image from before that, or the newest."""
+        """Return an image that a process registered at ``index`` may know: an older one or the newest."""
         known = self.group.images[-4:]
         return known[(self.seed + index) % len(known)]
 
     def draw_nonce(self) -> int:
-        """What a process draws when it starts; no other has it."""
+        """Return a unique nonce for a starting process."""
         self.counters["processes"] += 1
         return self.counters["processes"]
 
@@ -215,12 +215,12 @@ class Cluster:
 
     @property
     def key(self) -> PartitionKey:
-        """Of the first stream's first partition."""
+        """First partition of the first stream."""
         return self.group.image.streams[STREAM].key(0)
 
     @property
     def keys(self) -> list[PartitionKey]:
-        """Of all partitions."""
+        """All partitions."""
         streams = [stream for _, stream in sorted(self.group.image.streams.items())]  # a Map follows the hash
         return [stream.key(partition.partition) for stream in streams for partition in stream.partitions]
 
@@ -245,11 +245,11 @@ class Cluster:
                 SimTable(self, f"table{place}", key, 30 * MS)
 
     def crash(self, node_id: str, *, power: bool) -> None:
-        """The process is gone at once; with ``power``, what was not flushed too."""
+        """Kill the process. ``power``: unflushed data is lost, too."""
         self.nodes[node_id].crash(power=power)
 
     def restart_if_failed(self, node_id: str) -> None:
-        """A process whose storage failed stops, and is started again."""
+        """Restart a process whose storage failed."""
         process = self.nodes[node_id].process
         if process is not None and any(replica.failed for replica in process.replicas.values()):
             self.crash(node_id, power=False)
@@ -284,7 +284,7 @@ class Cluster:
 
     # ---- after the chaos -------------------------------------------------------------------------------------------------
     def heal(self) -> None:
-        """No more faults: every node runs, every path is open."""
+        """End all faults: every node runs, every path is open."""
         network, group, self.healed = self.network, self.group, True
         network.noise.calm()
         for held in (network.down, network.cuts, network.links_down, network.half_open, network.slow):
@@ -307,7 +307,7 @@ class Cluster:
             self.trace.note("*** healed")
 
     def become_whole(self) -> None:
-        """L1-L5, L8 and the final looks at the data."""
+        """Check L1-L5, L8 and the final data."""
         for node_id in self.nodes:
             self.restart_if_failed(node_id)
         leader_s = self.wait_for(
@@ -345,7 +345,7 @@ class Cluster:
         self.checkers.nothing_is_lost()
 
     def waits_for_the_operator(self, key: PartitionKey) -> bool:
-        """Nobody may lead without a command: everyone may have lost data [C10], or too many for a quorum's election."""
+        """Return whether no node may lead without a command, because of lost data [C10]."""
         stream = self.group.image.streams[key.stream]
         partition = stream.partitions[key.partition]
         able = stream.may_lead(partition)
@@ -356,7 +356,7 @@ class Cluster:
 
     @staticmethod
     def _goes_on(publisher: SimPublisher, asked: int, acked: int) -> bool:
-        """Whether one that has gone on to ask for ALL has been told so; of a script's, most ask for nothing more."""
+        """Return whether a publisher gets acks ALL again."""
         return publisher.acked_all > acked or publisher.asked_all == asked
 
     def _isr_is_whole(self) -> bool:
@@ -366,7 +366,7 @@ class Cluster:
         return whole and not moving and self._nothing_is_left_behind()
 
     def _nothing_is_left_behind(self) -> bool:
-        """Whether every folder is held by a node that holds the partition."""
+        """Return whether each directory belongs to a partition of its node."""
         return all(
             node_id in self.group.partition(key.stream, key.partition).holders
             for node_id, node in self.nodes.items()
@@ -374,7 +374,7 @@ class Cluster:
         )
 
     def _copies_take_s(self) -> float:
-        """How long all copies may take that are still to be made: each node copies no faster than it may."""
+        """Return the maximum time of all remaining copies at the throttled rate."""
         rate = self.config.copy_bytes_per_s
         wanted = [(self.leader(key), len(self.group.partition(key.stream, key.partition).target)) for key in self.keys]
         left_bytes = sum(leader.log.size_bytes * count for leader, count in wanted if leader is not None)
@@ -395,7 +395,7 @@ class Cluster:
         return all(leader is not None and reader.next_offset > leader.log.high_watermark for reader, leader in leaders)
 
     def describe(self) -> str:
-        """One line per node, for people."""
+        """Return one line per node, for people."""
         return "\n".join(line for key in self.keys for line in self._describe(key))
 
     def _describe(self, key: PartitionKey) -> list[str]:

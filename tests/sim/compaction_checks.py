@@ -1,5 +1,5 @@
-"""What must hold of logs that are cleaned: the newest of each key or subject are there [D5], and what a purge gave up is nowhere once
-the metadata has forgotten the purge."""
+"""Checks of compacted logs: the newest record of each key or subject exists [D5], and purged records are gone once the metadata
+has dropped the purge."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def committed_ids(ghost: PartitionGhost) -> dict[int, int]:
 
 
 def kept_the_newest(where: str, log: Log, ghost: PartitionGhost) -> None:
-    """Of every key the newest committed record is there, and of the subject the newest ``max_per_subject``; but what is purged."""
+    """Check that the newest committed record of each key, and ``max_per_subject`` of each subject, exist unless purged."""
     committed = committed_ids(ghost)
     held = set(held_ids(log).values())
     for offset, message_id in _newest(log.config, committed, deletes=ghost.deletes):
@@ -47,7 +47,7 @@ def kept_the_newest(where: str, log: Log, ghost: PartitionGhost) -> None:
 
 
 def _newest(config: StreamConfig, committed: dict[int, int], *, deletes: bool) -> list[tuple[int, int]]:
-    """(offset, message id) of those that have to stay: with both rules, those that both leave."""
+    """Return (offset, message id) of the records that must stay. With both rules: those that both keep."""
     newest = sorted(committed.items())
     if config.max_per_subject:
         newest = [(offset, message_id) for offset, message_id in newest if not (deletes and is_delete(message_id))]
@@ -59,9 +59,7 @@ def _newest(config: StreamConfig, committed: dict[int, int], *, deletes: bool) -
 
 
 def newest_of_each_key(where: str, log: Log, ghost: PartitionGhost) -> None:
-    """Of each key the newest record here, among those known to be committed, is the newest of the true log; none may be here where
-    that one is a delete, is purged, or has ``max_per_subject`` later ones behind it. A log that is still fetched up to where its
-    leader's compaction had looked is no replica yet."""
+    """Check the newest committed record of each key against the true log, including deletes."""
     if log.horizon.end_offset > log.high_watermark + 1:
         return
     try:
@@ -99,7 +97,7 @@ def read_all_keys(
 
 
 def gone_for_good(where: str, log: Log, ghost: PartitionGhost, state: PartitionState) -> None:
-    """Of purges that the metadata has forgotten nothing is held."""
+    """Check that no record of a dropped purge remains."""
     forgotten = [purge for purge in ghost.purges if purge.number not in {p.number for p in state.purges}]
     if not forgotten:
         return

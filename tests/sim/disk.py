@@ -1,4 +1,4 @@
-"""Simulated disks: ``MemoryStorage`` with latency, errors, a capacity, and what a crash leaves of it.
+"""Simulated disks: ``MemoryStorage`` with latency, errors, a capacity, and crashes.
 
 A kill keeps everything that was written (the page cache survives); a power cut keeps what was synced and any part of what came
 after it; an emptied disk keeps nothing. A flush error is once and final: what it should have made durable may be gone.
@@ -23,7 +23,7 @@ Keep = Callable[[str, int, int], int]
 
 @dataclass(frozen=True, slots=True)
 class DiskCopy:
-    """What a disk held once; see ``Disk``."""
+    """Earlier content of a disk, see ``Disk``."""
 
     folders: dict[str, MemoryStorage]
     promises: MemoryStorage
@@ -34,7 +34,7 @@ class DiskCopy:
 
 
 class Disk:
-    """One node's disk. Partition folders by name, and the node's own small file (its incarnation)."""
+    """Disk of one node: partition directories by name, and the node's own file."""
 
     def __init__(self, seed: str) -> None:
         self.folders: dict[str, MemoryStorage] = {}
@@ -63,15 +63,15 @@ class Disk:
         return self.folders[name]
 
     def flush_latency_ns(self) -> int:
-        """How long the next flush takes."""
+        """Return the duration of the next flush."""
         return self.flush_ns // 2 + int(self._rng.random() * self.flush_ns)
 
     def kill(self) -> None:
-        """The process is gone; what it wrote is still in the page cache."""
+        """Kill the process. Its writes stay in the page cache."""
         self._after(power=False)
 
     def cut_power(self, keep: Keep | None = None) -> None:
-        """Unsynced bytes survive only in part, at any byte, or as ``keep`` says."""
+        """Cut the power. Unsynced bytes survive in part, as ``keep`` decides."""
         self._after(power=True, keep=keep)
 
     def empty(self) -> None:
@@ -91,14 +91,14 @@ class Disk:
         )
 
     def put_back(self, copy: DiskCopy) -> None:
-        """What it held when ``copy`` was made takes the place of everything; while no process runs."""
+        """Replace the content with an older copy, while no process runs."""
         self.folders = {name: self._attach(storage.crash(power=False)) for name, storage in copy.folders.items()}
         self.promises = copy.promises.crash(power=False)
         self.starts, self.incarnation = copy.starts, copy.incarnation
         self.clean_stop, self.doubtful = copy.clean_stop, copy.doubtful
 
     def flip_bit(self, name: str) -> bool:
-        """One bit of a partition's log changes at rest; False if there is nothing to change.
+        """Flip one bit of a partition's log at rest. Return False if there is none to flip.
 
         Never one of the last batch that was written whole: nobody could tell that from a torn write, which recovery cuts.
         """
@@ -116,7 +116,7 @@ class Disk:
         return True
 
     def flip_newest(self, name: str) -> bool:
-        """One bit of a partition's last batch, behind its signature, changes; if the stored HW says that it was whole."""
+        """Flip one bit of the last batch behind its signature, if the stored HW proves that it was complete."""
         storage = self.folders.get(name)
         logs = [n for n in storage.names() if n.endswith(".log") and storage.files[n].data] if storage else []
         checkpoint = decode_checkpoint(storage.load(CHECKPOINT_NAME)) if storage else None
@@ -135,7 +135,7 @@ class Disk:
         return True
 
     def set_capacity(self, free_bytes: int | None) -> None:
-        """Only ``free_bytes`` more fit into each folder; None: no limit."""
+        """Limit the free space of each directory to ``free_bytes``, None: no limit."""
         for storage in self.folders.values():
             storage.capacity_bytes = 1 << 40 if free_bytes is None else storage.used_bytes() + free_bytes
 

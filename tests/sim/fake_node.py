@@ -42,8 +42,10 @@ _POLL_S = 0.005
 
 @dataclass(slots=True)
 class FakePartition:
-    """One partition's log. ``log_start_offset`` inclusive; ``high_watermark`` inclusive, raised by ``append``. ``compacted_end``,
-    ``deletes_end``: exclusive, as answers tell them."""
+    """Log of one partition in a fake node.
+
+    ``log_start_offset`` and ``high_watermark``: inclusive. ``compacted_end``, ``deletes_end``: exclusive.
+    """
 
     batches: list[tuple[BatchHeader, bytes]] = field(default_factory=list)
     log_start_offset: int = 0
@@ -66,8 +68,7 @@ class FakePartition:
             self.high_watermark = header.last_offset
 
     def read(self, offset: int, max_bytes: int, end_offset: int | None = None, left_out: int = 0) -> tuple[list[bytes], int]:
-        """Committed batches from the one that holds ``offset``, at least one if there is any, and the next offset. ``end_offset``: none
-        that reaches past it. ``left_out``: without these columns."""
+        """Return committed batches from the one that contains ``offset``, at least one if there is any, and the next offset."""
         found: list[bytes] = []
         next_offset, size_bytes = offset, 0
         first = bisect_right(self.batches, offset, key=lambda entry: entry[0].next_offset)
@@ -91,17 +92,17 @@ class FakePartition:
         return next((h.leader_epoch for h, _ in self.batches if h.base_offset < offset <= h.next_offset), 0)
 
     def has_last(self, request: client_pb2.ReadRequest) -> bool:
-        """Whether the record that the reader has is there, or one that retention took."""
+        """Return whether the reader's last record exists or was deleted by retention."""
         trimmed = request.lastOffset < self.log_start_offset
         return trimmed or self.epoch_below(request.lastOffset + 1) == request.lastEpoch
 
     def cut_at(self, request: client_pb2.ReadRequest) -> int:
-        """Up to where the log is, at most, the one that the reader has read."""
+        """Return the largest offset up to which the log can be the one of the reader."""
         newer = (h.base_offset for h, _ in self.batches if h.leader_epoch > request.lastEpoch)
         return min(next(newer, self.log_end_offset), request.lastOffset)
 
     def measure(self, request: client_pb2.ReadRequest, head: client_pb2.ReadResponse) -> None:
-        """Tell the size of the wanted range, and where batches begin: all of those that are kept by ``borderBytes`` or ``Records``."""
+        """Add the size of the range and its batch borders to the answer."""
         held = [(h, b) for h, b in self.batches if h.base_offset < request.rangeEnd and h.next_offset > request.offset]
         ends = [0, *accumulate(len(batch) for _, batch in held)]
         at_before = [
@@ -124,7 +125,7 @@ class FakePartition:
             head.borderPositions.append(position)
 
     def offset_at(self, timestamp_ns: int) -> int:
-        """First committed offset of a batch stamped at or after the time, else HW + 1."""
+        """Return the first committed offset with this timestamp or later, else HW + 1."""
         later = [h.base_offset for h, _ in self.batches if h.timestamp_ns >= timestamp_ns]
         return min([*later, self.high_watermark + 1])
 
@@ -172,7 +173,7 @@ class FakeNode:
         return self.streams[name]
 
     async def start(self) -> None:
-        """Listen; returns when the NATS server knows."""
+        """Subscribe, and return when the NATS server knows it."""
         namespace = self._subjects.namespace
         await self._connection.subscribe(self._subjects.info(), cb=self._on_control)
         await self._connection.subscribe(f"{namespace}.*.*.read", cb=self._on_read)
@@ -180,7 +181,7 @@ class FakeNode:
         await self._connection.flush()
 
     async def stop(self) -> None:
-        """Nobody waits any more."""
+        """Stop and drop waiting requests."""
         for waiting in self._polls:
             waiting.cancel()
 
@@ -236,7 +237,7 @@ class FakeNode:
         await message.respond(frames.read_response_header(head) + b"".join(batches))
 
     async def _tell_later(self, message: Msg, node: str, name: str, number: int, request: client_pb2.ReadRequest) -> None:
-        """When there is more than what is below the request's offset, or its time is over."""
+        """Answer when there are new records, or after the wait."""
         give_up_at = time.monotonic() + request.waitMs / 1000
         head, _ = self.answer(node, name, number, request)
         while head.error == _Error.OK and head.highWatermark < request.offset and time.monotonic() < give_up_at:
@@ -293,14 +294,14 @@ class FakeNode:
 
 
 def _selected(batches: list[bytes], wanted: Filter) -> list[bytes]:
-    """Of each batch what fits; nothing of those of which nothing does."""
+    """Return the matching records of each batch."""
     whole = [parse_batch(memoryview(batch)) for batch in batches]
     return [kept(batch, mask) for batch in whole if (mask := wanted.mask(batch)).any()]
 
 
 @contextmanager
 def fake_node_in_thread(url: str, namespace: str = "liftpy") -> Iterator[FakeNode]:
-    """A FakeNode on an event loop in a thread of its own, for tests whose own thread is busy, as with Spark."""
+    """Yield a FakeNode with its own thread, for tests that block, such as those with Spark."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="fake-node", daemon=True)
     thread.start()

@@ -65,7 +65,7 @@ TIMES_TRIED = ((0.3, 0.2), (0.7, 0.5), (2.0, 1.5), (3.0, 1.0), (3.0, 2.9))
 
 
 def leaders(cluster: Cluster) -> list[SimReplica]:
-    """Of every partition that has one which is open and runs, in the order of the keys."""
+    """Return the running leaders, ordered by partition."""
     found = [cluster.leader(key) for key in cluster.keys]
     return [leader for leader in found if leader is not None and not leader.process.paused]
 
@@ -75,7 +75,7 @@ def _chosen(leading: list[SimReplica], fault: Fault) -> SimReplica | None:
 
 
 def _publish(cluster: Cluster, leader: SimReplica, policy: AckPolicy, times: int = 1, count: int = 1) -> None:
-    """Its publishers send something now."""
+    """Let publishers of the leader send now."""
     publisher = next((each for each in cluster.publishers if each.key == leader.key and not each.stopped), None)
     for _ in range(times if publisher is not None else 0):
         assert publisher is not None
@@ -83,7 +83,7 @@ def _publish(cluster: Cluster, leader: SimReplica, policy: AckPolicy, times: int
 
 
 def _times(cluster: Cluster) -> tuple[float, float]:
-    """Session and lease that may hold now, in s."""
+    """Return the current session and lease in seconds."""
     times = cluster.group.image.session_times
     if times is None:
         return cluster.config.session_s, cluster.config.lease_s
@@ -91,7 +91,7 @@ def _times(cluster: Cluster) -> tuple[float, float]:
 
 
 def session_ends(cluster: Cluster, fault: Fault) -> bool:
-    """What it says of itself, and what it is told, gets lost from now on; see above."""
+    """Lose all messages of a node's session."""
     group = cluster.group
     leading = sorted(leaders(cluster), key=lambda leader: leader.process.node.clock.rate)
     slowest = [leader for leader in leading if leader.process.node.clock.rate == leading[0].process.node.clock.rate]
@@ -131,8 +131,7 @@ def session_ends(cluster: Cluster, fault: Fault) -> bool:
 
 
 def times_change(cluster: Cluster, fault: Fault) -> bool:
-    """The cluster's session and lease become others, often just before a leader is cut off from the metadata group until its session is
-    ended, and before another metadata leader begins."""
+    """Change session and lease times, often just before a leader is isolated."""
     group, held = cluster.group, cluster.group.image.session_times
     if held is None or not group.available:
         return False
@@ -153,7 +152,7 @@ def _another_leads(cluster: Cluster) -> None:
 
 
 def hw_stalls(cluster: Cluster, fault: Fault) -> bool:
-    """See above. HW is let go before the metadata group hears of it, or a little after."""
+    """Stall the HW, and release it around the ISR change."""
     expiring = [each for each in leaders(cluster) if each.log.config.retention_age_s or each.log.config.retention_bytes]
     leader = _chosen(expiring, fault)
     followers = sorted(set(leader.replica.state.isr) - {leader.node_id}) if leader is not None else []
@@ -188,7 +187,7 @@ def hw_stalls(cluster: Cluster, fault: Fault) -> bool:
 
 
 def cut_publishes(cluster: Cluster, fault: Fault) -> bool:
-    """See above."""
+    """Cut the connection for publishes of a leader."""
     leader = _chosen(leaders(cluster), fault)
     cut = (leader.host, INGEST) if leader is not None else None
     if cut is None or cut in cluster.network.links_down:
@@ -240,7 +239,7 @@ class Nemesis:
 
 
 def strike(cluster: Cluster, fault: Fault) -> None:
-    """One fault, and its end."""
+    """Apply one fault and its end."""
     done = _STRIKES[fault.kind](cluster, fault)
     cluster.counters[f"fault {fault.kind}" if done else f"fault {fault.kind} (skipped)"] += 1
     if cluster.trace is not None and done:
@@ -271,8 +270,7 @@ def _empty(cluster: Cluster, fault: Fault) -> bool:
 
 
 def _kill_power(cluster: Cluster, fault: Fault) -> bool:
-    """A kill, and soon a power cut: part of what the dead process wrote, and the next one reads, is in the page cache alone. It strikes
-    before the next process begins, or while it opens its logs, registers, or has just begun to serve what it found."""
+    """Kill a process, then cut the power before the next process has flushed."""
     node = cluster.nodes[fault.node]
     if not node.up:
         return False
@@ -291,7 +289,7 @@ def _kill_power(cluster: Cluster, fault: Fault) -> bool:
 
 
 def _empty_last(cluster: Cluster, fault: Fault) -> bool:
-    """The disk of the last that holds everything is emptied: what was committed is gone, and nobody may go on as if it were not."""
+    """Empty the disk of the last node with all committed records."""
     node = cluster.nodes[fault.node]
     if not node.up or not cluster.checkers.is_the_last(fault.node):
         return False
@@ -309,14 +307,14 @@ def _emptied(cluster: Cluster, node_id: str) -> None:
 
 
 def _flip_last(cluster: Cluster, fault: Fault) -> bool:
-    """A bit flips, at rest, on the disk of the last that holds everything."""
+    """Flip a bit at rest on the disk of the last node with all committed records."""
     if not cluster.checkers.is_the_last(fault.node):
         return False
     return _flipped_at_rest(cluster, fault)
 
 
 def _flip_newest(cluster: Cluster, fault: Fault) -> bool:
-    """A bit flips, at rest, in a log's last batch, where the checkpoint of HW proves that it was whole; whoever else has it."""
+    """Flip a bit at rest in the last batch of a log, where the stored HW proves that it was complete."""
     node = cluster.nodes[fault.node]
     if not node.up:
         return False
@@ -330,7 +328,7 @@ def _flip_newest(cluster: Cluster, fault: Fault) -> bool:
 
 
 def _flip_running(cluster: Cluster, fault: Fault) -> bool:
-    """A bit flips under a running process: whoever reads it next meets it, its own log, a follower or a reader."""
+    """Flip a bit under a running process."""
     node = cluster.nodes[fault.node]
     if node.process is None or not node.process.serves_all or not cluster.checkers.others_hold_all(fault.node):
         return False
@@ -342,7 +340,7 @@ def _flip_running(cluster: Cluster, fault: Fault) -> bool:
 
 
 def _put_back(cluster: Cluster, fault: Fault) -> bool:
-    """The process ends, and either its disk is copied meanwhile, or what was copied before takes the disk's place."""
+    """Stop a process, and copy its disk or replace it with an earlier copy."""
     node = cluster.nodes[fault.node]
     if not node.up or (node.copy is not None and not cluster.checkers.others_hold_all(fault.node)):
         return False
@@ -359,8 +357,7 @@ def _put_back(cluster: Cluster, fault: Fault) -> bool:
 
 
 def _other_logs(cluster: Cluster, fault: Fault) -> bool:
-    """The logs of a node, and nothing else of its folder, are those of a copy or of another node: nothing of its registration shows it.
-    They are older than its own, or newer, or as long."""
+    """Replace only the logs of a node with older ones or with those of another node."""
     node, other = cluster.nodes[fault.node], cluster.nodes[fault.other]
     if not node.up or fault.node in cluster.twins.of or not cluster.checkers.others_hold_all(fault.node):
         return False
@@ -383,7 +380,7 @@ def _twin(cluster: Cluster, fault: Fault) -> bool:
 
 
 def _twin_disk(cluster: Cluster, fault: Fault) -> bool:
-    """As soon as there is one that serves, for a while."""
+    """Damage the disk of a twin when there is one."""
     until_ns = cluster.clock.now_ns + _WAITS_NS
 
     def look() -> None:
@@ -395,7 +392,7 @@ def _twin_disk(cluster: Cluster, fault: Fault) -> bool:
 
 
 def _late_answers(cluster: Cluster, fault: Fault) -> bool:
-    """What the metadata group says to a node takes long, and is in order; then nothing of what the node says arrives any more."""
+    """Delay the answers of the metadata group to a node, and lose its messages."""
     group = cluster.group
     if fault.node in group.late_ns:
         return False
@@ -411,7 +408,7 @@ def _late_answers(cluster: Cluster, fault: Fault) -> bool:
 
 
 def _flip(cluster: Cluster, fault: Fault) -> bool:
-    """A crash, and one bit of what the node has on disk changes meanwhile."""
+    """Crash a node and flip one bit on its disk."""
     return cluster.checkers.others_hold_all(fault.node) and _flipped_at_rest(cluster, fault)
 
 
@@ -448,7 +445,7 @@ def _pause(cluster: Cluster, fault: Fault) -> bool:
 
 
 def _suspend(cluster: Cluster, fault: Fault) -> bool:
-    """The whole host sleeps: as a pause, and the timers of the event loop have not gone on meanwhile."""
+    """Suspend a host: a pause, and its event-loop timers do not advance."""
     process = cluster.nodes[fault.node].process
     if process is None or process.paused:
         return False
@@ -482,13 +479,13 @@ def _cut_link(cluster: Cluster, fault: Fault) -> bool:
 
 
 def _cut_connection(cluster: Cluster, fault: Fault) -> bool:
-    """One of a node's connections is gone: of nodes, of publishers or of readers."""
+    """Cut one connection of a node: of nodes, of publishers or of readers."""
     link = (REPLICATION, INGEST, "reads")[int(fault.draw * 3)]
     return _toggle(cluster, cluster.network.links_down, (fault.node, link), fault.for_ns)
 
 
 def _half_open(cluster: Cluster, fault: Fault) -> bool:
-    """One of a node's connections carries nothing in one direction; after a while its library finds out, and it is gone."""
+    """Block one direction of a connection until its library notices."""
     network, number = cluster.network, int(fault.draw * 6)
     link, sends = (REPLICATION, INGEST, "reads")[number // 2], bool(number % 2)
     cut = (fault.node, link, sends)
@@ -527,7 +524,7 @@ def _slow_disk(cluster: Cluster, fault: Fault) -> bool:
 
 
 def _dragging_disk(cluster: Cluster, fault: Fault) -> bool:
-    """Of one node, or, on a day that is slow for all, of all of them."""
+    """Slow down the disk of one node or of all."""
     chosen = cluster.nodes.values() if fault.draw < 0.1 else (cluster.nodes[fault.node],)
     for disk in (node.disk for node in chosen):
         disk.flush_ns = int((0.2 + fault.draw) * S)
@@ -563,7 +560,7 @@ def _hang_promotion(cluster: Cluster, fault: Fault) -> bool:
 
 
 def _retention(cluster: Cluster, fault: Fault) -> bool:
-    """A leader drops what has expired; so do the others, each by itself, but for one that is late."""
+    """Apply retention on the leader and, later, on others."""
     process = cluster.nodes[fault.node].process
     if process is None or process.paused:
         return False
@@ -579,7 +576,7 @@ def _retention(cluster: Cluster, fault: Fault) -> bool:
 
 
 def _truncate(cluster: Cluster, fault: Fault) -> bool:
-    """An operator gives up what lies below an offset that the node knows to be committed."""
+    """Delete the records below a committed offset, as an operator."""
     process = cluster.nodes[fault.node].process
     if process is None or not cluster.group.available:
         return False
@@ -592,7 +589,7 @@ def _truncate(cluster: Cluster, fault: Fault) -> bool:
 
 
 def _purge(cluster: Cluster, fault: Fault) -> bool:
-    """An operator gives up a key, where the stream has keys, or else the subject, below an offset that is committed."""
+    """Purge a key or the subject below a committed offset, as an operator."""
     process = cluster.nodes[fault.node].process
     if process is None or not cluster.group.available or cluster.plan.contends or cluster.plan.derives:
         return False
@@ -624,7 +621,7 @@ def _expired(cluster: Cluster, leader: SimReplica, offset: int, fault: Fault) ->
 
 
 def _forged_notice(cluster: Cluster, fault: Fault) -> bool:
-    """Somebody who may publish tells a node, in its leader's name, of records that nobody has, or of an expired log."""
+    """Send a node a forged notice of its leader."""
     process = cluster.nodes[fault.node].process
     if process is None:
         return False
@@ -651,7 +648,7 @@ def _wall_clock(cluster: Cluster, fault: Fault) -> bool:
 
 
 def _behind(cluster: Cluster, fault: Fault) -> bool:
-    """More comes than the process gets to: by the shipped rule it refuses who waits for an answer. One ns stands for each byte."""
+    """Overload a process with the shipped rule for rejections. One ns stands for each byte."""
     process, clock = cluster.nodes[fault.node].process, cluster.clock
     if process is None:
         return False

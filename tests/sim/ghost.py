@@ -1,4 +1,4 @@
-"""Ghost state: what a spectator who sees everything knows, and no node does. The checkers compare the nodes against it.
+"""Ghost state: the true state of the cluster, which no node can see. The checkers compare the nodes with it.
 
 Every batch has a chain: a digest of itself and of the whole log before it. Equal chains mean equal prefixes, so "the logs agree" is
 one comparison [D4, D5]. A chain is found by (LeaderEpoch, last offset), of which there may only ever be one.
@@ -18,7 +18,7 @@ Key = tuple[int, int]
 
 @dataclass(slots=True)
 class Shadow:
-    """One replica's log on disk, batch by batch, as it should be. It survives the process, as the disk does."""
+    """The expected log of one replica on disk. It survives the process."""
 
     lasts: list[int] = field(default_factory=list)
     """Inclusive last offset of each batch, ascending."""
@@ -32,7 +32,7 @@ class Shadow:
 
     @property
     def log_end_offset(self) -> int:
-        """Exclusive."""
+        """Exclusive end of the log."""
         return self.lasts[-1] + 1 if self.lasts else self.log_start_offset
 
     def chain_at(self, offset: int) -> int | None:
@@ -41,7 +41,7 @@ class Shadow:
         return self.chains[index] if index >= 0 and self.lasts[index] == offset else None
 
     def cut(self, end_offset: int) -> list[Key]:
-        """Cut; return (LeaderEpoch, last offset) of what is gone."""
+        """Truncate, and return (LeaderEpoch, last offset) of the removed batches."""
         keep = bisect_right(self.lasts, end_offset - 1)
         gone = list(zip(self.epochs[keep:], self.lasts[keep:], strict=True))
         del self.lasts[keep:], self.chains[keep:], self.epochs[keep:]
@@ -49,7 +49,7 @@ class Shadow:
         return gone
 
     def drop_prefix(self, log_start_offset: int) -> None:
-        """Retention."""
+        """Delete the records that retention releases."""
         drop = bisect_right(self.lasts, log_start_offset - 1)
         if drop:
             self.base_chain = self.chains[drop - 1]
@@ -83,7 +83,7 @@ class GhostPurge:
 
 @dataclass(slots=True, kw_only=True)
 class PartitionGhost:
-    """One partition."""
+    """Ghost state of one partition."""
 
     chains: dict[Key, tuple[int, int]] = field(default_factory=dict)
     """(LeaderEpoch, last offset) -> (chain, CRC) of every batch that was ever appended anywhere."""
@@ -127,7 +127,7 @@ class PartitionGhost:
     """Publisher -> id of its newest committed message [A4]."""
 
     def push(self, shadow: Shadow, header: BatchHeader, ids: tuple[int, ...] | None, where: str) -> None:
-        """``header`` is appended to a replica's log. Its identity decides what stands before it [D5]."""
+        """Append ``header`` to a replica's log. Its identity determines all earlier batches [D5]."""
         key = (header.leader_epoch, header.last_offset)
         base = header.base_offset
         check(base == shadow.log_end_offset or not shadow.lasts, "D15", where, "appends", base, "at", shadow.log_end_offset)
@@ -210,8 +210,7 @@ class PartitionGhost:
         return any(purge.gives_up(offset, message_id) for purge in self.purges)
 
     def known_through(self, shadow: Shadow, high: int) -> int:
-        """Up to where the log of a process that begins is the one true log, at most ``high``, what it knows to be committed. Where a
-        log that went back has led, another one may hold, and know, what was committed before and is gone since."""
+        """Return up to where a new process's log is the true one, at most ``high``."""
         if not self.led_by_older:
             return high
         through = shadow.log_start_offset - 1
@@ -231,7 +230,7 @@ class PartitionGhost:
         self.latest = min(self.latest, end_offset - 1)
 
     def replaced_by(self, shadow: Shadow, low: int, high: int) -> None:
-        """A log that went back has led, and (low, high] of it is committed: what else was committed there is lost."""
+        """Note that the log of an older copy led, and (low, high] of it is committed: other committed records there are lost."""
         for epoch, last in zip(shadow.epochs, shadow.lasts, strict=True):
             held = self.committed.get(last)
             if low < last <= high and held != (epoch, last) and (held is not None or last < self.high_watermark):
@@ -239,7 +238,7 @@ class PartitionGhost:
                 return
 
     def holds_committed(self, shadow: Shadow, end_offset: int) -> bool:
-        """Whether ``shadow`` below ``end_offset`` (exclusive) holds everything that is committed [D2, D3]."""
+        """Return whether ``shadow`` below ``end_offset`` (exclusive) has all committed records [D2, D3]."""
         if self.high_watermark < max(shadow.log_start_offset, self.log_start_offset):
             return end_offset > self.high_watermark or self.high_watermark < shadow.log_start_offset
         if end_offset <= self.high_watermark:

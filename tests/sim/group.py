@@ -33,9 +33,11 @@ Gate = Callable[[str, str, Callable[[], None]], bool]
 
 
 class SimGroup:
-    """``watch(old, new)`` is called at each change of the true image; nodes learn of it later through ``deliver``. ``times``: the group
-    begins with an entry that sets them; None: with an image without times, so that
-    each process goes by its own settings, which say the same, and no grant of a trace says how long it is."""
+    """Simulated metadata group.
+
+    ``watch(old, new)`` is called at each change. Nodes learn of it through ``deliver``. ``times``: first session times, None:
+    those of the settings.
+    """
 
     def __init__(self, clock: Clock, seed: int, config: ReplicationConfig, times: SessionTimes | None = None) -> None:
         self.clock = clock
@@ -82,7 +84,7 @@ class SimGroup:
 
     @property
     def image(self) -> ClusterImage:
-        """The truth."""
+        """The true image."""
         return self.fsm.image
 
     def partition(self, stream: str, number: int) -> PartitionState:
@@ -90,7 +92,7 @@ class SimGroup:
         return self.fsm.image.streams[stream].partitions[number]
 
     def set_available(self, available: bool) -> None:
-        """Whether there is a metadata leader; a new one knows no heartbeats."""
+        """Set whether there is a metadata leader. A new one knows no heartbeats."""
         if available == self.available:
             return
         self.available = available
@@ -103,7 +105,7 @@ class SimGroup:
 
     # ---- requests --------------------------------------------------------------------------------------------------------
     def propose(self, host: str, request: pb.ControlRequest, on_answer: Answer) -> None:
-        """One request of ``host``. ``on_answer`` may never be called: then the outcome is unknown."""
+        """Send one request of ``host``. ``on_answer`` may never be called: then the outcome is unknown."""
         self._travel(host, request.WhichOneof("request"), lambda: self._requested(host, request, on_answer))
 
     def _requested(self, host: str, request: pb.ControlRequest, on_answer: Answer) -> None:
@@ -136,7 +138,7 @@ class SimGroup:
         return response
 
     def _count(self, request: pb.ControlRequest, response: pb.ControlResponse) -> None:
-        """By kind and outcome; the requests of a batch as if they had come alone."""
+        """Count requests by kind and result, those of a batch separately."""
         if not request.HasField("batch"):
             self.counters[f"{request.WhichOneof('request')} {pb.ControlResponse.Error.Name(response.error)}"] += 1
             return
@@ -147,7 +149,7 @@ class SimGroup:
             self.counters[f"{item.request.WhichOneof('request')} {pb.ControlResponse.Error.Name(answer.error)}"] += 1
 
     def new_operation_id(self) -> bytes:
-        """An id that no operation has had; one that is retried keeps its own."""
+        """Return a new operation id. A retry keeps its id."""
         return self._rng.randbytes(16)
 
     def _changed(self, before: ClusterImage) -> None:
@@ -186,7 +188,7 @@ class SimGroup:
         self._travel(host, "heartbeat answer", lambda: on_heard(response))
 
     def _travel(self, host: str, what: str, arrive: Callable[[], None]) -> None:
-        """One way between a host and the metadata leader."""
+        """Carry a message between a host and the metadata leader."""
         if self.gate is not None and self.gate(host, what, arrive):
             return
         is_for_it = what == "image" or what.endswith(" answer")

@@ -1,7 +1,4 @@
-"""Leaving: what a simulated process does with a partition that has moved away, as ``sidecar.partition.replica_manager`` does:
-it stops the
-replica, asks the metadata group whether the data may go, and deletes it.
-"""
+"""A simulated process deletes partitions that have moved away, as ``sidecar.partition.replica_manager`` does."""
 
 from __future__ import annotations
 
@@ -20,18 +17,21 @@ _ASKS_AGAIN_NS = 300 * MS
 
 
 def key_of(folder: str) -> PartitionKey:
-    """Of which partition a simulated folder is."""
+    """Return the partition of a simulated directory."""
     stream, *uid, number = folder.split("-")
     return PartitionKey(stream, "-".join(uid), int(number))
 
 
 class Leaving:
-    """What one process does with partitions that it does not hold any more."""
+    """Deletions of one process."""
 
     def __init__(
         self, process: Life, stop: Callable[[PartitionKey], str], deleted: Callable[[str], None], over: Callable[[], None]
     ) -> None:
-        """``stop``: a replica, and say its folder; ``deleted``: a folder; ``over``: one may be opened again."""
+        """``stop``: stops a replica and returns its directory.
+
+        ``deleted``: called after a deletion. ``over``: called when the partition may be opened again.
+        """
         self._process = process
         self.pace = pace_of(process.cluster.config)
         self._stop = stop
@@ -43,7 +43,7 @@ class Leaving:
         """Folders of which the metadata group is asked whether they may go: nothing opens them meanwhile."""
 
     def follow(self, image: ClusterImage) -> None:
-        """Stop what ``image`` shows elsewhere; and what lies on the disk, not opened since the start, is looked at as well."""
+        """Stop partitions that ``image`` shows elsewhere, and check unopened directories."""
         process, logs = self._process, self.unopened
         for key in [key for key in process.replicas if self._is_elsewhere(key, image)]:
             self._end(key, self._stop(key))

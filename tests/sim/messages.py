@@ -1,4 +1,4 @@
-"""What travels over the simulated NATS: the frames of the protocol as values, with a ghost field that no node looks at."""
+"""Messages of the simulated NATS: protocol frames as values, with a ghost field for the checkers."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Publish:
     messages: tuple[Message, ...]
 
     def inbox(self, index: int) -> bytes:
-        """Where the answer to message ``index`` goes."""
+        """Return the reply subject of message ``index``."""
         return b"_INBOX.%b.%d.%d" % (self.publisher.encode(), self.number, index)
 
     def takes_runs(self, index: int) -> bool:
-        """Whether message ``index`` is one that says that its replies count its sender's messages."""
+        """Return whether the reply of message ``index`` counts its sender's messages."""
         payload = self.messages[index][1]
         return (
             payload.startswith(MAGIC)
@@ -54,7 +54,7 @@ class Publish:
 
 
 def key_of(message_id: int, *, deletes: bool) -> int:
-    """On a compacted stream, with or without delete markers; modulo ``KEYS`` it is the id's."""
+    """Return the key of a message id on a compacted stream. It is modulo ``KEYS``."""
     group = message_id // _BURST % _GROUPS if deletes else 0
     return group * KEYS + message_id % KEYS
 
@@ -65,7 +65,7 @@ def is_delete(message_id: int) -> bool:
 
 
 def id_in(value: bytes | None, subject: str | bytes) -> int:
-    """The number of a record; that of a delete marker stands in its subject."""
+    """Return the number of a record. That of a tombstone is in its subject."""
     if value is not None:
         return int(value)
     name = subject if isinstance(subject, str) else subject.decode()
@@ -111,7 +111,7 @@ class AckFrame:
     body: bytes
 
     def decoded(self) -> Ack:
-        """What the publisher reads in it: an envelope with an Ack, or JSON as JetStream sends it (then ``reason`` is a number)."""
+        """Return the ack as the publisher reads it: an envelope, or JSON of JetStream (then ``reason`` is a number)."""
         if self.body.startswith(MAGIC):
             ack = frames.decode(self.body, client_pb2.Ack)
             reason = RejectReason(ack.ackError).name if ack.ackError else ""
@@ -124,7 +124,7 @@ class AckFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRequest:
-    """ReplicationRequest. ``ghost_chain``: digest of the follower's log through ``offset`` when it was sent."""
+    """ReplicationRequest. ``ghost_chain``: digest of the follower's log through ``offset``."""
 
     replica: str
     incarnation: int
@@ -165,7 +165,7 @@ class FetchResponse:
 
 @dataclass(frozen=True, slots=True)
 class EpochRequest:
-    """LeaderEpochOffsetRequest."""
+    """LeaderEpochOffsetRequest in the simulation."""
 
     replica: str
     asked_epoch: int
@@ -175,7 +175,7 @@ class EpochRequest:
 
 @dataclass(frozen=True, slots=True)
 class StateRequest:
-    """StateRequest."""
+    """StateRequest in the simulation."""
 
     replica: str
     uid: str
@@ -184,7 +184,7 @@ class StateRequest:
 
 @dataclass(frozen=True, slots=True)
 class StateAnswer:
-    """StateResponse; None: later."""
+    """StateResponse in the simulation, None: later."""
 
     piece: StatePiece | None
 
@@ -198,10 +198,10 @@ class ReadFrame:
 
 @dataclass(frozen=True, slots=True)
 class ReadAnswer:
-    """What a replica answers to it."""
+    """Answer of a replica to a read."""
 
     frame: bytes
 
     def decoded(self) -> tuple[client_pb2.ReadResponse, memoryview]:
-        """(header, batches)."""
+        """Return (header, batches)."""
         return frames.decode_read_response(self.frame)

@@ -1,4 +1,4 @@
-"""Simulated NATS: at most once, in order per (sender, subject, receiver), and nothing else.
+"""Simulated NATS: at most once, in order per sender, subject and receiver.
 
 What it does that a perfect network does not: delays of any length, loss, duplicates (of retries and reconnect buffers), reordering
 across subjects, interest that becomes visible late, no-responders answers, several responders on one subject, slow consumers
@@ -32,7 +32,7 @@ NO_RESPONDERS = "no responders"
 
 @dataclass(slots=True)
 class Noise:
-    """How bad the network is. Probabilities per message; times in ns."""
+    """Faults of the network. Probabilities per message. Times in ns."""
 
     delay_ns: int = MS // 4
     jitter_ns: int = MS // 2
@@ -45,7 +45,7 @@ class Noise:
     """Until a new subscription is known everywhere."""
 
     def calm(self) -> None:
-        """Only delays are left."""
+        """Return the noise with delays only."""
         self.loss = self.duplicate = self.spike = 0.0
 
 
@@ -57,14 +57,14 @@ class _Subscription:
     closed: bool = False
 
     def handle(self, message: Any, reply: Reply) -> None:
-        """What a client library does: a message of a subscription that was given up is dropped."""
+        """Handle a message as a client library does: one of a closed subscription is dropped."""
         if not self.closed:
             self.handler(message, reply)
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """Of one message: from whom to whom, on what, and over which of a node's connections."""
+    """Way of one message: sender, receiver, subject and connection."""
 
     sender: str
     receiver: str
@@ -73,7 +73,7 @@ class _Way:
 
 
 def link_of(subject: str) -> str:
-    """Which of a node's connections carries a subject: publishes and acks, reads and their answers, all between nodes."""
+    """Return the connection that carries a subject: publishes and acks, reads, or node traffic."""
     if ".read." in subject:
         return "reads"
     stream, _, number = subject.partition(".")
@@ -81,7 +81,7 @@ def link_of(subject: str) -> str:
 
 
 class Network:
-    """All connections. ``alive(node)`` says whether a node's process can receive at all (it queues while paused)."""
+    """All connections. ``alive(node)``: whether a node's process can receive, even paused."""
 
     def __init__(self, clock: Clock, seed: int, noise: Noise, deliver: Callable[[str, Callable[[], None]], None]) -> None:
         self.clock = clock
@@ -111,13 +111,13 @@ class Network:
 
     # ---- subscriptions -----------------------------------------------------------------------------------------------
     def subscribe(self, node: str, subject: str, handler: Handler) -> None:
-        """``handler(message, reply)`` for each message on ``subject``; known to others a little later."""
+        """Subscribe. ``handler(message, reply)`` is called for each message. Others learn of it a little later."""
         self.unsubscribe(node, subject)
         visible_ns = self.clock.now_ns + self._rng(node, "interest").randrange(self.noise.interest_ns + 1)
         self._subscriptions.setdefault(subject, []).append(_Subscription(node, handler, visible_ns))
 
     def unsubscribe(self, node: str, subject: str) -> None:
-        """No more messages; what is on its way is dropped at the node."""
+        """Unsubscribe. Messages on their way are dropped at the node."""
         held = self._subscriptions.get(subject, [])
         for subscription in held:
             subscription.closed = subscription.closed or subscription.node == node
@@ -134,12 +134,12 @@ class Network:
         self._generation[node] += 1
 
     def settled_ns(self, subject: str, node: str) -> int:
-        """When all that is on its way to ``node`` on ``subject`` has arrived, if nothing holds it up."""
+        """Return when all messages on their way to ``node`` will have arrived."""
         return max((at_ns for (_, on, to), at_ns in self._last_ns.items() if (on, to) == (subject, node)), default=0)
 
     # ---- messages ------------------------------------------------------------------------------------------------------
     def publish(self, sender: str, subject: str, message: Any) -> None:
-        """To every subscriber that is known; no answer."""
+        """Publish to all known subscribers."""
         self._send(sender, subject, message, _no_reply)
 
     def request(self, sender: str, subject: str, message: Any, on_reply: Reply) -> None:

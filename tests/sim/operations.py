@@ -1,4 +1,4 @@
-"""Moves in the simulator: what an operator asks for, and, in the planner's place, which learners are named when.
+"""Moves of replicas in the simulator, as operators request them and the planner names learners.
 
 Draining and its like: a node is drained and taken back, weighs something else, or a stream is to have more or fewer
 replicas. Each is one request that the metadata group decides; what follows is the shipped planner's and the leaders' business.
@@ -46,7 +46,7 @@ class Mover:
 
 
 def move(cluster: Cluster, fault: Fault) -> bool:
-    """Somebody wants the replicas of a partition elsewhere: one of them swapped, more or fewer, in another order; or as they are."""
+    """Request other replicas for a partition: a swap, more, fewer, or another order."""
     rng, keys = random.Random(fault.draw), cluster.keys
     if not cluster.group.available:
         return False
@@ -82,7 +82,7 @@ def _apply(cluster: Cluster, request: pb.ControlRequest) -> bool:
 
 
 def _drain(cluster: Cluster, fault: Fault) -> bool:
-    """And later it is not any more."""
+    """Drain a node, and undo it later."""
 
     def leaving(yes: bool) -> bool:
         return _apply(cluster, pb.ControlRequest(setNode=pb.SetNode(nodeId=fault.node, leaving=yes)))
@@ -106,7 +106,7 @@ def _factor(cluster: Cluster, fault: Fault) -> bool:
 
 
 def heal(cluster: Cluster) -> None:
-    """Nobody is drained any more, but who is gone for good."""
+    """Undo all drains, except of nodes that are gone."""
     for node_id, node in sorted(cluster.group.image.nodes.items()):
         if node.leaving and not cluster.nodes[node_id].is_gone:
             _apply(cluster, pb.ControlRequest(setNode=pb.SetNode(nodeId=node_id, leaving=False)))

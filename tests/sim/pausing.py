@@ -1,4 +1,4 @@
-"""Operators pause partitions, for a while or until somebody publishes, and resume them, whoever leads and whatever dies meanwhile."""
+"""Operators pause and resume partitions in the simulator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _apply(cluster: Cluster, stream: str, partitions: tuple[int, ...], pause: pb
 
 
 def _pause(cluster: Cluster, fault: Fault) -> bool:
-    """All partitions of a stream, or one, and later they are resumed; now and then at once, before all nodes have heard of it."""
+    """Pause a stream or a partition, and resume it later or at once."""
     streams = sorted(cluster.group.image.streams.items())
     name, image = streams[int(fault.draw * 100) % len(streams)]
     chosen = int(fault.draw * 1000)
@@ -33,7 +33,7 @@ def _pause(cluster: Cluster, fault: Fault) -> bool:
 
 
 def heal(cluster: Cluster) -> None:
-    """Nothing is paused any more."""
+    """Resume everything."""
     for name in sorted(cluster.group.image.streams):
         _apply(cluster, name, (), pb.NOT_PAUSED)
 

@@ -39,7 +39,7 @@ _KINDS_OF_A_PLAN, _KINDS_OF_A_PROFILE = 8.0, 5.0
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """At ``at_ns`` after the start, ``kind`` happens to ``node`` (and ``other``), and ends ``for_ns`` later."""
+    """At ``at_ns`` after the start, ``kind`` happens to ``node`` (and ``other``). It ends ``for_ns`` later."""
 
     at_ns: int
     kind: str
@@ -54,7 +54,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """A stream beside the first: how many partitions, and what is its own of the settings."""
+    """An additional stream: number of partitions and its own settings."""
 
     name: str
     partitions: int
@@ -114,11 +114,11 @@ class Plan:
         return any(other.name == stream and other.deletes for other in self.streams)
 
     def own_config(self, host: str) -> ReplicationConfig:
-        """What the settings of a machine say."""
+        """Return the settings of a machine."""
         return own_times(self.config, f"{self.seed}/{host}") if self.times else self.config
 
     def calm(self) -> Plan:
-        """Without noise on the network."""
+        """Return the plan without network noise."""
         return replace(self, noise=Noise(), metadata_loss=0.0)
 
 
@@ -127,7 +127,7 @@ OWN_TIMES = ((0.3, 0.2), (2.0, 0.5), (9.0, 8.0), (60.0, 50.0))
 
 
 def own_times(config: ReplicationConfig, name: str) -> ReplicationConfig:
-    """With times that are nobody else's business: for the settings of a node that is not to go by them."""
+    """Return settings with other times for a node that must not use them."""
     session_s, lease_s = random.Random(f"{name}/own times").choice(OWN_TIMES)
     return replace(
         config, session_s=session_s, lease_s=lease_s, heartbeat_interval_s=min(config.heartbeat_interval_s, lease_s / 2)
@@ -198,7 +198,7 @@ _SHRINKS_S = 7.0
 
 
 def _bounds(rng: random.Random) -> dict[str, Any]:
-    """Of what leaders have uncommitted and hold back, in bytes: so small that they are met, or those that come."""
+    """Return limits of uncommitted and delayed bytes that are small enough to be reached."""
     if rng.random() < 0.5:
         return {}
     return {
@@ -210,7 +210,7 @@ def _bounds(rng: random.Random) -> dict[str, Any]:
 
 
 def _drags(seed: int) -> random.Random | None:
-    """Of a plan in which disks may be far slower than others for a while, and replicas make way for it; None in all other plans."""
+    """Return random numbers of a plan with slow disks, None for other plans."""
     rng = random.Random(f"{seed}/{DRAG}")
     return rng if rng.random() < _DRAG_SHARE else None
 
@@ -308,7 +308,7 @@ _STREAMS_OF = {
 
 
 def _draw_moving_shape(seed: int) -> tuple[int, int, int, bool]:
-    """Nodes, factor, ``min.isr``, whether a majority commits: of plans whose replicas move."""
+    """Return nodes, factor, ``min_isr`` and commit by quorum, for plans with moves."""
     rng = random.Random(f"{seed}/moving shape")
     node_count = rng.choice((4, 4, 5, 6))
     return node_count, rng.choice((1, 2, 3, 3, 3)), rng.choice((1, 2, 2, 3)), rng.random() < 0.4
@@ -331,7 +331,7 @@ def _draw_streams(rng: random.Random) -> tuple[StreamPlan, ...]:
 
 
 def _with_deletes(seed: int, streams: tuple[StreamPlan, ...]) -> tuple[StreamPlan, ...]:
-    """The compacted ones with delete markers, in most plans."""
+    """Return the compacted streams, in most plans with tombstones."""
     rng = random.Random(f"{seed}/deletes")
     if rng.random() >= _DELETES_SHARE:
         return streams
@@ -416,7 +416,7 @@ def _draw_apart(seed: int, nodes: list[str], profile: str, horizon_s: float) -> 
 
 
 def _draw_lasting(seed: int, nodes: list[str], profile: str, horizon_s: float) -> tuple[Fault, ...]:
-    """One fault after the other. Whose turn it is, is drawn by each kind for itself: the highest number has it."""
+    """Return lasting faults, one after the other, drawn independently for each kind."""
     rng, kinds = random.Random(f"{seed}/lasting"), dict.fromkeys(PROFILES[profile])
     turns = {kind: random.Random(f"{seed}/lasting {kind}") for kind in kinds}
     faults: list[Fault] = []

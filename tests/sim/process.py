@@ -54,7 +54,7 @@ _LATE_S = 0.01
 
 
 def folder_of(key: PartitionKey) -> str:
-    """Its name on a simulated disk, and in the journal of promises there."""
+    """Return the directory name on a simulated disk and in its journal of promises."""
     return f"{key.stream}-{key.uid}-{key.partition}"
 
 
@@ -106,7 +106,7 @@ class SimNode:
         self.cluster.clock.after(_RESTART_NS, self.start)
 
     def crash(self, *, power: bool) -> None:
-        """The process is gone at once; with ``power``, what was not flushed too."""
+        """Kill the process. ``power``: unflushed data is lost, too."""
         if self.up:
             self.stop_process()
             self.disk.cut_power() if power else self.disk.kill()
@@ -123,7 +123,7 @@ class SimNode:
 
 
 class Process:
-    """One life. ``run`` is the door through which everything reaches it."""
+    """One process life. All input reaches it through ``run``."""
 
     def __init__(self, node: SimNode) -> None:
         self.node = node
@@ -165,12 +165,12 @@ class Process:
 
     @property
     def host(self) -> str:
-        """Of its machine."""
+        """Name of its machine."""
         return self.node.host
 
     @property
     def copy_pace(self) -> CatchupThrottle:
-        """Of its learners."""
+        """Copy throttle of its learners."""
         return self.leaving.pace
 
     # ---- the door ------------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class Process:
             callback()
 
     def pause(self, *, suspended: bool) -> None:
-        """It stands still; or its host sleeps: the clock goes on, and so do leases; the event loop's timers wait for as long."""
+        """Pause the process, or suspend its host: leases continue, and event-loop timers do not advance."""
         self.paused, self._suspended_ns = True, self.cluster.clock.now_ns if suspended else None
         self.cluster.stands_still(self, still=True)
 
@@ -226,7 +226,7 @@ class Process:
         return timer
 
     def later(self, delay_ns: int, callback: Callable[[], None]) -> None:
-        """In this process, when it runs."""
+        """Call ``callback`` in this process while it runs."""
         self.at(self.now_ns() + delay_ns, callback)
 
     @property
@@ -244,7 +244,7 @@ class Process:
 
     # ---- registration ----------------------------------------------------------------------------------------------------
     def begin(self) -> None:
-        """Open the logs, see what they lost, register."""
+        """Open the logs, find lost data, register."""
         disk = self.disk
         if self.node.flipped:  # what it held is found out to be damaged only now, whoever held it when the bit flipped
             self.cluster.checkers.is_the_last(self.node_id)
@@ -355,7 +355,7 @@ class Process:
 
     # ---- the image and the lease ---------------------------------------------------------------------------------------
     def image_arrived(self, image: ClusterImage) -> None:
-        """A newer image: start what is new, tell the replicas, then let the leases that waited for it run."""
+        """Apply a newer image: start new partitions, update the replicas, then extend waiting leases."""
         if not self.incarnation or image.index <= self.image.index:
             return
         own = image.nodes.get(self.node_id)
@@ -392,7 +392,7 @@ class Process:
         self.promises.forget(folder)
 
     def _look_again(self) -> None:
-        """A partition that had gone, and whose data was deleted or kept, may be held here again."""
+        """Open a partition that has returned after its deletion ended."""
         image = self.image
         live = {node_id: node.incarnation for node_id, node in image.nodes.items() if not node.fenced}
         for stream, partition in image.partitions_of(self.node_id):
@@ -421,7 +421,7 @@ class Process:
         return replica
 
     def promise(self, key: PartitionKey, leader_epoch: int) -> None:
-        """As a node does: with one flush of the journal, though here each for itself."""
+        """Store a promise with a flush of the journal."""
         self.promises.store({folder_of(key): leader_epoch})
 
     def _opened(self, name: str) -> tuple[Log, OpenReport]:
@@ -477,7 +477,7 @@ class Process:
         self.later(self.cluster.plan.housekeeping_ns, self._keep_house)
 
     def keep_house(self) -> None:
-        """One round for all logs."""
+        """Run one round of housekeeping over all logs."""
         self._ask_clocks()
         wall_ns = self.time_of_age_ns()
         for replica in self.replicas.values():
@@ -486,7 +486,7 @@ class Process:
             replica.begin_compaction(wall_ns)
 
     def _ask_clocks(self) -> None:
-        """Whoever can be reached both ways, and does not stand still, answers at once: so no message of a seed has another fate."""
+        """Compare clocks with reachable nodes at once, so that no other message of a seed changes."""
         network, now_ns = self.cluster.network, self.now_ns()
         for name in self.clocks.peers(self._nodes()):
             other = self.cluster.nodes[name]
@@ -496,11 +496,11 @@ class Process:
                 self.clocks.told(name, other.clock.now_ns() + other.wall_offset_ns, now_ns, now_ns)
 
     def _nodes(self) -> dict[str, bool]:
-        """That are registered, and whether they are live."""
+        """Return the registered nodes, True if live."""
         return {name: not node.fenced for name, node in self.image.nodes.items()}
 
     def time_of_age_ns(self) -> int:
-        """The wall time by which ages are told here, as the sidecar's."""
+        """Return the wall time for ages, as the sidecar does."""
         told_ns = self.clocks.time_of_age_ns(self.now_ns() + self.node.wall_offset_ns, self.now_ns(), self._nodes())
         self.cluster.counters["clock in doubt"] += not told_ns
         self.cluster.checkers.clocks.told_ages(self.node, told_ns, self.clocks.peers(self._nodes()))

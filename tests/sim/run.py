@@ -1,4 +1,4 @@
-"""Run one seed, say what came of it, and make a failing one as short as possible.
+"""Runs one seed, reports the result, and shortens a failing one.
 
 A seed and a commit are a whole history: the same plan gives the same trace, event by event.
 """
@@ -23,7 +23,7 @@ from tests.sim.trace import Trace
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run came to. ``violation`` None: every invariant held."""
+    """Result of a run. ``violation`` None: every invariant held."""
 
     plan: Plan
     events: int
@@ -42,7 +42,7 @@ class Outcome:
         return words[1] if len(words) > 1 and words[0] == "invariant" else ("crash" if words else "")
 
     def report(self) -> str:
-        """For people."""
+        """Return a text for people."""
         plan = self.plan
         head = f"seed {plan.seed}, {self.events} events, {self.virtual_s:.1f} s: {self.violation or 'no violation'}"
         faults = "\n".join(f"  {fault}" for fault in plan.faults if fault.at_ns / 1e9 < self.virtual_s)
@@ -68,7 +68,7 @@ def run_plan(plan: Plan, events: int, *, trace: bool = False, make_disk: Callabl
 
 
 def _run(cluster: Cluster, events: int) -> None:
-    """Chaos for about ``events`` events, then heal and check that the cluster becomes whole."""
+    """Run about ``events`` events with faults, then heal and check the recovery."""
     cluster.boot()
     cluster.start_clients()
     nemesis, availability = Nemesis(cluster, cluster.plan.faults), Availability(cluster)

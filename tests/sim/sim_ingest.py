@@ -57,18 +57,18 @@ _SLICE_NS = 2_000_000
 
 
 class _Heard(StandbyBuffer):
-    """``looked_at``: by who leads now."""
+    """Buffered message. ``looked_at``: whether the new leader has processed it."""
 
     looked_at: Sequence[Block] = ()
 
     def hold_out(self, now_ns: int) -> list[Block]:
-        """As ever."""
+        """Return the blocks as the real buffer does."""
         self.looked_at = super().hold_out(now_ns)
         return self.looked_at
 
 
 class SimIngest:
-    """The ``IngestShell`` of one replica, and what it is the shell of."""
+    """``IngestShell`` of one replica, with its ingest and standby buffer."""
 
     def __init__(self, replica: Copy) -> None:
         self._replica = replica
@@ -147,7 +147,7 @@ class SimIngest:
         return self._cluster.publishes[int(value)][0].encode()
 
     def open(self) -> None:
-        """It leads: go on with what it heard while it stood by."""
+        """Start as leader with the standby buffer."""
         counters = self.standby.counters
         was = {name: getattr(counters, name) for name in counters.__slots__}
         self.standby.take_over(lambda taken: self._open(taken, was))
@@ -161,29 +161,29 @@ class SimIngest:
         self.ingest.start(taken)
 
     def fetched(self, batches: Sequence[RecordBatch]) -> None:
-        """They are in the log."""
+        """Note that batches were appended."""
         self.derived.fetched(batches)
         self.standby.shown()
 
     def cut(self) -> None:
-        """The log is cut."""
+        """Note a truncation."""
         self.derived.cut()
         self.standby.cut()
 
     def started_afresh(self) -> None:
-        """The log is empty, and begins somewhere else."""
+        """Note that the log was emptied and begins elsewhere."""
         self.derived.started_afresh()
         self.taker.started_afresh()
         self.standby.cut()
 
     def store_state(self) -> None:
-        """Behind a checkpoint of HW: what is known of the log, where that is due."""
+        """Store the derived state after a checkpoint of the HW, if it is due."""
         unwritten = self.states.begin()
         if unwritten is not None:
             self.states.write(unwritten)
 
     def committed(self, high_watermark: int) -> None:
-        """HW has risen."""
+        """Note that the HW has increased."""
         self.derived.committed(high_watermark)
         self.standby.committed(high_watermark)
 
@@ -196,7 +196,7 @@ class SimIngest:
         self._replica.feed(event)
 
     def appends(self, effect: do.AppendBatch) -> None:
-        """Of what comes while its leader knows that the partition is paused nothing is stored [A13]."""
+        """Check that a leader of a paused partition stores nothing [A13]."""
         pause = self._replica.replica.state.pause
         where = self._replica.host, self._replica.key, pause
         check(effect.token not in self._came_while_paused, "A13", where, "stores what came while it was paused")
@@ -208,13 +208,13 @@ class SimIngest:
             self.standby.review()
 
     def stop(self) -> None:
-        """It leads no more."""
+        """Stop: it leads no more."""
         self._left, self._hearing_lost = False, lambda: None
         self.standby.cancel()
         self.ingest.stop()
 
     def link_changed(self, is_up: bool) -> None:
-        """The connection that publishes come by is lost, or is back."""
+        """Handle a lost or restored connection for publishes."""
         if not is_up:
             self._hearing_lost()
             self.ingest.link_lost()
@@ -258,23 +258,23 @@ class SimIngest:
     # ---- the shell -------------------------------------------------------------------------------------------------------
     @property
     def max_payload(self) -> int:
-        """Of the simulated NATS, in bytes."""
+        """Maximum message size of the simulated NATS, in bytes."""
         return self._cluster.network.max_payload_bytes
 
     def listen(
         self, subject: str, sink: Sink, *, given_up: Callable[[int], None], refuser: Refuser | None = None
     ) -> _Subscribed:
-        """What one Publish brings arrives in one read."""
+        """Subscribe. All messages of one Publish arrive in one read."""
         self._sink, self._refuser = sink, refuser
         self._cluster.network.subscribe(self._replica.host, subject, self._arrived)
         return _Subscribed(self, subject)
 
     def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> _Subscribed:
-        """While it stands by: the same subscription goes on when it leads."""
+        """Subscribe as a standby follower. A leader continues the subscription."""
         return self.listen(subject, sink, given_up=given_up)
 
     def later(self, delay_ns: int, callback: Callable[[], None]) -> None:
-        """In the replica's time."""
+        """Call ``callback`` in the time of the replica."""
         self._replica.later(delay_ns, callback)
 
     def settle(self, subject: str, callback: Callable[[], None]) -> None:
@@ -284,23 +284,23 @@ class SimIngest:
         self._cluster.clock.after(delay_ns, lambda: (self._replica.later(0, callback), None)[1])
 
     def close(self, subject: str) -> None:
-        """Listen no more."""
+        """Unsubscribe."""
         self._sink = None
         self._cluster.network.unsubscribe(self._replica.host, subject)
 
     def when_heard(self, heard: Callable[[], None]) -> None:
-        """When interest has reached every publisher."""
+        """Call ``heard`` when all publishers know the subscription."""
         self._replica.later(self._cluster.network.noise.interest_ns, heard)
 
     def behind_read(self, callback: Callable[[], None]) -> None:
-        """Behind the messages of one Publish."""
+        """Call ``callback`` after the messages of one Publish."""
         if self._reads:
             self._behind.append(callback)
         else:
             self._replica.later(0, callback)
 
     def sink_failed(self, subject: bytes, error: Exception) -> None:
-        """No message of a simulation is one that nobody has thought of."""
+        """Fail: no simulated message may raise an unexpected error."""
         raise error
 
     def _arrived(self, publish: Publish, reply: Reply) -> None:
@@ -344,7 +344,7 @@ class SimIngest:
             reply(frame)
 
     def _look(self, inbox: bytes, ack: Ack, in_run: bool, acked: list[tuple[int, int]]) -> None:
-        """What one request is told; ``in_run``: by an Ack to one before it."""
+        """Check an answer. ``in_run``: an Ack to an earlier message covers it."""
         check(inbox in self._askers, "A8", self._replica.host, "answers", inbox, "which has its answer, or never asked")
         publish, index, _ = self._askers.pop(inbox)
         check(not in_run or publish.takes_runs(index), "A8", self._replica.host, "answers", inbox, "by an Ack to another")
@@ -362,7 +362,7 @@ class SimIngest:
 
 
 class _Subscribed:
-    """Of the data subject."""
+    """Subscription of the data subject."""
 
     is_denied = False
 
@@ -372,21 +372,21 @@ class _Subscribed:
         self.behind_read = shell.behind_read
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """After what arrives meanwhile."""
+        """Call ``callback`` after messages that have arrived."""
         self._shell.later(_SLICE_NS, callback)
 
     def when_settled(self, callback: Callable[[], None]) -> None:
-        """When all that is on its way has arrived."""
+        """Call ``callback`` when all messages on their way have arrived."""
         self._shell.settle(self._subject, callback)
 
     def feed_to(self, sink: Sink, given_up: Callable[[int], None], lost: Callable[[], None]) -> None:
-        """Another one takes what comes."""
+        """Deliver messages to another sink."""
         self._shell._sink, self._shell._hearing_lost = sink, lost
 
     def close(self) -> None:
-        """Nothing comes any more."""
+        """Unsubscribe."""
         self._shell.close(self._subject)
 
     def leave(self) -> None:
-        """The same here: what is on its way is lost with the interest."""
+        """Unsubscribe. Messages on their way are lost."""
         self._shell.close(self._subject)

@@ -61,7 +61,7 @@ class Asking:
     """As last heard of."""
 
     def feed(self, event: ev.Event) -> None:
-        """One event for the replica."""
+        """Feed one event to the replica."""
         raise NotImplementedError
 
     def propose_isr(self, effect: do.ProposeIsr) -> None:
@@ -130,7 +130,7 @@ class Asking:
         self.process.propose(self.key, pb.ControlRequest(reportPromotion=report), lambda response: None)
 
     def report_purged(self) -> None:
-        """Which purges are done here, where the group does not know."""
+        """Report completed purges that the group does not know yet."""
         purged = self.log.cleaning.purged
         report = purge_report(self.key, self.state, self.node_id, self.process.incarnation, purged) if self.state else None
         if report is not None:
@@ -138,8 +138,10 @@ class Asking:
 
 
 class SimFlusher:
-    """The ``FlushShell`` of one log in one process. ``run(callback)``: in the process, when it is not paused. ``dead()``: whether it
-    is gone. ``flushed(end_offset, disk_ns)`` and ``failed(error)``: what is told."""
+    """``FlushShell`` of one log in one process.
+
+    ``run(callback)``: runs it in the process when it is not paused. ``dead()``: whether the process is gone.
+    """
 
     def __init__(
         self,
@@ -173,13 +175,13 @@ class SimFlusher:
             self._clock.after(latency_ns, lambda: self._passed(flush, latency_ns))
 
     def _passed(self, flush: Flush, latency_ns: int) -> None:
-        """The device goes on while the process is paused, and hears of the end of it."""
+        """Complete a flush: the device works while the process is paused."""
         if not self._dead() and self.commit.running is flush:
             error = self._device_does(flush)
             self._run(lambda: self.commit.ended(flush, latency_ns, error))
 
     def _device_does(self, flush: Flush) -> StorageError | None:
-        """Once; a second call says how it went."""
+        """Flush once. A second call returns the result."""
         if self._device_did is None or self._device_did[0] is not flush:
             error: StorageError | None = None
             try:
@@ -197,14 +199,14 @@ class SimFlusher:
         self._device_does(flush)
 
     def wait_for_checkpoint(self) -> None:
-        """Nothing: a simulated checkpoint is over at once."""
+        """Do nothing: a simulated checkpoint ends at once."""
 
     def arm(self) -> None:
-        """The interval begins."""
+        """Start the interval."""
         self._clock.after(self._interval_ns, lambda: self._run(self.commit.interval_over))
 
     def done(self) -> None:
-        """Nothing: its latency was drawn."""
+        """Do nothing: the latency was drawn."""
 
 
 _OVERHEAD_BYTES = 64
@@ -218,7 +220,7 @@ _STATE_PIECE_BYTES = 256
 
 
 class SimReplica(Asking):
-    """One partition of one process. It is dead when the process is, or when a newer object has taken its place."""
+    """Replica of one partition in one process. It is dead if the process is, or if a newer object replaced it."""
 
     def __init__(self, process: Life, stream: StreamImage, partition: PartitionState, log: Log) -> None:
         self.process = process
@@ -269,7 +271,7 @@ class SimReplica(Asking):
         self._do = acts_of(self)
 
     def open(self) -> None:
-        """Tell the replica what its log holds."""
+        """Feed the content of its log."""
         log = self.log
         entries = log.epochs.entries
         start, end, before = log.log_start_offset, log.log_end_offset, log.epochs.before_start
@@ -301,7 +303,7 @@ class SimReplica(Asking):
 
     # ---- events in, effects out --------------------------------------------------------------------------------------
     def feed(self, event: ev.Event) -> None:
-        """One event; those that its effects cause at once follow after all its effects."""
+        """Feed one event. Events that its effects cause follow after all its effects."""
         if self.gone:
             return
         self._inbox.append(event)
@@ -316,11 +318,11 @@ class SimReplica(Asking):
 
     @property
     def folder(self) -> str:
-        """Of its log, on the simulated disk."""
+        """Directory of its log on the simulated disk."""
         return f"{self.key.stream}-{self.key.uid}-{self.key.partition}"
 
     def stop(self) -> None:
-        """The partition is held elsewhere: the role is given up and the log closed; what is still on its way comes to nobody."""
+        """Give up the role and close the log, because the partition moved away."""
         self.feed(ev.StopRequested())
         self.gone = True
         self.publishers.derived.join(NodeDerived())
@@ -333,7 +335,7 @@ class SimReplica(Asking):
 
     @property
     def is_busy(self) -> bool:
-        """Whether events wait that its own effects have caused: then core and log are not in step yet."""
+        """Whether events of its own effects wait. Then core and log differ."""
         return bool(self._inbox)
 
     def _step(self, event: ev.Event) -> None:
@@ -350,7 +352,7 @@ class SimReplica(Asking):
             cluster.counters["publishes held"] += 1
 
     def later(self, delay_ns: int, callback: Callable[[], None]) -> SimTimer:
-        """In this process, when it runs."""
+        """Call ``callback`` in this process while it runs."""
         return self.process.at(self.now_ns() + delay_ns, callback)
 
     def _keep(self, what: Any) -> int:
@@ -406,7 +408,7 @@ class SimReplica(Asking):
         self._stored(lambda: self.commit.alone(cut_and_tell))
 
     def drop_prefix(self, log_start_offset: int) -> None:
-        """Retention."""
+        """Delete the records that retention releases."""
         start = min(log_start_offset, self.log.high_watermark + 1)
         if self.failed or not self._may_drop(start):
             return
@@ -414,7 +416,7 @@ class SimReplica(Asking):
             self._prefix_dropped()
 
     def _may_drop(self, log_start_offset: int) -> bool:
-        """Whether what the records say of producers and message ids is stored, if need be now."""
+        """Return whether the derived state of deleted records is stored, after storing it if needed."""
         states = self.publishers.states
         if not states.may_drop(log_start_offset):
             self.log.checkpoint()
@@ -428,7 +430,7 @@ class SimReplica(Asking):
         self.feed(ev.LogStartMoved(log_start_offset=self.log.log_start_offset))
 
     def apply_retention(self, now_wall_ns: int) -> None:
-        """What the stream's retention lets go, as housekeeping asks for it."""
+        """Apply retention, as housekeeping does."""
         before, config = self.log.log_start_offset, self.log.config
         if not self.log.may_give_up or self.failed:
             return
@@ -456,11 +458,11 @@ class SimReplica(Asking):
         self.reads.advanced()
 
     def scrub(self) -> bool:
-        """One whole pass over the log; whether nothing was found."""
+        """Check the complete log. Return whether no damage was found."""
         return scrubbed(self.log, tuple(self.log.segments), 4096)
 
     def compact(self) -> int:
-        """One run of compaction; how many records it dropped."""
+        """Run compaction once. Return the number of removed records."""
         compaction = self.log.begin_compaction(0)
         if compaction is None:
             return 0
@@ -468,7 +470,7 @@ class SimReplica(Asking):
         return self.commit.alone(lambda: self.log.complete_compaction(compaction))
 
     def begin_compaction(self, now_wall_ns: int) -> None:
-        """The same as housekeeping does it: beside everything else."""
+        """Start compaction in the background, as housekeeping does."""
         if not self.log.may_be_cleaned or self.failed:
             return
         self.report_purged()
@@ -498,7 +500,7 @@ class SimReplica(Asking):
                 self.publishers.store_state()
 
     def _stored(self, change: Callable[[], Any], token: int = 0) -> bool:
-        """Whether the log did it; if not, the replica is told. ``token``: of the publishes that were to be appended."""
+        """Return whether the log was changed. If not, the replica is informed. ``token``: publishes to append."""
         try:
             change()
         except StorageError as error:
@@ -525,7 +527,7 @@ class SimReplica(Asking):
         self.later(_REPLAY_NS, lambda: self._replay(effect))
 
     def _replay(self, effect: do.ReplayLog) -> None:
-        """One slice; the last one, too, takes its time before it is told."""
+        """Replay one slice. Each takes time before its result."""
         derived = self.publishers.derived
         if self.failed or self._replaying is not effect:
             return
@@ -601,7 +603,7 @@ class SimReplica(Asking):
         self._request(f"{self.subject}.offset", request, effect.request_id)
 
     def _state_came(self, effect: do.SendFetch, answer: Any) -> None:
-        """The leader's answer to what goes before a fetch; of an earlier question it is late."""
+        """Process the leader's state before a fetch. Answers to earlier requests are ignored."""
         if self.process.dead or self.gone or self._waiting is not effect:
             return
         self._waiting = None
@@ -786,20 +788,20 @@ class SimReplica(Asking):
     # ---- readers: the ReadShell ------------------------------------------------------------------------------------------
     @property
     def max_payload(self) -> int:
-        """Of the simulated NATS, in bytes."""
+        """Maximum message size of the simulated NATS, in bytes."""
         return self.cluster.network.max_payload_bytes
 
     @property
     def has_room(self) -> bool:
-        """Always: the simulated network loses what is too much."""
+        """Always True: the simulated network drops the rest."""
         return True
 
     def now_ns(self) -> int:
-        """Monotonic."""
+        """Return the monotonic time."""
         return self.process.now_ns()
 
     def answer(self, asker: Reply, chunks: Chunks) -> None:
-        """One message back to the reader."""
+        """Send one message to the reader."""
         asker(ReadAnswer(b"".join(chunks)))
 
     def request_failed(self, asker: Reply, error: Exception) -> None:

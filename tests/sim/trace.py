@@ -1,4 +1,4 @@
-"""Trace: one line per event with its effects, for a person who wants to know what happened."""
+"""Trace of a simulation: one line per event with its effects, for people."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Trace:
         self.clock: Clock | None = None
 
     def note(self, text: str) -> None:
-        """One line at the current time."""
+        """Add one line at the current time."""
         now_ns = self.clock.now_ns - START_NS if self.clock is not None else 0
         self.lines.append(f"{now_ns / 1e9:11.6f}  {text}")
         if len(self.lines) > 2 * self.limit:
             del self.lines[: self.limit]
 
     def step(self, replica: Copy, event: ev.Event, effects: list[do.Effect]) -> None:
-        """An event of a replica and what came of it."""
+        """Add an event of a replica and its effects."""
         shown = [_short(effect) for effect in effects if not isinstance(effect, _SILENT)]
         if isinstance(event, _QUIET) and not shown:
             return

@@ -1,4 +1,4 @@
-"""Twins: a second process of a node, on another machine and a copy of the node's folder; both live, both say the same name.
+"""Twins: a second process with the same node id on another machine, with a copy of the data directory.
 
 The copy is one of a running folder, so that it holds all that told the processes apart, or one that the node has left since: then
 the group can tell. What ends one of the two, or makes it harmless, is shipped: the question for the predecessor on the bus, the
@@ -33,7 +33,7 @@ _MEANWHILE = ("goes on", "is killed", "restarts", "stands still", "sleeps", "is 
 
 
 class Twins:
-    """Those of one cluster, at most one of a node."""
+    """Twins of one cluster, at most one per node."""
 
     def __init__(self, cluster: World) -> None:
         self._cluster = cluster
@@ -41,7 +41,7 @@ class Twins:
         """Node id -> the other machine."""
 
     def strike(self, fault: Fault) -> bool:
-        """The node's folder is copied; something befalls its own process; the copy's starts, and ends later."""
+        """Copy a node's directory, disturb its process, and start a process on the copy."""
         cluster, node_id = self._cluster, fault.node
         node, rng = cluster.nodes[node_id], random.Random(fault.draw)
         if node_id in self.of or not node.up or not node.disk.incarnation or not cluster.checkers.others_hold_all(node_id):
@@ -65,8 +65,7 @@ class Twins:
         return True
 
     def strike_disk(self, fault: Fault) -> bool:
-        """The disk of a twin: bits flip on it, at rest or under its process; a flush fails; it is full; the power goes, so that of its
-        last writes only a part is there. What it has is no more than what the others have."""
+        """Damage the disk of a twin: flipped bits, failed flushes, full, or a power cut."""
         found = [twin for _, twin in sorted(self.of.items()) if twin.process is not None and twin.process.serves_all]
         cluster, twin = self._cluster, found[int(fault.draw * 1000) % len(found)] if found else None
         if twin is None or not cluster.checkers.others_hold_all(twin.node_id):
@@ -115,7 +114,10 @@ class Twins:
             self._end(twin, keep=True)
 
     def _end(self, twin: SimNode, *, keep: bool) -> None:
-        """If the twin is the node now its folder takes the place of the node's own; unless ``keep`` only if nobody else has it all."""
+        """End a twin.
+
+        If it became the node, its directory replaces the node's. ``keep``: always, else only if another node has all records.
+        """
         cluster, node_id = self._cluster, twin.node_id
         if self.of.get(node_id) is not twin:
             return
@@ -144,7 +146,7 @@ class Twins:
 
 
 class AskingFirst:
-    """A process asks the bus for the one before it; then it begins, or ends."""
+    """Process that probes for its predecessor before it begins."""
 
     def __init__(self, process: Life) -> None:
         self._process = process

@@ -1,4 +1,4 @@
-"""What the parts of a simulated cluster know of each other, so that none has to import what is made of it.
+"""Interfaces between the parts of a simulated cluster, so that no module imports its owner.
 
 ``World`` is the cluster, as its machines, checkers and clients see it; ``Machine``, ``Life`` and ``Copy`` are a node's machine, one
 process on it, and one replica in that; ``Witness`` is who is told what they do, and ``Story`` who writes it down. The classes are in
@@ -37,7 +37,7 @@ from tests.sim.plan import Plan
 
 
 class Copy(Protocol):
-    """One replica of a partition, and its log."""
+    """One replica of a partition and its log."""
 
     host: str
     node_id: str
@@ -49,11 +49,11 @@ class Copy(Protocol):
 
     @property
     def process(self) -> Life:
-        """That it lives in."""
+        """Process of the replica."""
 
     @property
     def cluster(self) -> World:
-        """That it is a part of."""
+        """Cluster of the replica."""
 
     @property
     def is_busy(self) -> bool:
@@ -63,10 +63,10 @@ class Copy(Protocol):
         """Monotonic, on its machine's clock."""
 
     def later(self, delay_ns: int, callback: Callable[[], None]) -> SimTimer:
-        """In its process, when that runs."""
+        """Call ``callback`` in its process while it runs."""
 
     def step_aside(self, effect: do.StepAside) -> None:
-        """Ask for another leader."""
+        """Request a transfer of the leadership."""
 
     def feed(self, event: ev.Event) -> None:
         """An event for the core."""
@@ -91,23 +91,23 @@ class Life(Protocol):
 
     @property
     def cluster(self) -> World:
-        """That it is a part of."""
+        """Cluster of the process."""
 
     @property
     def node(self) -> Machine:
-        """That it runs on."""
+        """Machine of the process."""
 
     @property
     def host(self) -> str:
-        """Of its machine."""
+        """Name of its machine."""
 
     @property
     def replicas(self) -> Mapping[PartitionKey, Copy]:
-        """By partition."""
+        """Replicas by partition."""
 
     @property
     def copy_pace(self) -> CatchupThrottle:
-        """Of its learners."""
+        """Copy throttle of its learners."""
 
     @property
     def serves_all(self) -> bool:
@@ -117,10 +117,10 @@ class Life(Protocol):
         """Open the logs, register."""
 
     def run(self, callback: Callable[[], None], *, timer: bool = False) -> None:
-        """Now, or when the pause ends."""
+        """Run ``callback`` now or after the pause."""
 
     def pause(self, *, suspended: bool) -> None:
-        """It stands still, or its host sleeps."""
+        """Pause the process or suspend its host."""
 
     def resume(self, timers_first: bool) -> None:
         """Everything that waited comes at once."""
@@ -132,7 +132,7 @@ class Life(Protocol):
         """A timer of its event loop."""
 
     def later(self, delay_ns: int, callback: Callable[[], None]) -> None:
-        """The same, from now on."""
+        """Call ``callback`` after the delay."""
 
     def time_of_age_ns(self) -> int:
         """The wall time by which ages are told on it, 0 while its clock is in doubt."""
@@ -144,10 +144,10 @@ class Life(Protocol):
         """A log is damaged: it comes back to recover it."""
 
     def promise(self, key: PartitionKey, leader_epoch: int) -> None:
-        """To follow nobody older, durably."""
+        """Promise durably to follow no older epoch."""
 
     def propose(self, key: PartitionKey, request: pb.ControlRequest, on_answer: Answer) -> None:
-        """To the metadata group."""
+        """Propose to the metadata group."""
 
 
 class Machine(Protocol):
@@ -167,37 +167,37 @@ class Machine(Protocol):
 
     @property
     def process(self) -> Life | None:
-        """That runs on it now."""
+        """Running process, or None."""
 
     @property
     def up(self) -> bool:
-        """Whether one does."""
+        """Whether a process runs."""
 
     def start(self) -> None:
-        """Start one."""
+        """Start a process."""
 
     def restart(self) -> None:
-        """It ends, and its supervisor starts it again."""
+        """Stop the process. Its supervisor restarts it."""
 
     def crash(self, *, power: bool) -> None:
-        """It is gone at once; with ``power`` what was not flushed, too."""
+        """Kill the process. ``power``: unflushed data is lost, too."""
 
 
 class AgesWitness(Protocol):
-    """What looks at how ages are told."""
+    """Checker of ages."""
 
     def told_ages(self, machine: Machine, told_ns: int, peers: Sequence[str]) -> None:
-        """By that wall time, 0: by none, with those that it may ask."""
+        """Check the wall time for ages, 0: none. ``peers``: nodes that it may ask."""
 
 
 class Witness(Protocol):
-    """The checkers, as those see them whom they watch."""
+    """Interface of the checkers for the checked parts."""
 
     ghosts: dict[PartitionKey, PartitionGhost]
 
     @property
     def clocks(self) -> AgesWitness:
-        """Of wall clocks."""
+        """Checker of wall clocks."""
 
     def opened(self, replica: Copy) -> None:
         """A process opened its log."""
@@ -206,28 +206,28 @@ class Witness(Protocol):
         """Batches are in the log."""
 
     def cut(self, replica: Copy, *, afresh: bool = False) -> None:
-        """The log was cut, or begun afresh."""
+        """Note a truncation or a new log."""
 
     def newest_is_newest(self, replica: Copy) -> None:
-        """Housekeeping comes to the log."""
+        """Check the log before housekeeping."""
 
     def prefix_dropped(self, replica: Copy) -> None:
         """The log start moved."""
 
     def before_effect(self, replica: Copy, effect: do.Effect) -> None:
-        """It is about to be carried out."""
+        """Check an effect before it is carried out."""
 
     def after_step(self, replica: Copy, event: ev.Event) -> None:
         """Everything that an event caused has been."""
 
     def role_changed(self, replica: Copy, effect: do.RoleChanged) -> None:
-        """Another role or phase."""
+        """Check another role or phase."""
 
     def fetch_accepted(self, replica: Copy, request: FetchRequest) -> None:
         """A leader counts a fetch."""
 
     def quiet_fetch_confirmed(self, replica: Copy, follower: str, end_offset: int) -> None:
-        """A leader counts one that waits."""
+        """Check a confirmed waiting fetch."""
 
     def epoch_answered(self, replica: Copy, request: EpochRequest, effect: do.SendEpochAnswer) -> None:
         """A leader answers where an epoch ends."""
@@ -237,34 +237,34 @@ class Witness(Protocol):
     follows: dict[int, int]
 
     def answered_again(self, replica: Copy, message_id: int, offset: int, effect: do.SendAcks) -> None:
-        """It is told to be stored already."""
+        """Check the ack of a repeated message."""
 
     def rejected(self, replica: Copy, message_id: int) -> None:
-        """A publisher is told no."""
+        """Check a rejection."""
 
     def answered(self, replica: Copy, publish: Publish, ack: Ack, effect: do.SendAcks | None) -> None:
-        """A publisher is told something."""
+        """Check an answer to a publisher."""
 
     def acknowledged(self, replica: Copy, acked: list[tuple[int, int]], effect: do.SendAcks) -> None:
-        """Publishers are told yes."""
+        """Check positive acks."""
 
     def taken_over(self, replica: Copy, heard: Sequence[RawMessage], taken: FailoverBacklog, begun_at: int) -> None:
-        """A new leader has sorted what it heard while it stood by, since its log ended at ``begun_at``, exclusive."""
+        """Check a takeover of the standby buffer since the log end ``begun_at`` (exclusive)."""
 
     def deletes(self, process: Life, key: PartitionKey) -> None:
-        """A node deletes what it holds of a partition that moved away."""
+        """Check the deletion of a partition that moved away."""
 
     def disk_lost(self) -> None:
-        """A fault takes away what a disk had flushed."""
+        """Note that a fault removed flushed data of a disk."""
 
     def others_hold_all(self, node_id: str) -> bool:
         """Whether a node's disk may be lost."""
 
     def is_the_last(self, node_id: str) -> bool:
-        """Whether something may be gone for good with it."""
+        """Return whether data could be lost with this node."""
 
     def ghost(self, key: PartitionKey) -> PartitionGhost:
-        """Of one partition."""
+        """Return the ghost state of one partition."""
 
     def chain_at(self, replica: Copy, offset: int) -> int | None:
         """The digest of a replica's log through ``offset``."""
@@ -274,14 +274,14 @@ class Witness(Protocol):
 
 
 class Story(Protocol):
-    """The trace."""
+    """Interface of the trace."""
 
     def step(self, replica: Copy, event: ev.Event, effects: list[do.Effect]) -> None:
-        """An event of a replica and what came of it."""
+        """Add an event of a replica and its effects."""
 
 
 class World(Protocol):
-    """The cluster."""
+    """Interface of the cluster."""
 
     plan: Plan
     seed: int
@@ -300,44 +300,44 @@ class World(Protocol):
 
     @property
     def trace(self) -> Story | None:
-        """Who writes down what happens."""
+        """Trace, if there is one."""
 
     @property
     def checkers(self) -> Witness:
-        """Who watch."""
+        """Checkers of the cluster."""
 
     @property
     def nodes(self) -> Mapping[str, Machine]:
-        """By node id."""
+        """Machines by node id."""
 
     @property
     def machines(self) -> Sequence[Machine]:
-        """All that run processes of nodes, twins included."""
+        """All machines, with twins."""
 
     @property
     def twin_ids(self) -> Collection[str]:
         """Nodes of which there are two."""
 
     def acting(self, node_id: str) -> Machine:
-        """The one whose process the metadata group knows as that node."""
+        """Return the machine whose process the metadata group knows as that node."""
 
     def begin(self, process: Life) -> None:
         """A process has been started."""
 
     def ended(self, machine: Machine, *, power: bool) -> None:
-        """A process is gone, with ``power`` what its host had not flushed, too."""
+        """Note the end of a process. ``power``: unflushed data of its host is lost, too."""
 
     def stands_still(self, process: Life, *, still: bool) -> None:
-        """A process is paused, or goes on."""
+        """Note that a process is paused or resumed."""
 
     def about_to_register(self, machine: Machine) -> None:
-        """Its process is about to."""
+        """Prepare the registration of a process."""
 
     def stale_image(self, index: int) -> ClusterImage:
-        """What a process that has just registered may know."""
+        """Return an image that a newly registered process may know."""
 
     def draw_nonce(self) -> int:
-        """What a process draws when it starts."""
+        """Return a nonce for a starting process."""
 
     def new_id(self, publisher: str, number: int) -> int:
         """An id that no message has had."""

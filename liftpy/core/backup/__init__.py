@@ -1,1 +1,1 @@
-"""Backups: what one says of itself, which of an earlier one's pieces it keeps, what is checked of it. Pure; no store, no network."""
+"""Backups: manifests, reuse of data files of an earlier backup, and checks. Pure: no store, no network."""

@@ -1,4 +1,4 @@
-"""The manifest of a backup: which files hold what of which partition, and the digests by which each is known. Pure.
+"""Manifest of a backup: its files with partitions and digests. Pure.
 
 A backup is the files that its manifest names, and the manifest is written last: without one there is no backup. The records of
 a partition lie in *pieces*, files of whole record batches, byte for byte as they lie in its log, one behind the other. A piece that
@@ -54,8 +54,10 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredPiece:
-    """Whole batches, from the one that begins at ``start`` (inclusive) to the one that ends before ``end`` (exclusive). ``chain``:
-    after the last one. ``last_epoch``: its LeaderEpoch."""
+    """Whole batches from offset ``start`` (inclusive) to ``end`` (exclusive).
+
+    ``chain``: digest chain after the last one. ``last_epoch``: its LeaderEpoch.
+    """
 
     file: StoredFile
     start: int
@@ -94,23 +96,23 @@ class PartitionCopy:
 
     @property
     def chain(self) -> str:
-        """After the last batch."""
+        """Digest chain after the last batch."""
         return self.pieces[-1].chain if self.pieces else self.before
 
     @property
     def epoch(self) -> int:
-        """The greatest LeaderEpoch of a record; 0: there is none."""
+        """Greatest LeaderEpoch of a record, 0 without records."""
         return self.pieces[-1].last_epoch if self.pieces else 0
 
     @property
     def size_bytes(self) -> int:
-        """Of all pieces."""
+        """Size of all pieces, in bytes."""
         return sum(piece.file.size_bytes for piece in self.pieces)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamCopy:
-    """One stream; its settings stand in the image. ``compacted``: offsets may be without a record."""
+    """One stream in a backup. Its settings are in the image. ``compacted``: offsets may have no record."""
 
     name: str
     uid: str
@@ -120,8 +122,7 @@ class StreamCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CursorCopy:
-    """What a consumer group (or, with ``is_cursor``, a named cursor) had committed: (stream, uid, partition, offset of the next
-    record)."""
+    """Committed positions of a group or a named cursor (``is_cursor``): (stream, uid, partition, next offset)."""
 
     name: str
     is_cursor: bool
@@ -148,7 +149,7 @@ class Manifest:
 
     @property
     def files(self) -> Mapping[str, StoredFile]:
-        """All that it names, by path."""
+        """All named files, by path."""
         copies = [copy for stream in self.streams for copy in stream.partitions]
         pieces = (piece.file for copy in copies for piece in copy.pieces)
         states = (copy.state.file for copy in copies if copy.state is not None)
@@ -156,22 +157,22 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """Of all files."""
+        """Size of all files, in bytes."""
         return sum(file.size_bytes for file in self.files.values())
 
 
 def manifest_path(backup: str) -> str:
-    """Where it lies."""
+    """Return the path of the manifest."""
     return f"backups/{backup}/manifest.json"
 
 
 def image_path(backup: str) -> str:
-    """Where the metadata lies."""
+    """Return the path of the metadata image."""
     return f"backups/{backup}/image"
 
 
 def state_path(backup: str, stream: str, uid: str, partition: int) -> str:
-    """Where the producers and message ids of that partition lie."""
+    """Return the path of the producer and message-id state of a partition."""
     return f"backups/{backup}/states/{check_name(stream, 'stream')}/{check_name(uid, 'uid')}/{partition}"
 
 
@@ -181,7 +182,7 @@ def running_path(backup: str) -> str:
 
 
 def piece_path(stream: str, uid: str, partition: int, start: int, backup: str) -> str:
-    """Where the piece of that partition lies that begins at ``start`` and was written by ``backup``."""
+    """Return the path of the piece that begins at ``start`` and was written by ``backup``."""
     return f"pieces/{check_name(stream, 'stream')}/{check_name(uid, 'uid')}/{partition}/{start:020d}-{backup}.batches"
 
 
@@ -193,7 +194,7 @@ def writer_of(path: str) -> str:
 
 
 def is_backup_id(text: str) -> bool:
-    """Whether it is one: the time and eight hexadecimal digits. It becomes a path."""
+    """Return whether ``text`` is a backup id: the time and eight hexadecimal digits. It becomes part of a path."""
     if _ID.fullmatch(text) is None:
         return False
     try:
@@ -209,21 +210,21 @@ def backup_moment(backup: str) -> datetime:
 
 
 def check_backup_id(text: str) -> str:
-    """Return ``text`` if it is one; else raise InvalidNameError."""
+    """Return ``text`` if it is a backup id, else raise InvalidNameError."""
     if not is_backup_id(text):
         raise InvalidNameError(f"{shown(text)} is not a valid backup id. `liftpy backup list URL` shows the ids.")
     return text
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The text of it."""
+    """Encode the manifest as JSON."""
     said = _said(manifest)
     text = json.dumps({"manifest": said, "sha256": _digest(said)}, indent=_INDENT, sort_keys=True)
     return text.encode() + b"\n"
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """What the text says. Raises CorruptionError for one that no backup wrote, UnknownFormatError for one of another format."""
+    """Decode a manifest. Raise CorruptionError if it is invalid, UnknownFormatError for another format."""
     try:
         whole = load_json(data)
         said = whole["manifest"]

@@ -1,4 +1,4 @@
-"""Which pieces of an earlier backup a new one keeps, and which files of a store nobody names any more. Pure.
+"""Decides which pieces of an earlier backup a new one reuses, and which files of a store are unused. Pure.
 
 Worked example: a backup had orders/0 in two full pieces [0, 900) and [900, 1700) and the tail [1700, 1800). Retention has moved the
 log start to 950, HW is 2499. The new one keeps [900, 1700), goes on with the chain at its end, and reads [1700, 2500).
@@ -41,8 +41,8 @@ def chained(chain: bytes, batch: RecordBatch) -> bytes:
 def kept_pieces(
     before: PartitionCopy | None, start: int, high_watermark: int, piece_bytes: int
 ) -> tuple[str, tuple[StoredPiece, ...]]:
-    """(the chain before the first piece kept, the pieces) of a partition that now begins at ``start`` and is committed up to
-    ``high_watermark`` (inclusive): full ones, as many as follow on each other; none of what retention has dropped as a whole."""
+    """Return (chain before the first reused piece, reused pieces) of a partition that now begins at ``start`` and is committed
+    up to ``high_watermark`` (inclusive)."""
     if before is None:
         return PartitionCopy(partition=0, start=0, high_watermark=-1).before, ()
     chain, kept = before.before, []
@@ -57,7 +57,7 @@ def kept_pieces(
 
 
 def doomed_backups(ids: Iterable[str], keep: int) -> tuple[str, ...]:
-    """All but the newest ``keep``; an id begins with its time."""
+    """Return all backup ids except the newest ``keep``. An id begins with its time."""
     ordered = sorted(ids)
     return tuple(ordered[: max(0, len(ordered) - keep)])
 
@@ -70,7 +70,7 @@ def unnamed_pieces(pieces: Mapping[str, int], manifests: Sequence[Manifest], unf
 
 
 def missing_files(manifest: Manifest, sizes: Mapping[str, int]) -> list[str]:
-    """What is not there, or of another size, in words; ``sizes``: of all that is there, by path."""
+    """Return the missing files and those of another size, in words. ``sizes``: of the existing files, by path."""
     return [
         f"{path}: it is missing" if path not in sizes else f"{path}: it has {sizes[path]} bytes, not {file.size_bytes}"
         for path, file in sorted(manifest.files.items())
@@ -79,7 +79,7 @@ def missing_files(manifest: Manifest, sizes: Mapping[str, int]) -> list[str]:
 
 
 def check_file(file: StoredFile, data: bytes) -> None:
-    """Raise CorruptionError unless ``data`` is what was written there."""
+    """Raise CorruptionError unless ``data`` is the content that was written."""
     if len(data) != file.size_bytes:
         raise CorruptionError(
             f"Backup file {file.path} has {len(data)} bytes, but the manifest says {file.size_bytes}. The backup "
@@ -92,8 +92,10 @@ def check_file(file: StoredFile, data: bytes) -> None:
 
 
 def checked_state(copy: StateCopy, data: bytes, of: PartitionKey | None = None) -> State:
-    """Return the producers and message ids in ``data``. Raises CorruptionError: other bytes than were written, or of something else
-    than of the partition ``of``; UnknownFormatError: of a newer version."""
+    """Return the producer and message-id state in ``data``.
+
+    Raise CorruptionError if it was changed or belongs to another partition, UnknownFormatError for a newer version.
+    """
     check_file(copy.file, data)
     state = decode_state(data)
     if state is None or state.end_offset != copy.end or (of is not None and state.of != state_owner(of)):
@@ -105,7 +107,9 @@ def checked_state(copy: StateCopy, data: bytes, of: PartitionKey | None = None) 
 
 
 def why_other_producers(kept: State, served: bytes) -> str:
-    """Why a replica whose state is ``served`` does not know the producers of ``kept``, from which it was restored; '': it does.
+    """Return why a replica with the state ``served`` does not know the producers of ``kept``, from which it was restored.
+
+    '': it does.
 
     The replica has read on in its log since, so a producer may have gone on. It may have expired if time has passed in the log.
     """
@@ -158,8 +162,10 @@ def checked_batches(piece: StoredPiece, data: bytes, before: str, last_epoch: in
 
 
 def end_of(batch: RecordBatch, until_offset: int | None, until_ns: int | None) -> int | None:
-    """Where to end within ``batch`` (exclusive), None: not there. ``until_offset``: the last offset that is wanted, inclusive;
-    ``until_ns``: only what is before the first record that was stamped at or after it."""
+    """Return the exclusive end within ``batch``, None if the end is not in it.
+
+    ``until_offset``: last wanted offset. ``until_ns``: stop before the first record with this timestamp or later.
+    """
     end: int | None = None
     if until_offset is not None and until_offset < batch.last_offset:
         end = max(until_offset + 1, batch.base_offset)

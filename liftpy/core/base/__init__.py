@@ -1,1 +1,1 @@
-"""What every part of the core uses: names, identities, invariants."""
+"""Names, identities and invariants that all parts of the core use."""

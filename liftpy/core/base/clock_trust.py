@@ -1,4 +1,6 @@
-"""Whether this node's wall clock may say what is too old, and what time it is: retention by age removes committed records. Pure.
+"""Decides whether a node may trust its wall clock.
+
+Retention by age needs a trusted clock, because it removes committed records.
 
 Goal: a node whose clock is years ahead, or jumps, removes nothing for its age; one whose clock is right goes on, and one that was set
 right, or that slept, goes on as soon as others agree. Nor does a leader stamp records by a wrong clock where others know better: what
@@ -47,14 +49,20 @@ _UNTOLD = "no other node has told its time"
 
 
 class _ToldTime(NamedTuple):
-    """``offset_ns``: None: it answers, and does not tell its time. ``at_ns``: monotonic, when it was asked."""
+    """Clock answer of another node.
+
+    ``offset_ns``: difference to our clock, None if the node did not report its time. ``at_ns``: monotonic time of the request.
+    """
 
     offset_ns: int | None
     at_ns: int
 
 
 class ClockTrust:
-    """Of one process. Wall times in ns since 1970, ``now_ns`` of the monotonic clock that goes on while the host sleeps."""
+    """Trust in the wall clock of one process.
+
+    Wall times are ns since 1970. ``now_ns`` is a monotonic clock that also runs while the host sleeps.
+    """
 
     def __init__(self, node_id: str) -> None:
         self.node_id = node_id
@@ -75,7 +83,8 @@ class ClockTrust:
         """The offset that it jumped to while nobody could compare it, and when."""
 
     def peers(self, nodes: Mapping[str, bool]) -> list[str]:
-        """Whom to ask: of the registered ``nodes`` those that are live (True), the next ones behind this one in a ring of all."""
+        """Return the nodes to compare clocks with: the next live ones behind this node, in a ring of all ``nodes`` (True:
+        live)."""
         names = sorted(name for name, is_live in nodes.items() if is_live and name != self.node_id)
         behind = [name for name in names if name > self.node_id]
         return [*behind, *names[: len(names) - len(behind)]][:PEERS]
@@ -87,8 +96,10 @@ class ClockTrust:
             self._told[node] = _ToldTime(offset_ns, asked_ns)
 
     def time_of_age_ns(self, wall_ns: int, now_ns: int, nodes: Mapping[str, bool]) -> int:
-        """The time by which ages are told: ``wall_ns``, both clocks read just now, or ``NO_AGE_NS`` while it is in doubt.
-        ``nodes``: those that are registered, and whether they are live."""
+        """Return the time for age calculations: ``wall_ns``, or ``NO_AGE_NS`` while the clock is not trusted.
+
+        ``nodes``: registered nodes, True if live.
+        """
         offset_ns, peers = wall_ns - now_ns, self.peers(nodes)
         self._told = {name: one for name, one in self._told.items() if name in peers and now_ns - one.at_ns <= FRESH_NS}
         offsets = [one.offset_ns for one in self._told.values() if one.offset_ns is not None]
@@ -108,7 +119,10 @@ class ClockTrust:
         return wall_ns if self._others_ns is None else now_ns + self._others_ns
 
     def _compared(self, offset_ns: int, offsets: list[int], others: int) -> tuple[str, bool]:
-        """(why it is in doubt, whether it looks wrong). ``offsets``: of those that told, among ``others``."""
+        """Compare our clock with the reported ``offsets`` of ``others``.
+
+        Return (reason for distrust or '', whether our clock looks wrong).
+        """
         near = sum(abs(other - offset_ns) <= BOUND_NS for other in offsets)
         if 2 * (1 + near) > 1 + others:
             self._trusted_ns, self._by_others = offset_ns, True
@@ -123,7 +137,10 @@ class ClockTrust:
         return why, bool(why)
 
     def _alone(self, offset_ns: int, now_ns: int, is_one_of_many: bool) -> tuple[str, bool]:
-        """The same where no other is live. ``is_one_of_many``: others are down, and may come and say that it is wrong."""
+        """Judge our clock while no other node is live.
+
+        ``is_one_of_many``: other nodes exist, and may later report another time. Return as ``_compared``.
+        """
         is_new = self._trusted_ns is None
         why = _UNTOLD if is_new and is_one_of_many else self._moved(offset_ns)
         if why and (self._jumped is None or abs(offset_ns - self._jumped[0]) > BOUND_NS):
@@ -135,7 +152,7 @@ class ClockTrust:
         return "", False
 
     def _moved(self, offset_ns: int) -> str:
-        """How far it has moved against the monotonic clock since it was trusted last; '': not too far."""
+        """Return a text if the wall clock moved too far against the monotonic clock since it was last trusted, else ''."""
         moved_ns = 0 if self._trusted_ns is None else offset_ns - self._trusted_ns
         return (
             f"it jumped by {moved_ns / NS_PER_S:+.0f} s, and nobody says that it is right" if abs(moved_ns) > BOUND_NS else ""

@@ -1,4 +1,4 @@
-"""Work in steps: what a decision does to thousands of partitions, some of them at a time. Pure.
+"""Splits a decision that changes thousands of partitions into small steps. Pure.
 
 Goal: a member of the metadata group sends and takes frames and heartbeats while it applies an entry that concerns a whole node (it
 registers, is fenced, drains): 10,000 partitions take a tenth of a second of a core of its own, and many times that on a busy machine.
@@ -21,7 +21,7 @@ PER_STEP = 200
 
 
 def finished(work: Steps[T]) -> T:
-    """All that is left of ``work``, in one go; return what it returns."""
+    """Run all remaining steps of ``work`` and return its result."""
     while True:
         try:
             next(work)

@@ -27,7 +27,7 @@ NO_OFFSET = -1
 
 
 def shown(text: str) -> str:
-    """``text`` as an error may say it: quoted, and shortened where it is long."""
+    """Return ``text`` quoted and shortened, for an error message."""
     if not isinstance(text, str) or len(text) <= _SHOWN_LENGTH:
         return repr(text)
     return f"{text[: _SHOWN_LENGTH // 2]!r}…({len(text.encode(errors='replace'))} bytes)"
@@ -52,12 +52,12 @@ def is_name(name: str) -> bool:
 
 
 def is_internal(stream: str) -> bool:
-    """Whether the cluster itself keeps something in the stream of this name: nobody changes it but by saying so."""
+    """Return whether the cluster itself uses the stream of this name. Other changes to it are rejected."""
     return stream.startswith("_")
 
 
 def check_name(name: str, what: str) -> str:
-    """Return ``name`` if it is one token of ``[A-Za-z0-9_-]{1,64}``, else raise InvalidNameError naming ``what``."""
+    """Return ``name`` if it is one token of ``[A-Za-z0-9_-]{1,64}``, else raise InvalidNameError with ``what``."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidNameError(f"{what} {shown(name)} is not allowed: use 1 to 64 of the characters A-Z a-z 0-9 _ -")
     return name
@@ -77,7 +77,7 @@ def split_folder(name: str) -> tuple[str, str] | None:
 
 
 def check_uid(uid: str) -> str:
-    """Return ``uid`` if it can be a stream's ('': of any), else raise InvalidNameError."""
+    """Return ``uid`` if it is a valid stream uid or '' (any stream), else raise InvalidNameError."""
     if not isinstance(uid, str) or not is_utf8(uid) or len(uid) > MAX_UID_LENGTH:
         raise InvalidNameError(f"uid {shown(uid)} is none: client.stream(name).uid has the one of a stream")
     return uid
@@ -91,7 +91,7 @@ def check_published(stream: str) -> str:
 
 
 def check_publisher_subject(subject: str) -> str:
-    """Return ``subject`` if it is a NATS subject, wildcards included, else raise InvalidNameError."""
+    """Return ``subject`` if it is a valid NATS subject (wildcards allowed), else raise InvalidNameError."""
     tokens = subject.split(".")
     if len(subject) > MAX_SUBJECT_LENGTH or not all(
         t == "*" or (t == ">" and i == len(tokens) - 1) or _RIGHTS_TOKEN.fullmatch(t) for i, t in enumerate(tokens)
@@ -101,7 +101,10 @@ def check_publisher_subject(subject: str) -> str:
 
 
 def check_subject(subject: str) -> str:
-    """Return ``subject`` if it is one of NATS, with wildcards ``*`` and a trailing ``>`` or without; else raise InvalidNameError."""
+    """Return ``subject`` if it is a valid NATS subject, with or without ``*`` and a trailing ``>``.
+
+    Otherwise raise InvalidNameError.
+    """
     tokens = subject.split(".") if isinstance(subject, str) else [""]
     well_formed = all(
         t == "*" or (t == ">" and i == len(tokens) - 1) or _SUBJECT_TOKEN.fullmatch(t) for i, t in enumerate(tokens)
@@ -116,10 +119,10 @@ def check_subject(subject: str) -> str:
 
 
 def check_data_subject(subject: str, namespace: str) -> str:
-    """Return ``subject`` if a stream may be attached to it, else raise InvalidNameError.
+    """Return ``subject`` if a stream may store it, else raise InvalidNameError.
 
-    Wildcards ``*`` and a trailing ``>`` are allowed. The cluster's own namespace, ``$`` subjects and inboxes are not:
-    a stream there would feed on the protocol's own traffic.
+    Wildcards ``*`` and a trailing ``>`` are allowed. The namespace of the cluster, ``$`` subjects and inboxes are rejected:
+    such a stream would store the messages of the protocol itself.
     """
     tokens = check_subject(subject).split(".")
     if tokens[0] in (namespace, "*", ">") or tokens[0].startswith(("$", "_INBOX")):
@@ -139,7 +142,10 @@ class PartitionKey:
 
     @property
     def folder(self) -> str:
-        """Where a node keeps it, below ``streams/`` of its data folder; its name in the journal of promises."""
+        """Directory of the partition below ``streams/`` of the data directory.
+
+        It is also the key in the journal of promised epochs.
+        """
         return f"{self.stream}-{self.uid}/{self.partition}"
 
     def __str__(self) -> str:

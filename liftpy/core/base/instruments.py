@@ -1,4 +1,4 @@
-"""What a node measures while it works, in plain lists: a batch costs a bisect, whatever is in it. Pure.
+"""Counters and histograms that a node updates while it works. One batch costs one bisect, whatever its size. Pure.
 
 Buckets are powers: latencies from 0.25 ms to 8.2 s (L), fail-overs from 10 ms to 20.5 s (F), batches from one record to 4,096 (B).
 A value counts in the first bucket whose bound is not below it. Nothing here ever falls while a process lives.
@@ -33,14 +33,14 @@ class Histogram:
         """Of all values."""
 
     def observe(self, value: float, times: int = 1) -> None:
-        """``value`` was seen so many times."""
+        """Count ``value`` ``times`` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
 
 @dataclass(slots=True, kw_only=True)
 class Instruments:
-    """Of one node, all its partitions together; seconds where nothing else is said."""
+    """Instruments of one node, summed over its partitions. Times are in seconds."""
 
     batch_records: Histogram = field(default_factory=lambda: Histogram(BATCH_RECORDS))
     """Records of the batches that leaders here have appended."""
@@ -86,7 +86,7 @@ class Instruments:
 
 
 class PublishTimes:
-    """Of one partition's publishes: when they came, were appended, committed. ``now_ns``: monotonic."""
+    """Times of one partition's publishes: arrival, append, commit. ``now_ns``: monotonic clock."""
 
     __slots__ = ("_instruments", "_uncommitted", "now_ns")
 
@@ -113,9 +113,9 @@ class PublishTimes:
                 commits.observe((now_ns - appended_ns) * _S, record_count)
 
     def answered(self, policy: AckPolicy, arrived_ns: int, count: int) -> None:
-        """So many publishers of one batch have got their acks."""
+        """Count ``count`` acks of one batch that were sent to publishers."""
         self._instruments.acks[policy].observe((self.now_ns() - arrived_ns) * _S, count)
 
     def forget(self) -> None:
-        """The leadership is over: what is not committed is another's."""
+        """Drop all pending times, because the leadership ended."""
         self._uncommitted.clear()

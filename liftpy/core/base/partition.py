@@ -1,4 +1,4 @@
-"""A partition as the metadata has it: one value for the image, and for the replicas that are told of it.
+"""The metadata of one partition. The image and the replicas of the partition share this value.
 
 A new field wants a number in ``cluster.proto`` and a line in each direction of ``liftpy/core/metadata/codec.py``, nothing more: then
 every replica of the partition knows it.
@@ -51,12 +51,12 @@ class Pause(IntEnum):
 
     @property
     def takes_nothing(self) -> bool:
-        """Whether a leader that knows of it appends nothing that is published."""
+        """Return whether a leader that knows this pause appends no published records."""
         return self not in (Pause.NOT_PAUSED, Pause.ENDING)
 
     @property
     def words(self) -> str:
-        """For people; '': it is not paused."""
+        """Text of the pause for people, '' if the partition is not paused."""
         return _PAUSES[self]
 
 
@@ -70,7 +70,7 @@ _PAUSES = {
 
 
 class MoveReason(IntEnum):
-    """Why a partition's replicas are to lie elsewhere; the numbers of ``cluster.proto``."""
+    """Reason for a move of replicas. The numbers are those of ``cluster.proto``."""
 
     BY_HAND = 0
     REBALANCED = 1
@@ -89,7 +89,7 @@ class MoveReason(IntEnum):
 
     @property
     def words(self) -> str:
-        """For people."""
+        """Text of the reason for people."""
         return _WORDS[self]
 
 
@@ -105,8 +105,8 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purge:
-    """Operators have given up the committed records below ``end_offset`` (exclusive) that fit: of one of ``subjects``, which may have
-    wildcards, and with one of ``keys``, where each is given. ``number``: none of the cluster's has another's, later ones larger."""
+    """Request of operators to delete committed records below ``end_offset`` (exclusive) that match ``subjects`` (wildcards
+    allowed) and ``keys``. An empty part matches all. ``number``: unique in the cluster, ascending."""
 
     number: int
     subjects: tuple[str, ...] = ()
@@ -115,13 +115,13 @@ class Purge:
 
     @property
     def size_bytes(self) -> int:
-        """Of its subjects and keys."""
+        """Size of its subjects and keys, in bytes."""
         return sum(len(subject.encode("utf-8", "surrogateescape")) for subject in self.subjects) + sum(map(len, self.keys))
 
 
 @dataclass(frozen=True, slots=True)
 class PurgedBy:
-    """``node`` holds nothing any more of what the purges through ``number`` give up."""
+    """Report that ``node`` has deleted the records of all purges up to ``number``."""
 
     node: str
     number: int
@@ -129,7 +129,7 @@ class PurgedBy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionState:
-    """One partition of a stream."""
+    """Metadata of one partition of a stream."""
 
     partition: int
     replicas: tuple[str, ...]
@@ -184,16 +184,16 @@ class PartitionState:
 
     @property
     def holders(self) -> tuple[str, ...]:
-        """Who holds a log of it: the replicas, and the learner."""
+        """Nodes that have a log of the partition: the replicas and the learner."""
         return (*self.replicas, self.joining) if self.joining else self.replicas
 
     def copy_of(self, node_id: str) -> int:
-        """The copy that ``node_id`` makes as the learner; 0: it is none."""
+        """Return the id of the copy that ``node_id`` makes as the learner, 0 if it is not the learner."""
         return self.copy_epoch if self.joining and node_id == self.joining else 0
 
     @property
     def wants_leader(self) -> str:
-        """Who is to lead next; '': whoever does."""
+        """Node that should lead next, '' if there is no preference."""
         first = self.replicas[0] if self.moved_for is MoveReason.LEADERSHIPS and self.replicas else ""
         return "" if first == self.leader else first
 
@@ -206,8 +206,7 @@ class PartitionState:
 
     @property
     def leaving(self) -> str:
-        """The replica that is to go next: one that is not wanted, while there are more than are wanted. '': none. Who is outside the
-        ISR goes first, the leader last."""
+        """Replica to remove next, '' if none. Replicas outside the ISR are removed first, the leader last."""
         unwanted = [node for node in self.replicas if node not in self.target]
         if not unwanted or len(self.replicas) <= len(self.target) or not self.target:
             return ""
@@ -218,14 +217,17 @@ class PartitionState:
         return config.effective_min_isr(min(len(self.replicas), len(self.target) or len(self.replicas)))
 
     def may_lead(self, policy: CommitPolicy) -> tuple[str, ...]:
-        """Who may be elected without a command, dead or alive, in replica order: they hold all that was committed."""
+        """Return the nodes that may become leader without a command, live or not, in replica order.
+
+        They have all committed records.
+        """
         counted = self.replicas if policy is CommitPolicy.QUORUM else (*self.isr, *self.complete)
         return tuple(node for node in self.replicas if node in counted and node not in self.incomplete)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldPartition:
-    """What a replica is told of its partition: its state, its stream's settings, and what follows from the two."""
+    """Metadata that a replica has of its partition: its state, the settings of its stream, and derived values."""
 
     key: PartitionKey
     config: StreamConfig
@@ -242,7 +244,7 @@ class HeldPartition:
 
     @property
     def has_standby(self) -> bool:
-        """Whether others than the leader hear what is published."""
+        """Whether standby followers also receive the published messages."""
         return self.config.failover_standby and len(self.state.holders) > 1
 
     def __post_init__(self) -> None:

@@ -1,4 +1,6 @@
-"""Purges: records that operators give up by subject or key. What the metadata says of them, and when it may forget them. Pure.
+"""Purges: records that operators delete by subject or key.
+
+Tracks which replicas are done, and when the metadata can drop a purge. Pure.
 
 Goal: no replica of a partition serves such a record any more, also one that is away now, and no wish stays in the metadata for ever.
 Rules: a purge is a wish, numbered, with an end offset (exclusive) at or below HW + 1 as of then. Each replica cleans its log by itself
@@ -25,8 +27,10 @@ MAX_PURGE_BYTES = 1024
 
 
 def asked(partition: PartitionState, wish: Purge) -> PartitionState | None:
-    """With ``wish`` among the purges, in the place of the same one with a smaller end; ``partition`` itself where it is there already,
-    None where there is no room."""
+    """Return ``partition`` with the purge ``wish``.
+
+    It replaces an equal purge with a smaller end. Unchanged if it exists already, None if there is no room.
+    """
     same = [p for p in partition.purges if (p.subjects, p.keys) == (wish.subjects, wish.keys)]
     if any(p.end_offset >= wish.end_offset for p in same):
         return partition
@@ -37,7 +41,7 @@ def asked(partition: PartitionState, wish: Purge) -> PartitionState | None:
 
 
 def reported(partition: PartitionState, node: str, number: int) -> PartitionState:
-    """With what ``node`` says it has done, if it is in the ISR; ``partition`` itself where that is no news."""
+    """Return ``partition`` with the report of ``node`` if it is in the ISR. Unchanged if the report is not new."""
     if node not in partition.isr or number <= heard(partition, node) or not partition.purges:
         return partition
     return replace(partition, purged=(*(said for said in partition.purged if said.node != node), PurgedBy(node, number)))
@@ -49,7 +53,7 @@ def heard(partition: PartitionState, node: str) -> int:
 
 
 def settled(partition: PartitionState) -> PartitionState:
-    """Without the purges that every holder is done with, and without what those have said that are not in the ISR."""
+    """Return ``partition`` without completed purges and without reports of nodes outside the ISR."""
     if not partition.purges:
         return replace(partition, purged=()) if partition.purged else partition
     said = {s.node: s for s in partition.purged if s.node in partition.isr}
@@ -62,7 +66,10 @@ def settled(partition: PartitionState) -> PartitionState:
 
 
 def to_report(partition: PartitionState, node: str, purged: Collection[int]) -> int:
-    """The number that ``node``, whose log holds nothing any more of the purges of these numbers, is to report; 0: there is no news."""
+    """Return the number that ``node`` should report, 0 if there is nothing new.
+
+    ``purged``: numbers of the purges that its log has completed.
+    """
     number = 0
     for purge in partition.purges:
         if purge.number not in purged:
@@ -72,5 +79,5 @@ def to_report(partition: PartitionState, node: str, purged: Collection[int]) -> 
 
 
 def waits_for(partition: PartitionState, purge: Purge) -> Sequence[str]:
-    """The holders that have not said that they hold nothing of ``purge`` any more."""
+    """Return the holders that have not reported ``purge`` as completed."""
     return [node for node in partition.holders if heard(partition, node) < purge.number]

@@ -610,7 +610,7 @@ class RenamedModules:
         self._in_packages = in_packages
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return a spec whose loader hands out the module of the new name; None for any other name."""
+        """Return a spec that loads the module of the new name, None for all other names."""
         old = fullname
         if self._in_packages:
             package, _, name = fullname.rpartition(".")

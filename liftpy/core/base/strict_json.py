@@ -12,9 +12,11 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 
 
 def load_json(text: str | bytes, *, unique: bool = False) -> Any:
-    """What ``text`` says. Raises ValueError for all that is no JSON: also for what Python would take as well (NaN, Infinity, numbers
-    beyond those of a float), for half a surrogate pair ("\\ud800"), which no UTF-8 has, and for nesting that is deeper than Python
-    goes. ``unique``: also for an object that says a name twice, of which the last one would count."""
+    """Return the JSON value of ``text``.
+
+    Raise ValueError for invalid JSON. Python's extensions (NaN, Infinity, huge numbers), half surrogate pairs and too deep
+    nesting are invalid, too. With ``unique``, an object that has a name twice is invalid as well.
+    """
     try:
         found = json.loads(text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_unique if unique else None)
         if _SURROGATE.search(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")):
@@ -27,12 +29,12 @@ def load_json(text: str | bytes, *, unique: bool = False) -> Any:
 
 
 def is_count(value: object) -> bool:
-    """Whether ``value`` is an int of 64 bits, as all that is counted is; larger ones fit into no float. -1: there is none."""
+    """Return whether ``value`` is an int of 64 bits that can count something. -1 means none."""
     return type(value) is int and -1 <= value < 1 << 63
 
 
 def whole_number(value: object, low: int, high: int) -> int:
-    """``value`` if it is an int from ``low`` to ``high`` (inclusive), and no bool; else ValueError."""
+    """Return ``value`` if it is an int (not a bool) from ``low`` to ``high``, inclusive. Otherwise raise ValueError."""
     if type(value) is not int or not low <= value <= high:
         raise ValueError(f"{str(value)[:40]!r} is not a whole number from {low} to {high}")
     return value

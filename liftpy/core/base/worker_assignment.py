@@ -1,4 +1,4 @@
-"""Which process of a node hosts a partition: a node with several worker processes shares its partitions out. Pure.
+"""Decides which worker process of a node hosts a partition. Pure.
 
 Goal: partitions of one stream lie in as many processes as there are, and small streams are spread too. Constraint: every process, and
 the next start with another number of them, knows it without being told. So the share of a partition is a function of its name alone:
@@ -19,21 +19,24 @@ MOST_WORKERS = 64
 
 @dataclass(frozen=True, slots=True)
 class WorkerShare:
-    """Of a node's partitions those of process ``number``, of ``of`` processes. 0 of 1: all of them."""
+    """Partitions of one worker process: ``number`` of ``of`` processes. 0 of 1 has all partitions."""
 
     number: int = 0
     of: int = 1
 
     def __post_init__(self) -> None:
         if not (1 <= self.of <= MOST_WORKERS and 0 <= self.number < self.of):
-            raise ValueError(f"share {self.number} of {self.of}")
+            raise ValueError(f"invalid share {self.number} of {self.of} processes")
 
     def holds(self, stream: str, partition: int) -> bool:
         """Whether the partition is this share's."""
         return self.of == 1 or share_of(stream, partition, self.of) == self.number
 
     def holds_folder(self, name: str) -> bool:
-        """The same of a log, by its folder ``<stream>-<uid>/<partition>``; what is no such name is share 0's."""
+        """Return whether the log directory ``<stream>-<uid>/<partition>`` belongs to this share.
+
+        Other names belong to share 0.
+        """
         if self.of == 1:
             return True
         folder, _, number = name.rpartition("/")

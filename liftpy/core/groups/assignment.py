@@ -1,4 +1,4 @@
-"""Which member is to read which partition: balanced, and with as few moves as that takes. Pure.
+"""Assigns partitions to members: balanced, with as few moves as possible. Pure.
 
 Of each stream every reader gets as many partitions as any other, or one more or less. What a member has, it keeps up to that
 share. Who gets the one more: first whoever has it already, then whoever reads less in all; at last ones more go from those that
@@ -49,7 +49,7 @@ def assign(counts: Mapping[str, int], readers: Mapping[str, Sequence[str]], held
 def _shares(
     readers: Sequence[str], have: Mapping[str, Sequence[int]], load: Mapping[str, int], floor: int, extra: int
 ) -> dict[str, int]:
-    """How many partitions of one stream each of its readers gets, those first that get one more."""
+    """Return how many partitions of one stream each reader gets. Readers that get one more come first."""
     if not extra:
         return dict.fromkeys(readers, floor)
     richer = [name for name in readers if name in have and len(have[name]) > floor]
@@ -74,7 +74,7 @@ def _held(stream: str, count: int, readers: Sequence[str], held: Mapping[Place, 
 
 
 def _even_out(counts: Mapping[str, int], shares: dict[str, dict[str, int]], load: dict[str, int]) -> None:
-    """Pass ones more on to readers of the same stream whose load is less by two and more."""
+    """Move extra partitions to readers of the same stream whose load is lower by at least two."""
     for _ in range(_MAX_PASSES):
         moved = False
         for stream, share in shares.items():

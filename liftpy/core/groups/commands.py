@@ -1,4 +1,4 @@
-"""Commands to the coordinator and its answers, as bytes: checked and bounded where they are made and where they come in. Pure.
+"""Commands to the coordinator and its answers as bytes. Both sides validate them. Pure.
 
 What ``decode_command`` returns is sound by itself: names are names, numbers are in their bounds, no partition is named twice. Whether
 it fits the state is for the machine to say.
@@ -24,25 +24,25 @@ M = TypeVar("M", bound=Message)
 
 
 class GroupCommandError(ProtocolError):
-    """A command, an answer or a question that is not allowed; the text says what is. Blame: the sender."""
+    """Invalid command, answer or question. The text says what is allowed. The sender must be corrected."""
 
     code = "GROUP_MALFORMED"
 
 
 def partition_of(group: str, partitions: int) -> int:
-    """In which of the ``partitions`` of the stream of groups the commands of ``group`` stand."""
+    """Return the partition of the internal stream that has the commands of ``group``."""
     return int(crc32c.crc32c(group.encode())) % partitions
 
 
 def uid_order(uid: str) -> tuple[int, str]:
-    """Of two uids of one stream name the later one is greater: an uid begins with its number, in hexadecimal."""
+    """Return a sort key: the later of two uids of one stream name is greater."""
     number = uid.partition("-")[0]
     digits = number if 0 < len(number) <= 16 and all(digit in "0123456789abcdef" for digit in number) else ""
     return (int(digits, 16) if digits else -1, uid)
 
 
 def encode_command(command: pb.GroupCommand) -> bytes:
-    """Its bytes. Raises GroupCommandError for one that the coordinator would refuse as malformed."""
+    """Encode a command. Raise GroupCommandError if the coordinator would reject it as malformed."""
     check_command(command)
     data = command.SerializeToString(deterministic=True)
     if len(data) > limits.MAX_COMMAND_BYTES:
@@ -54,7 +54,7 @@ def encode_command(command: pb.GroupCommand) -> bytes:
 
 
 def decode_command(data: bytes | memoryview) -> pb.GroupCommand:
-    """The command, checked. Raises GroupCommandError, and nothing else."""
+    """Decode and validate a command. Raises only GroupCommandError."""
     if len(data) > limits.MAX_COMMAND_BYTES:
         raise GroupCommandError(
             f"The group command has {len(data)} bytes, at most {limits.MAX_COMMAND_BYTES} are allowed. Send less at once."
@@ -65,7 +65,7 @@ def decode_command(data: bytes | memoryview) -> pb.GroupCommand:
 
 
 def decode_answer(data: bytes | memoryview) -> pb.GroupAnswer:
-    """What the coordinator has answered. Raises GroupCommandError."""
+    """Decode an answer of the coordinator. Raises GroupCommandError."""
     return _parsed(data, pb.GroupAnswer)
 
 
@@ -84,7 +84,7 @@ def decode_query_answer(data: bytes | memoryview) -> pb.GroupQueryAnswer:
 
 
 def check_command(command: pb.GroupCommand) -> None:
-    """Raise GroupCommandError for what no state could make right."""
+    """Raise GroupCommandError if the command is invalid in any state."""
     _name(command.group, "group")
     parts = {name for name in _ORDER if command.HasField(name)}
     if len(parts) != 1 and parts not in _TOGETHER:

@@ -82,7 +82,7 @@ def _described(machine: GroupMachine, name: str, group: GroupRecord) -> pb.Group
 
 
 def _queues(group: GroupRecord) -> Iterator[pb.QueueView]:
-    """Of all queues in figures, of the first ones also who has what is out: a question looks at so many pieces at most."""
+    """Yield the figures of all queues, and holders for the first ones. A query inspects a limited number of pieces."""
     left = _MAX_PIECES
     for place in sorted(group.queues):
         queue = group.queues[place]
@@ -103,7 +103,7 @@ class GroupCoordinator(Service):
     starts_in_thread = True
 
     def on_start(self, snapshot: bytes | None) -> None:
-        """Begin with no groups, or with those of ``snapshot``."""
+        """Begin without groups, or with those of ``snapshot``."""
         self._machine = GroupMachine()
         if snapshot is not None:
             self._machine.restore(snapshot)
@@ -120,20 +120,20 @@ class GroupCoordinator(Service):
             self.cancel_timer(SILENCE)
 
     def on_timer(self, name: str) -> None:
-        """Nobody has said anything for a second. ``on_record`` of what is offered sets the timer again."""
+        """Offer a record if there was none for a second. Its ``on_record`` sets the timer again."""
         self.offer(b"")
 
     def on_query(self, query: bytes) -> bytes:
-        """What a ``GroupQuery`` asks, as a ``GroupQueryAnswer``."""
+        """Answer a ``GroupQuery`` with a ``GroupQueryAnswer``."""
         return answered(self._machine, query)
 
     @property
     def groups(self) -> dict[str, GroupRecord]:
-        """By name; for looking at."""
+        """Groups by name, read only."""
         return self._machine.groups
 
     def figures(self) -> dict[str, int]:
-        """For status: how many there are, and what they take in memory, about."""
+        """Return the number of groups and their approximate memory use, for the status."""
         found = self._machine.groups.values()
         queues = [queue for group in found for queue in group.queues.values()]
         numbers = (
@@ -147,7 +147,7 @@ class GroupCoordinator(Service):
 
     @classmethod
     def check_snapshot(cls, state: bytes) -> None:
-        """Raise CorruptionError unless the groups can be restored from ``state``, all of them as they were."""
+        """Raise CorruptionError unless ``state`` restores exactly the current groups."""
         again = GroupMachine()
         again.restore(state)
         if again.snapshot() != state:
@@ -157,5 +157,5 @@ class GroupCoordinator(Service):
             )
 
     def take_snapshot(self) -> bytes | Callable[[], bytes]:
-        """All groups; their bytes are made in another thread."""
+        """Return a function that encodes all groups in another thread."""
         return self._machine.frozen()

@@ -1,4 +1,4 @@
-"""One consumer group: its members, who reads which partition, and how far each has come. Pure; time is the coordinator's clock.
+"""One consumer group: its members, assignments and positions. Pure. The time is the coordinator's clock.
 
 Goal: a partition has one reader [G1], who alone may commit [G2]; what does not move never stops. Constraint: members hear of a
 change when they next ask, and may be slow, paused or dead.
@@ -39,9 +39,11 @@ PARTITION_BYTES = 60
 
 @dataclass(slots=True)
 class GroupMember:
-    """``heard_ns``: when, by the coordinator's clock. ``joined``: its number among all that ever joined. ``number``: of its
-    newest command; what comes later with a lower one is old. ``held``: (stream, partition) ->
-    generation of its grant."""
+    """One member.
+
+    ``heard_ns``: last command, by the coordinator's clock. ``joined``: sequence of its join. ``number``: of its newest command.
+    ``held``: (stream, partition) -> generation of its grant.
+    """
 
     name: str
     instance: str
@@ -55,12 +57,12 @@ class GroupMember:
     held: dict[Place, int] = field(default_factory=dict)
 
     def is_news(self, number: int) -> bool:
-        """Whether a command of this number tells something: copies of earlier ones may come at any time."""
+        """Return whether a command with this number is new. Copies of earlier ones may arrive at any time."""
         return number == 0 or number > self.number
 
     @property
     def end_ns(self) -> int:
-        """When the coordinator gives its partitions to others, if nothing is heard until then."""
+        """Time at which the coordinator reassigns its partitions without another heartbeat."""
         return self.heard_ns + self.session_ns + limits.FENCE_MS * NS_PER_MS
 
 
@@ -93,13 +95,13 @@ class ConsumerGroup:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in the state, about."""
+        """Approximate size in the state, in bytes."""
         places = max(len(self.targets), len(self.positions))
         return MEMBER_BYTES * len(self.members) + STREAM_BYTES * len(self.streams) + PARTITION_BYTES * places
 
     # ---- members ---------------------------------------------------------------------------------------------------------
     def join(self, join: pb.JoinGroup, number: int, now_ns: int) -> None:
-        """A member joins, or says again that it does. There is room for it. ``number``: of the command, 0: it has none."""
+        """A member joins or repeats its join. There is room. ``number``: of the command, 0 without one."""
         member = self.members.get(join.member)
         is_new = member is None
         if member is None:
@@ -118,7 +120,7 @@ class ConsumerGroup:
         self._reads(member, join.streams, is_new=is_new)
 
     def beat(self, beat: pb.BeatGroup, number: int, now_ns: int) -> pb.GroupCode:
-        """A member is heard. GROUP_OK, or why it is none. ``number``: of the command, 0: it has none."""
+        """Process a heartbeat. Return GROUP_OK or why it is rejected. ``number``: of the command, 0 without one."""
         member = self.members.get(beat.member)
         if member is None:
             fenced = beat.instance and self._by_instance(beat.instance) is not None
@@ -143,14 +145,14 @@ class ConsumerGroup:
         return pb.GROUP_OK
 
     def leave(self, name: str) -> bool:
-        """A member has stopped; False: there is none of that name."""
+        """Remove a member that has stopped. Return False if it is unknown."""
         if name not in self.members:
             return False
         self._remove([name])
         return True
 
     def expire(self, now_ns: int) -> bool:
-        """Remove members whose session and fence have ended; whether there were any."""
+        """Remove members whose session and fence have ended. Return whether there were any."""
         if now_ns < self.next_end_ns:
             return False
         ended = [member.name for member in self.members.values() if member.end_ns <= now_ns]
@@ -195,7 +197,7 @@ class ConsumerGroup:
 
     # ---- what is read ----------------------------------------------------------------------------------------------------
     def _reads(self, member: GroupMember, streams: Iterable[pb.KnownStream], *, is_new: bool = False) -> None:
-        """From here on ``member`` reads ``streams``; what it knows of them may be new, or old."""
+        """Set the streams that ``member`` reads. Its knowledge of them may be old or new."""
         names = tuple(sorted(stream.name for stream in streams))
         before = (member.streams, self._known(names))
         member.streams = names
@@ -212,7 +214,7 @@ class ConsumerGroup:
         return [(known.uid, known.partitions) if known else ("", 0) for known in found]
 
     def learn(self, name: str, uid: str, partitions: int = 0) -> bool:
-        """Somebody knows this incarnation of a stream; False: there is a later one. What was of an earlier one is forgotten."""
+        """Note an incarnation of a stream. Return False if a later one is known. State of an earlier one is dropped."""
         known = self.streams.get(name)
         if known is None:
             self.streams[name] = KnownIncarnation(uid, partitions, partitions)
@@ -250,7 +252,7 @@ class ConsumerGroup:
         self._grant()
 
     def _grant(self) -> None:
-        """Grant what nobody holds to whom it is to be, by one new generation."""
+        """Grant unowned partitions to their new owners with one new generation."""
         free = [place for place in self.targets if place not in self.owners]
         if not free:
             return
@@ -265,16 +267,16 @@ class ConsumerGroup:
 
     @property
     def settled(self) -> bool:
-        """Whether everybody has what it is to have, and nothing else."""
+        """Whether each member has exactly its assigned partitions."""
         return self.owners == self.targets
 
     def lacks(self, name: str) -> bool:
-        """Whether a member waits for others to give something up."""
+        """Return whether a member waits for partitions of others."""
         return any(target == name and self.owners.get(place) != name for place, target in self.targets.items())
 
     # ---- positions -------------------------------------------------------------------------------------------------------
     def commit(self, commit: pb.CommitPositions, answer: pb.GroupAnswer) -> None:
-        """Keep the positions that may be kept, and say in ``answer`` which not [G2]; one that is behind is passed over [G3]."""
+        """Store valid positions and list the rejected ones in ``answer`` [G2]. Lower positions are ignored [G3]."""
         member = self.members.get(commit.member)
         if commit.member and member is None:
             answer.code, answer.detail = pb.GROUP_UNKNOWN_MEMBER, "its session is over: nothing was committed"
@@ -319,7 +321,7 @@ class ConsumerGroup:
             del self.streams[name]
 
     def place(self, place: Place, position: int, leader_epoch: int) -> None:
-        """Set the committed position of a partition of a stream that is known."""
+        """Set the committed position of a partition of a known stream."""
         self.positions[place] = (position, leader_epoch)
         self.streams[place[0]].placed.add(place[1])
 
@@ -359,7 +361,7 @@ class ConsumerGroup:
         answer.heartbeatMs = beat_ms if answer.settled or not self.lacks(name) else min(beat_ms, limits.WAITING_HEARTBEAT_MS)
 
     def granted(self, name: str, places: Iterable[Place]) -> list[pb.GrantedPartitions]:
-        """``places`` that member ``name`` holds, by stream, in order."""
+        """Return the ``places`` of member ``name`` by stream, in order."""
         held = self.members[name].held
         parts: dict[str, pb.GrantedPartitions] = {}
         for place in sorted(places):
@@ -371,5 +373,5 @@ class ConsumerGroup:
         return list(parts.values())
 
     def all_positions(self) -> list[pb.GroupPosition]:
-        """Every committed position, in order."""
+        """Return all committed positions, in order."""
         return [self._position(place) for place in sorted(self.positions)]

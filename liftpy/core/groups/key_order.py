@@ -1,4 +1,4 @@
-"""Which records of a work queue have to wait for an earlier one of their key. Pure.
+"""Decides which records of a work queue wait for an earlier record with the same key. Pure.
 
 Goal: of the records of one key at most one is out, and they are done in order of offsets [Q7]; what has no key waits for nobody.
 Constraint: the coordinator sees no records: whoever takes says the keys, as digests of 8 bytes. Two keys of one digest wait for each
@@ -17,12 +17,12 @@ NO_KEY = 0
 
 
 def key_digest(key: bytes | None) -> int:
-    """What stands for ``key`` in commands and in the state; ``NO_KEY`` for a record without a key, or with an empty one."""
+    """Return the digest of ``key`` in commands and state. ``NO_KEY`` without a key or with an empty one."""
     return int.from_bytes(blake2b(key, digest_size=8).digest(), "little") or 1 if key else NO_KEY
 
 
 class KeyOrder:
-    """The lines of one queue. Offsets come in ascending order."""
+    """Waiting lines of one queue, one per key. Offsets arrive in ascending order."""
 
     def __init__(self) -> None:
         self._lines: dict[int, deque[int]] = {}
@@ -31,11 +31,11 @@ class KeyOrder:
 
     @property
     def held_count(self) -> int:
-        """Of them, those that wait for another."""
+        """Number of records that wait for another one."""
         return self.count - len(self._lines)
 
     def add(self, key: int, offset: int) -> bool:
-        """``offset`` is of ``key``; whether it is free."""
+        """Add the record at ``offset`` with ``key``. Return whether it can be delivered now."""
         line = self._lines.setdefault(key, deque())
         line.append(offset)
         self.count += 1

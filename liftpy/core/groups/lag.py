@@ -1,4 +1,4 @@
-"""How far groups are behind the partitions that they read, in records and in seconds. Pure; ``now_ns`` is monotonic and of one process.
+"""Lag of groups in records and seconds. Pure. ``now_ns`` is the monotonic clock of one process.
 
 Goal: what a scrape shows of groups costs no question to anybody. Constraint: a coordinator knows what is committed in its groups, but
 not where their partitions end, and a record's age stands in its log alone.
@@ -46,7 +46,7 @@ def read_by(group: GroupRecord) -> Iterator[tuple[PartitionKey, int]]:
 
 
 class PartitionEnds:
-    """Where one partition ended (HW + 1), and since when; and where its log starts."""
+    """Known end of one partition (HW + 1) with its time, and its log start."""
 
     __slots__ = ("_ends", "_since_ns", "_start")
 
@@ -56,7 +56,7 @@ class PartitionEnds:
         self._since_ns: list[int] = []
 
     def told(self, end: int, now_ns: int, start: int = 0) -> None:
-        """It ends there now, and its log begins at ``start``; one that is lower (an unclean election) begins anew."""
+        """Set the end and the start of the log. A lower end (unclean election) starts again."""
         self._start = start
         if self._ends and end < self._ends[-1]:
             self._ends.clear()
@@ -80,7 +80,7 @@ class PartitionEnds:
 
 
 class KnownEnds:
-    """Of all partitions that groups read."""
+    """Known ends of all partitions that groups read."""
 
     def __init__(self) -> None:
         self._of: dict[PartitionKey, PartitionEnds] = {}
@@ -91,11 +91,11 @@ class KnownEnds:
         return len(self._of)
 
     def get(self, key: PartitionKey) -> PartitionEnds | None:
-        """None: nobody has told."""
+        """Return the known ends, None if unknown."""
         return self._of.get(key)
 
     def told(self, key: PartitionKey, end: int, now_ns: int, start: int = 0) -> None:
-        """It ends at ``end`` (HW + 1) and begins at ``start``; of a partition beyond ``MOST_PARTITIONS`` nothing is kept."""
+        """Set the end (HW + 1) and the start of a partition. Partitions beyond ``MOST_PARTITIONS`` are ignored."""
         known = self._of.get(key)
         if known is None:
             if len(self._of) >= MOST_PARTITIONS:
@@ -104,18 +104,18 @@ class KnownEnds:
         known.told(end, now_ns, start)
 
     def forget(self, key: PartitionKey) -> None:
-        """It is gone, or nobody knows any more where it ends."""
+        """Forget a partition that was deleted or whose end is unknown."""
         self._of.pop(key, None)
 
     def keep(self, read: Collection[PartitionKey]) -> None:
-        """Nobody reads any other."""
+        """Forget all partitions that no group reads."""
         for key in [key for key in self._of if key not in read]:
             del self._of[key]
         for key in [key for key in self._asked if key not in read]:
             del self._asked[key]
 
     def to_ask(self, keys: Iterable[PartitionKey], count: int) -> list[PartitionKey]:
-        """Of ``keys`` the ``count`` whose turn it is, whether the last question was answered or not."""
+        """Return the next ``count`` of ``keys`` to ask for, whether earlier questions were answered or not."""
         chosen = sorted(keys, key=lambda key: (self._asked.get(key, 0), key))[:count]
         self._questions += 1
         self._asked.update(dict.fromkeys(chosen, self._questions))
@@ -124,15 +124,17 @@ class KnownEnds:
 
 @dataclass(slots=True)
 class GroupLag:
-    """``records``: of all its partitions. ``seconds``: of the partition that is furthest behind. ``unknown``: partitions of which it
-    has a position, and nobody knows where they end."""
+    """Lag of a group.
+
+    ``records``: sum over its partitions. ``seconds``: of its slowest partition. ``unknown``: partitions whose end is unknown.
+    """
 
     records: int = 0
     seconds: float = 0.0
     unknown: int = 0
 
     def add(self, ends: PartitionEnds | None, position: int, now_ns: int) -> None:
-        """It has ``position`` before it there."""
+        """Add a partition with the committed ``position``."""
         if ends is None:
             self.unknown += 1
             return
@@ -142,14 +144,14 @@ class GroupLag:
 
 
 class GroupLabels:
-    """Which groups are shown under their own names: as they come first, ``most`` at a time; one that is gone makes room."""
+    """Groups that are shown under their own names: the first ``most``. A deleted group makes room for another."""
 
     def __init__(self, most: int = MOST_GROUPS) -> None:
         self._most = most
         self._given: set[str] = set()
 
     def shown(self, lags: dict[str, GroupLag]) -> dict[str, GroupLag]:
-        """All of ``lags``, by label; the rest as one."""
+        """Return the lags by label. Further groups are combined."""
         self._given &= lags.keys()
         for name in sorted(lags.keys() - self._given)[: self._most - len(self._given)]:
             self._given.add(name)

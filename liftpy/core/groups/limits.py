@@ -1,4 +1,4 @@
-"""What bounds groups and queues: each command, each group, and the coordinator's whole state. Pure. Times in ns or ms, as named."""
+"""Limits of groups and queues: commands, groups, and the state of the coordinator. Pure. Times are ns or ms, as named."""
 
 from __future__ import annotations
 
@@ -69,5 +69,5 @@ MAX_MAX_PENDING = 100_000
 
 
 def heartbeat_ms(session_ms: int) -> int:
-    """How often a member is to be heard: at least six times in a session, and once in ``MAX_CLOCK_STEP_MS``."""
+    """Return the heartbeat interval of a member: at most a sixth of the session and ``MAX_CLOCK_STEP_MS``."""
     return min(MAX_HEARTBEAT_MS, session_ms // 6)

@@ -1,4 +1,4 @@
-"""All groups of one coordinator: commands in, answers out, one after the other. Pure: the time is in the records.
+"""All groups of one coordinator: applies commands in order and returns answers. Pure. The time is in the records.
 
 What it answers and what its state is follow from the commands and their stamps alone, so every node that runs it has the same.
 
@@ -49,7 +49,7 @@ _GROUP_BYTES = 100
 
 @dataclass(slots=True)
 class GroupRecord:
-    """One name: who reads streams under it, and its work queues."""
+    """One group name: its streams and positions, and its work queues."""
 
     readers: ConsumerGroup = field(default_factory=ConsumerGroup)
     queues: dict[Place, WorkQueue] = field(default_factory=dict)
@@ -58,11 +58,11 @@ class GroupRecord:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in the state, about."""
+        """Approximate size in the state, in bytes."""
         return _GROUP_BYTES + self.readers.size_bytes + sum(queue.size_bytes for queue in self.queues.values())
 
     def expire(self, now_ns: int) -> None:
-        """End the sessions and leases whose time is over."""
+        """End expired sessions and leases."""
         self.readers.expire(now_ns)
         for queue in self.queues.values():
             queue.expire(now_ns)
@@ -83,16 +83,16 @@ class GroupRecord:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something in it ends with time."""
+        """Whether something in it expires with time."""
         return bool(self.readers.members) or any(queue.out_count for queue in self.queues.values())
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to keep."""
+        """Whether there is nothing to store."""
         return not (self.readers.members or self.readers.positions or self.queues or self.cursor)
 
     def new_holder(self) -> None:
-        """Whoever holds the cursor does not hold it any more."""
+        """End the ownership of the cursor's current holder."""
         self.readers.generation += 1
         self.cursor = self.readers.generation
 
@@ -113,12 +113,12 @@ class GroupMachine:
 
     @property
     def size_bytes(self) -> int:
-        """What the state takes, about."""
+        """Approximate size of the state, in bytes."""
         return self._size_bytes
 
     @property
     def waits(self) -> bool:
-        """Whether something ends with time: then the log has to go on, be it with empty records."""
+        """Whether something expires with time. Then the log needs records, even empty ones."""
         return bool(self._busy)
 
     def pass_time(self, stamp_ns: int, leader_epoch: int) -> None:
@@ -245,7 +245,7 @@ class GroupMachine:
             _full(answer, f"{limits.MAX_QUEUE_RANGES} ranges of one queue: settle what is out before more is given")
 
     def _queue(self, group: GroupRecord, take: pb.TakeRecords, answer: pb.GroupAnswer) -> WorkQueue | None:
-        """The queue that a take is of, made where it is new; None: ``answer`` says why not."""
+        """Return the queue of a take, created if needed. None: ``answer`` says why it is not possible."""
         place = (take.stream, take.partition)
         queue = group.queues.get(place)
         if queue is not None and queue.uid == take.uid:
@@ -285,11 +285,11 @@ class GroupMachine:
 
     # ---- snapshots ---------------------------------------------------------------------------------------------------------
     def snapshot(self) -> bytes:
-        """The whole state; the same bytes for the same state."""
+        """Return the complete state. Equal states give equal bytes."""
         return self.frozen()()
 
     def frozen(self) -> Callable[[], bytes]:
-        """Return what makes the bytes of ``snapshot`` as of now, in any thread: later commands do not change them."""
+        """Return a function that encodes the current state in any thread. Later commands do not change it."""
         head = pb.CoordinatorState(
             version=STATE_VERSION,
             clockNs=self.clock.now_ns,
@@ -301,7 +301,7 @@ class GroupMachine:
         groups = {name: group.frozen() for name, group in self.groups.items()}
 
         def made() -> bytes:
-            """Group by group: another thread waits for no longer than one of them takes."""
+            """Encode group by group, so that another thread never waits long."""
             parts = [
                 pb.CoordinatorState(groups=[_group_state(name, groups[name])]).SerializeToString(deterministic=True)
                 for name in sorted(groups)
@@ -313,7 +313,7 @@ class GroupMachine:
         return made
 
     def restore(self, data: bytes) -> None:
-        """Become what ``snapshot`` gave. Raises CorruptionError for bytes of another version."""
+        """Load the result of ``snapshot``. Raise CorruptionError for another version."""
         state = pb.CoordinatorState.FromString(data)
         if state.version != STATE_VERSION:
             raise CorruptionError(
@@ -337,7 +337,7 @@ def _full(answer: pb.GroupAnswer, what: str) -> None:
 
 
 def _another_kind(group: GroupRecord, command: pb.GroupCommand) -> str:
-    """Why a command is not for what has the name; empty: it is."""
+    """Return why a command does not match the kind of its name, '' if it does."""
     if group.cursor and (command.HasField("join") or command.HasField("take")):
         return "the name is that of a cursor: use another, or delete it"
     if command.HasField("open") and not group.cursor and not group.is_empty:

@@ -1,4 +1,4 @@
-"""GroupMember's own side: what one member owns, what it gives back, what it says next, and until when it may go on. Pure.
+"""Member side of a consumer group: what one member owns, releases and sends, and until when it may deliver. Pure.
 
 Goal: of a partition's records each goes to one live member, though the coordinator hears of this one only now and then. Constraint:
 an answer may be lost or late; the process may have been stopped for any time between two instructions.
@@ -62,7 +62,7 @@ class PartitionAsked:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLost:
-    """Stop reading ``key`` at once: it may be another's already, and a commit of it is refused."""
+    """Stop reading ``key`` at once: another member may own it, and commits are rejected."""
 
     key: PartitionKey
     generation: int
@@ -70,7 +70,7 @@ class PartitionLost:
 
 @dataclass(frozen=True, slots=True)
 class MemberRefused:
-    """The coordinator does not take this member: it is tried again, but for a fenced one. ``detail`` says why."""
+    """The coordinator rejected this member. It retries, unless it is fenced. ``detail`` says why."""
 
     detail: str
     for_good: bool
@@ -80,7 +80,7 @@ MemberEvent = PartitionGained | PartitionAsked | PartitionLost | MemberRefused
 
 
 class MemberMachine:
-    """One member. ``new_id``: a random name for each life of a session. All times are ns of one monotonic clock."""
+    """One member. ``new_id``: a random name for each session. All times are ns of one monotonic clock."""
 
     def __init__(
         self,
@@ -120,20 +120,23 @@ class MemberMachine:
     # ---- what is owned ---------------------------------------------------------------------------------------------------
     @property
     def owned(self) -> dict[PartitionKey, int]:
-        """Partition -> generation, those included that are being given up."""
+        """Owned partitions with their generations, including those to be released."""
         return dict(self._owned)
 
     def may_deliver(self, key: PartitionKey, now_ns: int) -> bool:
-        """Whether records of ``key`` may be handed on now."""
+        """Return whether records of ``key`` may be delivered now."""
         return key in self._owned and now_ns < self._until_ns
 
     @property
     def until_ns(self) -> int:
-        """From when on nothing may be delivered, unless a heartbeat is answered before."""
+        """Time after which nothing may be delivered without an answered heartbeat."""
         return self._until_ns
 
     def given_up(self, key: PartitionKey) -> None:
-        """The caller has finished with ``key`` and committed; the next heartbeat, which is due now, says so."""
+        """Note that the application is finished with ``key`` and has committed.
+
+        The next heartbeat is due now and reports it.
+        """
         if key in self._owned:
             self._dropped[key] = (self._owned.pop(key), self._number)
             self._asked.discard(key)
@@ -151,11 +154,11 @@ class MemberMachine:
     # ---- what is sent ----------------------------------------------------------------------------------------------------
     @property
     def wake_ns(self) -> int:
-        """When ``command`` has something; no earlier, unless something is called."""
+        """Time of the next command, unless another call comes first."""
         return self._due_ns
 
     def command(self, now_ns: int) -> pb.GroupCommand | None:
-        """The join or heartbeat that is to be sent now, or None. One whose answer does not come is sent anew."""
+        """Return the join or heartbeat to send now, or None. Unanswered ones are repeated."""
         if self.stage in (MemberStage.FENCED, MemberStage.LEFT) or now_ns < self._due_ns:
             return None
         self._number += 1
@@ -185,7 +188,7 @@ class MemberMachine:
         return pb.GroupCommand(group=self.group, number=self._number, beat=beat)
 
     def commit(self, positions: dict[PartitionKey, tuple[int, int]]) -> pb.GroupCommand | None:
-        """A commit of (position, LeaderEpoch) of what is owned; None where nothing of it is. At most ``MAX_POSITIONS``.
+        """Return a commit of (position, LeaderEpoch) of owned partitions, None without any. At most ``MAX_POSITIONS``.
 
         An answer says what of it was refused: that is another's."""
         mine = [
@@ -201,8 +204,10 @@ class MemberMachine:
         return pb.GroupCommand(group=self.group, commit=pb.CommitPositions(member=self.member, positions=mine))
 
     def leave(self) -> pb.GroupCommand | None:
-        """The caller has stopped with everything: what tells the others, None where they don't know of this member. A static member
-        sends it only when it does not come back soon."""
+        """Return the command that announces the end of this member, None if the group does not know it.
+
+        A static member sends it only if it will not return soon.
+        """
         told = self.stage is MemberStage.MEMBER or (self.stage is MemberStage.JOINING and bool(self._sent_ns))
         self.stage = MemberStage.LEFT
         self._owned.clear()
@@ -218,7 +223,7 @@ class MemberMachine:
 
     # ---- what comes back -------------------------------------------------------------------------------------------------
     def on_answer(self, answer: pb.GroupAnswer, now_ns: int) -> list[MemberEvent]:
-        """Take in the answer to a join or a heartbeat. Second ones, and answers to earlier ones than the last, mean nothing."""
+        """Process the answer to a join or a heartbeat. Repeated and older answers are ignored."""
         sent_ns = self._sent_ns.get(answer.number)
         if sent_ns is None or self.stage in (MemberStage.FENCED, MemberStage.LEFT):
             return []

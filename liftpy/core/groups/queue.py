@@ -1,5 +1,6 @@
-"""One partition as a work queue: which records are done, which are out with whom, which come again. Pure; by ranges, never by
-record.
+"""One partition as a work queue: which records are done, leased or to be redelivered.
+
+It works on ranges, never on single records. Pure.
 
 Goal: several members work on one partition, record by record in any order; nothing is given twice once it is acknowledged [Q1],
 nothing is forgotten [Q2, Q6], and no record is out twice at a time [Q3]. Constraint: members are slow or die, and the state has
@@ -48,7 +49,7 @@ _SPARSE = 16
 
 
 class PieceKind(IntEnum):
-    """What became of the records of a piece."""
+    """State of the records of a piece."""
 
     DONE = 1
     OUT = 2
@@ -74,7 +75,7 @@ class QueuePiece:
     key: int = NO_KEY
 
     def continues(self, other: QueuePiece) -> bool:
-        """Whether this one and the ``other`` behind it are one."""
+        """Return whether the ``other`` piece behind it has the same state."""
         if self.end != other.start or self.kind is not other.kind or self.lease != other.lease or self.due_ns != other.due_ns:
             return False
         if self.key or other.key:
@@ -83,7 +84,7 @@ class QueuePiece:
         return alike and self.dead == other.dead and self.reason == other.reason
 
     def between(self, start: int, end: int) -> QueuePiece:
-        """A part of it; what ``replace`` makes, in a fifth of the time."""
+        """Return a part of it. It is five times as fast as ``replace``."""
         return QueuePiece(
             start, end, self.kind, self.deliveries, self.lease, self.due_ns, self.member, self.reason, self.dead, self.key
         )
@@ -120,7 +121,7 @@ class WorkQueue:
 
     @property
     def frontier(self) -> int:
-        """Nothing at or above it was ever given."""
+        """Offset from which on no record was ever delivered."""
         return self._pieces[-1].end if self._pieces else self.prefix
 
     @property
@@ -130,17 +131,17 @@ class WorkQueue:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in the state, about."""
+        """Approximate size in the state, in bytes."""
         return PIECE_BYTES * (2 + len(self._pieces)) + KEY_BYTES * self._order.count
 
     @property
     def pieces(self) -> tuple[QueuePiece, ...]:
-        """In order, from the prefix to the frontier."""
+        """Pieces in order, from the prefix to the frontier."""
         return tuple(self._pieces)
 
     # ---- time ------------------------------------------------------------------------------------------------------------
     def expire(self, now_ns: int) -> None:
-        """End the leases whose wait is over: what they hold comes again [Q2]. One pass over the pieces, however many are over."""
+        """End expired leases: their records are redelivered [Q2]. It takes one pass over the pieces."""
         for _ in range(_FEW_EXPIRED):
             if not self._ends or self._ends[0][0] > now_ns:
                 return
@@ -157,7 +158,7 @@ class WorkQueue:
         self._change(over)
 
     def forget_below(self, log_start: int) -> None:
-        """The log does not have what is below ``log_start`` any more."""
+        """Drop records below ``log_start``, which the log has deleted."""
         if log_start <= self.prefix:
             return
         if log_start < self.frontier:
@@ -172,7 +173,7 @@ class WorkQueue:
         self._advance()
 
     def next_ready_ns(self) -> int | None:
-        """When something is BACK that is not now, at the earliest; None: never. Call ``expire`` first."""
+        """Return the earliest time at which a record becomes BACK, None for never. Call ``expire`` first."""
         for heap, kind in ((self._ready, PieceKind.BACK), (self._ends, PieceKind.OUT)):
             while heap and self._at(heap[0], kind) is None:
                 heapq.heappop(heap)
@@ -187,12 +188,12 @@ class WorkQueue:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing new is given because of what the state holds."""
+        """Whether the state is too large for new deliveries."""
         return len(self._pieces) >= limits.MAX_QUEUE_RANGES
 
     def take(self, take: pb.TakeRecords, now_ns: int, *, may_grow: bool = True) -> list[pb.GrantedRange]:
-        """Give a member up to ``maxRecords``: what comes again first, then new records below ``logEnd``. In order of offsets. Of an
-        ordered queue only new records are given whose keys the member tells.
+        """Lease up to ``maxRecords`` to a member, in order of offsets: redelivered records first, then new ones below
+        ``logEnd``.
 
         Both bounds on what is out are kept [Q5]. ``may_grow``: whether new records may be given; returned ones always may.
         """
@@ -230,7 +231,7 @@ class WorkQueue:
         ]
 
     def _taken_in_order(self, take: pb.TakeRecords, room: int, ranges: int, now_ns: int) -> list[QueuePiece]:
-        """New records, as far as their keys are told: those that are free are leased, the others held."""
+        """Take new records whose keys are known: free ones are leased, the others wait."""
         given: list[QueuePiece] = []
         at, end = self.frontier, min(take.logEnd, take.keysFrom + len(take.keys))
         while take.keysFrom <= at < end and room > 0 and len(given) < ranges and not self._holds_enough():
@@ -252,7 +253,7 @@ class WorkQueue:
     def settle(
         self, settlement: pb.Settlement, member: str, now_ns: int, most_lost: int = limits.MAX_LOST_RANGES
     ) -> list[tuple[int, int]]:
-        """Do what a member says of its records. Takes one pass over the pieces and the ranges, however wide these are.
+        """Apply the settlement of a member. It takes one pass over pieces and ranges.
 
         Returns the parts of its ranges that are not its own any more, which stay as they are; an acknowledgement of what is done
         already is none of them. At most about ``most_lost`` of them: whoever settles far more than it has is told no more.
@@ -283,7 +284,7 @@ class WorkQueue:
     def _settled_parts(
         self, settlement: pb.Settlement, own: list[int], start: int, end: int, now_ns: int
     ) -> Iterator[tuple[int, QueuePiece]]:
-        """What becomes of the pieces ``own`` between ``start`` and ``end``, each with its index; nothing of what stays as it is."""
+        """Yield the new pieces for ``own`` between ``start`` and ``end``, with their index. Unchanged ones are left out."""
         due_ns = now_ns + self.wait_ns if settlement.kind == pb.SETTLE_EXTEND else None
         for index in own:
             piece = self._pieces[index]
@@ -304,7 +305,10 @@ class WorkQueue:
     def _not_own(
         self, first: int, behind: int, own: list[int], kind: int, start: int, end: int, most: int
     ) -> list[tuple[int, int]]:
-        """The other pieces there, cut to ``start`` and ``end``, at most ``most``. For an acknowledgement, without what is done."""
+        """Return at most ``most`` pieces between ``start`` and ``end`` that belong to others.
+
+        For an acknowledgment without completed ones.
+        """
         mine, found = set(own), list[tuple[int, int]]()
         for index in range(first, behind):
             if len(found) >= most:
@@ -338,7 +342,7 @@ class WorkQueue:
         return reason if len(self._pieces) < _MANY_PIECES else reason[:_SHORT_REASON]
 
     def _returned(self, piece: QueuePiece, due_ns: int, deliveries: int) -> QueuePiece:
-        """``piece`` BACK, and dead where it was given often enough."""
+        """Return ``piece`` as BACK, or as dead after too many deliveries."""
         dead, reason = piece.dead, piece.reason
         if not dead and deliveries >= self.max_deliveries:
             dead, reason = True, self._short(f"delivered {deliveries} times")
@@ -364,7 +368,7 @@ class WorkQueue:
         return piece if piece is not None and (piece.start, piece.kind, piece.due_ns) == (start, kind, due_ns) else None
 
     def _cut(self, offset: int) -> None:
-        """Have a piece begin at ``offset``, which is in the midst of one."""
+        """Split the piece that contains ``offset`` there."""
         index = self._index(offset)
         piece = self._pieces[index]
         if piece.start == offset:
@@ -374,7 +378,7 @@ class WorkQueue:
         self._remember(self._pieces[index + 1])
 
     def _put(self, piece: QueuePiece) -> None:
-        """Put ``piece`` where one of the same bounds is, or behind all; join it with its neighbours where they are alike."""
+        """Insert ``piece`` in place of one with the same bounds, or at the end. Merge it with equal neighbors."""
         index = self._index(piece.start)
         if index >= 0 and self._starts[index] == piece.start:
             former = self._pieces[index]
@@ -445,7 +449,7 @@ class WorkQueue:
             self._free_next(former)
 
     def _rest(self, index: int, start: int, fresh: list[QueuePiece]) -> QueuePiece:
-        """The end of a piece, which is one of its own from here on."""
+        """Return the end of a piece as a piece of its own."""
         piece = self._pieces[index]
         if piece.start == start:
             return piece
@@ -467,7 +471,7 @@ class WorkQueue:
             heap[:] = self._entries(kind)
 
     def _count(self, piece: QueuePiece, records: int) -> None:
-        """So many records more, or fewer, are as those of ``piece``."""
+        """Change the count of records in the state of ``piece``."""
         self._records[piece.kind] += records
         if piece.kind is PieceKind.OUT:
             count = self._out.get(piece.member, 0) + records
@@ -479,7 +483,7 @@ class WorkQueue:
             self._dead_back += records
 
     def _advance(self) -> None:
-        """What is done at the beginning belongs to the prefix."""
+        """Move completed records at the beginning into the prefix."""
         if self._pieces and self._pieces[0].kind is PieceKind.DONE:
             first = self._pieces[0]
             self._count(first, first.start - first.end)
@@ -488,7 +492,7 @@ class WorkQueue:
 
     # ---- snapshots and questions -----------------------------------------------------------------------------------------
     def state(self, stream: str, partition: int) -> pb.QueueState:
-        """All of it, for a snapshot."""
+        """Return the complete state for a snapshot."""
         return pb.QueueState(
             stream=stream,
             uid=self.uid,
@@ -510,7 +514,7 @@ class WorkQueue:
 
     @classmethod
     def from_state(cls, state: pb.QueueState) -> WorkQueue:
-        """What ``state`` gave."""
+        """Load the result of ``state``."""
         queue = cls(state.uid, state.prefix, ordered=state.ordered)
         queue.leases, queue.max_deliveries, queue.wait_ns = state.leases, state.maxDeliveries, state.waitNs
         if state.HasField("firstPartitions"):
@@ -532,7 +536,7 @@ class WorkQueue:
         self._ready = self._entries(PieceKind.BACK)
 
     def _entries(self, kind: PieceKind) -> list[tuple[int, int]]:
-        """Of a heap."""
+        """Return the entries of a heap."""
         return sorted((p.due_ns, p.start) for p in self._pieces if p.kind is kind and not self._order.holds(p.key, p.start))
 
     def frozen(self) -> WorkQueue:
@@ -544,7 +548,7 @@ class WorkQueue:
         return copied
 
     def view(self, stream: str, partition: int, *, with_holders: bool = True) -> pb.QueueView:
-        """In figures, for operators. ``with_holders``: who has what is out, which takes a look at all pieces."""
+        """Return the figures for operators. ``with_holders``: also who has the leased records, which inspects all pieces."""
         held = self._order.held_count
         holders: dict[str, pb.QueueHolder] = {}
         if with_holders:

@@ -41,7 +41,7 @@ class Rows:
 
     @property
     def record_count(self) -> int:
-        """How many records."""
+        """Number of records."""
         return self.end_index - self.first_index
 
 
@@ -52,8 +52,9 @@ def to_arrow(
     from_offset: int | None = None,
     end_offset: int | None = None,
 ) -> pa.RecordBatch:
-    """One Arrow RecordBatch of all records with ``from_offset`` <= offset < ``end_offset``, without those of control batches;
-    ``columns`` as in ``SCHEMA``.
+    """Return one Arrow RecordBatch of the records with ``from_offset`` <= offset < ``end_offset``, without control batches.
+
+    ``columns``: as in ``SCHEMA``.
 
     Raises CorruptionError for a batch whose columns don't fit its header, ValueError for 2 GiB or more in one column.
     """
@@ -63,13 +64,13 @@ def to_arrow(
 
 
 def rows_to_arrow(group: Sequence[Rows], columns: Sequence[str] = tuple(SCHEMA.names)) -> pa.RecordBatch:
-    """One Arrow RecordBatch of all of them; errors as of ``to_arrow``."""
+    """Return one Arrow RecordBatch of all rows. Raises as ``to_arrow``."""
     schema = pa.schema([SCHEMA.field(name) for name in columns])
     return pa.RecordBatch.from_arrays([ARRAYS[name](group) for name in columns], schema=schema)
 
 
 def _rows(batch: RecordBatch, from_offset: int | None, end_offset: int | None) -> Rows:
-    """The records of ``batch`` within the bounds; only a batch that a bound cuts has its offsets looked at."""
+    """Return the records of ``batch`` within the limits. Offsets are decoded only if a limit lies inside the batch."""
     first, end = 0, batch.record_count
     if from_offset is not None and batch.base_offset < from_offset:
         first = int(np.searchsorted(batch.offsets(), from_offset))
@@ -92,7 +93,7 @@ def _of_records(group: Sequence[Rows], column: Callable[[RecordBatch], BytesColu
 
 
 def _bytes_array(parts: Sequence[_Part], kind: pa.DataType) -> pa.Array:
-    """One Arrow array of ``kind`` (binary or string) of all the parts' entries."""
+    """Return one Arrow array of ``kind`` (binary or string) with the entries of all parts."""
     count = sum(part.end - part.first for part in parts)
     offsets = np.zeros(count + 1, dtype=np.int32)
     data: list[memoryview] = []
@@ -135,7 +136,7 @@ def _one_buffer(pieces: Sequence[memoryview]) -> pa.Buffer:
 
 
 def _validity(parts: Sequence[_Part]) -> pa.Buffer | None:
-    """Arrow's bitmap of the parts' entries, None where there is no null."""
+    """Return the Arrow validity bitmap of all parts, None without nulls."""
     if all(part.column is not None and part.column.validity is None for part in parts):
         return None
     valid = [
@@ -180,7 +181,7 @@ def _values(group: Sequence[Rows]) -> pa.Array:
 
 
 def _headers(group: Sequence[Rows]) -> pa.Array:
-    """Lists of (name, value), in their order, names repeating as they came; null where a record has none."""
+    """Return the headers as lists of (name, value) in order, with repeated names. Null if a record has none."""
     if all(rows.batch.columns.headers is None for rows in group):
         return pa.nulls(sum(rows.record_count for rows in group), HEADERS)
     names: list[_Part] = []

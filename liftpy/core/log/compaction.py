@@ -45,7 +45,10 @@ MAX_KEYS = 4_000_000
 
 @dataclass(slots=True, kw_only=True)
 class Superseded:
-    """Finds replaced records: ``learn`` all batches in order, then ask for ``kept`` of the same batches in the same order."""
+    """Finds superseded records.
+
+    First pass all batches to ``learn`` in order, then call ``kept`` for the same batches in the same order.
+    """
 
     config: StreamConfig
     now_wall_ns: int
@@ -82,7 +85,7 @@ class Superseded:
         return max(len(self._latest), len(self._counts)) >= MAX_KEYS
 
     def learn(self, batch: RecordBatch) -> None:
-        """Of the first pass."""
+        """Add a batch in the first pass."""
         if batch.header.control or not batch.record_count:
             return
         columns = batch.columns
@@ -144,7 +147,7 @@ class Superseded:
         return ~values.valid() & keys.valid() & old
 
     def _by_subject(self, subjects: DictionaryColumn) -> Mask:
-        """Of each subject the newest ``max_per_subject``."""
+        """Return a mask of the newest ``max_per_subject`` records of each subject."""
         names, counts = _counted(subjects)
         before = np.fromiter((self._seen.get(name, 0) for name in names), dtype=np.int64, count=len(names))
         first = np.fromiter((self._counts.get(name, 0) for name in names), dtype=np.int64, count=len(names))
@@ -160,14 +163,15 @@ class Superseded:
         return keep
 
     def _may_have_ids(self, batch: RecordBatch) -> Mask | None:
-        """Which may have a message id that is still in the dedup window; None: none does."""
+        """Return a mask of records whose message id may still be in the dedup window, None if there are none."""
         headers = batch.columns.headers
         if headers is None or batch.header.timestamp_ns <= self.ids_from_ns:
             return None
         return np.diff(headers.ends.astype(np.int64), prepend=0) > 0
 
     def _hold(self, batch: RecordBatch, held: Mask) -> None:
-        """Records of ``batch`` stay for their message ids alone: note what may not go before them, and until when they stay."""
+        """Keep records of ``batch`` because of their message ids: note the records that must not be removed before them, and
+        the time until which they stay."""
         places = np.flatnonzero(held).tolist()
         if not places:
             return
@@ -182,14 +186,14 @@ class Superseded:
         self._hold_purges(batch, held, batch.header.timestamp_ns + window_ns)
 
     def _hold_purges(self, batch: RecordBatch, held: Mask, until_ns: int) -> None:
-        """Purges that want any of the ``held`` records are not done before ``until_ns``."""
+        """Delay purges that match any of the ``held`` records until ``until_ns``."""
         for purge, wanted in self._filters:
             if bool((wanted.mask(batch) & (batch.offsets() < purge.end_offset) & held).any()):
                 self.held_until_ns[purge.number] = max(self.held_until_ns.get(purge.number, 0), until_ns)
 
     def _superseders_of_held(self, batch: RecordBatch, newest: Mask | None, purged: Mask) -> Mask:
-        """Which records supersede one that stays for its message id alone: the newest of its key, and what a purge takes of its key or
-        subject."""
+        """Return a mask of records that supersede a record kept for its message id: the newest of its key, and those that a
+        purge matches by key or subject."""
         stays = np.zeros(batch.record_count, dtype=np.bool_)
         if self._held_keys and batch.columns.keys is not None:
             held = np.fromiter((key in self._held_keys for key in batch.columns.keys.to_list()), np.bool_, batch.record_count)
@@ -201,7 +205,7 @@ class Superseded:
         return stays
 
     def _purged(self, batch: RecordBatch) -> Mask:
-        """Which records a purge gives up."""
+        """Return a mask of the records that a purge deletes."""
         gone = np.zeros(batch.record_count, dtype=np.bool_)
         for purge, wanted in self._filters:
             if batch.base_offset < purge.end_offset:
@@ -210,7 +214,7 @@ class Superseded:
 
 
 def _counted(subjects: DictionaryColumn) -> tuple[list[bytes], list[int]]:
-    """Its entries, and how many records each has."""
+    """Return the subjects and how many records each has."""
     names = [name or b"" for name in subjects.entries.to_list()]
     return names, np.bincount(subjects.index, minlength=len(names)).tolist()
 
@@ -230,7 +234,7 @@ class CompactedFile:
 
 @dataclass(slots=True, kw_only=True)
 class Compaction:
-    """One compaction run over ``inputs`` (sealed segments in ascending order, below the high watermark + 1)."""
+    """One run of compaction over ``inputs``: sealed segments in ascending order below the high watermark + 1."""
 
     storage: Storage
     config: StreamConfig
@@ -288,7 +292,7 @@ class Compaction:
                 self.outputs.append(output)
 
     def abandon(self) -> None:
-        """Remove what was written: there was nothing to drop, or the segments changed meanwhile."""
+        """Remove the output files: there was nothing to drop, or the segments changed during the run."""
         unfinished, self._writer = self._writer, None
         if unfinished is not None:
             self.storage.remove(unfinished.temporary)
@@ -301,8 +305,10 @@ class Compaction:
         self.storage.remove(output.temporary)
 
     def _learn(self) -> dict[int, int]:
-        """What the rules need to know, over the first segments, as many as MAX_KEYS allow, which are ``covered`` then. Producer that
-        has not expired -> base offset of its last batch."""
+        """Collect the keys of the first segments, as many as MAX_KEYS allow (``covered``).
+
+        Return producer id -> base offset of its last batch, for producers that have not expired.
+        """
         lasts: dict[int, tuple[int, int]] = {}
         time_ns, self.covered = 0, self.inputs
         for number, segment in enumerate(self.inputs):
@@ -319,7 +325,7 @@ class Compaction:
         return {producer: base for producer, (base, at_ns) in lasts.items() if at_ns > until_ns}
 
     def _groups(self, segments: tuple[Segment, ...]) -> Iterator[tuple[Segment, ...]]:
-        """Neighbours that fit one file together, before anything is dropped from them."""
+        """Yield groups of neighboring segments that fit into one file together."""
         group: list[Segment] = []
         for segment in segments:
             if group and sum(s.size_bytes for s in group) + segment.size_bytes > self.config.segment_bytes:
@@ -331,7 +337,7 @@ class Compaction:
 
 
 class _Writer:
-    """Writes one output file; holds back a filler, which may still grow."""
+    """Writes one output file. It delays a filler, because the filler may still grow."""
 
     def __init__(self, storage: Storage, base_offset: int) -> None:
         self.temporary = f"{log_name(base_offset)}.compacted.tmp"
@@ -341,8 +347,10 @@ class _Writer:
         """Stands for the batches since the last one that was written, all of one epoch."""
 
     def add(self, batch: RecordBatch, mask: Mask, is_last: bool) -> None:
-        """Write what ``mask`` keeps of ``batch``; where that is nothing, a filler covers its offsets, or if it ``is_last`` of its
-        producer, its remains do."""
+        """Write the records of ``batch`` in ``mask``.
+
+        Without any, a filler covers its offsets. If it ``is_last`` of its producer, a control batch with its note does.
+        """
         if not mask.any() and not is_last:
             self._fill(batch.header)
             return
@@ -374,7 +382,7 @@ class _Writer:
         self._segment.note(parse_header(memoryview(data)), position)
 
     def finish(self) -> Segment:
-        """Flush the file and give the segment it is."""
+        """Flush the file and return its segment."""
         self._write_filler()
         self._file.sync()
         self._segment.sealed = True
@@ -413,7 +421,7 @@ class Cleaning:
     """By number: wall clock; records of it stay until then for their message ids."""
 
     def told(self, state: PartitionState) -> bool:
-        """What the metadata says; whether a purge is new."""
+        """Apply the metadata of the partition. Return whether a purge is new."""
         before, self.purges = self.purges, state.purges
         self._lacks_replicas = bool(state.joining) or not set(state.replicas) <= set(state.isr)
         numbers = {purge.number for purge in self.purges}
@@ -422,19 +430,21 @@ class Cleaning:
         return any(purge not in before for purge in self.purges)
 
     def cut(self, end_offset: int) -> None:
-        """The log ends at ``end_offset`` (exclusive) now; 0: it begins afresh."""
+        """The log was truncated to ``end_offset`` (exclusive). 0: it starts again."""
         self.purged -= {purge.number for purge in self.purges if purge.end_offset > end_offset}
         self._seen_end_offset = min(self._seen_end_offset, end_offset)
 
     def passed(self, log_start_offset: int, committed_end_offset: int) -> None:
-        """The log begins at ``log_start_offset``, and is committed below ``committed_end_offset`` (exclusive): purges of what lies
-        before its start are done."""
+        """The log now starts at ``log_start_offset`` and is committed below ``committed_end_offset`` (exclusive).
+
+        Purges below its start are done.
+        """
         for purge in self.purges:
             if purge.end_offset <= min(log_start_offset, committed_end_offset):
                 self.purged.add(purge.number)
 
     def wants_seal(self, active: Segment, committed_end_offset: int) -> bool:
-        """Whether the active segment holds what a purge gives up, as far as its place tells."""
+        """Return whether the active segment may hold records of a purge, judged by its offsets."""
         return bool(active.size_bytes) and any(
             active.base_offset < purge.end_offset <= committed_end_offset for purge in self._waiting()
         )
@@ -448,8 +458,8 @@ class Cleaning:
         now_wall_ns: int,
         min_dirty_ratio: float,
     ) -> Compaction | None:
-        """A run over those of ``inputs`` (sealed, flushed, committed) that it has to look at now; None: it is not worth it.
-        ``newest_ns``: timestamp of the log's newest batch."""
+        """Return a compaction run over the ``inputs`` (sealed, flushed, committed) that need it, None if it is not worth the
+        work. ``newest_ns``: timestamp of the newest batch of the log."""
         worth = self._worth(inputs, now_wall_ns, min_dirty_ratio if config.is_cleaned else None)
         if not worth:
             return None
@@ -465,7 +475,10 @@ class Cleaning:
         )
 
     def _worth(self, inputs: Sequence[Segment], now_wall_ns: int, min_dirty_ratio: float | None) -> Sequence[Segment]:
-        """``min_dirty_ratio``: so much of their bytes has to be new; None: nothing goes but what purges give up."""
+        """Return the segments to compact.
+
+        ``min_dirty_ratio``: fraction of their bytes that must be new. None: remove only records of purges.
+        """
         if not inputs:
             return ()
         due = [purge for purge in self._waiting() if self._not_before_ns.get(purge.number, 0) <= now_wall_ns]

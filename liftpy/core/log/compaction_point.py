@@ -54,7 +54,7 @@ def encode_horizon(horizon: Horizon) -> bytes:
 
 
 def decode_horizon(data: bytes | None) -> Horizon | None:
-    """The horizon, or None where there is none that can be trusted."""
+    """Return the decoded horizon, None if the data is missing or damaged."""
     body = open_small_file(_MAGIC, data)
     if body is not None and len(body) == _BODY_WITHOUT_DELETES.size:
         return Horizon(*_BODY_WITHOUT_DELETES.unpack(body))._replace(deletes_end=_NOT_KNOWN)
@@ -62,10 +62,10 @@ def decode_horizon(data: bytes | None) -> Horizon | None:
 
 
 class CompactionHorizon:
-    """The horizon of one log, and the file that holds it."""
+    """Compaction horizon of one log, and the file that stores it."""
 
     def __init__(self, storage: Storage, segments: Sequence[Segment], file: bytes | None) -> None:
-        """``file``: what the ``compaction-horizon`` file holds, None where there is none."""
+        """``file``: content of the file ``compaction-horizon``, None if it does not exist."""
         self._storage = storage
         stored = decode_horizon(file)
         self.value = stored if stored is not None else inferred(segments)
@@ -126,5 +126,5 @@ def inferred(segments: Sequence[Segment]) -> Horizon:
 
 
 def shows_traces(segment: Segment) -> bool:
-    """Whether it holds fewer records than offsets: compaction leaves a batch its extent, and nothing else makes such holes."""
+    """Return whether the segment has fewer records than offsets. Only compaction causes this."""
     return segment.record_count < segment.next_offset - segment.base_offset

@@ -33,7 +33,7 @@ class Rechecks:
         self._last_ns: OrderedDict[str, int] = OrderedDict()
 
     def is_due(self, asker: str, now_ns: int) -> bool:
-        """Whether a complaint of ``asker`` (a node id, or READERS) is looked into now (monotonic)."""
+        """Return whether a report of ``asker`` (a node id, or READERS) should be checked now. ``now_ns``: monotonic."""
         last_ns = self._last_ns.get(asker)
         if last_ns is not None and now_ns - last_ns < EVERY_NS:
             return False

@@ -33,7 +33,7 @@ _GROWTH = 4
 
 
 def encode_promises(promises: Mapping[str, int]) -> bytes:
-    """One frame: key -> LeaderEpoch."""
+    """Encode promises (key -> LeaderEpoch) as one frame."""
     keys = [(key.encode(), epoch) for key, epoch in promises.items()]
     body = b"".join(_PROMISE.pack(epoch, len(key)) + key for key, epoch in keys)
     length = struct.pack("<I", len(body))
@@ -41,7 +41,7 @@ def encode_promises(promises: Mapping[str, int]) -> bytes:
 
 
 def decode_promises(data: bytes | None) -> dict[str, int]:
-    """What a journal's bytes say, key -> the highest LeaderEpoch; up to the first frame that does not fit.
+    """Return key -> highest LeaderEpoch of a journal. Reading stops at the first damaged frame.
 
     UnknownFormatError for a journal of another version [S11]."""
     held: dict[str, int] = {}
@@ -83,10 +83,10 @@ def _take(body: bytes, held: dict[str, int]) -> bool:
 
 
 class PromiseJournal:
-    """The journal in a folder of its own. ``store`` is called by one thread at a time; ``epoch_of`` by any.
+    """Journal of promised epochs, in its own directory. One thread at a time calls ``store``, any thread calls ``epoch_of``.
 
-    ``is_held``: whether a key's partition is here; promises of others are dropped. ``others``: promises that other journals of this
-    folder hold, which this one takes over. Raises StorageError, UnknownFormatError.
+    ``is_held``: returns whether the partition of a key is on this node. Promises of other partitions are dropped. ``others``:
+    promises from other journals of this directory, to be taken over. Raises StorageError, UnknownFormatError.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class PromiseJournal:
 
     @property
     def is_written(self) -> bool:
-        """Whether the file holds all that this journal does; not when there was no room for it."""
+        """Whether the file has all promises. False if the disk was full."""
         return self._file is not None
 
     def epoch_of(self, key: str) -> int:

@@ -40,7 +40,7 @@ class RangeSize:
 
 
 def measure(log: Log, start: int, end: int, *, every_bytes: int = 0, every_records: int = 0) -> RangeSize:
-    """Of [``start``, ``end``), which must lie in the log; with borders where one of the two steps is given.
+    """Measure the offsets [``start``, ``end``), which must be in the log. With a step, also return boundaries.
 
     By bytes: the last batch that begins at or before each multiple of the step, counted from the range's first batch. By records: the
     last one that begins at most a step after the border before it, and the next one where a batch has more. At most MAX_BORDERS.
@@ -126,7 +126,7 @@ def _last_at(segment: Segment, position: int) -> tuple[BatchHeader, int]:
 
 
 def _last_of_block(segment: Segment, number: int, wanted: Callable[[BatchHeader, int], bool]) -> tuple[BatchHeader, int]:
-    """The last ``wanted`` batch from the index entry of that ``number`` on, else the first one there."""
+    """Return the last ``wanted`` batch from index entry ``number`` on, or the first one there."""
     begin = segment.entries[number].position
     segment.check(begin, begin + 1)
     found: tuple[BatchHeader, int] | None = None
@@ -147,7 +147,8 @@ MAX_FILES = 256
 
 @dataclass(frozen=True, slots=True)
 class FileSpan:
-    """Bytes ``begin`` (inclusive) to ``end`` (exclusive) of the segment file that begins at offset ``base_offset``: whole batches."""
+    """Whole batches in a segment file: bytes ``begin`` (inclusive) to ``end`` (exclusive) of the file with offset
+    ``base_offset``."""
 
     base_offset: int
     begin: int
@@ -155,8 +156,10 @@ class FileSpan:
 
 
 def spans_of(log: Log, start: int, end: int) -> list[FileSpan]:
-    """Where the batches that hold [``start``, ``end``) lie, in order; the range must lie in the log. Empty where it is empty, or in
-    more than MAX_FILES files. Raises CorruptionError."""
+    """Return the file ranges of the batches of [``start``, ``end``), in order.
+
+    The range must be in the log. Empty if the range is empty or needs more than MAX_FILES files. Raises CorruptionError.
+    """
     if end <= start:
         return []
     first, last = segment_at(log.segments, start), segment_at(log.segments, end - 1)

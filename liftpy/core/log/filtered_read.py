@@ -37,7 +37,7 @@ def read_selected(
     backwards: bool = False,
     held: Held = NOTHING,
 ) -> Portion:
-    """As ``read_portion`` of what ``wanted`` keeps, from ``offset`` on (inclusive), or ``backwards`` below it (exclusive).
+    """Read the records that match ``wanted``, from ``offset`` on (inclusive), or ``backwards`` below it (exclusive).
 
     ``end_offset``: exclusive; no batch that reaches past it is given. Raises as ``Log.read``.
     """
@@ -65,7 +65,7 @@ def read_selected(
 def read_narrow(
     log: Log, left_out: int, offset: int, max_bytes: int, room_bytes: int, *, end_offset: int, held: Held = NOTHING
 ) -> Portion:
-    """As ``read_portion``, each batch without the columns of ``left_out`` (see ``liftpy.core.wire.batch_filter``)."""
+    """Read like ``read_portion``, without the columns ``left_out`` (see ``liftpy.core.wire.batch_filter``)."""
     most_bytes = min(max_bytes, room_bytes)
     found: list[memoryview] = []
     size_bytes = looked_bytes = 0
@@ -90,8 +90,11 @@ def _count_subjects(batch: RecordBatch) -> int:
 
 
 def _kept(batch: RecordBatch, wanted: Filter) -> memoryview | None:
-    """What is kept of a batch; None: nothing. Without a filter all is, fillers included; so is a batch whose bytes are those that were
-    written, and whose columns are none: the reader says so, as it does without a filter."""
+    """Return the matching part of a batch, None if nothing matches.
+
+    Without a filter everything matches, fillers too. A batch with invalid columns is returned as it is, so that the reader
+    reports the damage.
+    """
     if not wanted:
         return batch.view
     try:
@@ -104,14 +107,14 @@ def _kept(batch: RecordBatch, wanted: Filter) -> memoryview | None:
 
 
 def _piece(data: memoryview, room_bytes: int, offset: int, held: Held) -> Portion:
-    """Of the one batch that is more than a message holds."""
+    """Return a piece of one batch that is larger than a message."""
     crc = int.from_bytes(data[:4], "little")
     position = held.position if held.crc == crc and held.position < len(data) else 0
     return portion_of(Piece(crc, len(data), position, data[position : position + room_bytes]), offset)
 
 
 def _from(log: Log, offset: int, end_offset: int) -> Iterator[RecordBatch]:
-    """The batches of about LOOK_BYTES, from the one that holds ``offset`` on, checked."""
+    """Iterate over about LOOK_BYTES of checked batches, from the one that contains ``offset``."""
     read = log.read(offset, LOOK_BYTES, end_offset=end_offset)
     for chunk in read.chunks:
         yield from _checked(log, chunk)

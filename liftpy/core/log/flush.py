@@ -22,7 +22,7 @@ class SealJob:
 
 @dataclass(slots=True)
 class Flush:
-    """One group commit. It covers everything below ``end_offset`` (exclusive)."""
+    """One group commit. It covers all records below ``end_offset`` (exclusive)."""
 
     storage: Storage
     active: LogFile
@@ -36,7 +36,7 @@ class Flush:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is one file that is flushed, and nothing else."""
+        """Whether the flush covers exactly one file and nothing else."""
         return not self.seals and not self.new_names
 
     def run(self) -> None:

@@ -58,11 +58,11 @@ class FlushPlace:
         """``done_on_loop`` when they moved there."""
 
     def takes(self, size_bytes: int, seals: bool) -> bool:
-        """Whether a flush of ``size_bytes`` runs on the loop; ``seals``: it is more than a flush of one file."""
+        """Return whether a flush of ``size_bytes`` runs on the event loop. ``seals``: it is more than a flush of one file."""
         return self.on_loop and not seals and size_bytes <= LARGE_BYTES and self.waiting <= MOST_WAITING
 
     def took_on_loop(self, took_s: float) -> None:
-        """A flush has kept the loop for ``took_s``."""
+        """Note that a flush blocked the event loop for ``took_s`` seconds."""
         self.done_on_loop += 1
         self._average_s += (took_s - self._average_s) * _WEIGHT
         if not self.on_loop or (took_s < LONG_S and self._average_s <= SLOW_S):
@@ -73,13 +73,16 @@ class FlushPlace:
         self.moves += 1
 
     def took_in_thread(self, took_s: float, size_bytes: int) -> None:
-        """A flush of ``size_bytes`` has taken ``took_s`` in a thread. One of much says nothing of short ones."""
+        """Note that a flush of ``size_bytes`` took ``took_s`` seconds in a thread.
+
+        Large flushes say nothing about small ones.
+        """
         self.done_in_thread += 1
         if size_bytes <= LARGE_BYTES:
             self._count(took_s)
 
     def tried_out(self, times_s: Sequence[float] | None) -> None:
-        """Short flushes took so long, in a thread, where nobody waited for them; None: they failed, which says nothing."""
+        """Note the times of test flushes in a thread. None: they failed, so nothing is known."""
         self.probes_failed += times_s is None
         for took_s in times_s or ():
             self.probed += 1
@@ -94,7 +97,7 @@ class FlushPlace:
             self.moves += 1
 
     def report(self) -> dict[str, int | bool]:
-        """For status."""
+        """Return the values for the status."""
         return {
             "on_loop": self.on_loop,
             "done_on_loop": self.done_on_loop,

@@ -31,7 +31,7 @@ class FlushShell(Protocol):
     """The shell of a ``GroupCommit``."""
 
     def begin(self) -> None:
-        """A flush is wanted: call ``start``, now or soon, and run what it returns."""
+        """Request a flush: call ``start`` now or soon, and run its result."""
 
     def arm(self) -> None:
         """Call ``interval_over`` when the interval of the policy has passed."""
@@ -94,7 +94,7 @@ class GroupCommit:
         self._closed = False
 
     def appended(self) -> None:
-        """Something was appended, or left unflushed by a cut."""
+        """Note that records were appended, or that a truncation left data unflushed."""
         if self._always:
             self._want()
             return
@@ -116,7 +116,7 @@ class GroupCommit:
             self._shell.begin()
 
     def start(self) -> Flush | None:
-        """The flush to run now, whose end is to be told by ``ended``; None when there is nothing to flush."""
+        """Return the flush to run now, None if there is nothing to flush. Report its end with ``ended``."""
         self._wanted = False
         self.running = None if self._closed else self._log.begin_flush()
         return self.running
@@ -128,7 +128,7 @@ class GroupCommit:
             self._go_on()
 
     def _complete(self, flush: Flush, disk_ns: int, error: Exception | None) -> None:
-        """Tell the log, then the replica, how it went."""
+        """Report the result of the flush to the log, then to the replica."""
         self.running = None
         try:
             end_offset = self._log.complete_flush(flush, error)
@@ -150,8 +150,10 @@ class GroupCommit:
             self._want()
 
     def alone(self, work: Callable[[], T]) -> T:
-        """Do ``work``, which changes files, while nothing is flushed or checkpointed; then flush what it left. Returns and raises what
-        it does."""
+        """Run ``work``, which changes files, while no flush and no checkpoint runs.
+
+        Then flush its changes. Returns its result, raises its errors.
+        """
         self.settle()
         self._alone = True
         try:
@@ -164,12 +166,14 @@ class GroupCommit:
             self._go_on()
 
     def alone_later(self, work: Callable[[], object]) -> None:
-        """As ``alone``, but when what runs now is over: something does. Nothing begins before. ``close`` drops ``work``; what it
-        raises, ``ended`` and ``checkpoint_ended`` raise."""
+        """Run ``work`` as ``alone`` does, after the operation that runs now.
+
+        No other operation starts before it. ``close`` drops it. Its errors are raised by ``ended`` and ``checkpoint_ended``.
+        """
         self._waiting.append(work)
 
     def settle(self) -> None:
-        """Wait, blocking, for what runs, and count it. Nothing more begins by this."""
+        """Wait (blocking) for the running operation and count its result. Start nothing new."""
         if self._checkpointing:
             self._shell.wait_for_checkpoint()
             self._checkpointing = False
@@ -177,14 +181,14 @@ class GroupCommit:
             self._complete(flush, *self._shell.wait(flush))
 
     def begin_checkpoint(self) -> bool:
-        """Whether a checkpoint may run now; ``checkpoint_ended`` tells its end."""
+        """Return whether a checkpoint may run now. Report its end with ``checkpoint_ended``."""
         if self._checkpointing or self._alone or self._waiting or self._closed:
             return False
         self._checkpointing = True
         return True
 
     def checkpoint_ended(self) -> None:
-        """It is over, well or not."""
+        """Note that the checkpoint ended, with or without success."""
         self._checkpointing = False
         if self._waiting:
             self._go_on()

@@ -38,7 +38,7 @@ class SegmentReport:
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """Everything in a partition's folder."""
+    """Content of a partition's directory."""
 
     segments: tuple[SegmentReport, ...]
     checkpoint: Checkpoint | None
@@ -49,7 +49,7 @@ class PartitionReport:
 
     @property
     def log_end_offset(self) -> int:
-        """Exclusive end of what is right."""
+        """Exclusive end of the valid records."""
         return self.segments[-1].summary.next_offset if self.segments else 0
 
     @property
@@ -62,7 +62,7 @@ class PartitionReport:
 
 
 def inspect(storage: Storage) -> PartitionReport:
-    """Walk over every byte of every segment of a folder."""
+    """Read and check every byte of every segment in a directory."""
     names = storage.names()
     bases = sorted(int(n[:-4]) for n in names if n.endswith(".log") and n[:-4].isdigit())
     segments, faults = [], []

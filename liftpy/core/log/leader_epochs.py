@@ -19,7 +19,7 @@ NO_EPOCH = 0
 
 
 class EpochCache:
-    """The epochs of one log; the caller keeps the log's start and end."""
+    """Leader epochs of one log. The caller tracks the start and the end of the log."""
 
     __slots__ = ("_epochs", "_starts", "before_start")
 
@@ -44,7 +44,7 @@ class EpochCache:
 
     @property
     def position_epoch(self) -> int:
-        """Of the replica's position: the newest record's, or of a log without any that of the newest one it has dropped."""
+        """Epoch of the replica's position: that of the newest record, or of the newest deleted one if the log is empty."""
         return self.latest_epoch or self.before_start
 
     def assign(self, epoch: int, base_offset: int) -> None:

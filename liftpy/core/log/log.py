@@ -91,9 +91,10 @@ class Log:
         recovered: Recovered | None = None,
         promised_epoch: int = 0,
     ) -> tuple[Log, OpenReport]:
-        """Recover the folder and open the log on it. ``clean``: the node's marker says that this log was closed in good order.
-        ``recovered``: the folder has been recovered already, and not been touched since. ``promised_epoch``: the LeaderEpoch that
-        the journal of promises holds for it, 0: none.
+        """Recover the directory and open its log.
+
+        ``clean``: the node's marker says that this log was closed cleanly. ``recovered``: the directory was already recovered
+        and not changed since. ``promised_epoch``: promised LeaderEpoch, 0 for none.
 
         Raises StorageError, UnknownFormatError for data of another format version.
         """
@@ -129,7 +130,7 @@ class Log:
 
     @property
     def horizon(self) -> Horizon:
-        """Up to where the log may lack what compaction dropped, here or where it was fetched."""
+        """Offset up to which compaction may have removed records, in this log or in the log that it was copied from."""
         return self._horizon.value
 
     @property
@@ -139,7 +140,7 @@ class Log:
 
     @property
     def unflushed_bytes(self) -> int:
-        """About so much was appended to the active segment since a flush of it last began."""
+        """Approximate number of bytes appended to the active segment since its last flush began."""
         return max(self.segments[-1].size_bytes - self.segments[-1].flushing_bytes, 0)
 
     @property
@@ -150,14 +151,17 @@ class Log:
     # ---- appending ---------------------------------------------------------------------------------------------------
 
     def append(self, batch: Bytes, now_wall_ns: int = 0) -> None:
-        """Add one sealed batch whose base offset is ``log_end_offset``. Raises NoSpaceError, StorageError, LogClosedError."""
+        """Append one sealed batch whose base offset is ``log_end_offset``.
+
+        Raises NoSpaceError, StorageError, LogClosedError.
+        """
         parsed = parse_batch(batch, verify=False)
         self.append_batches(memoryview(batch), (parsed,), now_wall_ns)
 
     def append_batches(
         self, buffer: memoryview, batches: Sequence[RecordBatch], now_wall_ns: int = 0, *, compacted: Horizon = NEVER
     ) -> None:
-        """Add received batches as they are, with one write: ``buffer`` begins with their bytes, CRCs already checked.
+        """Append received batches unchanged, with one write. ``buffer`` begins with their bytes, whose CRCs were checked.
 
         They must follow on each other and on the log [D14, D15]: InvariantError otherwise, and nothing is written. What lies in
         ``buffer`` behind the last of them is not written either. ``compacted``: how far the compaction of the log that they come
@@ -211,11 +215,11 @@ class Log:
 
     @property
     def needs_flush(self) -> bool:
-        """Whether something is not on disk yet: records, or the index of a segment that was sealed."""
+        """Whether records, or the index of a sealed segment, are not on disk yet."""
         return self._durable_end_offset != self.log_end_offset or bool(self._unsynced)
 
     def begin_flush(self) -> Flush | None:
-        """What is to be flushed now; None when everything is, or when a Flush is under way."""
+        """Return the flush to run now. None if all is flushed or a flush is running."""
         if self._flush is not None or self.closed or not self.needs_flush:
             return None
         seals, self._unsynced = tuple(self._unsynced), []
@@ -260,12 +264,14 @@ class Log:
             self._advanced()
 
     def promised(self, leader_epoch: int) -> None:
-        """The journal of promises (``promises.py``) holds, durably, that states of an epoch below ``leader_epoch`` are not followed any
-        more. The next checkpoint says so too."""
+        """Note that the journal of promises durably rejects epochs below ``leader_epoch``.
+
+        The next checkpoint stores it, too.
+        """
         self.persisted_epoch = max(self.persisted_epoch, leader_epoch)
 
     def checkpoint(self) -> None:
-        """Write HW, log start and epochs, where they have changed. The stored HW never runs ahead of what is on disk.
+        """Write HW, log start and epochs if they changed. The stored HW is never ahead of the flushed records.
 
         May run in another thread, beside appends and a flush but not beside a cut, retention or another checkpoint.
         """
@@ -280,7 +286,7 @@ class Log:
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, from_offset: int, max_bytes: int, *, end_offset: int | None = None) -> ReadResult:
-        """Whole batches from the one that holds ``from_offset`` on, up to ``end_offset`` (exclusive; default HW + 1).
+        """Return whole batches from the one that contains ``from_offset``, up to ``end_offset`` (exclusive, default HW + 1).
 
         At most ``max_bytes``, but one batch at least where there is one. A batch that reaches past ``end_offset`` is not
         given. A filler that begins before ``from_offset`` is cut to begin there: a follower appends only what begins at its
@@ -302,8 +308,10 @@ class Log:
     def read_part(
         self, from_offset: int, position: int, size_bytes: int, *, end_offset: int | None = None
     ) -> tuple[BatchHeader, memoryview] | None:
-        """Of the batch that holds ``from_offset`` its header and up to ``size_bytes`` from ``position`` in it on; None where it has no
-        more, or reaches past ``end_offset`` (as in ``read``). Errors as in ``read``."""
+        """Return the header of the batch that contains ``from_offset``, and up to ``size_bytes`` of it from ``position``.
+
+        None if it has no more bytes or ends past ``end_offset``. Raises as ``read``.
+        """
         self._must_be_readable(from_offset)
         try:
             return read_part(self.segments, from_offset, position, size_bytes, self._limit(end_offset))
@@ -333,9 +341,9 @@ class Log:
             self.on_damage(error)
 
     def complaint(self, offset: int, asker: str, now_ns: int) -> Recheck:
-        """``asker`` (see ``Rechecks``) says that what was served at ``offset`` is not what was written: look again, within bounds.
+        """Check a report of ``asker`` that the batch at ``offset`` is damaged.
 
-        Own damage is told as ``met_damage`` does. ``now_ns``: monotonic.
+        The number of checks is limited (``Rechecks``). Damage is handled as in ``met_damage``. ``now_ns``: monotonic.
         """
         if self.closed or not self.log_start_offset <= offset < self.log_end_offset:
             return Recheck.NOT_HERE
@@ -344,7 +352,10 @@ class Log:
         return Recheck.SOUND if self.is_sound(offset) else Recheck.DAMAGED
 
     def is_sound(self, offset: int) -> bool:
-        """Whether the block that holds ``offset`` is right in the file, read again; damage is told as ``met_damage`` does."""
+        """Return whether the block that contains ``offset`` is valid in the file, after reading it again.
+
+        Damage is handled as in ``met_damage``.
+        """
         try:
             self._segment_at(offset).recheck(offset)
         except CorruptionError as error:
@@ -460,7 +471,7 @@ class Log:
         self._advanced()
 
     def _batch_start(self, segment: Segment, offset: int) -> int:
-        """Base offset of the batch that holds ``offset``."""
+        """Return the base offset of the batch that contains ``offset``."""
         try:
             segment.check(segment.entry_at(offset), segment.entry_at(offset) + 1)
             return offset_at(segment, segment.locate(offset)) if segment.size_bytes else segment.base_offset
@@ -476,8 +487,10 @@ class Log:
         hold_bytes: int = 0,
         may_drop: Callable[[int], bool] = lambda log_start_offset: True,
     ) -> bool:
-        """Drop the whole segments that retention gives up (``held_start``), and what lies below ``asked_start``, needed or not; whether
-        the log start moved. ``may_drop``: whether the log may begin there now; if not, ask again later."""
+        """Delete the whole segments that retention (``held_start``) or ``asked_start`` releases.
+
+        Return whether the log start moved. ``may_drop``: the log may start there now, otherwise retry later.
+        """
         self._must_be_open()
         before, active, high = self.log_start_offset, self.segments[-1], self.high_watermark
         given_up = is_too_old(active, self.config, high, now_wall_ns) or is_below(active, self.asked_start, high)
@@ -493,12 +506,12 @@ class Log:
 
     @property
     def may_give_up(self) -> bool:
-        """Whether there can be anything for ``apply_retention``."""
+        """Whether ``apply_retention`` may have something to delete."""
         return self.config.has_retention or self.log_start_offset < self.asked_start or bool(self.cleaning.purges)
 
     @property
     def may_be_cleaned(self) -> bool:
-        """Whether there can be anything for a run of compaction."""
+        """Whether compaction may have something to do."""
         return self.config.is_cleaned or bool(self.cleaning.purges)
 
     @property
@@ -507,14 +520,15 @@ class Log:
         return self.config.is_cleaned or self.horizon.end_offset > 0
 
     def told(self, state: PartitionState) -> bool:
-        """What the metadata says of where the log begins and what is purged; whether ``apply_retention`` has something new to do."""
+        """Apply the metadata: the requested log start and the purges. Return whether ``apply_retention`` has new work."""
         is_new = self.asked_start != state.asked_start
         self.asked_start = state.asked_start
         return self.cleaning.told(state) or is_new
 
     def begin_compaction(self, now_wall_ns: int, *, min_dirty_ratio: float = 0.0) -> Compaction | None:
-        """What compaction has to look at: the sealed, flushed, committed segments; None when there are none, or when less than
-        ``min_dirty_ratio`` of their bytes are new since the last run of this process.
+        """Return a compaction run over the sealed, flushed, committed segments.
+
+        None if there are none, or if less than ``min_dirty_ratio`` of their bytes are new since the last run of this process.
 
         Run it in any thread, then give it to ``complete_compaction`` on the log's own.
         """
@@ -555,12 +569,12 @@ class Log:
         return compaction.dropped_records if compaction.outputs else 0
 
     def _compacted_to(self, horizon: Horizon) -> None:
-        """Durable before what it tells of."""
+        """Store the horizon durably before the compacted files are used."""
         if self._horizon.rise(horizon) and self.on_compacted is not None:
             self.on_compacted(self.horizon)
 
     def _put_in_place(self, output: CompactedFile) -> None:
-        """One rename, then the removals: what dies in between is sorted out by ``recover``."""
+        """Rename the output file, then remove the inputs. ``recover`` completes this after a crash."""
         old = [s for s in self.segments if s.base_offset in output.replaced]
         self.storage.remove(index_name(old[0].base_offset))
         self.storage.rename(output.temporary, log_name(output.segment.base_offset))
@@ -577,7 +591,7 @@ class Log:
         self.segments[index : index + len(old)] = [output.segment]
 
     def _forget_flushes(self, end_offset: int) -> None:
-        """Files that are gone need no flush, and one that has run says nothing of what is appended past ``end_offset``."""
+        """Cancel flushes of deleted files. A completed flush says nothing about records appended past ``end_offset``."""
         self._unsynced = [job for job in self._unsynced if any(job.file is s.file for s in self.segments[:-1])]
         if self._flush is not None:
             self._flush.end_offset = min(self._flush.end_offset, end_offset)
@@ -605,7 +619,7 @@ class Log:
             raise LogClosedError(f"The log is closed: {self.closed}. The node opens it again, or reports the storage error.")
 
     def _join_flush(self) -> None:
-        """A cut waits for the flush that is under way in another thread; its result is not used."""
+        """Wait for the flush that runs in another thread and ignore its result, before a truncation."""
         if self._flush is not None:
             self._flush.wait()
 

@@ -25,7 +25,7 @@ class MemoryFile:
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes have been appended."""
+        """Number of appended bytes."""
         return len(self.data)
 
     def append(self, pieces: Sequence[Bytes]) -> None:
@@ -41,11 +41,11 @@ class MemoryFile:
         return memoryview(bytes(self.data[position : position + size_bytes]))
 
     def reread(self, position: int, size_bytes: int) -> memoryview:
-        """The same: there is nothing in between."""
+        """Return the same as ``read``: there is no cache."""
         return self.read(position, size_bytes)
 
     def sync(self) -> None:
-        """Make everything appended so far survive a crash, but for what an earlier sync has failed to write."""
+        """Make all appended bytes durable, except those that an earlier sync failed to write."""
         try:
             self._storage.called("sync")
         except StorageError:
@@ -59,7 +59,7 @@ class MemoryFile:
         self.synced = size_bytes if self.never_written_from is None else min(self.never_written_from, size_bytes)
 
     def truncate(self, size_bytes: int) -> None:
-        """Cut, durably."""
+        """Truncate the file durably."""
         self._storage.called("truncate")
         del self.data[size_bytes:]
         if self.never_written_from is not None and size_bytes <= self.never_written_from:
@@ -67,24 +67,24 @@ class MemoryFile:
         self._all_is_clean()
 
     def rewrite(self, position: int) -> None:
-        """Write the rest again: it is dirty, and then on the disk."""
+        """Write the bytes from ``position`` on again, so that the next sync makes them durable."""
         self._storage.called("rewrite")
         if self.never_written_from is not None and position <= self.never_written_from:
             self.never_written_from = None
         self._all_is_clean()
 
     def copy(self, storage: MemoryStorage, size_bytes: int, *, power: bool) -> MemoryFile:
-        """Its first ``size_bytes`` as the next process finds them; after a power cut all that is there is on the disk."""
+        """Return the first ``size_bytes`` as the next process finds them. After a power cut only synced bytes remain."""
         after = MemoryFile(storage, bytearray(self.data[:size_bytes]))
         if not power:
             after.synced, after.never_written_from = self.synced, self.never_written_from
         return after
 
     def seal(self) -> None:
-        """Nothing to do in memory."""
+        """Do nothing in memory."""
 
     def close(self) -> None:
-        """Nothing to do in memory."""
+        """Do nothing in memory."""
 
 
 class MemoryStorage:
@@ -99,7 +99,7 @@ class MemoryStorage:
         self._durable: dict[str, MemoryFile] = {}
 
     def called(self, what: str) -> None:
-        """Count a call that changes something, and fail it if a test wants so."""
+        """Count a changing call. Fail it if the test requests that."""
         self.calls += 1
         if self.fault is not None:
             self.fault(what)
@@ -110,7 +110,7 @@ class MemoryStorage:
 
         def fault(what: str) -> None:
             if self.calls > last:
-                raise StorageError(f"stopped before {what}")
+                raise StorageError(f"the in-memory storage fails from here on (fail_after): {what}")
 
         self.fault = fault
 
@@ -119,7 +119,9 @@ class MemoryStorage:
         return sum(len(f.data) for f in self.files.values())
 
     def crash(self, *, power: bool = True, keep: Callable[[str, int, int], int] | None = None) -> MemoryStorage:
-        """The folder that the next process finds. ``power`` False: only the process died, everything written is there.
+        """Return the directory as the next process finds it.
+
+        ``power`` False: only the process ended, so all written bytes remain.
 
         ``keep(name, synced, written)`` gives how many bytes of a file survive a power cut; default: only the synced ones.
         """
@@ -140,17 +142,17 @@ class MemoryStorage:
         return after
 
     def names(self) -> list[str]:
-        """The names in the folder, sorted."""
+        """Return the file names, sorted."""
         return sorted(self.files)
 
     def open(self, name: str) -> MemoryFile:
-        """An existing file."""
+        """Return an existing file."""
         if name not in self.files:
             raise StorageError(f"no file {name}")
         return self.files[name]
 
     def create(self, name: str) -> MemoryFile:
-        """An empty file."""
+        """Create and return an empty file."""
         self.called("create")
         self.files[name] = MemoryFile(self)
         return self.files[name]
@@ -161,7 +163,7 @@ class MemoryStorage:
         return None if file is None else bytes(file.data)
 
     def replace(self, name: str, data: bytes | Sequence[bytes]) -> None:
-        """Atomic and durable."""
+        """Replace the file atomically and durably."""
         self.called("replace")
         data = data if isinstance(data, bytes) else b"".join(data)
         if self.used_bytes() + len(data) > self.capacity_bytes:
@@ -179,6 +181,6 @@ class MemoryStorage:
         self.files.pop(name, None)
 
     def sync_folder(self) -> None:
-        """Names as they are now survive a crash."""
+        """Make the current file names durable."""
         self.called("sync_folder")
         self._durable = dict(self.files)

@@ -44,5 +44,5 @@ def read_portion(
 
 
 def portion_of(piece: Piece, from_offset: int) -> Portion:
-    """Of a piece alone."""
+    """Return a portion that consists of one piece."""
     return Portion((piece.data,), len(piece.data), from_offset, piece)

@@ -1,4 +1,4 @@
-"""Reads whole batches from segments by offset or timestamp, through the sparse indexes."""
+"""Reads whole batches from segments by offset or timestamp, with the sparse indexes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from liftpy.errors import CorruptionError
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """Whole batches, back to back in ``chunks``, ascending. ``next_offset``: where to go on in the direction of the read."""
+    """Whole batches in ascending order in ``chunks``.
+
+    ``next_offset``: where the next read continues, in the direction of the read.
+    """
 
     chunks: tuple[memoryview, ...]
     size_bytes: int
@@ -22,12 +25,15 @@ class ReadResult:
 
 
 def segment_at(segments: Sequence[Segment], offset: int) -> int:
-    """Index of the segment that holds ``offset``, or would."""
+    """Return the index of the segment that contains ``offset`` or would contain it."""
     return max(bisect_right(segments, offset, key=lambda s: s.base_offset) - 1, 0)
 
 
 def offset_at(segment: Segment, position: int) -> int:
-    """Base offset of the batch at ``position``. Raises CorruptionError where none is: a header before it is not what was written."""
+    """Return the base offset of the batch at ``position``.
+
+    Raise CorruptionError if there is no batch, because an earlier header is damaged.
+    """
     for _, header in segment.batches(position, position + 1):
         return header.base_offset
     raise CorruptionError(
@@ -60,7 +66,7 @@ def read_forwards(segments: Sequence[Segment], from_offset: int, max_bytes: int,
 
 
 def without_past(result: ReadResult, from_offset: int) -> ReadResult:
-    """The same, but a filler at its beginning covers no offset below ``from_offset``."""
+    """Return the result with a filler at its start that covers no offset below ``from_offset``."""
     if not result.chunks:
         return result
     header = parse_header(result.chunks[0])
@@ -101,8 +107,10 @@ def offset_some_bytes_before(segments: Sequence[Segment], offset: int, size_byte
 def read_part(
     segments: Sequence[Segment], offset: int, position: int, size_bytes: int, limit: int
 ) -> tuple[BatchHeader, memoryview] | None:
-    """Header of the batch that holds ``offset``, and up to ``size_bytes`` of it from ``position`` in it on; None when there is no such
-    batch that ends at or below ``limit`` (exclusive offset), or it is not as large."""
+    """Return the header of the batch that contains ``offset``, and up to ``size_bytes`` of it from ``position``.
+
+    None if no such batch ends at or below ``limit`` (exclusive offset), or if it is smaller.
+    """
     segment = segments[segment_at(segments, offset)]
     if segment.next_offset <= offset:
         return None
@@ -121,7 +129,7 @@ def read_part(
 
 
 def first_offset_at(segments: Sequence[Segment], timestamp_ns: int) -> int | None:
-    """Base offset of the first batch whose timestamp is at or past ``timestamp_ns``, None when there is none."""
+    """Return the base offset of the first batch with a timestamp of at least ``timestamp_ns``, None if there is none."""
     for segment in segments:
         if segment.size_bytes == 0 or segment.max_timestamp_ns < timestamp_ns:
             continue
@@ -139,8 +147,8 @@ def first_offset_at(segments: Sequence[Segment], timestamp_ns: int) -> int | Non
 
 
 def offset_before(segments: Sequence[Segment], timestamp_ns: int) -> int:
-    """Base offset of a batch that has none before it whose timestamp is at or past ``timestamp_ns``, by the indexes alone: some way
-    before the first such batch. The last segment's first where there is none."""
+    """Return the base offset of a batch that lies before all batches with a timestamp of at least ``timestamp_ns``, by the
+    indexes alone. Without such a batch: the first one of the last segment."""
     for segment in segments:
         if segment.size_bytes and segment.max_timestamp_ns >= timestamp_ns:
             before = bisect_right(segment.entries, timestamp_ns - 1, key=lambda e: e.max_timestamp_ns) - 1
@@ -149,8 +157,11 @@ def offset_before(segments: Sequence[Segment], timestamp_ns: int) -> int:
 
 
 def checked_to_follow(batches: Sequence[RecordBatch], end_offset: int, epoch: int) -> int:
-    """Their size in bytes; InvariantError unless they follow on each other and on a log that ends at ``end_offset`` (exclusive) in
-    ``epoch`` [D14, D15]."""
+    """Return the size of the batches in bytes.
+
+    Raise InvariantError unless they are contiguous and continue a log that ends at ``end_offset`` (exclusive) in ``epoch``
+    [D14, D15].
+    """
     size_bytes = 0
     for batch in batches:
         header = batch.header

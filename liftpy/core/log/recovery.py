@@ -1,5 +1,6 @@
-"""Opens a partition directory: keeps good data, truncates a torn tail, quarantines damage [S1, S3, S5-S7]. Kept data is
-made durable before anybody sees it [S4, S12].
+"""Opens a partition directory: keeps valid data, truncates a torn tail, quarantines damage [S1, S3, S5-S7].
+
+Valid data is made durable before it is served [S4, S12].
 
 1. Files of an interrupted replacement are deleted, an interrupted split is completed (``rewrite_unflushed.py``), and
 the checkpoint is read.
@@ -45,7 +46,7 @@ def set_aside(storage: Storage, base_offset: int, why: str) -> None:
 
 
 def names_set_aside(names: Iterable[str]) -> tuple[str, ...]:
-    """Those of ``names`` that ``set_aside`` gave, sorted."""
+    """Return the quarantined files among ``names``, sorted."""
     return tuple(sorted(name for name in names if _NAME.fullmatch(name)))
 
 
@@ -108,7 +109,7 @@ class OpenReport:
 
 @dataclass(slots=True)
 class Recovered:
-    """The segments of an opened folder, ascending and without gaps in between that a cut could have made."""
+    """Segments of an opened directory, in ascending order and without gaps between them."""
 
     segments: list[Segment]
     checkpoint: Checkpoint
@@ -127,7 +128,7 @@ class Recovered:
 
 
 def recover(storage: Storage, *, clean: bool = False) -> Recovered:
-    """Bring a folder into a state from which a log can go on, and say what was found.
+    """Recover a directory so that its log can continue, and report what was found.
 
     ``clean``: the log was closed in good order, so that a tail that is cut now was damaged since.
     """
@@ -179,7 +180,7 @@ def recover(storage: Storage, *, clean: bool = False) -> Recovered:
 
 
 def _remove_stray_indexes(storage: Storage, names: Iterable[str], bases: list[int]) -> None:
-    """An index without its segment is what a removal left behind when the process died."""
+    """Remove indexes without a segment. A crash during a removal leaves them."""
     wanted = {index_name(base) for base in bases}
     for name in names:
         if name.endswith(".index") and name not in wanted:
@@ -251,7 +252,7 @@ def _walked(storage: Storage, base: int) -> tuple[Segment, Walk]:
 
 
 def _is_torn(storage: Storage, base: int, behind: list[int], clean: bool) -> bool:
-    """Whether a segment that ends too early was never flushed as a whole, and those behind it hold nothing."""
+    """Return whether a segment that ends too early was never flushed completely, and the segments behind it are empty."""
     if clean or decode_index(storage.load(index_name(base))) is not None:
         return False
     for later in behind:
@@ -263,7 +264,7 @@ def _is_torn(storage: Storage, base: int, behind: list[int], clean: bool) -> boo
 
 
 def _remove_segments(storage: Storage, bases: list[int]) -> None:
-    """Newest first, so that a process that dies in between leaves no gap behind."""
+    """Remove segments, newest first, so that a crash leaves no gap."""
     for base in reversed(bases):
         _remove_segment(storage, base)
 
@@ -275,7 +276,7 @@ def _remove_segment(storage: Storage, base: int) -> None:
 
 
 def _set_aside(storage: Storage, segment: Segment, found: Walk, later: list[int]) -> Segment | None:
-    """Keep what is right of a damaged segment in a file of its own; the damaged one, and all later ones, go aside."""
+    """Copy the valid part of a damaged segment into a new file. Quarantine the damaged segment and all later ones."""
     _set_behind_aside(storage, later)
     name = f"{log_name(segment.base_offset)}.tmp"
     kept = storage.create(name)
@@ -295,6 +296,6 @@ def _set_aside(storage: Storage, segment: Segment, found: Walk, later: list[int]
 
 
 def _set_behind_aside(storage: Storage, bases: list[int]) -> None:
-    """Newest first, so that a process that dies in between leaves no gap behind."""
+    """Quarantine segments, newest first, so that a crash leaves no gap."""
     for base in reversed(bases):
         set_aside(storage, base, BEHIND)

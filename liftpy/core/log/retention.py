@@ -1,4 +1,4 @@
-"""Retention: which whole segments to delete by age, size and number of records.
+"""Retention: decides which whole segments to delete by age, size and number of records.
 
 It never deletes the active segment or a record above the high watermark [D26]. The new log start is the largest segment
 base below which everything is too old, or exceeds the size or number, counted from the newest record. It is a pure
@@ -37,12 +37,12 @@ def is_too_old(segment: Retained, config: StreamConfig, high_watermark: int, now
 
 
 def is_below(segment: Retained, asked_start: int, high_watermark: int) -> bool:
-    """Whether all of a segment is committed (``high_watermark``: inclusive) and below the log start that was asked for."""
+    """Return whether all records of a segment are committed (``high_watermark``: inclusive) and below the requested log start."""
     return bool(segment.size_bytes) and segment.next_offset <= min(asked_start, high_watermark + 1)
 
 
 def asked_start(segments: Sequence[Retained], wanted: int) -> int:
-    """``wanted``, the log start that was asked for, or as far towards it as goes at a time: the removal of files takes time."""
+    """Return the requested log start ``wanted``, or a nearer one: each step removes a limited number of files."""
     return min(wanted, segments[AT_ONCE].base_offset) if len(segments) > AT_ONCE else wanted
 
 
@@ -65,8 +65,9 @@ def retained_start(segments: Sequence[Retained], config: StreamConfig, high_wate
 
 
 def held_start(segments: Sequence[Retained], wanted: int, held_from: int | None, most_bytes: int) -> int:
-    """The log start where the record at ``held_from`` is still needed, by a service's newest snapshot (None: nobody needs it): at most
-    ``most_bytes`` are kept for it below ``wanted``, what retention asks for; beyond that, retention wins.
+    """Return the log start while a service still needs the record at ``held_from`` (None: none does).
+
+    At most ``most_bytes`` below ``wanted`` are kept for it. Beyond that, retention wins.
 
     Worked example: segments of 10 records and 1 MB [0..9] [10..19] [20..29] [30..], wanted 30, held from 12: the log start becomes
     10 with 2 MB or more to be held, 20 with 1 MB.

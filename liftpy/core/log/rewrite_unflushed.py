@@ -44,13 +44,13 @@ def mark_failed_flush(storage: Storage, error: Exception) -> None:
 
 
 def failed_flush(storage: Storage) -> str:
-    """What the mark says; '' when there is none."""
+    """Return the text of the failure marker, '' if there is none."""
     mark = storage.load(FLUSH_FAILED_NAME)
     return "" if mark is None else mark.decode(errors="replace") or "a flush failed"
 
 
 def finish_splits(storage: Storage, names: Iterable[str]) -> None:
-    """Complete what a process left behind that died while it split a segment."""
+    """Complete a split of a segment that a crash interrupted."""
     for name in names:
         found = _TAIL.fullmatch(name)
         if found is not None:
@@ -85,7 +85,7 @@ def prove(
 
 
 def seal(storage: Storage, segment: Segment) -> None:
-    """Nothing is appended to a segment that is durable: give it its index. A full disk does without."""
+    """Write the index of a durable segment. On a full disk it is left out."""
     with suppress(NoSpaceError):
         storage.replace(index_name(segment.base_offset), encode_index(segment.summary()))
     segment.sealed = True
@@ -93,14 +93,14 @@ def seal(storage: Storage, segment: Segment) -> None:
 
 
 def _proven_position(segment: Segment, proven_end_offset: int) -> int:
-    """Up to where an index, or the checkpoint, says that it is on the disk."""
+    """Return the position up to which an index or the checkpoint proves that the data is on disk."""
     if segment.sealed or proven_end_offset >= segment.next_offset:
         return segment.size_bytes
     return segment.locate(proven_end_offset) if proven_end_offset > segment.base_offset else 0
 
 
 def _make_names_durable(storage: Storage, names: Collection[str], *, anew: bool) -> None:
-    """With the small files that are believed: what they say now may never have reached the disk.
+    """Make the small files durable that recovery relies on. Their current content may never have reached the disk.
 
     The checkpoint is written ``anew`` only where that matters: two flushes for each of thousands of logs are most of what a start
     after a kill costs. Its HW proves what was flushed whether it is durable itself or not, and an older one proves less, so that more
@@ -152,7 +152,7 @@ def _split(storage: Storage, segment: Segment, position: int) -> list[Segment]:
 
 
 def _beginning(segment: Segment, file: LogFile, position: int, tail: Segment) -> Segment:
-    """What is known of a segment that was cut at ``position``; ``tail``: what was behind."""
+    """Return the known part of a segment that was truncated at ``position``. ``tail``: the removed bytes."""
     whole = bisect_left(segment.entries, position, key=lambda entry: entry.position) - 1
     entry = segment.entries[whole]
     head = Segment(segment.base_offset, file, segment.base_offset, checked=segment.checked)

@@ -35,7 +35,7 @@ class Scan:
 
     @property
     def name(self) -> str:
-        """Of the file."""
+        """Name of the file."""
         return log_name(self.base_offset)
 
     @property
@@ -44,8 +44,10 @@ class Scan:
         return self.position >= self.end
 
     def step(self, file: LogFile, max_bytes: int) -> int:
-        """Check the next batches, about ``max_bytes`` of them, one at least; how many bytes are checked. ``read_bytes`` grows by
-        what was read for that. Raises CorruptionError, StorageError."""
+        """Check the next batches: about ``max_bytes``, at least one.
+
+        Return how many bytes were checked. ``read_bytes`` grows by the bytes read. Raises CorruptionError, StorageError.
+        """
         block = file.reread(self.position, min(max(max_bytes, HEADER_SIZE_BYTES), self.end - self.position))
         self.read_bytes += len(block)
         done = self._check(block)
@@ -55,7 +57,10 @@ class Scan:
             self.read_bytes += len(whole)
             done = self._check(whole, whole=True)
             if not done:
-                raise CorruptionError(f"{self.name}: ends at position {self.position}, not at {self.end}")
+                raise CorruptionError(
+                    f"The log file {self.name} is damaged: its batches end at position {self.position} "
+                    f"instead of {self.end}. The node repairs it from another replica."
+                )
         return done
 
     def _check(self, block: memoryview, *, whole: bool = False) -> int:
@@ -68,7 +73,10 @@ class Scan:
                     raise
                 break  # the piece ends in this batch, or it is damaged: the next look, from here on, tells
             if batch.base_offset != self.next_offset or batch.leader_epoch < self.leader_epoch:
-                raise CorruptionError(f"{self.name}: found offset {batch.base_offset}, expected {self.next_offset}")
+                raise CorruptionError(
+                    f"The log file {self.name} is damaged: found offset {batch.base_offset} instead of "
+                    f"{self.next_offset}. The node repairs it from another replica."
+                )
             size_bytes = batch.header.size_bytes
             self.next_offset, self.leader_epoch = batch.next_offset, batch.leader_epoch
             self.position += size_bytes
@@ -90,7 +98,10 @@ def scan_of(log: Log, segment: Segment, position: int = 0) -> Scan | None:
 
 
 def confirmed(log: Log, segment: Segment, scan: Scan) -> bool:
-    """Whether what ``scan`` stopped at is damage of ``segment``, which is still the log's; then the log has been told."""
+    """Return whether the fault that ``scan`` found is damage of ``segment``.
+
+    If so, and if the segment is still part of the log, the log was informed.
+    """
     return any(segment is held for held in log.segments) and not log.is_sound(scan.next_offset)
 
 
@@ -103,7 +114,7 @@ def freshly_sealed(log: Log) -> Segment | None:
 
 
 def next_segment(log: Log, after_base_offset: int) -> Segment | None:
-    """The first segment that begins past ``after_base_offset`` (-1: any) and holds something."""
+    """Return the first non-empty segment with a base offset above ``after_base_offset`` (-1: any)."""
     return next((s for s in log.segments if s.base_offset > after_base_offset and s.size_bytes), None)
 
 

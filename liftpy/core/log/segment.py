@@ -28,7 +28,7 @@ _RECENT = 32
 
 
 def log_name(base_offset: int) -> str:
-    """File name of the segment that begins at ``base_offset``."""
+    """Return the file name of the segment with this base offset."""
     return f"{base_offset:020d}.log"
 
 
@@ -39,7 +39,7 @@ def index_name(base_offset: int) -> str:
 
 @dataclass(slots=True)
 class Segment:
-    """One segment. Sizes and positions are bytes of its file."""
+    """One segment. Sizes and positions are in bytes of its file."""
 
     base_offset: int
     """Inclusive: the log end offset when the file was made."""
@@ -71,7 +71,7 @@ class Segment:
     """Wall clock of the first append by this process, for ``segment_age_s``."""
 
     def note(self, header: BatchHeader, position: int) -> None:
-        """A batch lies at ``position``, at the end of what is known so far."""
+        """Add the batch at ``position``, which is the end of the known part."""
         base_offset, timestamp_ns = header.base_offset, header.timestamp_ns
         if not self.entries or position - self.entries[-1].position >= INDEX_INTERVAL_BYTES:
             self.entries.append(IndexEntry(base_offset, position, self.max_timestamp_ns))
@@ -87,7 +87,7 @@ class Segment:
         self.size_bytes = position + header.size_bytes
 
     def summary(self) -> SegmentSummary:
-        """What its index file holds."""
+        """Return the content of its index file."""
         return SegmentSummary(
             self.base_offset,
             self.next_offset,
@@ -159,16 +159,18 @@ class Segment:
             batch = parse_batch(block, position)
             if batch.base_offset < next_offset or (position == 0 and batch.base_offset != entry.base_offset):
                 raise CorruptionError(
-                    f"{log_name(self.base_offset)}: offset {batch.base_offset} is not at its position in the index"
+                    f"{log_name(self.base_offset)}: offset {batch.base_offset} is not at its position in the index. The node "
+                    "repairs it from another replica."
                 )
             position, next_offset = position + batch.header.size_bytes, batch.next_offset
         if next_offset > (following.base_offset if following else self.next_offset) or position < end - entry.position:
             raise CorruptionError(
-                f"{log_name(self.base_offset)}: the batches after offset {entry.base_offset} do not match the index"
+                f"{log_name(self.base_offset)}: the batches after offset {entry.base_offset} do not match the index. The "
+                "node repairs it from another replica."
             )
 
     def entry_at(self, offset: int) -> int:
-        """Position of the last indexed batch that begins at or below ``offset``."""
+        """Return the position of the last indexed batch that begins at or below ``offset``."""
         index = bisect_right(self.entries, offset, key=lambda e: e.base_offset) - 1
         return self.entries[index].position if index >= 0 else 0
 
@@ -187,7 +189,7 @@ class Segment:
             position += header.size_bytes
 
     def locate(self, offset: int) -> int:
-        """Position of the batch that holds ``offset``, or else the first one after it; ``size_bytes`` when there is none."""
+        """Return the position of the batch that contains ``offset``, or of the next one. ``size_bytes`` if there is none."""
         found = self.size_bytes
         for base_offset, next_offset, position in reversed(self.recent):
             if next_offset <= offset:
@@ -266,13 +268,13 @@ def _check_order(segment: Segment, batch: RecordBatch) -> None:
     """Offsets only grow within a file and epochs never fall [D14, D15]; holes are compaction's."""
     if batch.base_offset < segment.next_offset or (segment.epochs and batch.leader_epoch < segment.epochs[-1][0]):
         raise CorruptionError(
-            f"the batch at offset {batch.base_offset}, epoch {batch.leader_epoch}, does not follow offset "
+            f"The batch at offset {batch.base_offset}, epoch {batch.leader_epoch}, does not follow offset "
             f"{segment.next_offset - 1}"
         )
 
 
 def _valid_behind(segment: Segment, fault: int) -> bool:
-    """Whether a right batch that could be this log's lies anywhere past ``fault``: then it is damage, not a torn tail [S3]."""
+    """Return whether a valid batch of this log exists past ``fault``. Then the fault is damage, not a torn tail [S3]."""
     tail = bytes(segment.file.read(fault, segment.file.size_bytes - fault))
     found = tail.find(SIGNATURE, SIGNATURE_POSITION + 1)
     while found >= 0:

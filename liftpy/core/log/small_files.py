@@ -69,7 +69,7 @@ def seal_small_file(magic: bytes, body: bytes) -> bytes:
 
 
 def seal_in_pieces(magic: bytes, body: Sequence[bytes]) -> list[bytes]:
-    """The same of a large one, whose ``body`` comes in pieces: what they are one behind the other, never one whole."""
+    """Return the file content in pieces, for a large ``body`` that is never in memory as a whole."""
     head = _HEAD.pack(magic, _VERSION)
     crc = crc32c.crc32c(head)
     for piece in body:
@@ -78,7 +78,10 @@ def seal_in_pieces(magic: bytes, body: Sequence[bytes]) -> list[bytes]:
 
 
 def open_small_file(magic: bytes, data: bytes | None) -> bytes | None:
-    """The body, None for what is missing, torn or damaged; UnknownFormatError for a whole file of another version [S11]."""
+    """Return the body, None if the file is missing, torn or damaged.
+
+    Raise UnknownFormatError for a valid file of another version [S11].
+    """
     if data is None or len(data) < _HEAD.size + _CRC.size:
         return None
     if _CRC.unpack_from(data, len(data) - _CRC.size)[0] != crc32c.crc32c(data[: -_CRC.size]):
@@ -102,7 +105,7 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
 
 
 def decode_checkpoint(data: bytes | None) -> Checkpoint | None:
-    """The checkpoint, or None where there is none that can be trusted."""
+    """Return the decoded checkpoint, None if it is missing or damaged."""
     body = open_small_file(b"LFHW", data)
     return Checkpoint(*_CHECKPOINT.unpack(body)) if body is not None and len(body) == _CHECKPOINT.size else None
 
@@ -136,7 +139,7 @@ def encode_index(summary: SegmentSummary) -> bytes:
 
 
 def decode_index(data: bytes | None) -> SegmentSummary | None:
-    """The summary, or None where there is none that can be trusted."""
+    """Return the decoded summary, None if it is missing or damaged."""
     body = open_small_file(b"LFIX", data)
     if body is None or len(body) < _INDEX.size:
         return None
@@ -175,5 +178,5 @@ class Checkpoints:
             self._epochs = entries
 
     def epoch_below(self, log_start_offset: int) -> int:
-        """The epoch of the newest record below it, by what was found; 0: not known."""
+        """Return the epoch of the newest record below ``log_start_offset``, 0 if it is not known."""
         return next((epoch for epoch, start in reversed(self._epochs) if start < log_start_offset), NO_EPOCH)

@@ -19,57 +19,65 @@ class LogFile(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes have been appended."""
+        """Number of appended bytes."""
 
     def append(self, pieces: Sequence[Bytes]) -> None:
-        """Add all of ``pieces`` (one ``writev``), or, with the error, none of them."""
+        """Append all ``pieces`` with one ``writev``. On an error, append none."""
 
     def read(self, position: int, size_bytes: int) -> memoryview:
-        """Up to ``size_bytes`` from ``position``; fewer at the end of the file. Stays valid whatever happens to the file."""
+        """Return up to ``size_bytes`` from ``position``, fewer at the end of the file.
+
+        The view stays valid after later changes of the file.
+        """
 
     def reread(self, position: int, size_bytes: int) -> memoryview:
-        """As ``read``, but never from a map or a copy that an earlier read left; from the device itself, where the system lets go
-        of what it holds in memory of these bytes. Shows what the next process would read."""
+        """Read as ``read`` does, but without caches: from the device if the system allows it.
+
+        It shows what the next process would read.
+        """
 
     def sync(self) -> None:
-        """Make everything appended so far durable. After an error the file's state is unknown: the caller must not go on."""
+        """Make all appended bytes durable. After an error the state of the file is unknown: do not use it any more."""
 
     def truncate(self, size_bytes: int) -> None:
-        """Cut the file to ``size_bytes`` and make that durable."""
+        """Truncate the file to ``size_bytes`` durably."""
 
     def rewrite(self, position: int) -> None:
         """Write what lies from ``position`` on once more, in place, and make it durable: for a disk that is too full for a copy."""
 
     def seal(self) -> None:
-        """Nothing will be appended any more: later reads may map the file instead of copying."""
+        """Declare that nothing more will be appended. Later reads may map the file instead of copying."""
 
     def close(self) -> None:
-        """Let go of the file; views that were handed out stay valid."""
+        """Close the file. Views that were returned stay valid."""
 
 
 class Storage(Protocol):
     """The directory of one partition."""
 
     def names(self) -> list[str]:
-        """The names in the folder, sorted."""
+        """Return the file names, sorted."""
 
     def open(self, name: str) -> LogFile:
         """Open an existing file for reading and appending."""
 
     def create(self, name: str) -> LogFile:
-        """Create an empty file; one of that name is replaced."""
+        """Create an empty file. An existing file of this name is replaced."""
 
     def load(self, name: str) -> bytes | None:
-        """The whole of a small file, None when there is none."""
+        """Return the content of a small file, None if it does not exist."""
 
     def replace(self, name: str, data: bytes | Sequence[bytes]) -> None:
-        """Write a small file atomically and durably: a temporary one, flush, rename, flush the folder. ``data`` may come in pieces."""
+        """Write a small file atomically and durably: temporary file, flush, rename, flush of the directory.
+
+        ``data`` may come in pieces.
+        """
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file; durable after ``sync_folder``."""
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there; durable after ``sync_folder``."""
+        """Remove a file if it exists. The removal is durable after ``sync_folder``."""
 
     def sync_folder(self) -> None:
         """Make creations, renames and removals durable."""

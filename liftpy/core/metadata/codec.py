@@ -38,7 +38,7 @@ _DEFAULT = StreamConfig()
 
 
 def config_to_pb(config: StreamConfig) -> pb.StreamConfig:
-    """The protobuf of ``config``, with every field set to what holds."""
+    """Return the protobuf of ``config`` with every field set."""
     return pb.StreamConfig(
         ackPolicy=config.ack_policy.value,
         minIsr=config.min_isr,
@@ -67,7 +67,7 @@ def config_to_pb(config: StreamConfig) -> pb.StreamConfig:
 
 
 def config_from_pb(message: pb.StreamConfig) -> StreamConfig:
-    """The configuration that ``message`` asks for; raise ConfigError naming the field that is wrong."""
+    """Return the configuration of a protobuf. Raise ConfigError that names the wrong field."""
     return StreamConfig(
         ack_policy=_choice(AckPolicy, "ack policy", message.ackPolicy or _DEFAULT.ack_policy.value),
         min_isr=message.minIsr,
@@ -101,7 +101,7 @@ def quota_to_pb(quota: DefaultQuota) -> pb.DefaultQuota:
 
 
 def quota_from_pb(message: pb.DefaultQuota) -> DefaultQuota:
-    """DefaultQuota of a protobuf; raise ConfigError naming what is out of its bounds."""
+    """Return the DefaultQuota of a protobuf. Raise ConfigError if a value is out of range."""
     return DefaultQuota(records_per_s=message.recordsPerS, bytes_per_s=message.bytesPerS, by_token=message.byToken)
 
 
@@ -214,7 +214,7 @@ class Names:
 
 
 def node_to_pb(node: NodeImage) -> pb.Node:
-    """NodeImage -> Node."""
+    """Encode a NodeImage."""
     return pb.Node(
         nodeId=node.node_id,
         incarnation=node.incarnation,
@@ -238,7 +238,7 @@ def node_to_pb(node: NodeImage) -> pb.Node:
 
 
 def node_from_pb(message: pb.Node) -> NodeImage:
-    """Node -> NodeImage."""
+    """Decode a NodeImage."""
     return NodeImage(
         node_id=message.nodeId,
         incarnation=message.incarnation,
@@ -272,7 +272,7 @@ def pause_to_pb(pause: Pause) -> pb.Pause:
 
 
 def partition_to_pb(partition: PartitionState) -> pb.Partition:
-    """PartitionState -> Partition."""
+    """Encode a PartitionState."""
     return pb.Partition(
         partition=partition.partition,
         replicas=partition.replicas,
@@ -336,7 +336,7 @@ def partition_from_pb(message: pb.Partition, names: Names | None = None) -> Part
 
 
 def stream_to_pb(stream: StreamImage) -> pb.Stream:
-    """StreamImage -> Stream."""
+    """Encode a StreamImage."""
     return pb.Stream(
         name=stream.name,
         uid=stream.uid,
@@ -352,7 +352,7 @@ def stream_to_pb(stream: StreamImage) -> pb.Stream:
 
 
 def stream_from_pb(message: pb.Stream, names: Names | None = None) -> StreamImage:
-    """Stream -> StreamImage."""
+    """Decode a StreamImage."""
     names = names or Names()
     return StreamImage(
         name=message.name,
@@ -369,7 +369,7 @@ def stream_from_pb(message: pb.Stream, names: Names | None = None) -> StreamImag
 
 
 def counters_to_pb(counters: Counters) -> pb.CountersMoved:
-    """Counters -> CountersMoved."""
+    """Encode Counters."""
     return pb.CountersMoved(
         nextIncarnation=counters.next_incarnation,
         nextStreamUid=counters.next_stream_uid,
@@ -380,7 +380,7 @@ def counters_to_pb(counters: Counters) -> pb.CountersMoved:
 
 
 def counters_from_pb(message: pb.CountersMoved) -> Counters:
-    """CountersMoved -> Counters."""
+    """Decode Counters."""
     return Counters(
         next_incarnation=message.nextIncarnation,
         next_stream_uid=message.nextStreamUid,
@@ -409,7 +409,7 @@ def report_to_pb(uid: str, partition: int, report: LeaderReport) -> pb.LeaderRep
 
 
 def report_from_pb(message: pb.LeaderReported) -> LeaderReport:
-    """LeaderReported -> LeaderReport."""
+    """Decode a LeaderReport."""
     return LeaderReport(
         witness=message.witness,
         witness_incarnation=message.witnessIncarnation,
@@ -425,14 +425,14 @@ def report_from_pb(message: pb.LeaderReported) -> LeaderReport:
 
 
 def operation_to_pb(operation: Operation) -> pb.OperationDone:
-    """Operation -> OperationDone."""
+    """Encode an Operation."""
     return pb.OperationDone(
         operationId=operation.operation_id, timeNs=operation.time_ns, response=operation.response, ageNs=operation.age_ns
     )
 
 
 def operation_from_pb(message: pb.OperationDone) -> Operation:
-    """OperationDone -> Operation."""
+    """Decode an Operation."""
     return Operation(message.operationId, message.timeNs, message.response, message.ageNs)
 
 
@@ -455,7 +455,7 @@ def times_to_pb(times: SessionTimes) -> pb.SessionTimes:
 
 
 def times_from_pb(message: pb.SessionTimes) -> SessionTimes:
-    """SessionTimes of a protobuf; raise ConfigError for those that can't be."""
+    """Decode SessionTimes. Raise ConfigError if they are invalid."""
     before = message.sessionBeforeMs, message.leaseBeforeMs
     return SessionTimes(message.sessionMs, message.leaseMs, *before, message.change)
 
@@ -492,8 +492,11 @@ def _head_to_pb(image: ClusterImage, operations: bool) -> pb.Image:
 
 
 def image_from_bytes(data: bytes) -> ClusterImage:
-    """The image of ``image_to_bytes``; raises IncompatibleVersionError for one that says more than this version understands, or that
-    names no feature level although something was decided [M14]; DecodeError or a ValueError for anything else."""
+    """Decode the result of ``image_to_bytes``.
+
+    Raise IncompatibleVersionError if it has fields that this version does not know, or no feature level [M14]. Raise
+    DecodeError or ValueError if it is invalid.
+    """
     message = pb.Image.FromString(data)
     if has_unknown_fields(message):
         raise IncompatibleVersionError(
@@ -509,7 +512,7 @@ def image_from_bytes(data: bytes) -> ClusterImage:
 
 
 def image_from_pb(message: pb.Image) -> ClusterImage:
-    """Image -> ClusterImage, the derived maps built anew."""
+    """Decode an image and build its derived maps."""
     names = Names()
     image = ClusterImage().with_streams(stream_from_pb(stream, names) for stream in message.streams)
     reports: dict[tuple[str, int], tuple[LeaderReport, ...]] = {}

@@ -48,12 +48,12 @@ class ControllerList:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """All who are sent the log."""
+        """All nodes that receive the log."""
         return (*self.voters, self.learner) if self.learner else self.voters
 
     @property
     def majority(self) -> int:
-        """So many voters decide."""
+        """Number of voters that a decision needs."""
         return majority(len(self.voters))
 
     def names(self, node_id: str) -> bool:
@@ -61,7 +61,7 @@ class ControllerList:
         return node_id in self.members
 
     def said(self) -> str:
-        """For people."""
+        """Return the list as text for people."""
         parts = [f"the controllers are {', '.join(self.voters)}"]
         parts += [f"{self.learner} becomes one as soon as it has caught up"] if self.learner else []
         parts += [f"{self.leaving} is to go"] if self.leaving else []
@@ -69,7 +69,7 @@ class ControllerList:
 
 
 def majority(count: int) -> int:
-    """So many of ``count`` are a majority."""
+    """Return the size of a majority of ``count`` members."""
     return count // 2 + 1
 
 
@@ -84,12 +84,12 @@ def list_to_pb(held: ControllerList) -> pb.ControllerList:
 
 
 def list_from_pb(message: pb.ControllerList) -> ControllerList:
-    """The other way round; whatever it says is taken."""
+    """Decode a list without validation."""
     return ControllerList(tuple(message.voters), message.learner, message.leaving, message.index)
 
 
 def well_formed(held: ControllerList) -> bool:
-    """Whether there can be such a list: some voters, by id, each once; one of them leaves at most, and none of them learns."""
+    """Return whether the list is valid: unique voters ordered by id, at most one of them leaves, and the learner is no voter."""
     voters = held.voters
     try:
         for node_id in held.members:
@@ -138,7 +138,7 @@ class GroupView:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a change is not made."""
+    """Reason why a change is rejected."""
 
     error: pb.ControlResponse.Error
     detail: str
@@ -156,7 +156,7 @@ _ERROR = pb.ControlResponse
 
 
 def planned(asked: pb.ChangeControllers, view: GroupView, nodes: frozenset[str], fenced: frozenset[str]) -> Planned:
-    """The list that ``asked`` wants next. ``nodes``: all that are registered; ``fenced``: of those, who does not run."""
+    """Return the next list for the request ``asked``. ``nodes``: registered nodes. ``fenced``: those that do not run."""
     if view.blocked:  # first: an entry that is not committed may be of this very request
         return Refused(_ERROR.UNAVAILABLE, view.blocked)
     match asked.what:
@@ -177,19 +177,25 @@ def _under_way(now: ControllerList) -> Refused:
     replaces = f" for {now.leaving}" if now.leaving else ""
     what = f"{now.learner} is being added{replaces}" if now.learner else f"{now.leaving} is being removed"
     how = f"liftpy controllers remove {now.learner}" if now.learner else f"liftpy controllers add {now.leaving}"
-    return Refused(_ERROR.EXISTS, f"one change at a time: {what}; wait for it, or take it back with: {how}")
+    return Refused(_ERROR.EXISTS, f"Only one change at a time: {what}. Wait until it ends, or cancel it with: {how}")
 
 
 def _newcomer(node: str, now: ControllerList, nodes: frozenset[str], fenced: frozenset[str], more: int) -> Refused | None:
-    """Why ``node`` can't become one of them."""
+    """Return why ``node`` cannot become a controller, None if it can."""
     if now.learner or now.leaving:
         return _under_way(now)
     if node not in nodes:
-        return Refused(_ERROR.NOT_FOUND, f"there is no node {shown(node)}: start it first, with the controllers as they are")
+        return Refused(
+            _ERROR.NOT_FOUND,
+            f"Node {shown(node)} does not exist. Start it first, with the current controllers in its settings.",
+        )
     if node in fenced:
-        return Refused(_ERROR.INVALID, f"node {node} does not run: start it first")
+        return Refused(_ERROR.INVALID, f"Node {node} does not run. Start it first.")
     if len(now.voters) + more > MAX_CONTROLLERS:
-        return Refused(_ERROR.INVALID, f"there are {len(now.voters)} controllers, and there may be {MAX_CONTROLLERS}")
+        return Refused(
+            _ERROR.INVALID,
+            f"The cluster has {len(now.voters)} controllers, the maximum is {MAX_CONTROLLERS}. Remove or replace one.",
+        )
     return None
 
 
@@ -199,7 +205,7 @@ def _added(node: str, now: ControllerList, nodes: frozenset[str], fenced: frozen
     if node in now.voters and node == now.leaving and not now.learner:
         return replace(now, leaving="")
     if node in now.voters and node != now.leaving:
-        return Refused(_ERROR.EXISTS, f"{node} is a controller already")
+        return Refused(_ERROR.EXISTS, f"{node} is already a controller. Name another node.")
     return _newcomer(node, now, nodes, fenced, 1) or replace(now, learner=node)
 
 
@@ -212,9 +218,9 @@ def _removed(node: str, view: GroupView) -> Planned:
     if now.learner or now.leaving:
         return _under_way(now)
     if node not in now.voters:
-        return Refused(_ERROR.NOT_FOUND, f"{shown(node)} is no controller; there are: {', '.join(now.voters)}")
+        return Refused(_ERROR.NOT_FOUND, f"{shown(node)} is not a controller. Use one of: {', '.join(now.voters)}.")
     if len(now.voters) == 1:
-        return Refused(_ERROR.INVALID, f"{node} is the last controller: add another one first")
+        return Refused(_ERROR.INVALID, f"{node} is the last controller. Add another one first.")
     return _outlives(now, node, view) or replace(now, leaving=node)
 
 
@@ -226,14 +232,14 @@ def _replaced(old: str, new: str, now: ControllerList, nodes: frozenset[str], fe
     if now.learner or now.leaving:
         return _under_way(now)
     if old not in now.voters:
-        return Refused(_ERROR.NOT_FOUND, f"{shown(old)} is no controller; there are: {', '.join(now.voters)}")
+        return Refused(_ERROR.NOT_FOUND, f"{shown(old)} is not a controller. Use one of: {', '.join(now.voters)}.")
     if new in now.voters:
-        return Refused(_ERROR.EXISTS, f"{new} is a controller already")
+        return Refused(_ERROR.EXISTS, f"{new} is already a controller. Name another node.")
     return _newcomer(new, now, nodes, fenced, 0) or replace(now, learner=new, leaving=old)
 
 
 def _survives(plan: ControllerList, view: GroupView) -> Refused | None:
-    """Why what the plan comes to would not leave a majority that lives, the learner included."""
+    """Return a rejection unless the result of the plan leaves a live majority, with the learner."""
     voters = {*plan.voters, plan.learner} - {""}
     live = (view.live & voters) | ({plan.learner} - {""})
     needed = majority(len(voters))
@@ -241,17 +247,18 @@ def _survives(plan: ControllerList, view: GroupView) -> Refused | None:
         return None
     return Refused(
         _ERROR.INVALID,
-        f"of {len(voters)} controllers, {needed} would have to live, and {len(live)} do: {', '.join(sorted(live))}",
+        f"After this change, {needed} of {len(voters)} controllers must be alive, but only {len(live)} are: "
+        f"{', '.join(sorted(live))}. Start the others first.",
     )
 
 
 def _outlives(now: ControllerList, node: str, view: GroupView) -> Refused | None:
-    """Why those who stay would be no majority that lives."""
+    """Return a rejection unless the remaining controllers are a live majority."""
     return _survives(replace(now, voters=tuple(v for v in now.voters if v != node), learner=""), view)
 
 
 def next_step(view: GroupView) -> ControllerList | None:
-    """The list that the change under way comes to next; None: there is none, or it has to wait (``waits_for``)."""
+    """Return the next list of the current change. None: there is no change, or it must wait (``waits_for``)."""
     now = view.now
     if waits_for(view):
         return None
@@ -263,12 +270,12 @@ def next_step(view: GroupView) -> ControllerList | None:
 
 
 def hands_over(view: GroupView) -> bool:
-    """Whether the leader is the one that has to go, and nothing else is left to do."""
+    """Return whether the leader itself must leave and all other work is done."""
     return view.now.leaving == view.leader and not view.now.learner and not waits_for(view)
 
 
 def waits_for(view: GroupView) -> str:
-    """Why the change under way does not go on, for people; '': it does, or there is none."""
+    """Return why the current change waits, for people. '': it does not."""
     now = view.now
     if not (now.learner or now.leaving):
         return ""

@@ -28,7 +28,7 @@ class Departures:
         self._deleted_uids.update(stream.uid for stream in deleted)
 
     def gone(self, key: PartitionKey, image: ClusterImage) -> bool:
-        """Whether ``key`` is not held here any more, as far as ``image`` and those before it say."""
+        """Return whether ``key`` is not on this node any more, by ``image`` and earlier images."""
         return key.uid in self._deleted_uids or self._moved_away(key, image)
 
     def _moved_away(self, key: PartitionKey, image: ClusterImage) -> bool:
@@ -37,18 +37,18 @@ class Departures:
         return found is not None and self._node_id not in found[1].holders
 
     def denied(self, key: PartitionKey) -> None:
-        """The controllers say that the stream is there: the image was wrong."""
+        """Note that the controllers still have the stream: the image was wrong."""
         self._deleted_uids.discard(key.uid)
 
 
 def question(key: PartitionKey) -> pb.ControlRequest:
-    """What to ask a controller about ``key``."""
+    """Return the question about ``key`` for a controller."""
     asked = pb.DescribeStream(name=key.stream, uid=key.uid, fromPartition=key.partition, maxBytes=1)
     return pb.ControlRequest(describeStream=asked, linearizable=True)
 
 
 def may_go(response: pb.ControlResponse, key: PartitionKey, node_id: str) -> bool | None:
-    """Whether the answer lets ``node_id`` delete what it holds of ``key``; None: it says nothing about that."""
+    """Return whether the answer allows ``node_id`` to delete its data of ``key``. None: no information."""
     if response.error == pb.ControlResponse.NOT_FOUND:
         return True
     partitions = [p for p in response.stream.partitions if p.partition == key.partition]

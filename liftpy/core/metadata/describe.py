@@ -32,7 +32,7 @@ _NAMED = 10
 
 
 def page_bytes(asked_bytes: int, max_payload_bytes: int) -> int:
-    """How much a page may list where one message may have ``max_payload_bytes``; ``asked_bytes`` 0: as this side likes."""
+    """Return the size limit of a page for messages of ``max_payload_bytes``. ``asked_bytes`` 0: use the default."""
     return max(_MIN_PAGE_BYTES, min(asked_bytes or DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, max_payload_bytes // 2))
 
 
@@ -66,7 +66,7 @@ def describe(image: ClusterImage, request: pb.DescribeCluster) -> pb.ControlResp
 
 
 def _add_nodes(page: pb.ClusterDescription, image: ClusterImage, after: str, room: _Room) -> bool:
-    """Whether all of them are on this page, or on those before."""
+    """Return whether this page and the earlier ones have all nodes."""
     if not after:
         page.image.counters.CopyFrom(counters_to_pb(image.counters))
     for node_id in sorted(node_id for node_id in image.nodes if node_id > after):
@@ -91,7 +91,7 @@ def _add_streams(page: pb.ClusterDescription, image: ClusterImage, request: pb.D
 
 
 def _add_stream(page: pb.ClusterDescription, stream: StreamImage, first: int, room: _Room) -> bool:
-    """Whether all of it is on this page; what is not is for the next one."""
+    """Return whether this page has the complete rest of the stream."""
     head = stream_to_pb(replace(stream, partitions=()))
     if not room.takes(head):
         page.more = True
@@ -129,7 +129,7 @@ def describe_stream(image: ClusterImage, request: pb.DescribeStream) -> pb.Contr
 
 
 def cut_stream(response: pb.ControlResponse, limit_bytes: int) -> None:
-    """Leave of the stream in any answer the partitions that fit, and say where they go on."""
+    """Keep the partitions of the stream that fit, and note where the next page begins."""
     if not response.HasField("stream") or response.stream.ByteSize() <= limit_bytes:
         return
     room = _Room(limit_bytes)
@@ -152,7 +152,7 @@ class ClusterPages:
 
     @property
     def request(self) -> pb.DescribeCluster | None:
-        """What to ask for next; None: nothing is missing."""
+        """Next request, None if the description is complete."""
         return self._next
 
     def add(self, page: pb.ClusterDescription) -> None:
@@ -170,7 +170,7 @@ class ClusterPages:
         self._next = self._after(page) if page.more else None
 
     def _continue(self, rest: list[pb.Stream]) -> None:
-        """Of the last stream so far: the page has more of it, or has it anew, or it is gone."""
+        """Continue the last stream: the page has more of it, has it again, or shows that it was deleted."""
         image = self.cluster.image
         last = image.streams[-1]
         goes_on = bool(rest) and rest[0].name == last.name
@@ -203,7 +203,7 @@ class StreamPages:
 
     @property
     def request(self) -> pb.DescribeStream | None:
-        """What to ask for next; None: nothing is missing."""
+        """Next request, None if the description is complete."""
         if not self._next_partition:
             return None
         return pb.DescribeStream(name=self.stream.name, uid=self.stream.uid, fromPartition=self._next_partition)
@@ -229,7 +229,7 @@ Describe = Callable[[ClusterImage], pb.ControlResponse]
 
 
 def describer(request: pb.ControlRequest) -> Describe | None:
-    """What answers a request that only reads the image; None for any other."""
+    """Return the function that answers a read-only request, None for other requests."""
     match request.WhichOneof("request"):
         case "describeCluster":
             return lambda image: describe(image, request.describeCluster)
@@ -239,7 +239,7 @@ def describer(request: pb.ControlRequest) -> Describe | None:
 
 
 def fit_request(request: pb.ControlRequest, max_payload_bytes: int) -> None:
-    """Bound what a request asks for by what a message of this NATS server takes."""
+    """Limit the size of the requested answer to one message of this NATS server."""
     match request.WhichOneof("request"):
         case "describeCluster":
             request.describeCluster.maxBytes = page_bytes(request.describeCluster.maxBytes, max_payload_bytes)

@@ -36,7 +36,7 @@ class DirectoryIdentity:
     """Nonces of starts before the last one, oldest first; at most MAX_EARLIER_NONCES."""
 
     def next(self, nonce: int) -> DirectoryIdentity:
-        """One more process starts, and has drawn ``nonce``."""
+        """Return the identity for the next process, which has drawn ``nonce``."""
         earlier = (*self.earlier, self.nonce) if self.nonce else self.earlier
         kept = earlier[-MAX_EARLIER_NONCES:]
         if self.registered in earlier and self.registered not in kept:
@@ -44,19 +44,21 @@ class DirectoryIdentity:
         return replace(self, starts=self.starts + 1, nonce=nonce, earlier=kept)
 
     def taken(self) -> DirectoryIdentity:
-        """The last process knows that it is registered."""
+        """Return the identity after the last process was registered."""
         return replace(self, registered=self.nonce)
 
     def tell(self, request: pb.RegisterNode) -> None:
-        """Fill in what the last process says of its folder when it registers."""
+        """Add the identity of the directory to the registration request."""
         request.folderId, request.start, request.nonce = self.folder_id, self.starts, self.nonce
         request.earlierNonces[:] = self.earlier
 
 
 def stopped_cleanly(*, failed: bool, opened: bool, logs_are_clean: bool, repairs: bool) -> bool:
-    """Whether a process that ends may leave the clean-stop marker [S9]: asked when nothing will be written any more. ``failed``:
-    something that must not be gone on with happened, at whatever moment; ``opened``: it got so far that it held its partitions;
-    ``logs_are_clean``: each log was flushed and closed without an error; ``repairs``: it ends so that recovery looks at a damage."""
+    """Return whether a process may leave the clean-stop marker at its end [S9].
+
+    ``failed``: a fatal error occurred. ``opened``: it had opened its partitions. ``logs_are_clean``: all logs were flushed and
+    closed. ``repairs``: it stops so that recovery checks a damage.
+    """
     return opened and logs_are_clean and not failed and not repairs
 
 
@@ -73,7 +75,10 @@ class ProcessRelation(Enum):
 
 
 def descent(known: NodeImage, request: pb.RegisterNode) -> ProcessRelation:
-    """Judge a registration by the one that is ``known``; versions that name no folder or draw no nonce by what they name."""
+    """Compare a registration with the ``known`` one.
+
+    Versions without directory id or nonce are judged by the fields that they send.
+    """
     if not (known.folder_id and request.folderId):
         return ProcessRelation.FOLLOWS
     if known.folder_id != request.folderId:

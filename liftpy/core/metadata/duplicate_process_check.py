@@ -46,7 +46,7 @@ class Predecessor:
         """It has answered, and not been proved gone since."""
 
     def heard(self, sign: Sign, now_ns: int) -> Verdict:
-        """One question has ended."""
+        """Note the result of one question. Return the verdict."""
         if sign is Sign.ABSENT:
             return Verdict.GO_ON
         if sign is Sign.UNASKED:

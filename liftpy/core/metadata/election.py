@@ -47,7 +47,8 @@ def is_quorum(stream: StreamImage) -> bool:
 
 
 def eligible(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> tuple[str, ...]:
-    """Who may become the leader in this election, in replica order: of the ISR, and else of those that are as complete."""
+    """Return the nodes that may become leader in this election, in replica order: ISR members, otherwise equally complete
+    replicas."""
     able = [
         node_id
         for node_id in stream.may_lead(partition)
@@ -78,12 +79,12 @@ def answered(
 
 
 def conclude(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> PartitionState:
-    """The election's candidate from what is known now: positions were waited for long enough."""
+    """End the wait for positions and return the partition with a candidate."""
     return _choose(draft, stream, partition, _answers(draft, stream, partition))
 
 
 def pass_over(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> PartitionState:
-    """The candidate failed: the next one, or Offline when there is none."""
+    """Return the partition with the next candidate after a failed one, or Offline without any."""
     failed = partition.candidate
     rest = replace(partition, candidate="", passed_over=(*partition.passed_over, failed), status=PartitionStatus.ELECTION)
     if is_quorum(stream):
@@ -92,7 +93,7 @@ def pass_over(draft: RecordBuilder, stream: StreamImage, partition: PartitionSta
 
 
 def transfer(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str = "") -> PartitionState | None:
-    """A planned change of leader to ``node_id`` ('': the best other member), or None when there is nobody to take over.
+    """Return the partition with a planned transfer to ``node_id`` ('': the best other member), None if no node can take over.
 
     The old leader is alive and stays in the ISR; it is the candidate again if the others fail.
     """
@@ -144,7 +145,7 @@ def finish(stream: StreamImage, partition: PartitionState) -> PartitionState:
 
 
 def offline(partition: PartitionState) -> PartitionState:
-    """Nobody can lead; the ISR stays as it was, and any member that comes back is eligible."""
+    """Return the partition without a leader. The ISR stays, and each of its members may lead when it returns."""
     return replace(partition, leader="", candidate="", passed_over=(), deposed="", status=PartitionStatus.OFFLINE)
 
 
@@ -186,17 +187,20 @@ def _may_decide(draft: RecordBuilder, stream: StreamImage, partition: PartitionS
 
 
 def _needed(stream: StreamImage, partition: PartitionState) -> int:
-    """How many must tell their positions."""
+    """Return how many nodes must report their positions."""
     return len(partition.replicas) // 2 + 1 if is_quorum(stream) else 1
 
 
 def _overlapping(stream: StreamImage, partition: PartitionState) -> int:
-    """How many of them must be eligible: by quorum one at least of every majority, of two replicas one, of three and of four two."""
+    """Return how many of them must be eligible.
+
+    With ack by quorum at least one of every majority: one of two replicas, two of three or four.
+    """
     return (len(partition.replicas) + 1) // 2 if is_quorum(stream) else 1
 
 
 def _tellers(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> list[str]:
-    """Whose positions count, if they tell them: the eligible, and by quorum who has been passed over."""
+    """Return the nodes whose positions count: the eligible ones, and with ack by quorum also failed candidates."""
     if not is_quorum(stream):
         return list(eligible(draft, stream, partition))
     return [node for node in stream.may_lead(partition) if node != partition.deposed and draft.is_live(node)]
@@ -236,7 +240,7 @@ class _Clock:
 
 
 class ElectionTimers:
-    """All elections that are under way, while this node leads the metadata group; ``now_ns`` is monotonic."""
+    """Timers of all running elections on the metadata leader. ``now_ns`` is monotonic."""
 
     def __init__(
         self, config: ReplicationConfig, wait_s: float = DEFAULT_ELECTION_WAIT_S, retry_s: float = DEFAULT_RETRY_S
@@ -257,7 +261,7 @@ class ElectionTimers:
         """Node id -> when it last told a position or finished a promotion."""
 
     def lead(self, image: ClusterImage, now_ns: int) -> None:
-        """This node has become the metadata leader."""
+        """Begin: this node is the metadata leader."""
         self.resign()
         self._image = image
         for stream in image.streams.values():
@@ -265,14 +269,14 @@ class ElectionTimers:
                 self._watch(stream, partition, now_ns)
 
     def resign(self) -> None:
-        """This node does not lead the metadata group any more."""
+        """End: this node lost the metadata leadership."""
         self._image = None
         self._clocks.clear()
         self._queue.clear()
         self._got_on_ns.clear()
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
-        """Start, restart or stop the clocks of what changed."""
+        """Start, restart or stop the timers of changed partitions."""
         if self._image is None:
             return
         changes = diff(self._image, image)
@@ -285,7 +289,7 @@ class ElectionTimers:
                 self._watch(change.stream, change.new, now_ns)
 
     def told(self, report: pb.ReportLeader, now_ns: int) -> None:
-        """A replica tells its position: in an election, that its node makes progress."""
+        """Note a reported position: its node makes progress in an election."""
         clock = self._clocks.get(PartitionKey(report.stream, report.uid, report.partition))
         if clock is None or clock.partition.status is not PartitionStatus.ELECTION or report.witness in clock.told:
             return
@@ -308,7 +312,7 @@ class ElectionTimers:
         return True
 
     def due(self, now_ns: int) -> list[Proposal]:
-        """What to propose now, in the order of the partitions; a proposal that changes nothing is made again later."""
+        """Return what to propose now, ordered by partition. A proposal without effect is repeated later."""
         ended: list[_Clock] = []
         while (deadline_ns := self.next_deadline_ns()) is not None and deadline_ns <= now_ns:
             clock = self._clocks[heappop(self._queue)[1]]
@@ -321,7 +325,7 @@ class ElectionTimers:
         return [_proposal(clock.key, clock.partition) for clock in sorted(ended, key=lambda clock: clock.key)]
 
     def next_deadline_ns(self) -> int | None:
-        """When ``due`` has to be asked again at the latest, or None when no clock runs."""
+        """Return the latest time of the next call of ``due``, None without timers."""
         queue = self._queue
         while queue:
             deadline_ns, key = queue[0]
@@ -336,7 +340,7 @@ class ElectionTimers:
         heappush(self._queue, (deadline_ns, clock.key))
 
     def _waits_until_ns(self, clock: _Clock) -> int:
-        """Until when a clock that has run out goes on, for the sake of nodes that make progress with other partitions."""
+        """Return until when an expired timer waits for nodes that make progress with other partitions."""
         status = clock.partition.status
         if status is PartitionStatus.CANDIDATE_FOUND:
             within_ns, awaited = self._wait_ns[status], [clock.partition.candidate]
@@ -346,7 +350,7 @@ class ElectionTimers:
         return min(max(got_on_ns) + within_ns, clock.began_ns + self._patience_ns) if got_on_ns else clock.began_ns
 
     def _silent(self, clock: _Clock) -> list[str]:
-        """In an election: who may be the candidate, lives, and has not told its position."""
+        """Return the live possible candidates that have not reported their position."""
         key, partition, image = clock.key, clock.partition, self._image
         found = image.find(key.stream, key.uid, key.partition) if image is not None else None
         if found is None or image is None or partition.status is not PartitionStatus.ELECTION:
@@ -368,7 +372,7 @@ class ElectionTimers:
 
     @property
     def _session_ns(self) -> int:
-        """The cluster's, or what the settings say where the image says nothing."""
+        """Session time of the cluster, or of the settings if the image has none."""
         times = None if self._image is None else self._image.session_times
         return self._own_session_ns if times is None else times.session_ms * NS_PER_MS
 

@@ -54,7 +54,7 @@ class _Case:
 
 
 class Accusations:
-    """All cases, while this controller leads the metadata group; ``now_ns`` is monotonic. At most one per partition."""
+    """All failure reports on the metadata leader, at most one case per partition. ``now_ns`` is monotonic."""
 
     def __init__(self) -> None:
         self.counters: Counter[str] = Counter()
@@ -65,18 +65,18 @@ class Accusations:
         self._proven: list[pb.ReportLeader] = []
 
     def lead(self, term: int) -> None:
-        """This controller leads the group, in ``term``: nothing of another term adds up with what it stamps."""
+        """Begin as the leader of the group in ``term``. Reports of other terms are not combined with these."""
         self.resign()
         self._term = term
 
     def resign(self) -> None:
-        """It does not lead any more."""
+        """End: this node lost the metadata leadership."""
         self._cases.clear()
         self._questions.clear()
         self._proven.clear()
 
     def reported(self, report: pb.ReportLeader, image: ClusterImage, now_ns: int) -> bool:
-        """Stamp a report; whether it is kept back, for the accused to be asked first."""
+        """Add the time to a report. Return whether it is kept back until the reported leader was asked."""
         report.stampNs, report.stampTerm, report.accusedAsked = now_ns, self._term, False
         found = image.find(report.stream, report.uid, report.partition)
         if found is None or report.leaderLacks or not _needs_questions(found[1], report):
@@ -90,7 +90,7 @@ class Accusations:
         return True
 
     def questions(self) -> list[LeaderQuestion]:
-        """What to ask now, each once."""
+        """Return the questions to send now, each once."""
         asked, self._questions = self._questions, []
         return asked
 
@@ -110,7 +110,7 @@ class Accusations:
         return proven
 
     def next_deadline_ns(self) -> int | None:
-        """When ``due`` has to be asked again at the latest, or None."""
+        """Return the latest time of the next call of ``due``, None for none."""
         if self._proven:
             return 0
         return min((case.deadline_ns for case in self._cases.values()), default=None)

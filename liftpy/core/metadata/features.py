@@ -59,7 +59,7 @@ SPOKEN = range_of(FEATURES)
 
 
 def refused_level(level: int, who: str, spoken: LevelRange) -> str:
-    """Why ``who`` can't take part at ``level``, '' if it can."""
+    """Return why ``who`` cannot run at ``level``, '' if it can."""
     if level in spoken:
         return ""
     what = "a newer version" if level > spoken.most else "an older version, or to finalize a newer level first"
@@ -74,7 +74,7 @@ def check_level(image: ClusterImage, spoken: LevelRange) -> None:
 
 
 def why_not_yet(request: pb.ControlRequest, level: int, features: tuple[Feature, ...]) -> str:
-    """Why what is asked for must not be logged at ``level``, '' if it may: a controller of a version before would not know it."""
+    """Return why the request must not be logged at ``level``, '' if it may: controllers of an older version do not know it."""
     for part in (request, *(item.request for item in request.batch.requests)):
         for feature in features:
             what = feature.asked(part) if feature.level > level else ""
@@ -92,7 +92,7 @@ def feature_of(level: int, features: tuple[Feature, ...]) -> Feature | None:
 
 
 def why_no_way_back(image: ClusterImage, features: tuple[Feature, ...]) -> list[str]:
-    """Why the level of ``image`` can't be left for the one before, which is spoken; [] if it can."""
+    """Return why the feature level of ``image`` cannot be lowered by one, [] if it can."""
     now = feature_of(image.feature_level, features)
     assert now is not None
     if not now.has_way_back:

@@ -53,7 +53,7 @@ class FeedProducer:
         """By index, oldest first; all of them lead to ``index`` through the held entries."""
 
     def fit(self, max_payload_bytes: int) -> None:
-        """The NATS server takes messages of so many bytes. Entries held for larger ones are then sent as a snapshot."""
+        """Set the message size of the NATS server. Larger entries are sent as a snapshot."""
         before, self._takes_bytes = self._message_bytes, max(_SMALLEST_MESSAGE_BYTES, max_payload_bytes - _OVERHEAD_BYTES)
         if self._message_bytes < before:
             self._held.clear()
@@ -79,14 +79,14 @@ class FeedProducer:
         self._drop_old_snapshots()
 
     def restored(self, index: int) -> None:
-        """The image was replaced by a snapshot: what was held does not lead to it."""
+        """Note that a snapshot replaced the image. The held entries do not lead to it."""
         self._held.clear()
         self._held_records = 0
         self._snapshots.clear()
         self.index = self._published_index = index
 
     def lead(self) -> None:
-        """This controller has become the metadata leader: what others published need not be published again."""
+        """Begin as the metadata leader. Entries that others published are not published again."""
         self._published_index = self.index
 
     def take(self) -> list[pb.FeedEntry]:
@@ -98,7 +98,7 @@ class FeedProducer:
         return entries
 
     def head(self) -> pb.FeedEntry:
-        """Says where the feed is; to be published about once a second."""
+        """Return the position of the feed. Publish it about once a second."""
         return pb.FeedEntry(index=self.index, previousIndex=self.index)
 
     def answer(self, request: pb.FeedSnapshotRequest) -> pb.FeedSnapshotResponse | None:
@@ -120,7 +120,10 @@ class FeedProducer:
         return self._chunk(request)
 
     def snapshot_is_ready(self, index: int, data: bytes) -> None:
-        """``encode_snapshot(image, operations=False)`` of the image at ``index`` is done; it serves all who ask for a while."""
+        """Set the encoded snapshot (``encode_snapshot(image, operations=False)``) of the image at ``index``.
+
+        It is used for all requests for a while.
+        """
         if index:
             self._snapshots[index] = data
         self._drop_old_snapshots()
@@ -141,8 +144,7 @@ class FeedProducer:
         return index == self.index or (bool(self._held) and self._held[0][1] <= index)
 
     def _was_at(self, index: int) -> bool:
-        """Whether an entry that is held follows on ``index``. A node that took a forged record may stand between
-        two entries: nothing but a snapshot leads on from there."""
+        """Return whether a held entry follows ``index``. A node with a forged record needs a snapshot."""
         return any(previous == index for _, previous, _ in self._held)
 
     def _drop_old_snapshots(self) -> None:
@@ -176,12 +178,12 @@ class FeedProducer:
 
 
 def _size_bytes(messages: Iterable[pb.Record]) -> int:
-    """As part of an entry: each with its tag and length."""
+    """Return the size of messages in an entry, with tag and length."""
     return sum(message.ByteSize() + 8 for message in messages)
 
 
 def _is_oversize(records: tuple[Record, ...], message_bytes: int) -> bool:
-    """Whether the records don't fit into one entry; measured only when they are so many that they might not."""
+    """Return whether the records do not fit into one entry. It measures them only if they are many."""
     states = sum(_states(record) for record in records)
     if states * _MAX_STATE_SIZE_BYTES <= message_bytes:
         return False
@@ -212,8 +214,9 @@ MAX_UNREADABLE = 3
 
 
 class FeedSubscription:
-    """One node's copy of the image. ``request`` says what to ask for. ``entry_received`` and ``response_received`` feed
-    it.
+    """Copy of the image on one node.
+
+    ``request`` returns the next request. ``entry_received`` and ``response_received`` process the data.
 
     Both return whether the image changed.
     """
@@ -243,11 +246,11 @@ class FeedSubscription:
 
     @property
     def behind(self) -> bool:
-        """Whether there is something to ask for."""
+        """Whether there is something to request."""
         return not self.synced or self.known_index > self.image.index
 
     def request(self, now_ns: int) -> pb.FeedSnapshotRequest | None:
-        """What to ask for now, or None; an unanswered request is made again after ``RETRY_AFTER_NS``."""
+        """Return the request to send now, or None. An unanswered one is repeated after ``RETRY_AFTER_NS``."""
         if not self.behind or (self._asked_ns is not None and now_ns - self._asked_ns < RETRY_AFTER_NS):
             return None
         self._asked_ns = now_ns
@@ -266,10 +269,12 @@ class FeedSubscription:
         return self.image is not before
 
     def response_received(self, response: pb.FeedSnapshotResponse) -> bool:
-        """The answer to ``request``. One that brings nothing new leaves the next request to ``RETRY_AFTER_NS``. Raises MisdirectedError
-        for one to somebody else."""
+        """Process the answer to ``request``.
+
+        If it has nothing new, the next request waits for ``RETRY_AFTER_NS``. Raise MisdirectedError if it is for another node.
+        """
         if response.nodeId not in ("", self._node_id):
-            raise MisdirectedError(f"an answer of the feed to node {shown(response.nodeId)}")
+            raise MisdirectedError(f"received an answer of the metadata feed for node {shown(response.nodeId)}")
         before = self.image
         if response.chunk or response.sizeBytes:
             self._take_chunk(response)
@@ -283,8 +288,8 @@ class FeedSubscription:
         return self.image is not before
 
     def _contradicts(self, entry: pb.FeedEntry) -> bool:
-        """Whether the image can't be the cluster's: another entry was taken in the place of this one, or the leader, who knows all that
-        there is, keeps saying that there is less."""
+        """Return whether the image cannot be that of the cluster: another entry was applied instead of this one, or the leader
+        reports a lower index."""
         if not self.synced or entry.index > self.image.index:
             self._heads_below = 0
             return False
@@ -295,7 +300,7 @@ class FeedSubscription:
         return self._heads_below >= MAX_HEADS_BELOW
 
     def start_again(self) -> None:
-        """Give the image up, and ask for another one."""
+        """Drop the image and request a new one."""
         self.resync_count += 1
         self.synced = False
         self._heads_below = 0
@@ -324,7 +329,7 @@ class FeedSubscription:
             del self._taken[next(iter(self._taken))]
 
     def _has_room(self, entry: pb.FeedEntry) -> bool:
-        """Room for one more entry that waits; an entry without room is asked for again."""
+        """Return whether there is room for one more waiting entry. Otherwise it is requested again later."""
         held_bytes = sum(held.ByteSize() for held in self._waiting.values())
         return len(self._waiting) < MAX_WAITING_ENTRIES and held_bytes + entry.ByteSize() <= MAX_WAITING_BYTES
 

@@ -14,14 +14,12 @@ _AGAIN = (pb.ControlResponse.UNAVAILABLE, pb.ControlResponse.OUTCOME_UNKNOWN, pb
 
 
 def error_response(request: pb.ControlRequest, error: pb.ControlResponse.Error, detail: str) -> pb.ControlResponse:
-    """An answer that says why there is none."""
+    """Return a response with an error."""
     return pb.ControlResponse(operationId=request.operationId[:OPERATION_ID_SIZE_BYTES], error=error, detail=detail)
 
 
 class Forwarding:
-    """One forwarded request. Repeat attempts until ``decided``, or until ``left_ns`` is 0. Then ``response`` is the
-    answer.
-    """
+    """One forwarded request. Repeat attempts until ``decided``, or until ``left_ns`` is 0. Then use ``response``."""
 
     def __init__(self, request: pb.ControlRequest, deadline_ns: int) -> None:
         self.request = request
@@ -31,15 +29,15 @@ class Forwarding:
         self.decided = False
 
     def left_ns(self, now_ns: int) -> int:
-        """How long the request may still take."""
+        """Return the remaining time of the request."""
         return max(self._deadline_ns - now_ns, 0)
 
     def pause_ns(self, now_ns: int) -> int:
-        """How long to wait before the next attempt."""
+        """Return the wait before the next attempt."""
         return min(PAUSE_NS, self.left_ns(now_ns))
 
     def answered(self, response: pb.ControlResponse) -> bool:
-        """An attempt came to ``response``; whether that is the end of it."""
+        """Process the response to an attempt. Return whether it is final."""
         self._last = response
         self.decided = response.error not in _AGAIN
         self._maybe_applied = self._maybe_applied or response.error == pb.ControlResponse.OUTCOME_UNKNOWN
@@ -52,7 +50,7 @@ class Forwarding:
 
     @property
     def response(self) -> pb.ControlResponse:
-        """The decision; or that there is none. Once an attempt may have put it into a log, nobody may say that it never was."""
+        """Decision, or an error. If an attempt may be in a log, the error says that the outcome is unknown."""
         if self._maybe_applied and not self.decided:
             self._last.error = pb.ControlResponse.OUTCOME_UNKNOWN
         return self._last

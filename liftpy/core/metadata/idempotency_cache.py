@@ -54,11 +54,11 @@ class IdempotencyCache:
         return (self.by_id[self.order[n]] for n in range(self.oldest, self.next_sequence))
 
     def get(self, operation_id: bytes) -> Operation | None:
-        """The operation of that id, if it is in the window."""
+        """Return the operation with this id, if it is in the window."""
         return self.by_id.get(operation_id)
 
     def with_operation(self, operation: Operation) -> IdempotencyCache:
-        """With one more operation (of an id that is not in the window); what is too old or too much goes, oldest first.
+        """Return the cache with one more operation. Operations that are too old or too many are removed, oldest first.
 
         Age evicts a few at a time, so that one apply after hours without requests is as cheap as any other.
         """
@@ -90,7 +90,7 @@ class IdempotencyCache:
 
     @classmethod
     def of(cls, operations: list[Operation]) -> IdempotencyCache:
-        """From operations in their order, as a snapshot holds them."""
+        """Return a cache with these operations in order, as a snapshot has them."""
         return cls(
             Map((o.operation_id, o) for o in operations),
             Map(enumerate(o.operation_id for o in operations)),

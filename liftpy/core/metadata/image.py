@@ -35,14 +35,14 @@ class DirtyStreams:
     """Steps ever taken since ``origin``."""
 
     def step(self, stream: str) -> DirtyStreams:
-        """With one more change of ``stream``."""
+        """Return the trail with one more change of ``stream``."""
         steps = self.steps.set(self.step_count, stream)
         if self.step_count >= MAX_STEPS:
             steps = steps.delete(self.step_count - MAX_STEPS)
         return DirtyStreams(self.origin, steps, self.step_count + 1)
 
     def since(self, earlier: DirtyStreams) -> set[str] | None:
-        """The streams that were touched after ``earlier``, or None when this trail can't tell."""
+        """Return the streams that changed after ``earlier``, None if it is unknown."""
         count = self.step_count - earlier.step_count
         if self.origin is not earlier.origin or not 0 <= count <= MAX_STEPS:
             return None
@@ -111,12 +111,12 @@ class StreamImage:
 
     @property
     def replica_count(self) -> int:
-        """Of each partition that is placed."""
+        """Number of replicas of each placed partition."""
         return self.replication_factor or (len(self.partitions[0].replicas) if self.partitions else 0)
 
     @property
     def partition_count(self) -> int:
-        """Of all partitions, those that wait included."""
+        """Number of partitions, including those that wait for nodes."""
         return len(self.partitions) or self.waiting
 
     def key(self, partition: int) -> PartitionKey:
@@ -129,7 +129,10 @@ class StreamImage:
         return self.config.commit_policy is CommitPolicy.QUORUM
 
     def may_lead(self, partition: PartitionState) -> tuple[str, ...]:
-        """Who may be elected without a command, dead or alive, in replica order: they hold all that was committed."""
+        """Return the nodes that may become leader without a command, live or not, in replica order.
+
+        They have all committed records.
+        """
         return partition.may_lead(self.config.commit_policy)
 
     def config_under(self, quota: DefaultQuota) -> StreamConfig:
@@ -138,17 +141,20 @@ class StreamImage:
 
     @property
     def takes_default_quota(self) -> bool:
-        """Whether its cluster's default quota holds for it, if there is one."""
+        """Whether the default quota of the cluster applies to it."""
         return self.config.takes_default_quota and not is_internal(self.name)
 
     def held(self, partition: PartitionState, quota: DefaultQuota = NO_QUOTA, longest_lease_ns: int = 0) -> HeldPartition:
-        """What the replicas of ``partition`` are told, where ``quota`` is the cluster's default; the lease as in HeldPartition."""
+        """Return the metadata for the replicas of ``partition``. ``quota``: default of the cluster."""
         key, count = self.key(partition.partition), len(self.partitions)
         config = self.config_under(quota)
         return HeldPartition(key=key, config=config, state=partition, partition_count=count, longest_lease_ns=longest_lease_ns)
 
     def with_isr(self, partition: PartitionState, isr: Iterable[str], lost: Iterable[str] = ()) -> PartitionState:
-        """``partition`` with another ISR; who leaves stays complete if HW can't move any more. ``lost``: who lacks something."""
+        """Return ``partition`` with another ISR.
+
+        A leaving member stays complete while the HW cannot move. ``lost``: members that lack records.
+        """
         members = frozenset(isr)
         stands_still = len(members) < partition.min_isr(self.config) and not self.commits_by_quorum
         kept = {*partition.isr, *partition.complete}.difference(members, lost, partition.incomplete) if stands_still else ()
@@ -166,7 +172,7 @@ class StreamImage:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """The sources of everything that is never used twice; all of them only grow."""
+    """Sources of all unique numbers. They only grow."""
 
     next_incarnation: int = 1
     next_stream_uid: int = 1
@@ -214,7 +220,10 @@ Reports = Map[tuple[str, int], tuple[LeaderReport, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterImage:
-    """All of it. Derived, and not encoded: ``hosted``, ``replica_counts``, ``leader_counts``, ``answering``, ``waiting``, ``trail``."""
+    """The complete image.
+
+    Derived and not encoded: ``hosted``, ``replica_counts``, ``leader_counts``, ``answering``, ``waiting``, ``trail``.
+    """
 
     index: int = 0
     """Of the last applied entry."""
@@ -260,21 +269,21 @@ class ClusterImage:
         return found, found.partitions[partition]
 
     def held(self, stream: StreamImage, partition: PartitionState) -> HeldPartition:
-        """What the replicas of a partition of this image are told."""
+        """Return the metadata for the replicas of a partition."""
         return stream.held(partition, self.default_quota, self.longest_lease_ns)
 
     @property
     def is_used(self) -> bool:
-        """Whether anything but the level was ever decided on it."""
+        """Whether the image has more than the feature level."""
         return bool(self.nodes or self.streams or self.counters != Counters() or self.controllers.index)
 
     @property
     def longest_lease_ns(self) -> int:
-        """That any node may hold; 0: the group is new, and each process goes by its own settings."""
+        """Longest lease that any node may have. 0: the group is new, and each process uses its own settings."""
         return 0 if self.session_times is None else self.session_times.longest_lease_ns
 
     def partitions_of(self, node_id: str) -> Iterator[tuple[StreamImage, PartitionState]]:
-        """Every partition that ``node_id`` holds, as a replica or as a learner, by stream name and partition number."""
+        """Yield all partitions that ``node_id`` has as a replica or learner, by stream name and partition number."""
         hosted = self.hosted.get(node_id)
         for name in sorted(hosted) if hosted else ():
             stream = self.streams[name]
@@ -292,11 +301,11 @@ class ClusterImage:
 
     # ---- the changes that replay makes; they keep the derived maps true ------------------------------------------------
     def with_stream(self, stream: StreamImage) -> ClusterImage:
-        """With a stream whose name is free."""
+        """Return the image with a new stream."""
         return replace(self.with_streams((stream,)), trail=self.trail.step(stream.name))
 
     def with_streams(self, streams: Iterable[StreamImage]) -> ClusterImage:
-        """With streams whose names are free; the trail does not tell of them."""
+        """Return the image with new streams. The trail does not record them."""
         added = tuple(streams)
         answering = self.answering
         for stream in added:
@@ -313,7 +322,7 @@ class ClusterImage:
         )
 
     def without_stream(self, name: str) -> ClusterImage:
-        """Without the stream of that name, and without its reports."""
+        """Return the image without the stream and its reports."""
         stream = self.streams[name]
         reports = self.reports.mutate()
         for partition in stream.partitions:
@@ -331,7 +340,7 @@ class ClusterImage:
         )
 
     def with_partitions_added(self, stream: StreamImage, added: tuple[PartitionState, ...]) -> ClusterImage:
-        """With more partitions of ``stream`` (which is in the image), numbered on; those that waited are among them."""
+        """Return the image with more partitions of an existing stream. Waiting partitions are part of them."""
         fresh = replace(stream, partitions=(*stream.partitions, *added), waiting=0)
         answering = self.answering
         if stream.answers:
@@ -349,12 +358,14 @@ class ClusterImage:
         )
 
     def with_altered(self, stream: StreamImage) -> ClusterImage:
-        """With ``stream`` (which is in the image, with the same partitions and the same subject) in the place of what has its name."""
+        """Return the image with changed settings of an existing stream. Its partitions and its subject are the same."""
         return replace(self, streams=self.streams.set(stream.name, stream), trail=self.trail.step(stream.name))
 
     def with_partition(self, stream: StreamImage, changed: PartitionState) -> ClusterImage:
-        """With one partition of ``stream`` (which is in the image) replaced; a new leadership clears its reports [C9], and so does
-        a witness that joins the ISR its own: it has fetched from the leader that it reported."""
+        """Return the image with one changed partition.
+
+        A new leadership removes its reports [C9]. A reporter that joins the ISR loses its own report.
+        """
         number = changed.partition
         old = stream.partitions[number]
         partitions = (*stream.partitions[:number], changed, *stream.partitions[number + 1 :])

@@ -36,7 +36,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class PartitionChange:
-    """A partition that came (``old`` None), went (``new`` None) or changed, itself or by the settings that hold for its stream."""
+    """Change of a partition, or of the settings of its stream. ``old`` None: it is new. ``new`` None: it was removed."""
 
     stream: StreamImage
     """The stream that the partition belongs to: the new one, or the old one when it is gone."""
@@ -45,7 +45,7 @@ class PartitionChange:
 
     @property
     def key(self) -> PartitionKey:
-        """The partition's identity."""
+        """Identity of the partition."""
         either = self.new or self.old
         assert either is not None
         return self.stream.key(either.partition)
@@ -53,7 +53,7 @@ class PartitionChange:
 
 @dataclass(frozen=True, slots=True)
 class NodeChange:
-    """A node that came (``old`` None), went (``new`` None) or changed."""
+    """Change of a node. ``old`` None: it is new. ``new`` None: it was removed."""
 
     old: NodeImage | None
     new: NodeImage | None
@@ -61,7 +61,7 @@ class NodeChange:
 
 @dataclass(frozen=True, slots=True)
 class ImageDiff:
-    """All that differs, by name and partition number."""
+    """All differences, by name and partition number."""
 
     nodes: tuple[NodeChange, ...] = ()
     created: tuple[StreamImage, ...] = ()
@@ -76,14 +76,14 @@ class ImageDiff:
         return bool(self.nodes or self.created or self.deleted or self.partitions or self.lease_changed)
 
     def for_node(self, node_id: str) -> Iterator[PartitionChange]:
-        """The changes of partitions that the node holds or held."""
+        """Yield the changes of partitions that the node has or had."""
         for change in self.partitions:
             if any(p is not None and node_id in p.holders for p in (change.old, change.new)):
                 yield change
 
 
 def diff(old: ClusterImage, new: ClusterImage) -> ImageDiff:
-    """What changed between two images of one cluster; cheap when they share most of their parts."""
+    """Return the differences between two images. It is fast if they share most of their parts."""
     nodes = () if old.nodes is new.nodes else tuple(_nodes(old.nodes, new.nodes))
     has_same_default = old.default_quota == new.default_quota
     lease_changed = old.longest_lease_ns != new.longest_lease_ns
@@ -119,7 +119,10 @@ def _nodes(old: Map[str, NodeImage], new: Map[str, NodeImage]) -> Iterator[NodeC
 
 
 def _partitions(old: StreamImage, new: StreamImage, was: DefaultQuota, now: DefaultQuota) -> Iterator[PartitionChange]:
-    """Of one stream; ``was`` and ``now``: the cluster's default. Where that has changed this is asked of all streams at once."""
+    """Yield the changed partitions of one stream.
+
+    ``was`` and ``now``: default quota of the cluster, whose change affects all streams.
+    """
     is_bound = new.config.has_quota or (now.has_rates and new.takes_default_quota)
     shares_change = is_bound and len(old.partitions) != len(new.partitions)
     default_changes = was != now and (was.has_rates or now.has_rates) and new.takes_default_quota
@@ -143,7 +146,7 @@ class _Unsayable(Exception):
 
 
 def entry_between(old: ClusterImage, new: ClusterImage) -> pb.FeedEntry | None:
-    """The entry that makes ``new`` of ``old``; None: none does."""
+    """Return the entry that turns ``old`` into ``new``, None if there is none."""
     records = records_between(old, new)
     if records is None:
         return None

@@ -61,7 +61,7 @@ class AnsweredHeartbeats:
         """Each with the index of the image that the answer was made on."""
 
     def answered(self, sent_ns: int, answer: pb.ControlResponse, seen_index: int) -> Granted | None:
-        """A lease was granted; here the newest image that everybody was shown is ``seen_index``."""
+        """Process a heartbeat answer. Return a granted lease. ``seen_index``: newest image that all parts of this node have."""
         granted = Granted(sent_ns, answer.leaseMs * NS_PER_MS)
         if seen_index >= answer.index:
             self._waiting.clear()
@@ -70,7 +70,7 @@ class AnsweredHeartbeats:
         return None
 
     def image_seen(self, index: int) -> Granted | None:
-        """Everybody here was shown the image ``index``."""
+        """Note that all parts of this node have the image ``index``."""
         granted = None
         while self._waiting and self._waiting[0][1] <= index:
             granted, _ = self._waiting.popleft()

@@ -41,18 +41,18 @@ class PreferredLeaders:
         self._seen: frozenset[PartitionKey] = frozenset()
 
     def lead(self, now_ns: int) -> None:
-        """This node has become the metadata leader."""
+        """Begin: this node is the metadata leader."""
         self._seen = frozenset()
         self._leads = True
         self._next_ns = now_ns + self._every_ns if self._every_ns else None
 
     def resign(self) -> None:
-        """This node does not lead the metadata group any more."""
+        """End: this node lost the metadata leadership."""
         self._next_ns = None
         self._leads = False
 
     def change(self, every_s: float) -> None:
-        """From now on so often: the first look is at once, the second moves what is still misplaced."""
+        """Change the interval. The first check runs at once, the second one moves leaderships that are still misplaced."""
         self._every_ns = round(every_s * NS_PER_S)
         self._seen = frozenset()
         self._next_ns = 0 if self._every_ns and self._leads else None
@@ -70,5 +70,5 @@ class PreferredLeaders:
         return [pb.ElectLeader(stream=key.stream, uid=key.uid, partition=key.partition, node=node) for key, node in moves]
 
     def next_deadline_ns(self) -> int | None:
-        """When ``due`` has to be asked again."""
+        """Return the time of the next call of ``due``."""
         return self._next_ns

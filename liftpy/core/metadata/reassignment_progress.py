@@ -41,7 +41,7 @@ class Movement:
 
 
 def movement_of(stream: StreamImage, partition: PartitionState) -> Movement | None:
-    """How ``partition`` moves; None: it does not."""
+    """Return how ``partition`` moves, None if it does not."""
     leads = partition.wants_leader if not partition.target else ""
     if not (partition.target or partition.joining or leads):
         return None
@@ -61,19 +61,21 @@ def movement_of(stream: StreamImage, partition: PartitionState) -> Movement | No
 
 
 def movements(image: ClusterImage) -> list[Movement]:
-    """All of them, by stream and partition."""
+    """Return all moves, by stream and partition."""
     places = ((image.streams[name], p) for name in sorted(image.streams) for p in image.streams[name].partitions)
     return [found for stream, partition in places if (found := movement_of(stream, partition)) is not None]
 
 
 def offline_on(image: ClusterImage, node_id: str) -> list[tuple[StreamImage, PartitionState]]:
-    """The partitions of a node that nobody can lead who is there: nothing is copied from them, and so they don't leave the node until
-    somebody who holds all that was committed is back, or an operator gives it up."""
+    """Return the partitions of a node that no live node can lead.
+
+    They cannot be copied, so they stay on the node until a complete replica returns or an operator gives them up.
+    """
     return [place for place in image.partitions_of(node_id) if place[1].status is PartitionStatus.OFFLINE]
 
 
 def replicas_to_come(partition: PartitionState) -> Iterator[tuple[str, int]]:
-    """(node, how many more it will hold): 1 for who is to get a replica and has none yet, -1 for who is to lose its own."""
+    """Yield (node, change): 1 for a node that will get a replica, -1 for a node that will lose its own."""
     if not partition.target:
         return
     for node_id in partition.target:

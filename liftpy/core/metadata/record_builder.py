@@ -28,7 +28,7 @@ class Decision(NamedTuple):
 
 
 def refuse(error: pb.ControlResponse.Error, detail: str, partition: PartitionState | None = None) -> Decision:
-    """Nothing is changed; the caller is told why, and with ``partition`` the state as it is."""
+    """Return a rejection without records. With ``partition`` it includes the current state."""
     if len(detail) > MAX_DETAIL_LENGTH:  # what was asked for is repeated in it: all controllers keep the answer for a while
         detail = f"{detail[:MAX_DETAIL_LENGTH]}…({len(detail)} characters)"
     response = pb.ControlResponse(error=error, detail=detail)
@@ -50,7 +50,7 @@ class Rules:
 
     @property
     def shared(self) -> ClusterRules:
-        """What the image is to hold of them."""
+        """Part of the rules that the image stores."""
         return ClusterRules(self.namespace, self.elections)
 
 
@@ -79,21 +79,21 @@ class RecordBuilder:
         return self._incarnation - 1
 
     def next_stream_uid(self) -> str:
-        """An id that no stream has had. The time keeps it apart from those of another cluster whose folders are found."""
+        """Return a new unique stream id. It contains the time, so that ids of other clusters differ."""
         self._stream_uid += 1
         return f"{self._stream_uid - 1:06x}-{self.now_ns // 1_000_000:x}"
 
     def next_leader_epochs(self, count: int = 1) -> int:
-        """The first of ``count`` LeaderEpochs that nobody has had."""
+        """Reserve ``count`` new LeaderEpochs and return the first."""
         self._leader_epoch += count
         return self._leader_epoch - count
 
     def skip_leader_epochs(self, first: int) -> None:
-        """Give LeaderEpochs from ``first`` on (inclusive); what is below it is never given. The counter never falls."""
+        """Continue with LeaderEpochs from ``first`` on. The counter never falls."""
         self._leader_epoch = max(self._leader_epoch, first)
 
     def next_epochs(self, count: int = 1) -> int:
-        """The first of ``count`` Epochs that nobody has had."""
+        """Reserve ``count`` new Epochs and return the first."""
         self._epoch += count
         return self._epoch - count
 
@@ -101,7 +101,7 @@ class RecordBuilder:
         """The request belongs into the log although it changes nothing: its entry is an event."""
 
     def takes_long(self) -> None:
-        """Said before a decision works for long, in steps."""
+        """Call it before a decision that needs many steps."""
 
     def add(self, record: Record) -> None:
         """Append a record."""
@@ -110,16 +110,16 @@ class RecordBuilder:
             self._nodes[record.node.node_id] = record.node
 
     def node(self, node_id: str) -> NodeImage | None:
-        """The node as it is after the records so far."""
+        """Return the node after the records so far."""
         return self._nodes.get(node_id) or self.image.nodes.get(node_id)
 
     def is_live(self, node_id: str) -> bool:
-        """Whether the node is registered and not fenced, after the records so far."""
+        """Return whether the node is registered and not fenced after the records so far."""
         node = self.node(node_id)
         return node is not None and not node.fenced
 
     def leader_count(self, node_id: str) -> int:
-        """How many partitions the node leads, those that this decision gave it as a candidate included."""
+        """Return how many partitions the node leads, including those that this decision gave it as a candidate."""
         return self.image.leader_counts.get(node_id, 0) + self._appointed.get(node_id, 0)
 
     def appointed(self, node_id: str) -> None:

@@ -29,7 +29,7 @@ class StreamCreated:
 
 @dataclass(frozen=True, slots=True)
 class StreamDeleted:
-    """The stream of that name and unique id is gone; the only thing that lets a node delete data [M11]."""
+    """A stream was deleted. Only this record lets a node delete data [M11]."""
 
     name: str
     uid: str
@@ -37,7 +37,7 @@ class StreamDeleted:
 
 @dataclass(frozen=True, slots=True)
 class PartitionsAdded:
-    """More partitions of the stream ``stream`` with the unique id ``uid``, numbered on; with the first ones it waits no longer."""
+    """A stream got more partitions. With the first ones it does not wait for nodes any more."""
 
     stream: str
     uid: str
@@ -59,7 +59,7 @@ class StreamAltered:
 
 @dataclass(frozen=True, slots=True)
 class NodeChanged:
-    """A node was registered, fenced or unfenced, or an operator has set something of it."""
+    """A node was registered, fenced or unfenced, or an operator changed its settings."""
 
     node: NodeImage
 
@@ -89,7 +89,7 @@ class OperationDone:
 
 @dataclass(frozen=True, slots=True)
 class CountersMoved:
-    """The counters after what was taken from them."""
+    """New values of the counters."""
 
     counters: Counters
 
@@ -105,7 +105,7 @@ class LeaderReported:
 
 @dataclass(frozen=True, slots=True)
 class ControllersChanged:
-    """Others form the metadata group, from the entry on that has this index [M10]."""
+    """New members of the metadata group, in effect from the entry with this index [M10]."""
 
     controllers: ControllerList
 
@@ -197,7 +197,7 @@ def record_to_pb(record: Record) -> pb.Record:
 
 
 def record_from_pb(message: pb.Record) -> Record:
-    """The record of a protobuf; raise ProtocolError for one that holds none that is known here, or more than is understood.
+    """Decode a record. Raise ProtocolError if its kind or a field is unknown.
 
     A node that does not know a record can't hold a true image: it must not go on as if nothing had been said.
     """

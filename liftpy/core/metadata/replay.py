@@ -91,7 +91,7 @@ def replay_all(image: ClusterImage, records: Iterable[Record]) -> ClusterImage:
 
 
 def replaying_all(image: ClusterImage, records: Iterable[Record]) -> Steps[ClusterImage]:
-    """The same, in steps."""
+    """Apply records in steps."""
     for number, record in enumerate(records, 1):
         image = replay(image, record)
         if number % PER_STEP == 0:

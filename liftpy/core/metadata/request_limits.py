@@ -25,7 +25,7 @@ _FOR_PEOPLE = "reason"
 
 
 def fit(request: pb.ControlRequest, size_bytes: int) -> str:
-    """Cut reasons in place; return why the request, which came as so many bytes, is refused, '' if it is not."""
+    """Shorten reasons in place. Return why a request of ``size_bytes`` is rejected, '' if it is not."""
     if size_bytes > MAX_REQUEST_BYTES:
         return f"the request has {size_bytes} bytes, more than {MAX_REQUEST_BYTES}"
     return _wrong(request, "")
@@ -49,7 +49,7 @@ def _wrong(message: Message, path: str) -> str:
 
 
 def _members(field: FieldDescriptor, values: Any) -> Iterator[tuple[FieldDescriptor, Any]]:
-    """Each item with the field that describes it; of a map its keys and its values."""
+    """Yield each item with its field descriptor. A map has keys and values."""
     kind = field.message_type
     if kind is None or not kind.GetOptions().map_entry:
         yield from ((field, item) for item in values)

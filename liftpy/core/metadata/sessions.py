@@ -44,7 +44,7 @@ COLD_START_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class LeaseAnswer:
-    """The answer to a heartbeat. Not granted: ``error`` and ``detail`` say why."""
+    """Answer to a heartbeat. If it is not granted, ``error`` and ``detail`` say why."""
 
     granted: bool
     error: pb.ControlResponse.Error = pb.ControlResponse.OK
@@ -54,7 +54,7 @@ class LeaseAnswer:
 
 
 def heartbeat_every_s(own_s: float, times: SessionTimes | None) -> float:
-    """How often a node beats whose own settings say ``own_s``; ``times``: the image's."""
+    """Return the heartbeat interval of a node with the setting ``own_s``. ``times``: those of the image."""
     return own_s if times is None else min(own_s, times.lease_ms / 1000 / BEATS_PER_LEASE)
 
 
@@ -86,7 +86,7 @@ class _NodeSession:
 
 
 class NodeSessions:
-    """All sessions, while this node leads the metadata group; ``now_ns`` is monotonic and this node's own."""
+    """All sessions on the metadata leader. ``now_ns`` is its monotonic clock."""
 
     def __init__(self, config: ReplicationConfig, confirmed_within_s: float = DEFAULT_CONFIRMED_WITHIN_S) -> None:
         self._config = config
@@ -109,7 +109,7 @@ class NodeSessions:
         """It has answered a heartbeat since."""
 
     def lead(self, image: ClusterImage, now_ns: int) -> None:
-        """This node has become the metadata leader: every session starts now."""
+        """Begin as the metadata leader: all sessions start now."""
         self._leading = True
         self._began_ns, self._anybody_heard = now_ns, False
         self._go_by(image.session_times, now_ns)
@@ -118,13 +118,13 @@ class NodeSessions:
         self.image_changed(image, now_ns)
 
     def resign(self) -> None:
-        """This node does not lead the metadata group any more: it grants and proposes nothing."""
+        """End: grant and propose nothing, because this node lost the metadata leadership."""
         self._leading = False
         self._sessions.clear()
         self._nodes = None
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
-        """Take over registrations, fencing and removals; a new incarnation begins a session of its own."""
+        """Apply registrations, fencing and removals. A new incarnation starts its own session."""
         if not self._leading:
             return
         if image.session_times != self._times:
@@ -172,7 +172,7 @@ class NodeSessions:
         return LeaseAnswer(True, lease_ms=0 if self._times is None else self._times.lease_ms)
 
     def _go_by(self, times: SessionTimes | None, now_ns: int) -> None:
-        """From now on, for what is granted; sessions that have begun keep their deadlines."""
+        """Use the new times for new leases. Running sessions keep their deadlines."""
         config = self._config
         own_ns = round(config.session_s * NS_PER_S), round(config.lease_s * NS_PER_S)
         self._times, self._times_ns, self._settling_ns = times, now_ns, _NEVER
@@ -203,7 +203,7 @@ class NodeSessions:
         self._earliest_ns = now_ns
 
     def overdue(self, now_ns: int) -> list[str]:
-        """Nodes whose heartbeats are late, or whose place is wanted, while their sessions last: to be asked for on the bus."""
+        """Return nodes to probe: their heartbeats are late or another process wants their id, but their sessions last."""
         latest_ns = now_ns - self._late_ns
         wanted_ns = max(now_ns - _WANTED_NS, 0)
 
@@ -215,7 +215,7 @@ class NodeSessions:
         return [node_id for node_id, session in self._sessions.items() if asked_for(session)]
 
     def keeps_its_place(self, node_id: str, now_ns: int) -> bool:
-        """Whether the process that is registered under the name may still run; another one asks for its place."""
+        """Return whether the registered process of the node may still run while another one wants its id."""
         session = self._sessions.get(node_id)
         if session is None:
             return False
@@ -225,7 +225,7 @@ class NodeSessions:
         return not session.absent and now_ns - max(session.beat_ns, session.began_ns) <= self._place_kept_ns
 
     def runs(self, node_id: str, now_ns: int) -> bool:
-        """Whether the process that is registered under the name is heard."""
+        """Return whether the registered process of the node sends heartbeats."""
         session = self._sessions.get(node_id)
         if session is None:
             return False
@@ -234,7 +234,7 @@ class NodeSessions:
         return session.beat_ns != _NEVER and now_ns - session.beat_ns <= (self._missed_ns if session.absent else self._late_ns)
 
     def gone(self, node_id: str) -> None:
-        """The bus says that nobody listens for the node: its session ends with its lease, if no heartbeat comes before."""
+        """Note that there are no responders for the node: its session ends with its lease, unless a heartbeat arrives."""
         session = self._sessions.get(node_id)
         if session is None:
             return
@@ -245,7 +245,7 @@ class NodeSessions:
         self._earliest_ns = min(self._earliest_ns, session.deadline_ns)
 
     def due(self, now_ns: int) -> list[pb.FenceNode | pb.UnfenceNode | pb.SettleSessionTimes]:
-        """What to propose now, by node id. A proposal that the image does not answer is made again after half a session."""
+        """Return what to propose now, by node id. A proposal without effect is repeated after half a session."""
         if not self._leading or now_ns < self._earliest_ns:
             return []
         if self._starts_cold(now_ns):
@@ -271,7 +271,7 @@ class NodeSessions:
         return proposals
 
     def _settle(self, times: SessionTimes, now_ns: int) -> list[pb.SettleSessionTimes]:
-        """Say that those before count no more, once they can't."""
+        """Return the proposal that ends the use of the earlier times, once no session uses them."""
         at_ns = self._times_ns + self._longest_session_ns
         if self._settling_ns != _NEVER:
             at_ns = max(at_ns, self._settling_ns + self._retry_ns)
@@ -282,5 +282,5 @@ class NodeSessions:
         return [pb.SettleSessionTimes(change=times.change)] if is_due else []
 
     def next_deadline_ns(self) -> int | None:
-        """When ``due`` has to be asked again at the latest, or None while this node does not lead."""
+        """Return the latest time of the next call of ``due``, None if this node does not lead."""
         return self._earliest_ns if self._leading else None

@@ -38,11 +38,16 @@ def encode_snapshot(image: ClusterImage, *, operations: bool = True) -> bytes:
 
 
 def decode_snapshot(data: bytes) -> ClusterImage:
-    """The image of a snapshot; raise CorruptionError for damage, UnknownFormatError for another version [S11], and
-    IncompatibleVersionError for an
-    image that says more than this version understands. The caller looks at its level."""
+    """Decode the image of a snapshot.
+
+    Raise CorruptionError for damage, UnknownFormatError for another version [S11], and IncompatibleVersionError for unknown
+    fields.
+    """
     if len(data) < HEADER_SIZE_BYTES or data[:4] != MAGIC:
-        raise CorruptionError("The metadata snapshot is not a snapshot file: it is too short, or its magic bytes are wrong.")
+        raise CorruptionError(
+            "The metadata snapshot is not a snapshot file: it is too short, or its magic bytes are wrong. "
+            "See the runbook controllers-lost."
+        )
     _, version, codec, index, size_bytes = _HEAD.unpack_from(data)
     if version == _OF_LEVEL_1:
         raise UnknownFormatError(
@@ -54,20 +59,27 @@ def decode_snapshot(data: bytes) -> ClusterImage:
     (crc,) = _CRC.unpack_from(data, _HEAD.size)
     body = data[HEADER_SIZE_BYTES:]
     if crc32c.crc32c(body, crc32c.crc32c(data[: _HEAD.size])) != crc:
-        raise CorruptionError("The metadata snapshot is damaged: its checksum does not match.")
+        raise CorruptionError(
+            "The metadata snapshot is damaged: its checksum does not match. See the runbook controllers-lost."
+        )
     if size_bytes > MAX_IMAGE_SIZE_BYTES:
         raise CorruptionError(
-            f"The metadata snapshot is damaged: it claims {size_bytes} bytes, the maximum is {MAX_IMAGE_SIZE_BYTES}."
+            f"The metadata snapshot is damaged: it claims {size_bytes} bytes, the maximum is {MAX_IMAGE_SIZE_BYTES}. See the "
+            "runbook controllers-lost."
         )
     try:
         # what is compressed says for itself how large it is, and that is what zstandard allocates
         if zstandard.frame_content_size(body) not in (size_bytes, -1):
-            raise CorruptionError("The metadata snapshot is damaged: its size differs from its header.")
+            raise CorruptionError(
+                "The metadata snapshot is damaged: its size differs from its header. See the runbook controllers-lost."
+            )
         image = image_from_bytes(zstandard.ZstdDecompressor().decompress(body, max_output_size=size_bytes))
     except IncompatibleVersionError:
         raise
     except (zstandard.ZstdError, DecodeError, ValueError, KeyError, LiftError) as error:
-        raise CorruptionError(f"The metadata snapshot is damaged: it cannot be decoded: {error}.") from error
+        raise CorruptionError(
+            f"The metadata snapshot is damaged: it cannot be decoded: {error}. See the runbook controllers-lost."
+        ) from error
     if image.index != index:
         raise InvariantError(f"invariant M7 does not hold: header says index {index}, image {image.index}")
     return image

@@ -1,1 +1,1 @@
-"""Traces: what of a batch's way is told to OpenTelemetry, and when. Nothing here imports OpenTelemetry."""
+"""Traces: which steps of a batch are exported to OpenTelemetry, and when. Nothing in this package imports OpenTelemetry."""

@@ -1,4 +1,4 @@
-"""One word for a cluster, and why: from what its nodes say at a glance. Pure.
+"""Summarizes the health of a cluster in one word with reasons, from the summaries of its nodes. Pure.
 
 ``DATA UNAVAILABLE``: somewhere nothing can be published or read now. ``DEGRADED``: all can, and something is to be done. Reasons come
 most severe first; each names its runbook.
@@ -35,14 +35,14 @@ class Reason(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClusterVerdict:
-    """``word``: one of three."""
+    """Health of a cluster. ``word``: one of three."""
 
     word: str
     reasons: tuple[Reason, ...]
 
 
 def judge(glances: Mapping[str, NodeSummary | None]) -> ClusterVerdict:
-    """Node -> what it says; None: it does not answer."""
+    """Judge the cluster. ``glances``: node -> summary, None without an answer."""
     said = [glance for glance in glances.values() if glance is not None]
     reasons = [*_cluster(said), *_nodes(glances, said)] if said else [Reason(True, "no node answers", "node-down")]
     ordered = tuple(sorted(reasons, key=lambda reason: not reason.stops))
@@ -51,7 +51,7 @@ def judge(glances: Mapping[str, NodeSummary | None]) -> ClusterVerdict:
 
 
 def states(glances: Mapping[str, NodeSummary | None]) -> dict[str, str]:
-    """Node -> live, fenced, drained, or silent; what the newest controller knows, and who answers nothing."""
+    """Return node -> live, fenced, drained or silent, by the newest controller."""
     controllers = [glance for glance in glances.values() if glance is not None and glance.nodes]
     known = max(controllers, key=lambda glance: glance.index).nodes if controllers else {}
     found = {node: known.get(node, "live" if glance is not None else "silent") for node, glance in glances.items()}
@@ -61,7 +61,7 @@ def states(glances: Mapping[str, NodeSummary | None]) -> dict[str, str]:
 
 
 def leader_of(glances: Mapping[str, NodeSummary | None]) -> str:
-    """Who leads the metadata group: itself says so; '' where nobody does."""
+    """Return the metadata leader by its own report, '' for none."""
     return next((node for node, glance in sorted(glances.items()) if glance is not None and glance.metadata_leader == node), "")
 
 
@@ -130,7 +130,7 @@ FIRST: Place = (-1, "", -1)
 
 
 def urgency(state: PartitionState | None, config: StreamConfig, *, failed: bool = False) -> int:
-    """Index in ``PROBLEMS``. ``failed``: the log here can't be used; ``state`` None: nothing else is known of it."""
+    """Return the index in ``PROBLEMS``. ``failed``: the log of this node is unusable. ``state`` None: nothing else is known."""
     if failed:
         return 0
     if state is None:
@@ -148,7 +148,7 @@ def urgency(state: PartitionState | None, config: StreamConfig, *, failed: bool 
 
 
 def why_offline(stream: str, partition: int, status: str, isr: Iterable[str], incomplete: Container[str]) -> str:
-    """Return why a partition waits for an operator, and for what command; '': it does not.
+    """Return why a partition waits for an operator, and the command for it. '': it does not.
 
     Its last in-sync replicas came back without all that they had acknowledged [C10].
     """
@@ -162,17 +162,17 @@ def why_offline(stream: str, partition: int, status: str, isr: Iterable[str], in
 
 
 def partitions_question(stream: str = "", after: Place = FIRST, limit: int = MOST_ROWS) -> dict[str, Any]:
-    """What a node is asked for its partitions, or those of ``stream``, behind ``after``."""
+    """Return the request for partitions of a node, or those of ``stream``, after ``after``."""
     return {"partitions": {"stream": stream, "after": list(after), "limit": limit}}
 
 
 def streams_question(after: tuple[int, str] = (-1, ""), limit: int = MOST_ROWS) -> dict[str, Any]:
-    """What a node is asked for the cluster's streams behind ``after``, an (urgency, name)."""
+    """Return the request for the streams of the cluster after ``after``, an (urgency, name)."""
     return {"streams": {"after": list(after), "limit": limit}}
 
 
 def place_of(said: object) -> Place:
-    """As it is asked for; raises ValueError."""
+    """Return the place in a request. Raises ValueError."""
     match said:
         case [int(rank), str(stream), int(partition)] if -1 <= rank <= FINE and -1 <= partition < 1 << 31:
             return rank, stream, partition
@@ -180,7 +180,7 @@ def place_of(said: object) -> Place:
 
 
 def limit_of(said: object) -> int:
-    """How many are asked for; raises ValueError."""
+    """Return the limit in a request. Raises ValueError."""
     if type(said) is int and 1 <= said <= MOST_ROWS:
         return said
     raise ValueError(f"Invalid parameter limit. Use 1 to {MOST_ROWS}.")

@@ -1,4 +1,4 @@
-"""What ``liftpy top`` shows: rates, percentiles and the last minute of each node, from glances that come once a second. Pure."""
+"""Model of ``liftpy top``: rates, percentiles and the last minute of each node, from summaries once a second. Pure."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Model:
 
 @dataclass(slots=True)
 class _Seen:
-    """Of one node."""
+    """Summaries of one node."""
 
     glances: deque[tuple[float, NodeSummary]] = field(default_factory=lambda: deque(maxlen=WINDOW + 1))
     history: deque[float | None] = field(default_factory=lambda: deque(maxlen=HISTORY))
@@ -70,7 +70,7 @@ class _Seen:
         self.history.append(self.rate("records_in"))
 
     def rate(self, name: str) -> float | None:
-        """Of a count, a second, between the last two glances."""
+        """Return the rate of a counter per second between the last two summaries."""
         if len(self.glances) < 2:
             return None
         (before_s, before), (now_s, now) = self.glances[-2], self.glances[-1]
@@ -78,7 +78,7 @@ class _Seen:
         return max(0, grown) / (now_s - before_s) if now_s > before_s else None
 
     def counted(self, name: str) -> list[int]:
-        """Of a histogram, within the window; empty where that is not known."""
+        """Return the counts of a histogram within the window, [] if unknown."""
         if len(self.glances) < 2:
             return []
         old, new = getattr(self.glances[0][1], name), getattr(self.glances[-1][1], name)
@@ -86,7 +86,7 @@ class _Seen:
 
 
 class Watching:
-    """Gathers glances, and says what there is to show."""
+    """Collects summaries and builds the model."""
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
@@ -96,7 +96,7 @@ class Watching:
         self._out: deque[float | None] = deque(maxlen=HISTORY)
 
     def put(self, now_s: float, glances: Mapping[str, NodeSummary | None]) -> None:
-        """What all known nodes say at ``now_s`` (monotonic); None: nothing. Nodes that are not asked any more are forgotten."""
+        """Add the summaries of all known nodes at ``now_s`` (monotonic), None without an answer. Other nodes are forgotten."""
         self._glances = dict(glances)
         self._seen = {node: self._seen.get(node) or _Seen() for node in glances}
         for node, glance in glances.items():
@@ -105,13 +105,13 @@ class Watching:
         self._out.append(self._sum("records_out"))
 
     def nodes(self, fallback: Sequence[str] = ()) -> list[str]:
-        """Whom to ask next: whom the newest controller names, else who is known, else ``fallback``."""
+        """Return the nodes to ask next: those of the newest controller, else the known ones, else ``fallback``."""
         named = [glance for glance in self._glances.values() if glance is not None and glance.nodes]
         newest = max(named, key=lambda glance: glance.index, default=None)
         return sorted(newest.nodes if newest is not None else self._glances or fallback)
 
     def model(self) -> Model:
-        """As it is now."""
+        """Return the current model."""
         of, leader = states(self._glances), leader_of(self._glances)
         known = [glance for glance in self._glances.values() if glance is not None and glance.is_controller]
         newest = max(known, key=lambda glance: glance.index, default=None)

@@ -76,8 +76,10 @@ def bands_of(counts: Sequence[float]) -> list[float]:
 
 
 def joined(told: npt.NDArray[np.float32], *, over_time: bool = False) -> npt.NDArray[np.float32]:
-    """``told``: [one of several, series, moment], the several being nodes, or seconds of one node (``over_time``); becomes [series,
-    moment]. NaN where none of them knows anything."""
+    """Combine values [node or second, series, moment] into [series, moment].
+
+    ``over_time``: they are seconds of one node. NaN if nothing is known.
+    """
     known = ~np.isnan(told[:, 0, :])
     count = known.sum(axis=0)
     made = np.where(known[:, None, :], np.nan_to_num(told), 0).sum(axis=0)
@@ -93,7 +95,7 @@ def joined(told: npt.NDArray[np.float32], *, over_time: bool = False) -> npt.NDA
 
 
 def _percentiles(bands: npt.NDArray[np.float32], part: float) -> npt.NDArray[np.float32]:
-    """As ``glance.percentile``, of [band, moment]; NaN where nothing was counted."""
+    """Return percentiles of [band, moment]. NaN where nothing was counted."""
     upper = np.array([*BAND_BOUNDS_S, BAND_BOUNDS_S[-1]])
     lower = np.array([0.0, *BAND_BOUNDS_S])
     below = np.cumsum(bands, axis=0, dtype=np.float64)
@@ -107,7 +109,7 @@ def _percentiles(bands: npt.NDArray[np.float32], part: float) -> npt.NDArray[np.
 
 
 class History:
-    """Of one node; ``put`` a row a second."""
+    """History of one node, with one row per second."""
 
     def __init__(self) -> None:
         self._held = {step: [array("f", [nan]) * length for _ in SERIES] for step, length in LENGTHS.items()}
@@ -118,11 +120,11 @@ class History:
 
     @property
     def newest(self) -> int:
-        """The last second that is known; 0: none is."""
+        """Last known second, 0 for none."""
         return self._newest[SECONDS]
 
     def known_before(self, second: float) -> float:
-        """The last second up to ``second`` of which there is something, or the end of the last ten; 0: none."""
+        """Return the last known second up to ``second``, or the end of the last ten. 0: none."""
         for step, covers in ((SECONDS, 1), (TENS, TENS)):
             length, at = LENGTHS[step], min(self._newest[step], int(second) // step * step)
             while self._oldest[step] and at >= max(self._oldest[step], self._newest[step] - (length - 1) * step):
@@ -133,11 +135,11 @@ class History:
 
     @property
     def size_bytes(self) -> int:
-        """Of all values."""
+        """Size of all values, in bytes."""
         return sum(one.itemsize * len(one) for series in self._held.values() for one in series)
 
     def put(self, second: int, values: Sequence[float], covers: int = 1) -> None:
-        """``values``, in the order of ``SERIES``, are those of the ``covers`` seconds up to ``second``, and what was put before it."""
+        """Add the ``values`` (in the order of ``SERIES``) of the ``covers`` seconds up to ``second``."""
         newest = self._newest[SECONDS]
         if second < newest - _STARTS_ANEW_S:
             self._clear()
@@ -155,7 +157,7 @@ class History:
         self._newest[SECONDS] = second
 
     def take(self, rows: HistoryRows) -> None:
-        """What another one has told: what is known here already stays."""
+        """Add rows of another history. Known rows stay."""
         for number, values in enumerate(zip(*rows.columns, strict=True)):
             at = rows.first + number * rows.step
             if rows.step == SECONDS:
@@ -166,7 +168,7 @@ class History:
                 self._write(TENS, at, values)
 
     def rows(self, step: int, after: int, most: int = MOST_ROWS) -> HistoryRows:
-        """Those behind ``after`` (wall clock, s), oldest first, at most ``most``: the oldest ones, so that who asks again goes on."""
+        """Return at most ``most`` rows after ``after`` (wall clock in s), oldest first, so that the next request can continue."""
         length, newest = LENGTHS[step], self._newest[step]
         first = max(after // step * step + step, newest - (length - 1) * step, self._oldest[step])
         count = max(0, min(most, (newest - first) // step + 1)) if newest else 0
@@ -203,7 +205,10 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class HistoryRows:
-    """Some of a history: the first is of ``first`` (wall clock, s), each next one ``step`` s later; ``columns`` as ``SERIES``."""
+    """Part of a history: the first row is at ``first`` (wall clock in s), each next one ``step`` s later.
+
+    ``columns``: as ``SERIES``.
+    """
 
     step: int
     first: int
@@ -211,11 +216,11 @@ class HistoryRows:
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return len(self.columns[0]) if self.columns else 0
 
     def as_object(self) -> dict[str, Any]:
-        """For JSON: ``data`` is base64 of 32 bit numbers, little endian, one series behind the other."""
+        """Return a JSON object. ``data``: base64 of 32-bit numbers, little endian, one series after the other."""
         ordered = [array("f", one) for one in self.columns]
         if sys.byteorder == "big":
             for one in ordered:
@@ -225,7 +230,10 @@ class HistoryRows:
 
 
 def rows_of(said: object) -> HistoryRows | None:
-    """What ``as_object`` made, of any version: series that are not known are left out, missing ones are gaps. None: it is none."""
+    """Decode the result of ``as_object`` of any version.
+
+    Unknown series are ignored, missing ones are gaps. None if it is invalid.
+    """
     if not isinstance(said, dict):
         return None
     step, first, count, names, data = (said.get(name) for name in ("step", "first", "count", "series", "data"))
@@ -255,7 +263,7 @@ def rows_of(said: object) -> HistoryRows | None:
 
 
 def question(step: int, after: int, node: str = "") -> dict[str, Any]:
-    """What a node is asked for its rows behind ``after``, or for those that it keeps of another ``node``."""
+    """Return the request for rows after ``after``, of the node itself or of another ``node``."""
     return {"history": {"step": step, "after": after, **({"node": node} if node else {})}}
 
 
@@ -270,7 +278,7 @@ def asked_rows(history: History, asked: object) -> HistoryRows | None:
 
 
 def with_gaps(rows: HistoryRows, unknown: Sequence[tuple[float, float]]) -> HistoryRows:
-    """``rows`` without those that lie in one of ``unknown``, (after, until) in s: not all is known of these moments."""
+    """Return ``rows`` without those in the ranges ``unknown``: (after, until) in s."""
     moments = [rows.first + number * rows.step for number in range(rows.count)]
     gaps = [n for n, at in enumerate(moments) if any(at + rows.step - 1 > after and at <= until for after, until in unknown)]
     if not gaps:
@@ -283,7 +291,7 @@ def with_gaps(rows: HistoryRows, unknown: Sequence[tuple[float, float]]) -> Hist
 
 
 def of_cluster(histories: Sequence[History], step: int, after: int) -> HistoryRows:
-    """The nodes' rows, joined moment by moment; NaN where no node knows anything."""
+    """Return the combined rows of all nodes. NaN where no node knows a value."""
     told = [rows for history in histories if (rows := history.rows(step, after, LENGTHS[step])).count]
     if not told:
         return HistoryRows(step, after // step * step + step, tuple(array("f") for _ in SERIES))

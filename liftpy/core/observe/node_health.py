@@ -1,4 +1,4 @@
-"""What a node says of its own health: whether its process should go on, serves, and has caught up. Pure.
+"""Health checks of a node: *live* (keep running), *ready* (serves) and *synced* (has caught up). Pure.
 
 *Live*: this process does its work. Nothing outside of it is in there (NATS, other nodes, space, its role), so that who restarts what
 is not live never restarts a node for the state of others. *Ready*: it takes part in the cluster, and has opened what it holds.
@@ -18,20 +18,20 @@ from liftpy.core.base.ids import PartitionKey
 
 
 class Check(NamedTuple):
-    """One thing that was looked at. ``why``: in words, '' where it is well."""
+    """Result of one check. ``why``: reason in words, '' if it is well."""
 
     name: str
     why: str = ""
 
     @property
     def ok(self) -> bool:
-        """Whether it is well."""
+        """Whether the check passed."""
         return not self.why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signs:
-    """What a node knows of itself at a moment."""
+    """State of a node at one moment, as input of the checks."""
 
     failure: str = ""
     """Why the process stops, unexpectedly; '': it does not."""
@@ -54,7 +54,7 @@ class Signs:
 
 
 def live(signs: Signs) -> list[Check]:
-    """Whether this process should go on."""
+    """Return the checks of whether this process should keep running."""
     hung = signs.longest_flush_s >= signs.hung_flush_s
     return [
         Check("tasks", signs.failure),
@@ -78,7 +78,7 @@ def ready(signs: Signs) -> list[Check]:
 
 
 class Synced:
-    """Which replicas have been in the ISR since the start. Once all that there were had been, it is so for good."""
+    """Tracks which replicas have been in the ISR since the start. Once all were, the result stays true."""
 
     def __init__(self) -> None:
         self.done = False

@@ -1,4 +1,4 @@
-"""What a node says of itself at a glance: few numbers, made of the same figures as its metrics, in about 1 KiB. Pure.
+"""Summary of a node: few numbers from the same values as its metrics, in about 1 KiB. Pure.
 
 Counts only grow while a process lives; rates and percentiles are the viewer's, from two glances.
 """
@@ -26,7 +26,7 @@ LIVE, FENCED, DRAINED = "live", "fenced", "drained"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSummary:
-    """Of one node. What an older version does not say has its default."""
+    """Summary of one node. Values that an older version does not send have their defaults."""
 
     node: str
     version: str = ""
@@ -87,7 +87,7 @@ class NodeSummary:
     """The metadata leader: controller -> entries that it is behind; -1: it is not connected."""
 
     def encode(self) -> bytes:
-        """As JSON, without what has its default."""
+        """Return the JSON without default values."""
         said = {name: value for name, value in asdict(self).items() if name == "node" or value != _DEFAULTS[name]}
         return json.dumps({"glance": said}, separators=(",", ":")).encode()
 
@@ -108,7 +108,7 @@ _DEFAULTS = {one.name: _default(one.name) for one in fields(NodeSummary)}
 
 
 def glance_of(said: object) -> NodeSummary | None:
-    """What a node has answered under ``glance``; None: that is none. Fields that are not known are left out."""
+    """Return the summary in an answer, None if it is invalid. Unknown fields are ignored."""
     found: dict[str, Any] = {}
     if not isinstance(said, dict):
         return None
@@ -119,7 +119,7 @@ def glance_of(said: object) -> NodeSummary | None:
 
 
 def _checked(name: str, value: Any) -> Any:
-    """``value`` where it is of the field's kind; None where it is not."""
+    """Return ``value`` if it has the type of the field, else None."""
     default = _DEFAULTS[name]
     if name in _MAPPINGS:
         good = (
@@ -143,8 +143,7 @@ def _checked(name: str, value: Any) -> Any:
 
 
 def percentile(counts: Sequence[int], part: float, bounds: Sequence[float] = LATENCY_S) -> float | None:
-    """Below what ``part`` of those counted are, in s, as Prometheus estimates it: even within a bucket, the last bucket is its lower
-    bound. None where nothing was counted."""
+    """Return the percentile ``part`` in s, estimated as Prometheus does. None if nothing was counted."""
     wanted, below = sum(counts) * part, 0
     if not wanted:
         return None

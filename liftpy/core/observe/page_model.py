@@ -1,4 +1,4 @@
-"""What the pages show, as JSON: from the model that ``liftpy top`` shows, histories, and what nodes say of partitions. Pure.
+"""JSON of the status pages, from the model of ``liftpy top``, histories, and the partitions of the nodes. Pure.
 
 Numbers are plain, in the unit that their name ends with; None: not known. Whoever shows them formats them (``figures_text``).
 
@@ -23,7 +23,7 @@ _RATES = ("records_in", "bytes_in", "records_out", "bytes_out")
 
 
 def newest_of(rows: HistoryRows) -> dict[str, float | None]:
-    """The last row in which anything is known, by series."""
+    """Return the last known value of each series."""
     for number in range(rows.count - 1, -1, -1):
         if not isnan(rows.columns[0][number]):
             values = (column[number] for column in rows.columns)
@@ -73,7 +73,7 @@ def cluster_object(model: Model, newest: Mapping[str, float | None]) -> dict[str
 
 
 def feature_object(said: Iterable[NodeSummary]) -> dict[str, Any]:
-    """The level that holds, which one all speak, and what is to be done about it."""
+    """Return the finalized level, the level that all nodes support, and the action to take."""
     known = [one for one in said if one.feature_level]
     level = max((one.feature_level for one in known), default=None)
     speaks = min((one.speaks for one in known), default=None)
@@ -101,8 +101,8 @@ _OF_GLANCE = (
 
 
 def stream_rows(said: Mapping[str, object]) -> list[dict[str, Any]]:
-    """Node -> the rows that it has told of a stream's partitions; becomes one row for each partition, in order of urgency: that of its
-    leader with the highest epoch, else of who knows most. What a node says in another form is left out."""
+    """Combine the rows of all nodes into one row for each partition, most urgent first: that of the leader with the highest
+    epoch, otherwise the most complete one. Invalid rows are ignored."""
     best: dict[int, tuple[tuple[int, int, bool], dict[str, Any]]] = {}
     for node, rows in said.items():
         for row in rows if isinstance(rows, list) else ():
@@ -122,7 +122,7 @@ _ROW: dict[str, type] = {
 
 
 def checked_row(row: object) -> dict[str, Any] | None:
-    """A partition as a node tells it, if all its figures are of their kind; None: it is none."""
+    """Return a partition row of a node if all its values have the right type, else None."""
     if not isinstance(row, dict):
         return None
     kept: dict[str, Any] = {}
@@ -150,7 +150,7 @@ _STREAM_ROW: dict[str, type] = {
 
 
 def checked_stream(row: object) -> dict[str, Any] | None:
-    """The same of a stream in the list of streams."""
+    """Return a stream row if all its values have the right type, else None."""
     if not isinstance(row, dict) or any(type(row.get(name)) is not kind for name, kind in _STREAM_ROW.items()):
         return None
     if not all(is_count(row[name]) for name, kind in _STREAM_ROW.items() if kind is int):
@@ -194,7 +194,7 @@ def figure(kind: str, value: Any) -> str:
 
 
 def look_up(found: Any, path: str) -> Any:
-    """What stands under ``a.b.c``; None: nothing."""
+    """Return the value at the path ``a.b.c``, None if it does not exist."""
     for name in path.split("."):
         found = found.get(name) if isinstance(found, Mapping) else None
     return found

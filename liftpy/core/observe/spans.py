@@ -1,4 +1,4 @@
-"""A span and those below it, finished: what is handed to who exports them. Pure.
+"""A finished span with its children, ready for export. Pure.
 
 How many spans a node, or a client, may make: a token bucket. What does not fit is not made, and counted. Pure.
 """
@@ -35,7 +35,7 @@ class SpanTree(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Spans in it."""
+        """Number of spans."""
         return 1 + len(self.children)
 
 
@@ -54,7 +54,7 @@ class SpanBudget:
         """Spans that were not made, or made and not handed over, since the process began."""
 
     def takes(self, spans: int, now_ns: int) -> bool:
-        """Whether so many may be made at ``now_ns``, monotonic; if not, they count as dropped."""
+        """Return whether ``spans`` spans may be created at ``now_ns`` (monotonic). If not, they count as dropped."""
         if not self.has(spans, now_ns):
             self.dropped += spans
             return False
@@ -62,12 +62,12 @@ class SpanBudget:
         return True
 
     def has(self, spans: int, now_ns: int) -> bool:
-        """Whether so many could be taken."""
+        """Return whether ``spans`` spans could be taken."""
         if self._at_ns is not None:
             self._tokens = min(self._per_s, self._tokens + max(0, now_ns - self._at_ns) * self._per_s / NS_PER_S)
         self._at_ns = now_ns
         return self._tokens >= spans
 
     def gives_back(self, spans: int) -> None:
-        """So many that were taken were not needed."""
+        """Return unused spans to the budget."""
         self._tokens += spans

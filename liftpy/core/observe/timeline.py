@@ -1,4 +1,4 @@
-"""Events as marks of a timeline with a row for each node: whose row an event belongs to, and as what it is marked. Pure.
+"""Events as marks on a timeline with one row per node. Pure.
 
 Events come as ``ClusterEvent.as_object`` makes them, from whoever keeps them.
 
@@ -121,7 +121,7 @@ def group_in_words(group: list[_Event]) -> str:
 
 
 def _meaning(event: _Event) -> tuple[str, ...] | None:
-    """Equal for what is one to people; None: it stays alone."""
+    """Return a key that is equal for events that people see as one. None: the event stays alone."""
     kind = str(event.get("kind"))
     if "stream" not in event or "partition" not in event:
         return None

@@ -1,4 +1,4 @@
-"""``traceparent`` of W3C Trace Context: who has sent a message, within which trace. Pure.
+"""``traceparent`` of W3C Trace Context: sender and trace of a message. Pure.
 
 Whatever is not one exactly is none: the message it came with is stored and handed on as it is, and no span is made for it.
 
@@ -39,7 +39,7 @@ class TraceContext(NamedTuple):
 
 
 def parse_traceparent(value: bytes) -> TraceContext | None:
-    """What ``value`` says; None where it is malformed."""
+    """Return the trace context in ``value``, None if it is malformed."""
     size, fields = len(value), _FIELDS.match(value)
     if fields is None or size > MAX_TRACEPARENT_BYTES:
         return None
@@ -62,12 +62,12 @@ MAX_STATE_BYTES = 512
 
 
 def bears_one(pairs: Pairs) -> bool:
-    """Whether a message names a context, whatever it says, in letters of whatever case."""
+    """Return whether the headers have a ``traceparent``, in any case of letters."""
     return any(name.lower() == TRACEPARENT for name, _ in pairs)
 
 
 def created_in(pairs: Pairs) -> TraceContext | None:
-    """The first context that a message bears and whose sender records it; None: there is none."""
+    """Return the first sampled context in the headers, None for none."""
     for name, value in pairs:
         if name == TRACEPARENT and (context := parse_traceparent(value)) is not None and context.sampled:
             return context
@@ -75,7 +75,7 @@ def created_in(pairs: Pairs) -> TraceContext | None:
 
 
 def with_context(pairs: Pairs, context: TraceContext, state: str = "") -> Pairs:
-    """``pairs``, then ``context`` and its ``tracestate``; as they are where they name a context already."""
+    """Return ``pairs`` with ``context`` and its ``tracestate`` added, unless they already have a context."""
     if bears_one(pairs):
         return pairs
     marked = (*pairs, (TRACEPARENT, traceparent(context)))
@@ -85,7 +85,7 @@ def with_context(pairs: Pairs, context: TraceContext, state: str = "") -> Pairs:
 
 
 def first_marked(columns: ColumnSet, pairs: Pairs) -> ColumnSet:
-    """``columns`` whose first record has ``pairs`` before its other headers; as they are where that names a context already."""
+    """Return ``columns`` with ``pairs`` added to the first record, unless it already has a context."""
     had = columns.headers
     added = np.uint32(len(pairs))
     names, values = [name.encode() for name, _ in pairs], [value for _, value in pairs]
@@ -99,7 +99,7 @@ def first_marked(columns: ColumnSet, pairs: Pairs) -> ColumnSet:
 
 
 def _before(entries: list[bytes], column: BytesColumn | None = None) -> BytesColumn:
-    """``entries``, then those of ``column``, which has no nulls."""
+    """Return a column of ``entries`` followed by those of ``column``, which has no nulls."""
     ends = np.cumsum([len(entry) for entry in entries], dtype=np.uint32)
     if column is None:
         return BytesColumn(ends, memoryview(b"".join(entries)), None)

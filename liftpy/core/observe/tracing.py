@@ -51,8 +51,10 @@ def traced_in(batch: bytes) -> tuple[TraceContext, ...]:
 
 
 def may_bear(batch: bytes) -> bool:
-    """Whether a message of ``batch`` may be traced, by one search in its bytes; for whoever can't follow it and counts. Of one that is
-    compressed: whether it has headers."""
+    """Return whether a message of ``batch`` may be traced, by one search in its bytes.
+
+    For a compressed batch: whether it has headers.
+    """
     header = parse_batch(batch, verify=False).header
     return Columns.HEADERS in Columns(header.column_bits) and (header.codec is not Codec.NONE or batch.find(_NAME) >= 0)
 
@@ -65,7 +67,7 @@ def names_one(headers: HeadersColumn) -> bool:
 def sampled_in(
     headers: HeadersColumn, first: int = 0, end: int | None = None, most: int = MOST_LINKS
 ) -> tuple[TraceContext, ...]:
-    """The same of a column: of its records ``first`` (inclusive) to ``end`` (exclusive; None: to the last)."""
+    """Return the sampled contexts of the records ``first`` (inclusive) to ``end`` (exclusive, None: all) of a header column."""
     names = bytes(headers.names.data)
     if names.find(_NAME) < 0:
         return ()
@@ -82,7 +84,7 @@ def sampled_in(
 
 
 def _sampled_values(headers: HeadersColumn, names: bytes, begin: int, end: int, most: int) -> list[bytes]:
-    """Of the pairs ``begin`` (inclusive) to ``end`` (exclusive) with that name, whose flags look sampled."""
+    """Return the values of the pairs ``begin`` (inclusive) to ``end`` (exclusive) that look sampled."""
     name_starts, name_sizes = _places(headers.names)
     value_starts, value_sizes = _places(headers.values)
     fits = (name_sizes[begin:end] == len(_NAME)) & (value_sizes[begin:end] >= TRACEPARENT_BYTES)
@@ -117,7 +119,10 @@ _STEPS = 4
 
 
 class NodeTraces:
-    """What the partitions of a node share. ``now_ns``: monotonic; ``wall_ns``: since 1970; ``put``: takes what is finished."""
+    """Shared trace state of a node's partitions.
+
+    ``now_ns``: monotonic. ``wall_ns``: since 1970. ``put``: receives finished spans.
+    """
 
     def __init__(
         self,
@@ -138,13 +143,13 @@ class NodeTraces:
         """Of such batches."""
 
     def look(self) -> None:
-        """Hand over what has waited long enough; to be called now and then while something is ``open``."""
+        """Export spans that waited long enough. Call it regularly while something is ``open``."""
         now_ns = self.now_ns()
         for partition in list(self.open):
             partition.look(now_ns)
 
     def whole(self, name: str, began_ns: int, attributes: Attributes, error: str = "") -> None:
-        """A span of its own, that began at ``began_ns``, monotonic, and ends now."""
+        """Export a single span that began at ``began_ns`` (monotonic) and ends now."""
         now_ns = self.now_ns()
         if self.budget.takes(1, now_ns):
             end_ns = self.wall_ns()
@@ -175,14 +180,14 @@ class _OnItsWay:
 
     @property
     def decided_ns(self) -> int:
-        """Since when only followers that lag are missing; 0: more than those."""
+        """Time since which only lagging followers are missing, 0 if others are, too."""
         if not self.flushed_ns or not self.committed_ns or (self.awaited and not self.acked_ns):
             return 0
         return max(self.flushed_ns, self.committed_ns, self.acked_ns)
 
 
 class PartitionTraces:
-    """Of one partition that this node leads, or may."""
+    """Traces of one partition that this node leads or may lead."""
 
     def __init__(self, node: NodeTraces, stream: str, partition: int) -> None:
         self._node = node
@@ -221,7 +226,7 @@ class PartitionTraces:
         awaited: bool,
         followers: frozenset[str],
     ) -> None:
-        """A batch is in the log. ``flushed``: also on the disk; ``awaited``: somebody waits for its ack."""
+        """Note that a batch was appended. ``flushed``: it is also on disk. ``awaited``: a publisher waits for its ack."""
         node = self._node
         now_ns, spans = node.now_ns(), _STEPS - (not awaited) + len(followers)
         if node.open_count >= MOST_OPEN or not node.budget.has(spans, now_ns):
@@ -265,7 +270,7 @@ class PartitionTraces:
         self._hand_over(now_ns)
 
     def fetched(self, replica: str, offset: int, leader_epoch: int) -> None:
-        """A follower says that it has flushed what is up to ``offset``, inclusive."""
+        """Note that a follower has flushed up to ``offset``, inclusive."""
         now_ns = self._node.now_ns()
         for one in self._open:
             if one.last_offset > offset:
@@ -295,16 +300,16 @@ class PartitionTraces:
         self._hand_over(now_ns)
 
     def ended(self, why: str = ENDED) -> None:
-        """The leadership is over, and what is not committed another's; or else ``why`` it is not followed any more."""
+        """End all traces: the leadership is over, or ``why`` they are not followed any more."""
         self._let_go(self._open, why)
 
     def look(self, now_ns: int) -> None:
-        """Hand over what has waited long enough."""
+        """Export spans that waited long enough."""
         self._let_go([one for one in self._open if now_ns - one.appended_ns >= MOST_NS], SLOW)
         self._hand_over(now_ns)
 
     def role_is(self, role: str, is_ready: bool, leader_epoch: int) -> None:
-        """This replica is something else now: an election lasts from CANDIDATE until it takes publishes, or does not."""
+        """Set the role of this replica. An election lasts from CANDIDATE until it accepts publishes or gives up."""
         now_ns = self._node.now_ns()
         if role == "CANDIDATE":
             self._elected_ns = self._elected_ns or now_ns
@@ -367,12 +372,15 @@ class StepSpans:
         """Name, and when it began."""
 
     def step(self, name: str) -> None:
-        """It begins; the one before ends."""
+        """Begin a step, and end the previous one."""
         if len(self._steps) < MOST_STEPS:
             self._steps.append((name, self._wall_ns()))
 
     def ended(self, error: str = "") -> SpanTree:
-        """All of it, now. ``error``: why it failed; '': it did not. The attribute ``liftpy.step`` says where."""
+        """Return all steps.
+
+        ``error``: reason of a failure, '' for success. The attribute ``liftpy.step`` names the failed step.
+        """
         end_ns = max(self._wall_ns(), self._began_ns)
         ends = [*(at for _, at in self._steps[1:]), end_ns]
         steps = tuple(Span(name, at, max(at, end)) for (name, at), end in zip(self._steps, ends, strict=False))

@@ -1,4 +1,4 @@
-"""Acks: which publisher waits for which offset, and how it is answered [A1, A2, A5].
+"""Acks: tracks which publisher waits for which offset, and sends the answers [A1, A2, A5].
 
 A plain publish with a reply inbox gets a JetStream answer (JSON), an enveloped ``Message`` gets an Ack envelope. Only
 inbox subjects are answered: a publisher must not make a node publish on any other subject. Waiting publishers are kept
@@ -44,11 +44,23 @@ JETSTREAM_ERRORS: dict[RejectReason, tuple[int, int, str]] = {
     RejectReason.OVERLOADED: (429, 10167, "too many requests"),
     RejectReason.WRONG_STREAM: (400, 10060, "expected stream does not match"),
     RejectReason.UNSUPPORTED: (400, 10003, "bad request"),
-    RejectReason.PRODUCER_FENCED: (400, 10071, "a newer process of this producer goes on"),
-    RejectReason.OUT_OF_ORDER: (400, 10071, "the producer's sequence does not follow"),
-    RejectReason.DIVERGED_PRODUCER: (400, 10071, "the producer has sent other records before"),
-    RejectReason.UNKNOWN_PRODUCER: (400, 10071, "the producer's epoch was not given here"),
-    RejectReason.PRODUCER_CONFLICT: (400, 10071, "another producer has this id, or another source"),
+    RejectReason.PRODUCER_FENCED: (
+        400,
+        10071,
+        "A newer process uses this producer id. Stop this process, or use another producer id.",
+    ),
+    RejectReason.OUT_OF_ORDER: (400, 10071, "Earlier sequences of this producer are missing. Send them first."),
+    RejectReason.DIVERGED_PRODUCER: (
+        400,
+        10071,
+        "Other records are stored with the sequences of this batch. Use another producer id.",
+    ),
+    RejectReason.UNKNOWN_PRODUCER: (400, 10071, "This leader does not know the producer. Request an epoch first."),
+    RejectReason.PRODUCER_CONFLICT: (
+        400,
+        10071,
+        "Another producer has this producer id, or its batches come from another source. Use another producer id.",
+    ),
     RejectReason.RECORDS_LOST: (400, 10071, "acknowledged records of the producer are lost"),
     RejectReason.QUOTA: (429, 10167, "the stream's quota is used up: too many requests"),
 }
@@ -62,12 +74,12 @@ class AckShell(Protocol):
     """The shell of acks: sends answers."""
 
     def send_lines(self, lines: Sequence[bytes]) -> None:
-        """Send whole ``PUB`` lines of the NATS protocol, each with its payload."""
+        """Send complete ``PUB`` lines of the NATS protocol with their payloads."""
 
 
 @dataclass(slots=True)
 class Envelope:
-    """Data that an enveloped publish wants in its Ack."""
+    """Values of an enveloped publish that its Ack repeats."""
 
     correlation_id: str
     ack_inbox: str
@@ -98,12 +110,12 @@ class Publishers:
 
     @property
     def record_count(self) -> int:
-        """How many records they have published."""
+        """Number of published records."""
         return self.batch_records or len(self.replies)
 
     @property
     def plain_count(self) -> int:
-        """Of so many records nobody waits for an answer."""
+        """Number of records whose publisher waits for no answer."""
         plain = self.replies.count(b"")
         return plain * self.batch_records if self.batch_records else plain
 
@@ -115,13 +127,13 @@ class Publishers:
 
     @property
     def wanted(self) -> AckPolicy:
-        """What a single publisher waits for; NONE: nothing."""
+        """Ack policy of a single publisher. NONE: it waits for no answer."""
         own = self.policy if self.policies is None else self.policies[0]
         return own if self.replies[0] else AckPolicy.NONE
 
 
 def envelope_of(publishers: Publishers) -> Envelope:
-    """Of a batch's one publisher."""
+    """Return the envelope of the only publisher of a batch."""
     envelope = publishers.envelopes and publishers.envelopes[0]
     assert envelope
     return envelope
@@ -141,7 +153,7 @@ _Again = tuple[int, int, int, Publishers, bool]
 
 
 class PendingAcks:
-    """Publishers that wait for the acks of one partition. ``count``: how many acks are owed, the bound's measure."""
+    """Publishers that wait for acks of one partition. ``count``: number of pending acks, which is limited."""
 
     def __init__(self, shell: AckShell, key: PartitionKey, data_subject: str, times: PublishTimes | None = None) -> None:
         self._shell = shell
@@ -159,7 +171,7 @@ class PendingAcks:
         self.count = 0
 
     def add(self, base_offset: int, publishers: Publishers, arrived_ns: int = 0) -> None:
-        """Records from ``base_offset`` on were appended for ``publishers``, who sent them at ``arrived_ns``, about."""
+        """Add publishers whose records were appended from ``base_offset`` on. ``arrived_ns``: approximate arrival time."""
         last_offset = base_offset + publishers.record_count - 1
         if publishers.policies is None:
             wanted = {publishers.policy} - {AckPolicy.NONE} if any(publishers.replies) else set()
@@ -172,7 +184,7 @@ class PendingAcks:
             self.count += len(publishers.replies)
 
     def since_ns(self) -> int:
-        """When the oldest of those was taken who wait for an answer; 0: nobody waits, as far as times are known."""
+        """Return the arrival time of the oldest publish that waits for an answer. 0: none waits, or the time is unknown."""
         oldest_ns = 0
         for waiting in self._waiting.values():
             if waiting and (not oldest_ns or waiting[0].arrived_ns < oldest_ns):
@@ -180,15 +192,18 @@ class PendingAcks:
         return oldest_ns
 
     def add_again(self, stored: Stored, publishers: Publishers, *, duplicate: bool = True) -> None:
-        """One publisher has sent again what is ``stored``: answered ``duplicate`` when the record's own publisher would be. Or it is
-        that publisher, and the leader that appended the record has not answered him: ``duplicate`` False."""
+        """Add a repeated publish of the record ``stored``.
+
+        It is answered together with the record's own publisher. ``duplicate``: the answer says that it is a duplicate. False if
+        the previous leader stored the record without an answer.
+        """
         if publishers.wanted is not AckPolicy.NONE:
             again = (stored.last_offset, next(self._number), stored.offset, publishers, duplicate)
             heappush(self._again[publishers.wanted], again)
             self.count += 1
 
     def release(self, policy: AckPolicy, through_offset: int, leader_epoch: int, now_wall_ns: int) -> None:
-        """Answer everybody of ``policy`` at or below ``through_offset``."""
+        """Answer all publishers of ``policy`` with offsets up to ``through_offset``."""
         lines: list[bytes] = []
         waiting = self._waiting[policy]
         while waiting and waiting[0].base_offset <= through_offset:
@@ -233,7 +248,7 @@ class PendingAcks:
         self, entry: _Unanswered, start: int, end: int, envelope: Envelope | None, leader_epoch: int, now_wall_ns: int,
         lines: list[bytes],
     ) -> None:  # fmt: skip
-        """Publishers who want the same, from ``start`` to ``end``, exclusive."""
+        """Answer the publishers from ``start`` to ``end`` (exclusive), which want equal answers."""
         replies, index = entry.publishers.replies, start
         while index < end:
             reply, offset, length = replies[index], entry.base_offset + index, 1
@@ -260,8 +275,11 @@ class PendingAcks:
         self, publishers: Publishers, unfit: Rejection, leader: str = "", leader_epoch: int = 0, epoch: int = 0,
         waits_ms: Sequence[int] | int = 0,
     ) -> None:  # fmt: skip
-        """Answer everybody of a batch that was not appended with a negative ack, which says who leads as far as is known here [A2], and
-        when to come again: after ``waits_ms``, of each or of all; 0: at once."""
+        """Reject all publishers of a batch that was not appended.
+
+        The negative ack names the leader if it is known [A2]. ``waits_ms``: time after which to retry, per publisher or for
+        all. 0: at once.
+        """
         lines: list[bytes] = []
         how_many = len(publishers.replies)
         plain = self._json_error(unfit)
@@ -295,8 +313,10 @@ class PendingAcks:
     def say_no(
         self, publishers: Publishers, unfit: Rejection, waits_ms: Sequence[int] | int = 0, *, now: bool, later: bool
     ) -> None:
-        """``reject``, if that may be said ``now``; ``later``: it may be said then, by ``say_untold``, unless ``drop`` comes before it.
-        Beyond ``MOST_UNTOLD`` nothing is said."""
+        """Reject now if ``now`` is true.
+
+        If ``later`` is true, keep the rejection for ``say_untold``. Otherwise, and beyond ``MOST_UNTOLD``, send nothing.
+        """
         if now:
             self.say_untold()
             self.reject(publishers, unfit, waits_ms=waits_ms)
@@ -305,17 +325,17 @@ class PendingAcks:
 
     @property
     def owes_a_no(self) -> bool:
-        """Whether there is anything for ``say_untold``."""
+        """Whether there are delayed rejections for ``say_untold``."""
         return bool(self._untold)
 
     def say_untold(self, *, may: bool = True) -> None:
-        """What could not be said before; not ``may``: never."""
+        """Send the delayed rejections. If ``may`` is false, drop them."""
         untold, self._untold = self._untold, []
         for publishers, unfit, waits_ms in untold if may else ():
             self.reject(publishers, unfit, waits_ms=waits_ms)
 
     def drop(self) -> None:
-        """Forget everybody without an answer: their records may or may not survive."""
+        """Forget all publishers without an answer. Their records may or may not be stored."""
         self._untold.clear()
         for waiting in self._waiting.values():
             waiting.clear()
@@ -392,13 +412,13 @@ class AckResendBuffer:
         self.size_bytes = 0
 
     def note(self, lines: bytes, now_ns: int) -> None:
-        """Whole lines of the protocol were written."""
+        """Note that complete protocol lines were written."""
         self._written.append((now_ns, lines))
         self.size_bytes += len(lines)
         self._forget(now_ns)
 
     def again(self, lost_ns: int) -> bytes:
-        """What was written shortly before the connection was lost, at ``lost_ns``, and is forgotten then."""
+        """Return the lines that were written shortly before the connection was lost (``lost_ns``), and forget them."""
         self._forget(lost_ns)
         joined = b"".join(lines for _, lines in self._written)
         self._written.clear()

@@ -83,7 +83,7 @@ class RecentIds:
         self.begin(None)
 
     def begin(self, offset: int | None) -> None:
-        """Anew: nothing is known."""
+        """Start without any known ids, from ``offset`` on."""
         self._high_watermark = -1
         self._time_ns = 0  # log time of what is committed
         self._last_id = b""  # of the last committed record
@@ -96,7 +96,7 @@ class RecentIds:
 
     @property
     def size_bytes(self) -> int:
-        """About what is kept takes in memory."""
+        """Approximate memory use, in bytes."""
         return self.share.size_bytes
 
     def __len__(self) -> int:
@@ -109,7 +109,7 @@ class RecentIds:
 
     @property
     def reach_ns(self) -> int:
-        """The window."""
+        """Deduplication window, in nanoseconds."""
         return self.window_ns
 
     # ---- the log -----------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class RecentIds:
         self.share.hold(self.share.size_bytes + taken.size_bytes)
 
     def committed(self, high_watermark: int) -> None:
-        """HW is ``high_watermark``, inclusive; it may be ahead of what has been taken."""
+        """Set the high watermark (inclusive). It may be ahead of the records that were read."""
         if high_watermark > self._high_watermark:
             self._high_watermark = high_watermark
             self._fold()
@@ -154,7 +154,7 @@ class RecentIds:
         self._expire(self._time_ns)
 
     def _expire(self, time_ns: int) -> None:
-        """At ``time_ns``, log time."""
+        """Remove ids that are too old at the log time ``time_ns``."""
         kept, until_ns = self._kept, time_ns - self.window_ns
         while kept and kept[0].time_ns <= until_ns and not self._is_fresh(kept[0].known_ns):
             self._forget(kept.popleft())
@@ -201,13 +201,13 @@ class RecentIds:
         return lambda: [head, *_encoded(kept)]
 
     def restore(self, data: bytes | None, end_offset: int) -> None:
-        """A file that was written under a shorter window knows too little."""
+        """Load a state file. A file that was written with a shorter window is not sufficient."""
         try:
             window_ns, self._time_ns, size_bytes = _HEAD.unpack_from(data or b"")
         except struct.error:
-            raise CorruptionError("the saved message ids are empty") from None
+            raise CorruptionError("the saved message ids are empty. The node reads the log instead.") from None
         if window_ns < self.window_ns and not self.takes_shorter_window:
-            raise CorruptionError("the saved message ids cover a shorter window")
+            raise CorruptionError("the saved message ids cover a shorter window. The node reads the log instead.")
         data = data or b""
         self._last_id = data[_HEAD.size : _HEAD.size + size_bytes]
         self._high_watermark = end_offset - 1
@@ -223,7 +223,7 @@ class RecentIds:
 
     # ---- lookups -----------------------------------------------------------------------------------------------------
     def find(self, message_id: bytes, now_wall_ns: int) -> Stored | None:
-        """Where a record with ``message_id`` is, if one that came at ``now_wall_ns`` would lie within its window."""
+        """Return the stored record with ``message_id``, if a publish at ``now_wall_ns`` is within its window."""
         taken = self._by_id.get(message_id)
         if taken is None or (
             taken.time_ns <= max(self._time_ns, now_wall_ns) - self.window_ns and not self._is_fresh(taken.known_ns)
@@ -232,18 +232,18 @@ class RecentIds:
         return Stored(taken.offsets[_last_index(taken.ids, message_id)], taken.last_offset)
 
     def may_hold(self, message_id: bytes, now_wall_ns: int) -> bool:
-        """Whether a record with ``message_id`` may be there, for one that came at ``now_wall_ns``; its age is not judged."""
+        """Return whether a record with ``message_id`` may exist for a publish at ``now_wall_ns``. Its age is not checked."""
         return message_id in self._by_id or self.is_blind(now_wall_ns)
 
     def is_blind(self, now_wall_ns: int) -> bool:
-        """Whether an id that came at ``now_wall_ns``, and is not known, may be one that went before its time."""
+        """Return whether an unknown id at ``now_wall_ns`` may have been removed too early."""
         if self._lost_ns < 0:
             return False
         return self._lost_ns > max(self._time_ns, now_wall_ns) - self.window_ns or self._is_fresh(self._lost_known_ns)
 
     @property
     def is_whole(self) -> bool:
-        """Whether it knows all ids within the window of the last committed record."""
+        """Whether all ids within the window of the last committed record are known."""
         return not self.is_blind(0)
 
     def hold_in_hand(self, ids: Iterable[bytes]) -> None:
@@ -251,11 +251,11 @@ class RecentIds:
         self.in_hand.hold(self.in_hand.size_bytes + size_of(ids))
 
     def let_go_in_hand(self, ids: Iterable[bytes]) -> None:
-        """They are in the log, or refused."""
+        """Release the ids in progress: they were stored or rejected."""
         self.in_hand.hold(self.in_hand.size_bytes - size_of(ids))
 
     def lacks(self, ids: Iterable[bytes], now_wall_ns: int) -> str:
-        """Why a leader does not take a batch with ``ids``, none of which is known, at ``now_wall_ns``; '': it does."""
+        """Return why a leader must reject a batch with unknown ``ids`` at ``now_wall_ns``, '' if it may accept it."""
         if not self.window_ns:
             return ""
         if self.is_blind(now_wall_ns):
@@ -268,13 +268,13 @@ class RecentIds:
 
 
 def size_of(ids: Iterable[bytes]) -> int:
-    """What ids of a batch take in memory, in bytes."""
+    """Return the memory use of the ids of a batch, in bytes."""
     sizes = [*map(len, ids)]
     return sum(sizes) + _ID_BYTES * len(sizes)
 
 
 def _encoded(kept: Sequence[_Taken]) -> list[bytes]:
-    """``kept`` may lose ids meanwhile, whole batches of them: those were forgotten."""
+    """Encode the ids. ``kept`` may lose batches of ids in the meantime, if they were removed."""
     columns: tuple[list[bytes], ...] = ([], [], [], [], [], [])
     row_count = id_count = 0
     for some in sliced(kept):
@@ -313,7 +313,7 @@ def _decoded(data: bytes, end_offset: int) -> Iterable[tuple[int, int, tuple[byt
             columns.append(np.frombuffer(data, kind, count, at))
             at += columns[-1].nbytes
     except (struct.error, ValueError, OverflowError) as error:
-        raise CorruptionError(f"the saved message ids cannot be decoded: {error}") from None
+        raise CorruptionError(f"the saved message ids cannot be decoded: {error}. The node reads the log instead.") from None
     last_offsets, times_ns, counts, offsets, sizes = columns
     ends = np.cumsum(sizes, dtype=np.int64)
     rising = bool((np.diff(last_offsets) > 0).all() and (np.diff(offsets) > 0).all())
@@ -323,7 +323,7 @@ def _decoded(data: bytes, end_offset: int) -> Iterable[tuple[int, int, tuple[byt
         or (int(ends[-1]) if id_count else 0) != len(data) - at
         or not (rising and within)
     ):
-        raise CorruptionError("the saved message ids are inconsistent")
+        raise CorruptionError("the saved message ids are inconsistent. The node reads the log instead.")
     ids, known = cut_up(data, at, sizes), numbers(offsets)
     for last_offset, time_ns, count in zip(numbers(last_offsets), numbers(times_ns), numbers(counts), strict=True):
         yield last_offset, time_ns, tuple(islice(ids, count)), tuple(islice(known, count))
@@ -349,7 +349,7 @@ def ids_of(headers: HeadersColumn | None, names: bytes | None = None) -> dict[in
 
 
 def _named(names: BytesColumn) -> Iterable[int]:
-    """Indexes of the pairs whose name is that of a message id."""
+    """Yield the indexes of the headers that have a message id."""
     ends = names.ends.astype(np.int64)
     sizes = np.diff(ends, prepend=0)
     for pair in np.flatnonzero(sizes == len(ID_NAME)).tolist():
@@ -359,5 +359,5 @@ def _named(names: BytesColumn) -> Iterable[int]:
 
 
 def is_id(value: bytes) -> bool:
-    """Whether the value of the header is an id: an empty one asks for nothing."""
+    """Return whether the value is a message id. An empty value has no effect."""
     return 0 < len(value) <= MAX_ID_BYTES

@@ -23,7 +23,7 @@ DIGEST_BYTES = _FORMAT.size
 
 
 class RollingDigest(NamedTuple):
-    """A CRC-32C of each piece of the records so far."""
+    """Digest of records in sequence order: one CRC-32C for each part of the records."""
 
     value_sizes: int = 0
     values: int = 0
@@ -36,7 +36,7 @@ class RollingDigest(NamedTuple):
     header_values: int = 0
 
     def over(self, columns: ColumnSet, start: int, end: int) -> RollingDigest:
-        """With the records from ``start`` (inclusive) to ``end`` (exclusive) of a batch behind what it was."""
+        """Return the digest extended by the records ``start`` (inclusive) to ``end`` (exclusive) of a batch."""
         value_sizes, values = _over(columns.values, start, end, self.value_sizes, self.values)
         key_sizes, keys = _over(columns.keys, start, end, self.key_sizes, self.keys)
         headers = columns.headers
@@ -56,7 +56,7 @@ class RollingDigest(NamedTuple):
         )
 
     def encode(self) -> bytes:
-        """``DIGEST_BYTES`` bytes."""
+        """Return the digest as ``DIGEST_BYTES`` bytes."""
         return _FORMAT.pack(*self)
 
     @classmethod

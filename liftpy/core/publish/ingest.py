@@ -62,13 +62,13 @@ UNINDEXED = Rejection(
 )
 _FULL = Rejection(
     RejectReason.NO_SPACE,
-    "insufficient resources: the stream has more subjects than partition_subject_index_bytes hold, no last sequence of a subject can "
-    "be expected",
+    "insufficient resources: the subjects of this partition need more memory than partition_subject_index_bytes. Increase it, or "
+    "publish without an expected last sequence per subject",
     (503, 10023),
 )
 _TOO_MANY = Rejection(
     RejectReason.UNSUPPORTED,
-    f"the last sequence of a filter can be expected of a stream with {MANY} subjects at most",
+    f"An expected last sequence with wildcards needs a stream with at most {MANY} subjects. Name one subject.",
     (400, 10003),
 )
 _TOO_OFTEN = Rejection(
@@ -124,7 +124,7 @@ class _FilterLookup:
 def unmet_conditions(
     columns: MessageColumns, derived: LogState, end_offset: int, *, of_ids: bool = True
 ) -> dict[int, Rejection]:
-    """Record index -> why what the message expects of the log does not hold, ascending; empty: everything holds.
+    """Return record index -> rejection, for messages whose condition on the log does not hold. Empty: all hold.
 
     A message is judged as if those before it, except the ones that are found here, were stored from ``end_offset`` on. Not ``of_ids``:
     what is expected of the last message id is not looked at.
@@ -179,12 +179,14 @@ def _of_subject(wanted: Expected, own: str, before: _Before, derived: LogState) 
 
 
 def index_key(wanted: Expected, own: str) -> str:
-    """The subject whose last offset a publish to ``own`` waits for; "": the whole index, for a filter."""
+    """Return the subject whose last offset a publish needs, "" for the whole index (wildcards)."""
     subject = wanted.subject or own
     return "" if has_wildcards(subject) else subject
 
 
-_UNDECIDED = Rejection(RejectReason.NOT_LEADER, "the leader has changed before this was decided; it is not stored")
+_UNDECIDED = Rejection(
+    RejectReason.NOT_LEADER, "The leader changed before the publish was stored. It is not stored: send it again."
+)
 INGEST_OVERFLOW = "ingest_overflow"
 """Why publishes were dropped that no partition ever saw."""
 _BATCH_OVERHEAD_BYTES = 4096
@@ -264,8 +266,10 @@ class Ingest:
 
     @property
     def _batch_bytes(self) -> int:
-        """What is put together from several messages: so much that the batch fits one answer to a follower, mostly. What one message
-        makes is as large as it is, and travels in pieces where it has to."""
+        """Maximum size of a batch of several messages, so that it usually fits one answer to a follower.
+
+        A single message may be larger. It then travels in pieces.
+        """
         room = min(self._config.replication_max_bytes, self._shell.max_payload) - _BATCH_OVERHEAD_BYTES
         return max(4096, min(self._config.batch_max_bytes, room))
 
@@ -275,8 +279,7 @@ class Ingest:
         return self._listener is not None
 
     def start(self, taken: FailoverBacklog | None = None) -> None:
-        """Subscribe to the data subject. ``taken``: go on with the subscription by which this node has stood by, without a gap, behind
-        what it heard by then."""
+        """Subscribe to the data subject. ``taken``: continue the subscription of the standby buffer without a gap."""
         if self._listener is not None:
             return
         if taken is None:
@@ -299,7 +302,7 @@ class Ingest:
         self._acks.say_no(publishers, unfit, waits_ms, now=self._may.refuse_for_now(), later=not self._may.refuse())
 
     def settle(self) -> None:
-        """Tell those who wait for a no, if that may be said by now."""
+        """Send the delayed rejections if they may be sent now."""
         if self._acks.owes_a_no and self._may.refuse():
             self._acks.say_untold(may=self._may.refuse_for_now())
         if self._taken_over is not None and self._taken_over.undecided and self._may.refuse():
@@ -314,12 +317,14 @@ class Ingest:
 
     @property
     def _hearing(self) -> Hearing | None:
-        """By which it takes publishes; None: by its own subscription, or by none."""
+        """Subscription of the standby buffer that delivers the publishes.
+
+        None: the leader uses its own subscription, or none.
+        """
         return None if self._taken_over is None else self._taken_over.hearing
 
     def _hearing_lost(self) -> None:
-        """The connection by which this node has stood by is lost, or NATS does not let it have the subscription: listen on its own one,
-        as every other leader."""
+        """Subscribe again on the main connection, because the standby connection was lost or NATS denied its subscription."""
         hearing = self._hearing
         if hearing is None or self._left or (not hearing.is_denied and self._stops_taking()):
             return
@@ -327,8 +332,10 @@ class Ingest:
         self._listen()
 
     def _stops_taking(self) -> bool:
-        """Where others have heard what goes past: what comes later has to stand behind that. ``come_back`` follows, or another
-        leader."""
+        """Stop accepting publishes where other nodes buffer them: later messages must not be stored before them.
+
+        ``come_back`` follows, or another leader.
+        """
         if self._listener is None or self._left or not self._may.leave():
             return False
         self.leave()
@@ -347,14 +354,14 @@ class Ingest:
         self.heard = self.heard or listener is self._listener
 
     def leave(self) -> None:
-        """Unsubscribe, but store what is on its way; ``stop`` or ``come_back`` must follow."""
+        """Unsubscribe, but store the messages that are on their way. ``stop`` or ``come_back`` must follow."""
         if self._listener is not None:
             self._listener.leave()
             self._left = True
             self._derived.index_wait.release(self._derived.subjects, everything=True)
 
     def come_back(self) -> None:
-        """Subscribe again after ``leave``, if nothing has ended or begun since."""
+        """Subscribe again after ``leave``, unless the role changed since."""
         if self._left:
             assert self._listener is not None
             self._listener.close()
@@ -363,7 +370,7 @@ class Ingest:
 
     @property
     def idle(self) -> bool:
-        """Whether everything that has arrived is in the log, or refused, and every publisher that waited has its answer."""
+        """Whether all received messages are stored or rejected, and all waiting publishers were answered."""
         undecided = self._taken_over is not None and self._taken_over.undecided
         return not (self._holds_unread() or self._tokens or undecided or self._acks.count)
 
@@ -372,8 +379,10 @@ class Ingest:
         return bool(self._raw or self._derived.index_wait)
 
     def stop(self) -> None:
-        """Unsubscribe and forget what is not in the log: nobody was told that it is. It is not counted as dropped: the next leader
-        may have heard it."""
+        """Unsubscribe and drop the messages that are not stored.
+
+        They got no ack. They are not counted as dropped, because the next leader may have buffered them.
+        """
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -451,7 +460,7 @@ class Ingest:
             self._failed(messages, error, self._submit_piece)
 
     def _failed(self, messages: list[RawMessage], error: Exception, again: Callable[[list[RawMessage]], None]) -> None:
-        """Give up one message, or halve several until the one that fails is alone."""
+        """Drop one message, or split several in halves until the failing one is alone."""
         if len(messages) == 1:
             self._shell.sink_failed(messages[0][0], error)
             return
@@ -537,7 +546,7 @@ class Ingest:
 
     # ---- producers -----------------------------------------------------------------------------------------------------
     def _tell_of_producer(self, asked: Question, publishers: Publishers) -> None:
-        """Answer who wants to go on as a producer, once what he is told is committed."""
+        """Answer a process that wants to continue a producer, after the data of the answer is committed."""
         if asked.acked is not None and self._derived.has_lost(*asked.acked):
             self._refuse(publishers, RECORDS_LOST)
             return
@@ -549,7 +558,10 @@ class Ingest:
         self._answer_as_stored(Stored(-1, given.last_offset), publishers)
 
     def _judged(self, claim: Claim, columns: MessageColumns) -> Numbering | None:
-        """What of a producer's batch is to be appended, which ``columns`` has then; None: nothing, and its publisher is answered."""
+        """Check a producer's batch.
+
+        Return the numbering to append, with its records in ``columns``. None: append nothing, the publisher is answered.
+        """
         published, publishers = columns.batch, columns.publishers
         assert published is not None
         ruling = self._desk.judge(claim, published.columns)
@@ -576,8 +588,10 @@ class Ingest:
         return Numbering(claim.producer_id, claim.epoch, sequence, published.columns, known, *said)
 
     def _has_nothing_unfit_to_store(self, columns: MessageColumns) -> bool:
-        """Whether what the stream's settings have against a producer's batch is about records that are stored already. If not, its
-        publisher is told which sequence is due."""
+        """Return whether the settings reject only records that are already stored.
+
+        If not, the publisher gets the expected sequence.
+        """
         if columns.claim is None or columns.batch is None:
             return False
         ruling = self._desk.judge(columns.claim, columns.batch.columns)
@@ -593,18 +607,24 @@ class Ingest:
         return False
 
     def _is_known(self, claim: Claim, columns: MessageColumns) -> bool:
-        """Whether some of it is stored already."""
+        """Return whether some of the batch is already stored."""
         assert columns.batch is not None
         return self._desk.judge(claim, columns.batch.columns).known > 0
 
     def _answer_as_stored(self, stored: Stored, publishers: Publishers) -> None:
-        """As the publishers of the record are; beyond the bound in silence: who asks again is told."""
+        """Answer publishers together with those of the stored record.
+
+        Beyond the limit there is no answer, until they send again.
+        """
         if publishers.wanted is not AckPolicy.NONE and self._acks.count + self._again_count < self._config.ingest_queue_records:
             self._acks.add_again(stored, publishers)
             self._feed(DuplicateReceived(last_offset=stored.last_offset))
 
     def _has_no_room(self, columns: MessageColumns, messages: list[RawMessage], now_wall_ns: int) -> bool:
-        """Whether there is none for the message ids of these, which are taken apart then: those that have one are refused."""
+        """Return whether there is no room for the new message ids.
+
+        The messages are then submitted separately, and those with an id are rejected.
+        """
         ids = self._derived.ids
         if not (why := ids.lacks(columns.ids.values(), now_wall_ns)):
             return False
@@ -622,7 +642,10 @@ class Ingest:
         return True
 
     def _repeats(self, columns: MessageColumns, now_wall_ns: int) -> dict[int, Stored | None]:
-        """Record index -> where its message id is stored, of those that are left out; None: it is in hand, or earlier among these."""
+        """Return record index -> stored record with the same message id.
+
+        None: the other record is in progress, or earlier in this batch.
+        """
         found: dict[int, Stored | None] = {}
         seen: set[bytes] = set()
         if not self._derived.ids.window_ns or columns.batch is not None:
@@ -637,8 +660,10 @@ class Ingest:
         return found
 
     def _leave_out(self, repeats: dict[int, Stored | None], columns: MessageColumns, messages: list[RawMessage]) -> None:
-        """Keep who waits for an answer to a repeated message, and submit the others. A message that repeats one of these is checked
-        again behind them: the first may have been rejected."""
+        """Remove repeated messages, note their publishers, and submit the others.
+
+        A message that repeats one of the others is checked again after them, because the first may be rejected.
+        """
         ids_in_hand, find = self._ids_in_hand, self._derived.ids.find
         repeated_here = [i for i, stored in repeats.items() if stored is None and columns.ids[i] not in ids_in_hand]
         here = set(repeated_here)
@@ -657,7 +682,10 @@ class Ingest:
         self._answer_repeats(known, columns)
 
     def _answer_repeats(self, repeats: Mapping[int, Stored | None], columns: MessageColumns) -> None:
-        """Let publishers wait for the ack of the record that they repeat. ``repeats``: as ``_repeats``, all stored or in hand."""
+        """Let publishers wait for the ack of the record that they repeat.
+
+        ``repeats``: as from ``_repeats``, all stored or in progress.
+        """
         lowest = None
         for index, stored in repeats.items():
             self.counters.duplicates += 1
@@ -675,8 +703,10 @@ class Ingest:
             self._feed(DuplicateReceived(last_offset=lowest))
 
     def _measured(self, columns: MessageColumns, messages: list[RawMessage]) -> Body | None:
-        """The body of the batch, as it will be sealed [A10]; None if it is more than a log holds in one: then nothing is appended of
-        it, and several messages are submitted in halves."""
+        """Return the encoded body of the batch [A10].
+
+        None if it is too large for a log: several messages are then submitted in halves, a single one is rejected.
+        """
         try:
             return body_of(columns, self.reader.codec)
         except BatchTooLargeError as error:
@@ -690,7 +720,7 @@ class Ingest:
             return None
 
     def _as_expected(self, columns: MessageColumns, messages: list[RawMessage]) -> bool:
-        """Check what is expected of the log. If something is wrong, reject the messages or submit them in parts, and return False.
+        """Check the conditions on the log. If some do not hold, reject the messages or submit them in parts, and return False.
 
         What a message may expect depends on those before it, which may be rejected for other reasons. Messages whose condition does not
         hold are therefore judged when everything before them is: a run of them at once, since nothing is stored between them.
@@ -707,7 +737,7 @@ class Ingest:
         return False
 
     def _refuse_or_wait(self, columns: MessageColumns, messages: list[RawMessage], unmet: Mapping[int, Rejection]) -> None:
-        """Refuse messages, or let them wait for the index that their condition needs."""
+        """Reject messages, or let them wait for the index that their condition needs."""
         waits = set[int]()
         if not self._left and self._derived.lacks:
             for index, unfit in unmet.items():
@@ -718,8 +748,7 @@ class Ingest:
         self._refuse_some(columns, {index: unfit for index, unfit in unmet.items() if index not in waits})
 
     def _refuse_by_settings(self, columns: MessageColumns, messages: list[RawMessage]) -> None:
-        """Refuse what the stream's settings don't allow, and submit the others. A message that expects something is told first whether
-        that is right: it is judged alone, behind those before it."""
+        """Reject messages that the stream settings forbid, and submit the others. Conditions on the log are checked first."""
         bound = columns.expected.keys() | columns.of_others.keys()
         unfit = columns.unfit_then
         if len(messages) == 1:
@@ -735,7 +764,7 @@ class Ingest:
     def _over_quota(
         self, quota: Quota, columns: MessageColumns, messages: list[RawMessage], numbering: Numbering | None, now_ns: int
     ) -> bool:
-        """Whether some are beyond it: those are refused, and the others submitted by themselves [A2]."""
+        """Return whether some messages exceed the quota. They are rejected, and the others are submitted separately [A2]."""
         publishers = columns.publishers
         heard = self._taken_over is not None and self._taken_over.fresh_left > 0
         forced = heard or (numbering is not None and numbering.first > 0)
@@ -752,13 +781,13 @@ class Ingest:
         return True
 
     def _known(self, columns: MessageColumns) -> dict[int, Stored | None] | None:
-        """``_repeats``; None: it is a producer's batch that is stored already."""
+        """Return ``_repeats``, None for a producer's batch that is already stored."""
         if columns.claim is not None and self._is_known(columns.claim, columns):
             return None
         return self._repeats(columns, self.wall_ns()) if columns.ids else {}
 
     def _given_up(self, count: int) -> None:
-        """So many were left out unread: more came than the node's buffer and the server hold."""
+        """Count publishes that were dropped unread, because the buffers of the node and the server were full."""
         self.counters.drop(INGEST_OVERFLOW, count)
 
     def _refuse_some(self, columns: MessageColumns, unfit: Mapping[int, Rejection]) -> None:
@@ -789,7 +818,7 @@ class Ingest:
         )
 
     def appended(self, effect: AppendBatch, batch: bytes) -> None:
-        """The batch is in the log: its publishers now wait for acks."""
+        """The batch was appended: its publishers now wait for acks."""
         in_hand = self._taken_out(effect.token)
         assert in_hand is not None
         base_offset, record_count = effect.base_offset, in_hand.body.record_count
@@ -808,15 +837,20 @@ class Ingest:
         self.counters.times.committed(high_watermark)
 
     def drop(self, token: int, reason: RejectReason | None = None) -> None:
-        """Forget the publishes under ``token`` without an answer; ``reason``: why those that nobody waits for are lost."""
+        """Forget the publishes under ``token`` without an answer.
+
+        ``reason``: reason for the counter of lost publishes without reply subject.
+        """
         in_hand = self._taken_out(token)
         if in_hand is not None and reason is not None:
             self.counters.drop(reason.name.lower(), in_hand.publishers.plain_count)
             self.counters.overloaded += in_hand.body.record_count if reason is RejectReason.OVERLOADED else 0
 
     def reject(self, token: int, reason: RejectReason, leader: str, leader_epoch: int, epoch: int = 0) -> None:
-        """Answer the publishes under ``token`` with a negative ack and forget them. Who leads, in which LeaderEpoch, as of which Epoch
-        of the partition: so that who asked knows where to, and whether it is news."""
+        """Reject the publishes under ``token`` with a negative ack.
+
+        It contains the leader, its LeaderEpoch and the Epoch of the partition, so that the publisher knows where to retry.
+        """
         in_hand = self._taken_out(token)
         if in_hand is not None:
             self.counters.not_stored(in_hand.publishers, reason)

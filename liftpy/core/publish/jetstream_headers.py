@@ -41,7 +41,7 @@ _DURATION = re.compile(rb"[+-]?(?:(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:
 
 
 class Rejection(NamedTuple):
-    """Why a message is not stored as it is."""
+    """Reason why a message is not stored."""
 
     reason: RejectReason
     detail: str
@@ -55,7 +55,9 @@ def _unsupported(err_code: int, detail: str, code: int = 400) -> Rejection:
 
 FAST_BATCH = _unsupported(10205, "batch publish is disabled")
 BLOCK_TOO_LARGE = Rejection(RejectReason.TOO_LARGE, "header size exceeds maximum allowed of 64k", (400, 10097))
-ID_TOO_LONG = Rejection(RejectReason.TOO_LARGE, f"a {MESSAGE_ID} has at most {MAX_ID_BYTES} bytes")
+ID_TOO_LONG = Rejection(
+    RejectReason.TOO_LARGE, f"The header {MESSAGE_ID} has more than {MAX_ID_BYTES} bytes. Use a shorter id."
+)
 _ATOMIC_BATCH = _unsupported(10174, "atomic publish is disabled")
 _OTHER_STREAM = Rejection(RejectReason.WRONG_STREAM, "expected stream does not match")
 _NO_SEQUENCE = _unsupported(10193, "missing sequence for expected last sequence per subject")
@@ -94,12 +96,12 @@ class Expected(NamedTuple):
 
 
 def asks(block: bytes) -> bool:
-    """Whether a header block may hold a header that a JetStream server acts on."""
+    """Return whether a header block may have a header that a JetStream server evaluates."""
     return _MARK in block
 
 
 def why_not_first(headers: Headers, stream: str, partition: int) -> Rejection | None:
-    """Why a publish with ``headers`` is refused whatever sequence it expects; None: it is not."""
+    """Return the rejection that applies before the sequence is checked, None if there is none."""
     given = {
         name: value for name, value in reversed(headers) if name.startswith(_PREFIX) and value
     }  # of several the first counts
@@ -115,7 +117,7 @@ def why_not_first(headers: Headers, stream: str, partition: int) -> Rejection | 
 
 
 def _ttl_refused(value: bytes) -> Rejection | None:
-    """``never``, a duration as Go writes it, or whole seconds. 0 in digits alone asks for nothing, unless it is Go's ``0``."""
+    """Check a TTL: ``never``, a Go duration, or whole seconds. 0 has no effect."""
     if value == b"never":
         return _FIRST[_TTL]
     if value != b"0" and value.isdigit():
@@ -127,7 +129,7 @@ def _ttl_refused(value: bytes) -> Rejection | None:
 
 
 def why_not_then(headers: Headers) -> Rejection | None:
-    """Why a publish with ``headers`` is refused even if it expects the right sequence; None: it is not."""
+    """Return the rejection that applies after the sequence was checked, None if there is none."""
     names = [name for name, value in headers if name.startswith(_PREFIX) and value]
     for name, unfit in _THEN.items():
         if name == OF_SUBJECT_NAMED and OF_SUBJECT in names:
@@ -138,7 +140,10 @@ def why_not_then(headers: Headers) -> Rejection | None:
 
 
 def expected_in(headers: Headers) -> Expected | None:
-    """What a publish with ``headers`` expects besides the last sequence of the stream; None: nothing. Of several the first."""
+    """Return the conditions of a publish besides the last sequence of the stream, None if it has none.
+
+    The first of several counts.
+    """
     given = {name: value for name, value in reversed(headers) if name in (OF_SUBJECT, OF_SUBJECT_NAMED, LAST_MSG_ID)}
     sequence, last_id = given.get(OF_SUBJECT), given.get(LAST_MSG_ID, b"")
     if not sequence and not last_id:
@@ -148,7 +153,7 @@ def expected_in(headers: Headers) -> Expected | None:
 
 
 def number_of(text: bytes) -> int:
-    """A sequence or offset in a header; -1: it is no number."""
+    """Return the sequence or offset in a header, -1 if it is not a number."""
     return int(text) if text.isdigit() and len(text) <= _MAX_DIGITS else -1
 
 
@@ -163,7 +168,7 @@ def wrong_last_id(last: bytes) -> Rejection:
 
 
 def asked_for(name: str) -> bool:
-    """Whether a header asks something of the stream that a message is published to, a message id included."""
+    """Return whether a header is an instruction for the stream, such as a message id."""
     return name in _JUDGED or name.startswith(_SCHEDULE) or name == MESSAGE_ID
 
 

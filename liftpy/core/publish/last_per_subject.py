@@ -92,7 +92,7 @@ class IndexWait:
         return True
 
     def release(self, index: LastOfSubjects, *, everything: bool = False) -> None:
-        """Judge the publishes whose subject is known by now, and those that have waited too long. Everything: judge all."""
+        """Check the publishes whose subject is now known, and those that waited too long. ``everything``: check all."""
         if self._waiting:
             now_ns = self._now_ns()
             self._judge(
@@ -115,7 +115,7 @@ class IndexWait:
             self._is_closed = False
 
     def forget(self) -> None:
-        """Drop all of them without an answer: another node leads."""
+        """Drop all waiting publishes without an answer, because another node leads."""
         self._waiting = []
         self.share.hold(0)
 
@@ -125,8 +125,11 @@ def _wait_bytes(message: RawMessage) -> int:
 
 
 class LastOfSubjects:
-    """A ``Part``. ``literal``: the stream has one subject, and nothing is kept. ``log_start_offset``: of the log, inclusive.
-    ``read_on``: called when it begins to lack what lies below."""
+    """Last offset of each subject, a ``Part`` of the derived state.
+
+    ``literal``: the stream has one subject, so nothing is stored. ``log_start_offset``: inclusive. ``read_on``: called when
+    older records must be read.
+    """
 
     name = "subjects"
     version = 1
@@ -153,7 +156,7 @@ class LastOfSubjects:
         self._clear(None)
 
     def begin(self, offset: int | None) -> None:
-        """Anew: nothing is known."""
+        """Start without any known subject, from ``offset`` on."""
         self._clear(offset)
         if self.lacks:
             self._read_on()
@@ -172,14 +175,14 @@ class LastOfSubjects:
 
     @property
     def size_bytes(self) -> int:
-        """About what is kept takes in memory."""
+        """Approximate memory use, in bytes."""
         return self.share.size_bytes
 
     def _grow(self, size_bytes: int) -> None:
         self.share.hold(self.share.size_bytes + size_bytes)
 
     def __len__(self) -> int:
-        """At most: what is in the tail is counted once more."""
+        """Return the maximum number of subjects. Those in the tail are counted twice."""
         return len(self._kept) + len(self._over)
 
     @property
@@ -194,19 +197,22 @@ class LastOfSubjects:
 
     @property
     def lacks(self) -> bool:
-        """Whether it is to be read backwards."""
+        """Whether the log must be read backwards."""
         return self.wanted and self._full_until is None and self.low is not None and self.low > self._log_start_offset()
 
     @property
     def state(self) -> str:
-        """For status: off, reading, ready, or full."""
+        """State for the status: off, reading, ready or full."""
         if self.is_full:
             return "full"
         return ("reading" if self.low is None or self.lacks else "ready") if self.wanted else "off"
 
     # ---- the log -----------------------------------------------------------------------------------------------------
     def want(self, end_offset: int | None) -> None:
-        """Somebody asks. ``end_offset``: of what the other parts have taken, exclusive."""
+        """Start the index, because a publish needs it.
+
+        ``end_offset``: exclusive end of the records that the other parts have read.
+        """
         if self.wanted or self._literal or self.is_full:
             return
         self.wanted = True
@@ -271,7 +277,7 @@ class LastOfSubjects:
             self._over.update(found)
 
     def read_below(self, low: int, found: Mapping[str, int]) -> None:
-        """``found``: the last of each subject from ``low`` on, up to what was known before."""
+        """Add the last offset of each subject from ``low`` up to the known part."""
         self.low, self._names = low, None
         before_bytes = self.size_bytes
         self._keep({subject: offset for subject, offset in found.items() if subject not in self._kept})
@@ -294,7 +300,8 @@ class LastOfSubjects:
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
     def snapshot(self) -> Callable[[], Sequence[bytes]]:
-        """Whether somebody has asked; and, if all is known, what: offsets and sizes as columns, then the subjects."""
+        """Return a function that encodes the index: whether it is used and, if it is complete, offsets and sizes as columns,
+        then the subjects."""
         if not self.wanted or not self._knows_all:
             state = _ASKED if self.wanted else _OFF
             return lambda: [state]
@@ -302,7 +309,7 @@ class LastOfSubjects:
         return lambda: [_READY, *_encoded(kept)]
 
     def restore(self, data: bytes | None, end_offset: int) -> None:
-        """Who did not know all of them reads backwards."""
+        """Load a state file. If it did not have all subjects, read the log backwards."""
         self.wanted = data is not None and data[:1] != _OFF and not self._literal
         self._clear(end_offset)
         self._high_watermark = end_offset - 1
@@ -380,15 +387,15 @@ def _decoded(data: bytes, end_offset: int) -> dict[str, int]:
         offsets = np.frombuffer(data, np.int64, count, _COUNT.size)
         sizes = np.frombuffer(data, np.uint32, count, _COUNT.size + offsets.nbytes)
     except (struct.error, ValueError, OverflowError) as error:
-        raise CorruptionError(f"the saved subjects cannot be decoded: {error}") from None
+        raise CorruptionError(f"the saved subjects cannot be decoded: {error}. The node reads the log instead.") from None
     at = _COUNT.size + offsets.nbytes + sizes.nbytes
     within = not count or (int(offsets.min()) >= 0 and int(offsets.max()) < end_offset)
     if at + int(sizes.sum(dtype=np.int64)) != len(data) or not within:
-        raise CorruptionError("the saved subjects are inconsistent")
+        raise CorruptionError("the saved subjects are inconsistent. The node reads the log instead.")
     subjects = (text.decode("utf-8", "surrogateescape") for text in cut_up(data, at, sizes))
     found = dict(zip(subjects, numbers(offsets), strict=True))
     if len(found) != count:
-        raise CorruptionError("the saved subjects are inconsistent")
+        raise CorruptionError("the saved subjects are inconsistent. The node reads the log instead.")
     return found
 
 

@@ -83,7 +83,7 @@ class LogState:
         self._begin(log.log_end_offset if log.log_end_offset == log.log_start_offset else None)
 
     def join(self, node: NodeDerived) -> None:
-        """Count for ``node`` from now on: for who was filled beside it, or is of no use any more."""
+        """Count the memory use for the budget of ``node`` from now on."""
         for share in (self.ids.in_hand, self.index_wait.share, *(part.share for part in self.parts)):
             share.join(node)
 
@@ -118,7 +118,7 @@ class LogState:
         self._take(NewBatch(base_offset, last_offset, timestamp_ns, record_count, ids, numbering, stored, asks))
 
     def fetched(self, batches: Iterable[RecordBatch]) -> None:
-        """Fetched batches are in the log; while earlier ones are still to be replayed, those will be too."""
+        """Fetched batches were appended. If earlier batches are not read yet, these follow them."""
         if self.producers.can_be_whole and not self._log.log_start_offset:
             self._begin(None)  # there is room again for what was let go: the log has it
         for batch in batches:
@@ -154,30 +154,30 @@ class LogState:
 
     @property
     def is_blank(self) -> bool:
-        """Whether nothing of the log that was taken is to be known when its records are gone."""
+        """Whether the state may be empty after the records are deleted."""
         return self.end_offset is not None and not len(self.ids) and not len(self.producers) and self.awaited is None
 
     def catch_up(self) -> None:
-        """Take what was not taken of the log, beside everything else."""
+        """Read the rest of the log in the background."""
         if not self.is_complete and not self._is_behind:
             self._is_behind = True
             self.on_lacking()
 
     def committed(self, high_watermark: int) -> None:
-        """HW has risen."""
+        """The high watermark has increased."""
         if high_watermark > self._high_watermark:
             self._high_watermark = high_watermark
             for part in self.parts:
                 part.committed(high_watermark)
 
     def started_afresh(self) -> None:
-        """The log is empty, and begins somewhere else: nothing is known. What is to be known of records before, its leader knows."""
+        """The log was emptied and begins elsewhere: forget everything. The leader knows the state of earlier records."""
         self.awaited, self.covered = None, -1
         self.fresh_starts += 1
         self._begin(self._log.log_end_offset)
 
     def cut(self) -> None:
-        """The log was cut. Below what was committed here nothing is known any more."""
+        """The log was truncated. Below the committed offset nothing is known any more."""
         log = self._log
         end_offset = log.log_end_offset
         if end_offset < self.covered:
@@ -194,8 +194,10 @@ class LogState:
                 part.cut(end_offset)
 
     def has_lost(self, offset: int, leader_epoch: int) -> bool:
-        """Whether the record at ``offset``, which the leader of ``leader_epoch`` has acknowledged, is not in the log, and was not
-        dropped from its beginning. A leader acknowledges records of its own LeaderEpoch and of earlier ones."""
+        """Return whether the acknowledged record at ``offset`` is missing in the log, and was not deleted at its start.
+
+        ``leader_epoch``: of the leader that acknowledged it.
+        """
         log = self._log
         if offset < log.log_start_offset:
             return False
@@ -203,8 +205,10 @@ class LogState:
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
     def snapshot(self, of: str) -> Unwritten | None:
-        """What is known of the log up to HW, to be written beside it behind a checkpoint of HW; None: that is nothing that a file could
-        say, or it is not on this disk yet. ``of``: whose it is."""
+        """Return the state up to the HW, to be written after a checkpoint.
+
+        None: there is nothing to write, or it is not flushed yet. ``of``: owner of the file.
+        """
         log, end_offset = self._log, self._high_watermark + 1
         if self.end_offset is None or not log.log_start_offset <= end_offset <= min(self.end_offset, log.durable_end_offset):
             return None
@@ -227,7 +231,10 @@ class LogState:
         return can_be_used
 
     def restore(self, state: State) -> bool:
-        """Begin with what a file says, which fits this log (``load_state``): a replay goes on from there. Whether it could be used."""
+        """Start from a state file that fits this log (``load_state``).
+
+        A replay continues from there. Return whether the file was usable.
+        """
         self._begin(state.end_offset)
         self.ids.takes_shorter_window = self._log.log_start_offset > 0  # the records that would say more are gone
         try:
@@ -242,7 +249,7 @@ class LogState:
         return True
 
     def replay(self, max_bytes: int = REPLAY_BYTES) -> bool:
-        """Read on in the log; whether it is covered to its end now. Raises what ``Log.read`` raises."""
+        """Read on in the log. Return whether its end is reached. Raises as ``Log.read``."""
         log = self._log
         if self.is_complete:
             return True
@@ -267,12 +274,14 @@ class LogState:
 
     @property
     def lacks(self) -> bool:
-        """Whether something is to be read beside everything else."""
+        """Whether a part of the log must be read in the background."""
         return self._is_behind or self.subjects.lacks
 
     def read_beside(self, max_bytes: int = REPLAY_BYTES) -> bool:
-        """Read a slice of what is lacking, of a follower's log forwards to its end first; whether nothing is lacking now. Raises what
-        ``Log.read`` raises."""
+        """Read a slice of the missing part, for a follower forwards to the end first.
+
+        Return whether nothing is missing now. Raises as ``Log.read``.
+        """
         is_read = False
         try:
             if self._is_behind:
@@ -285,8 +294,10 @@ class LogState:
         return not self.lacks
 
     def last_of(self, subject: str) -> int | None:
-        """Offset of the last record of ``subject``, -1: it has none; None: that is not known yet, or ``subjects.is_full``. Who asks
-        first has some of the log read at once."""
+        """Return the offset of the last record of ``subject``, -1 if it has none.
+
+        None: not known yet, or ``subjects.is_full``. The first call reads a part of the log.
+        """
         log, subjects = self._log, self.subjects
         if self._literal:
             return log.newest_offset if subject == self._subject and log.log_end_offset > log.log_start_offset else -1
@@ -299,7 +310,7 @@ class LogState:
         return subjects.find(subject)
 
     def last_of_matching(self, subject_filter: str) -> int | None:
-        """Offset of the last record of all subjects that ``subject_filter`` stands for, as ``last_of``."""
+        """Return the same for all subjects that match ``subject_filter``."""
         if self._literal:
             return self.last_of(self._subject) if matcher(subject_filter)(self._subject) else -1
         self.last_of("")
@@ -313,7 +324,7 @@ class LogState:
         return self.subjects.share.may_check(checks + more, self._now_ns())
 
     def look_back(self, max_bytes: int = REPLAY_BYTES) -> bool:
-        """Read on backwards in the log, for the subjects; whether they lack nothing now. Raises what ``Log.read`` raises."""
+        """Read the log backwards for the subjects. Return whether none is missing now. Raises as ``Log.read``."""
         log, subjects = self._log, self.subjects
         if not subjects.lacks:
             return True
@@ -358,8 +369,7 @@ def _told(batch: RecordBatch) -> NewBatch:
 
 
 def headers_of(batch: RecordBatch) -> tuple[Mapping[int, bytes], bool]:
-    """Offset -> message id of the records that have one; and whether one expects something of its subject. A batch without headers
-    is not looked into."""
+    """Return (offset -> message id, whether a record has a condition on its subject). Batches without headers are skipped."""
     if not batch.header.column_bits & Columns.HEADERS.value or not batch.header.record_count:
         return {}, False
     if batch.record_count <= FEW and not batch.header.column_bits & Columns.DELTAS.value:
@@ -392,8 +402,10 @@ def derived_state(
     now_ns: Callable[[], int],
     held: NodeDerived | None = None,
 ) -> LogState:
-    """As the settings say, which ``log`` is told too, for its compaction. ``subject``: that the partition listens on. ``now_ns``: the
-    node's monotonic clock. ``held``: what the node holds; None: it joins later."""
+    """Build the derived state as the settings require, and configure the compaction of ``log``.
+
+    ``subject``: of the partition. ``now_ns``: monotonic clock. ``held``: memory budget of the node, None: it is set later.
+    """
     window_ns = round(stream.dedup_window_s * NS_PER_S)
     log.producer_expiry_ns = expiry_ns = round(node.producer_expiry_s * NS_PER_S)  # compaction keeps what is to be known here
     producers = Producers(expiry_ns, count_for(node.partition_producer_bytes), expiry_ns, held)

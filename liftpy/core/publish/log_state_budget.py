@@ -71,30 +71,32 @@ class Share:
         self.size_bytes = 0
 
     def hold(self, size_bytes: int) -> None:
-        """So much is held now."""
+        """Set the current memory use."""
         node, grown_bytes = self._node, size_bytes - self.size_bytes
         self.size_bytes = size_bytes
         node.size_bytes += grown_bytes
         node.by_kind[self.kind] += grown_bytes
 
     def join(self, node: NodeDerived) -> None:
-        """Count for ``node`` from now on, what is held included."""
+        """Count the memory use for ``node`` from now on, including the current use."""
         size_bytes = self.size_bytes
         self.hold(0)
         self._node = node
         self.hold(size_bytes)
 
     def beside(self) -> Share:
-        """Another one of the same kind, without a bound of its own."""
+        """Return another share of the same kind without a limit of its own."""
         return Share(self._node, self.kind)
 
     def has_room(self, more_bytes: int, beside_bytes: int = 0) -> bool:
-        """Whether a leader takes something new that needs ``more_bytes``. ``beside_bytes``: what stands beside this share, and goes
-        into it; the node counts it already."""
+        """Return whether a leader may accept something that needs ``more_bytes``.
+
+        ``beside_bytes``: memory that will move into this share and is already counted.
+        """
         return not self.lacks(more_bytes, beside_bytes)
 
     def lacks(self, more_bytes: int, beside_bytes: int = 0) -> str:
-        """Which setting says that there is no room for it; '': there is."""
+        """Return the setting that limits it, '' if there is room."""
         node = self._node
         if self.size_bytes + beside_bytes + more_bytes > self.bound_bytes * _OPEN_NUMERATOR // _OPEN_DENOMINATOR:
             return self.setting
@@ -102,11 +104,11 @@ class Share:
         return "" if is_open else "node_dedup_state_bytes"
 
     def fits(self, more_bytes: int) -> bool:
-        """Whether what belongs to something that is known already can grow by ``more_bytes``."""
+        """Return whether a known entry can grow by ``more_bytes``."""
         return self.size_bytes + more_bytes <= self.bound_bytes and self._node.size_bytes + more_bytes <= self._node.bound_bytes
 
     def excess_bytes(self, grown_bytes: int) -> int:
-        """How much has to go, of a share that has just grown by ``grown_bytes``."""
+        """Return how many bytes must be freed after a share grew by ``grown_bytes``."""
         of_node = min(self._node.size_bytes - self._node.bound_bytes, grown_bytes)
         return max(self.size_bytes - self.bound_bytes, of_node, 0)
 
@@ -115,5 +117,5 @@ class Share:
         return self._node.filters.spend(subjects, now_ns)
 
     def refused(self, count: int = 1) -> None:
-        """So many were refused for want of it."""
+        """Count ``count`` rejections because of missing room."""
         self._node.refused[self.kind] += count

@@ -60,40 +60,46 @@ class Part(Protocol):
 
     @property
     def name(self) -> str:
-        """In checkpoints and metrics; it never changes."""
+        """Name in checkpoints and metrics. It never changes."""
 
     @property
     def version(self) -> int:
-        """Of what ``snapshot`` gives."""
+        """Version of the format that ``snapshot`` writes."""
 
     @property
     def reach_ns(self) -> int:
-        """How much log time before the record at HW it must have taken to know all that it promises to know."""
+        """Log time in ns before the HW that the part must have read to be complete."""
 
     @property
     def share(self) -> Share:
-        """About what it takes in memory, and how much that may be; it sees to that itself."""
+        """Memory use and limit of the part. The part enforces the limit itself."""
 
     def begin(self, offset: int | None) -> None:
-        """Anew: nothing is known; the next batch that is taken begins at ``offset``, None: at any."""
+        """Start without any state. The next batch begins at ``offset``, None: at any offset."""
 
     def take(self, batch: NewBatch) -> None:
         """The next batch of the log; it may lie at or below HW already."""
 
     def committed(self, high_watermark: int) -> None:
-        """HW is ``high_watermark``, inclusive; it may be ahead of what has been taken, and is never lower than what was said since
-        ``begin``, but for a cut."""
+        """Set the high watermark (inclusive).
+
+        It may be ahead of the batches that were read. It decreases only after a truncation.
+        """
 
     def cut(self, end_offset: int) -> None:
-        """Every batch from ``end_offset`` on is forgotten, as if it had never been taken; all of them were above HW."""
+        """Forget all batches from ``end_offset`` on. All of them were above the HW."""
 
     def snapshot(self) -> Callable[[], Sequence[bytes]]:
-        """What is known of the log up to HW. The call itself is short; what it returns gives the bytes, in pieces of at most
-        ``packing.SLICE`` values, in any thread, later."""
+        """Return a function that encodes the state up to the HW.
+
+        The call is short. The function may run later in any thread, and returns pieces of at most ``packing.SLICE`` values.
+        """
 
     def restore(self, data: bytes | None, end_offset: int) -> None:
-        """Behind ``begin``: what ``snapshot`` has given, of a log up to ``end_offset`` (exclusive); None: a file that has nothing
-        of this part. Raises CorruptionError where that is not enough, or is none."""
+        """Load the data of ``snapshot`` for a log up to ``end_offset`` (exclusive), after ``begin``.
+
+        None: the file has nothing for this part. Raise CorruptionError if the data is invalid or insufficient.
+        """
 
 
 SLICE = 8192
@@ -101,7 +107,7 @@ SLICE = 8192
 
 
 def sliced(values: Iterable[Any]) -> Iterator[list[Any]]:
-    """``SLICE`` of them at a time."""
+    """Yield lists of ``SLICE`` values."""
     rest = iter(values)
     while some := list(islice(rest, SLICE)):
         yield some
@@ -113,12 +119,12 @@ def packed(values: Iterable[int], kind: Any) -> list[bytes]:
 
 
 def joined(texts: Iterable[bytes]) -> list[bytes]:
-    """One behind the other, in pieces."""
+    """Join the texts into pieces."""
     return [b"".join(some) for some in sliced(texts)]
 
 
 def numbers(column: np.ndarray) -> Iterator[int]:
-    """Those of a column, as Python's."""
+    """Yield the numbers of a column as Python ints."""
     for at in range(0, len(column), SLICE):
         yield from column[at : at + SLICE].tolist()
 

@@ -81,7 +81,7 @@ class MemoryBudget:
         """Of each partition's own bound: what it has of it now."""
 
     def look_at_age(self, arrived_bytes: int, done_bytes: int, now_ns: int) -> None:
-        """So many bytes have arrived, and were looked at, ever. ``now_ns``: monotonic."""
+        """Update the age from the number of bytes that have arrived and those that were processed. ``now_ns``: monotonic."""
         while self._looks and self._looks[0][0] <= done_bytes:
             self._looks.popleft()
         self.waited_ns = now_ns - self._looks[0][1] if self._looks else 0
@@ -92,17 +92,17 @@ class MemoryBudget:
         self.is_pressed = self.is_late or self._lateness.bound_ns(now_ns) < self.late_ns
 
     def refuses_for_commit(self, now_ns: int) -> None:
-        """A partition refuses for what waits for its commit: more comes than is taken, however soon it is read."""
+        """Note that a partition rejects publishes because commits are slow."""
         self._lateness.refused(now_ns)
 
     @property
     def retry_after_ms(self) -> int:
-        """When who is refused now had better come again. A queue that stands is kept short: its age says little about its end."""
+        """Suggested time until a retry, in milliseconds."""
         wait_ns = max(self.waited_ns, self.late_ns // 2) if self.is_late or self.is_pressed else self.waited_ns
         return min(max(wait_ns // 1_000_000, LEAST_WAIT_MS), LONGEST_WAIT_MS)
 
     def look(self, held: HeldByNode) -> None:
-        """So much is held now."""
+        """Set the current memory use."""
         if not self.limit_bytes:
             return
         self.used_bytes = (
@@ -119,7 +119,7 @@ class MemoryBudget:
 
 
 class PartitionRoom:
-    """Room of one partition. ``own_bytes``: its limit. ``queued``: bytes that it holds already."""
+    """Room of one partition. ``own_bytes``: its limit. ``queued``: bytes in use."""
 
     __slots__ = ("_own_bytes", "_queued", "node")
 
@@ -129,7 +129,10 @@ class PartitionRoom:
         self._queued = queued
 
     def takes(self, arrived_bytes: int) -> bool:
-        """Whether one more publish is taken while the node is limited; ``arrived_bytes``: that have just come."""
+        """Return whether one more publish is accepted while the node is limited.
+
+        ``arrived_bytes``: bytes that have just arrived.
+        """
         return arrived_bytes + self._queued() < self._own_bytes * self.node.open_part
 
 

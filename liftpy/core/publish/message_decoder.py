@@ -41,14 +41,16 @@ TYPE_POSITION = 7
 """Of the envelope's message type."""
 _PUBLISH, BATCH = bytes([MessageType.PUBLISH]), bytes([MessageType.BATCH_PUBLISH])
 _TEXT = ("utf-8", "surrogateescape")
-_TOO_MANY_HEADERS = Rejection(RejectReason.TOO_LARGE, f"more than {MAX_HEADERS} headers")
+_TOO_MANY_HEADERS = Rejection(RejectReason.TOO_LARGE, f"The message has more than {MAX_HEADERS} headers. Send fewer.")
 _TOO_LARGE = "message size exceeds maximum allowed"
 _NO_OFFSET = Rejection(
     RejectReason.INCORRECT_OFFSET,
-    "wrong last sequence: this stream wants to be told the last one with every publish (Nats-Expected-Last-Sequence)",
+    "wrong last sequence: each publish to this stream must have the header Nats-Expected-Last-Sequence. Add it.",
 )
-_NO_PRODUCERS = "internal, the cluster's own: it takes single commands, and nothing of producers"
-_NO_TOMBSTONE = Rejection(RejectReason.MALFORMED, "a tombstone has no value; its header is Lift-Tombstone: 1")
+_NO_PRODUCERS = "internal. Only the cluster publishes to it: use another stream."
+_NO_TOMBSTONE = Rejection(
+    RejectReason.MALFORMED, "A tombstone (header Lift-Tombstone: 1) must have an empty value. Remove the value or the header."
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,7 +86,7 @@ class MessageColumns:
 
 
 class MessageDecoder:
-    """Turns the raw messages of one partition into MessageColumns. ``own_subject``: what most messages carry.
+    """Decodes the raw messages of one partition into MessageColumns. ``own_subject``: subject of most messages.
 
     An envelope that is addressed to another stream, uid or partition is refused [A9]; only a stream that answers nobody keeps it,
     for it may lie over the subjects of others.
@@ -129,7 +131,7 @@ class MessageDecoder:
         return self._policy is not AckPolicy.NONE
 
     def publishers_of(self, replies: Sequence[bytes]) -> Publishers:
-        """Of plain messages with these replies, which are not looked at otherwise."""
+        """Return the publishers of plain messages with these reply subjects."""
         self.touched()
         return Publishers(self._policy, self._allowed(list(replies))[0])
 
@@ -189,7 +191,10 @@ class MessageDecoder:
         if 0 < most < max(sizes):
             for index, size_bytes in enumerate(sizes):
                 if size_bytes > most:
-                    found[index] = Rejection(RejectReason.TOO_LARGE, f"{_TOO_LARGE}: {size_bytes} bytes, {most} here")
+                    found[index] = Rejection(
+                        RejectReason.TOO_LARGE,
+                        f"{_TOO_LARGE}: {size_bytes} bytes, this stream accepts {most}. Send smaller messages.",
+                    )
         if self.wants_offsets:
             bound = columns.expected.keys() | columns.of_others.keys()
             if len(bound) < len(messages):
@@ -198,12 +203,15 @@ class MessageDecoder:
             columns.unfit_then = dict(sorted((found | columns.unfit_then).items()))
 
     def is_command(self, columns: MessageColumns, index: int) -> bool:
-        """Whether the record names who is to answer it: sent again under its message id it is stored again, for the service that
-        reads it knows the id, and answers once more (``liftpy/core/services/replies.py``)."""
+        """Return whether the record is a service command.
+
+        A repeated command is stored again: the service recognizes its id and answers again
+        (``liftpy/core/services/replies.py``).
+        """
         return columns.replies is not None and columns.replies[index] is not None
 
     def _allowed(self, replies: list[bytes]) -> tuple[list[bytes], list[int]]:
-        """Those that may be answered; and the indices of those that are a fast batch's."""
+        """Return the reply subjects that may be answered, and the indices of messages of a fast batch."""
         if len(replies) > 1 and self._inboxes.allows_all(replies, jetstream_headers.FAST_BATCH_REPLY):
             return replies, []
         allows = self._inboxes.allows
@@ -284,7 +292,7 @@ class MessageDecoder:
     def _take_ordinary(
         self, columns: MessageColumns, messages: Sequence[RawMessage], special: list[int], now_wall_ns: int
     ) -> list[int]:
-        """Open the ordinary envelopes among those; return which are left."""
+        """Decode the messages with the usual envelope. Return the indices of the others."""
         form, left = self._forms[0], list[int]()
         opened = form.opened
         for index in special:
@@ -308,7 +316,7 @@ class MessageDecoder:
         return left
 
     def _form_of(self, payload: bytes, otherwise: Ordinary) -> Ordinary:
-        """Of an envelope that has another form than the one before it."""
+        """Return the form of an envelope that differs from the previous one."""
         for form in self._forms[1:]:
             if form.opened(payload) is not None:
                 self._forms.remove(form)
@@ -317,7 +325,7 @@ class MessageDecoder:
         return otherwise
 
     def _wanted_alike(self, subject: bytes, policy: AckPolicy, runs: bool, now_wall_ns: int) -> Envelope:
-        """What all those want who say no more than that."""
+        """Return the envelope values that all these messages share."""
         alike = self._alike.get((subject, policy, runs))
         if alike is None:
             alike = Envelope("", "", subject.decode(*_TEXT), policy, now_wall_ns, takes_runs=runs)
@@ -325,7 +333,7 @@ class MessageDecoder:
         return alike
 
     def _is_protocol(self, message: RawMessage) -> bool:
-        """Whether it is a frame between other clusters' nodes and clients: an answer of ours would be taken for their peer's."""
+        """Return whether the message is a frame of another cluster's protocol. It must not be answered."""
         kind = message[2][TYPE_POSITION : TYPE_POSITION + 1]
         return kind not in (_PUBLISH, BATCH) and (self._own_is_protocol or message[0] != self._own_subject)
 
@@ -339,7 +347,7 @@ class MessageDecoder:
     def _note_publisher(
         self, columns: MessageColumns, index: int, message: RawMessage, published: client_pb2.Message, now_wall_ns: int
     ) -> None:
-        """How the publisher of an envelope is answered, whether the envelope is taken or refused."""
+        """Note how to answer the publisher of an envelope, whether the message is accepted or rejected."""
         subject, _, _, block = message
         policy = _POLICIES.get(published.ackPolicy, self._policy)
         if published.runs and not (block or published.correlationId or published.ackInbox):
@@ -359,7 +367,7 @@ class MessageDecoder:
         self._envelopes(columns)[index] = wanted
 
     def _why_not(self, published: client_pb2.Message, beside: Headers) -> Rejection | None:
-        """Why an envelope can't be stored as it is; ``beside``: NATS headers that came with it."""
+        """Return why an envelope cannot be stored, None if it can. ``beside``: NATS headers of the message."""
         if self._policy is not AckPolicy.NONE and not self._is_ours(published):
             return self._misaddressed(published)
         if published.tombstone and published.value:
@@ -374,14 +382,17 @@ class MessageDecoder:
 
     # ---- whole batches -------------------------------------------------------------------------------------------------------
     def _whole_batches(self, messages: Sequence[RawMessage], special: list[int]) -> list[int]:
-        """Indices of messages that look like a whole batch. A stream that answers nobody keeps batches of others as plain bytes."""
+        """Return the indices of messages that look like a record batch.
+
+        A stream without answers stores foreign batches as plain bytes.
+        """
         found = [index for index in special if messages[index][2][_KIND] == BATCH and messages[index][2].startswith(MAGIC)]
         if found and self._policy is AckPolicy.NONE:
             found = [index for index in found if self._opened_batch(messages[index]) is not None]
         return found
 
     def _opened_batch(self, message: RawMessage) -> tuple[client_pb2.BatchPublish, memoryview] | None:
-        """What a BatchPublish for this partition holds; None: it is none, or one that a stream that answers nobody keeps as it is."""
+        """Return the content of a BatchPublish for this partition. None: it is none, or it is stored as plain bytes."""
         payload = message[2]
         if payload[TYPE_POSITION : TYPE_POSITION + 1] != BATCH or not payload.startswith(envelope.MAGIC):
             return None
@@ -403,11 +414,14 @@ class MessageDecoder:
         elif is_internal(self._key.stream):
             columns.unfit[0] = Rejection(RejectReason.UNSUPPORTED, f"stream {self._key.stream} is {_NO_PRODUCERS}")
         elif message[3]:
-            detail = "a batch has its headers in its records: none beside it would be heeded"
+            detail = "A batch must not have NATS headers. Put the headers into its records."
             columns.unfit[0] = Rejection(RejectReason.MALFORMED, detail)
         elif head.askedProducer:
             if batch:
-                columns.unfit[0] = Rejection(RejectReason.MALFORMED, "a question of a producer bears no batch")
+                columns.unfit[0] = Rejection(
+                    RejectReason.MALFORMED,
+                    "A request for the state of a producer must not have a batch. Send the batch in its own message.",
+                )
             try:
                 note = _note(head)
             except InvalidBatchError as error:
@@ -438,7 +452,7 @@ class MessageDecoder:
         return Rejection(RejectReason.WRONG_STREAM, detail)
 
     def _is_ours(self, published: client_pb2.Message | client_pb2.BatchPublish) -> bool:
-        """Whether it names this partition, or nobody. Who does not know the uid may not know the partition either: 0 says nothing."""
+        """Return whether the message names this partition or no partition. Without a uid, partition 0 means unknown."""
         key = self._key
         if published.streamUid:
             return (published.stream or key.stream, published.streamUid, published.partition) == (
@@ -473,23 +487,28 @@ class MessageDecoder:
 
 
 def _nothing() -> None:
-    """Nobody keeps figures."""
+    """Do nothing: no metrics are collected."""
 
 
 def _note(head: client_pb2.BatchPublish) -> ProducerNote:
     name, position = head.producerName, None
     if len(name.encode()) > MAX_NAME_BYTES:
-        raise InvalidBatchError(f"the producer name has more than {MAX_NAME_BYTES} bytes")
+        raise InvalidBatchError(f"The producer id has more than {MAX_NAME_BYTES} bytes. Use a shorter one.")
     if head.HasField("producerPosition"):
         said = head.producerPosition
         if not said.streamUid or len(said.streamUid.encode()) > MAX_UID_BYTES or said.offset < 0:
-            raise InvalidBatchError("the source position needs a stream uid and an offset")
+            raise InvalidBatchError(
+                "The source position needs a stream uid and an offset of 0 or more. Check the version of the client."
+            )
         position = SourcePosition(said.streamUid, said.partition, said.offset, said.generation)
     if not head.HasField("producerPartitioning"):
         return ProducerNote(name, position)
     partitioning = Partitioning(head.producerPartitioning.partitions, head.producerPartitioning.method)
     if position is not None or not partitioning.partitions or not 0 <= partitioning.method < 256:
-        raise InvalidBatchError("the partitioning needs a number of partitions and a method, and excludes a source position")
+        raise InvalidBatchError(
+            "The partitioning needs a number of partitions and a method, and no source position. Check "
+            "the version of the client."
+        )
     return ProducerNote(name, None, partitioning)
 
 
@@ -497,10 +516,10 @@ def _claim(head: client_pb2.BatchPublish, published: Published, note: ProducerNo
     header = published.header
     if not header.producer_id:
         if head.producerReset or head.producerDigest or head.producerInstance or any(note):
-            raise InvalidBatchError("the batch has no producer id")
+            raise InvalidBatchError("The batch has producer fields, but no producer id. Check the version of the client.")
         return None
     if head.HasField("expectedOffset"):
-        raise InvalidBatchError("a batch of a producer has a sequence, so it cannot have an expected offset")
+        raise InvalidBatchError("A batch with a producer id must not have an expected offset. Remove one of them.")
     try:
         digest = RollingDigest.decode(head.producerDigest) if head.producerDigest else None
     except ProtocolError as error:
@@ -544,13 +563,14 @@ def split_at(messages: list[RawMessage], alone: Collection[int]) -> Iterator[lis
 
 
 def runs_of(messages: list[RawMessage], replies: Sequence[bytes]) -> Iterator[list[RawMessage]]:
-    """Runs of those that somebody waits for an answer to, and of those that nobody does: the core treats them differently."""
+    """Yield runs of messages with a reply subject and runs of messages without one. The core handles them differently."""
     for _, run in groupby(zip(messages, replies, strict=True), key=lambda pair: bool(pair[1])):
         yield [message for message, _ in run]
 
 
 def late_ones(messages: list[RawMessage]) -> tuple[list[list[RawMessage]], list[RawMessage]]:
-    """Who may be refused for having waited too long, in pieces that are read together, and the others: nobody waits for those."""
+    """Return the messages that may be rejected for lateness, in groups that arrived together, and those without a reply
+    subject."""
     together, alone, others = list[RawMessage](), list[list[RawMessage]](), list[RawMessage]()
     for message in messages:
         _, reply, payload, _ = message

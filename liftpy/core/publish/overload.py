@@ -83,23 +83,23 @@ class Overload:
         return late
 
     def refuses(self) -> bool:
-        """Whether ``is_refused_unread`` ones are refused: the node is late, or there is no room for them here."""
+        """Return whether ``is_refused_unread`` messages are rejected now: the node is late, or there is no room."""
         return self._is_late or (self._is_full() and self._reader.answers and self._may.refuse_for_now())
 
     def is_new(self, message_id: bytes) -> bool:
-        """Whether nothing with that id is stored, in hand, or about to be taken."""
+        """Return whether no record with this id is stored, in progress or about to be stored."""
         ids = self._ids
         if message_id in ids.in_hand or ids.waits():
             return False
         return not ids.stored.may_hold(message_id, self._wall_ns())
 
     def refuse(self, replies: Sequence[bytes]) -> None:
-        """Refuse them, unread."""
+        """Reject these publishes without reading them."""
         self._counters.overloaded += len(replies)
         self._say_overloaded(self._reader.publishers_of(replies), len(replies))
 
     def in_time(self, messages: list[RawMessage]) -> list[RawMessage]:
-        """Those of ``messages`` that are to be taken; if the node is late, the others are refused."""
+        """Return the messages to accept. If the node is late, reject the others."""
         if not self._is_late:
             return messages
         waited_for, others = late_ones(messages)
@@ -108,7 +108,7 @@ class Overload:
         return others
 
     def turn_away(self, messages: list[RawMessage]) -> None:
-        """There is no room for them: refuse who waits, drop the others."""
+        """Reject messages with a reply subject and drop the others, because there is no room."""
         self._counters.overloaded += len(messages)
         plain = len(messages)
         if any(message[1] or message[2].startswith(MAGIC) for message in messages):

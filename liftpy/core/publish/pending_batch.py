@@ -41,18 +41,18 @@ class IngestCounters:
     times: PublishTimes = field(default_factory=PublishTimes)
 
     def drop(self, reason: str, count: int) -> None:
-        """So many that nobody waits for are not stored."""
+        """Count publishes without reply subject that were dropped."""
         if count:
             self.dropped[reason] += count
             self.on_drop(reason, count)
 
     def refuse(self, reason: str, count: int) -> None:
-        """So many that somebody waits for are not stored."""
+        """Count publishes with reply subject that were rejected."""
         if count:
             self.refused[reason] += count
 
     def not_stored(self, publishers: Publishers, reason: RejectReason) -> None:
-        """Those are refused, or dropped where nobody waits."""
+        """Count publishes that were not stored: rejected, or dropped if nobody waits."""
         plain = publishers.plain_count
         self.drop(reason.name.lower(), plain)
         self.refuse(reason.name.lower(), publishers.record_count - plain)
@@ -64,7 +64,7 @@ class IngestCounters:
 
 @dataclass(slots=True)
 class PendingBatch:
-    """Publishes that the core was asked to append and has not appended yet."""
+    """Publishes that were passed to the core and are not appended yet."""
 
     body: Body
     publishers: Publishers
@@ -81,13 +81,16 @@ class PendingBatch:
 
 
 def message_size_bytes(message: RawMessage) -> int:
-    """About what it takes in a batch."""
+    """Return the approximate size of the message in a batch."""
     subject, _, payload, headers = message
     return len(subject) + len(payload) + len(headers) + RECORD_OVERHEAD_BYTES
 
 
 def batch_end(raw: list[RawMessage], start: int, most_records: int, most_bytes: int) -> int:
-    """Where the batch that begins at ``start`` ends (exclusive): by count, then by bytes; at least one message."""
+    """Return the exclusive end of the batch that begins at ``start``, limited by count and bytes.
+
+    It has at least one message.
+    """
     total = 0
     for index in range(start, min(len(raw), start + most_records)):
         total += message_size_bytes(raw[index])
@@ -97,7 +100,7 @@ def batch_end(raw: list[RawMessage], start: int, most_records: int, most_bytes: 
 
 
 def body_of(columns: MessageColumns, codec: Codec) -> Body:
-    """Of the batch, as it will be sealed; raise BatchTooLargeError if it is more than a log holds in one."""
+    """Return the encoded body of the batch. Raise BatchTooLargeError if it is too large for a log."""
     if columns.batch is not None:
         return columns.batch.body
     return encode_body(

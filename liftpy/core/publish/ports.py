@@ -20,32 +20,32 @@ class Subscription(Protocol):
     """Subscription to a data subject."""
 
     def leave(self) -> None:
-        """Unsubscribe; what is on its way still comes."""
+        """Unsubscribe. Messages on their way still arrive."""
 
     def close(self) -> None:
         """Unsubscribe; nothing comes any more."""
 
 
 class Refuser(Protocol):
-    """Refuses publishes that were not looked at, where looking at each costs more than there is time for."""
+    """Rejects publishes without reading them, when there is no time to read them."""
 
     def refuses(self) -> bool:
-        """Whether ``is_refused_unread`` ones are to be, as of now."""
+        """Return whether ``is_refused_unread`` publishes are rejected now."""
 
     def is_new(self, message_id: bytes) -> bool:
-        """Whether nothing with that message id is stored, or on its way into the log: who sends it may be told no [A2]."""
+        """Return whether no record with this message id is stored or in progress. Then it may be rejected [A2]."""
 
     def refuse(self, replies: Sequence[bytes]) -> None:
-        """They are: of each, who waits for an answer."""
+        """Send a rejection for each publish that has a reply subject."""
 
 
 def is_refused_unread(reply: bytes, payload: bytes, headers: bytes, is_new: Callable[[bytes], bool]) -> bool:
-    """Whether somebody waits, and it has neither an id by which it may be stored already, nor an envelope, which has other answers."""
+    """Return whether a publish has a reply subject, no envelope, and no message id that may be stored."""
     return bool(reply) and not payload.startswith(MAGIC) and may_be_told_no(headers, is_new)
 
 
 def may_be_told_no(headers: bytes, is_new: Callable[[bytes], bool]) -> bool:
-    """Whether a header block has no message id, or one, as everybody writes it, that is new."""
+    """Return whether a header block has no message id, or a new one."""
     if ID_NAME not in headers:
         return True
     found = _ONE_ID(headers)
@@ -62,16 +62,20 @@ class IngestShell(AckShell, Protocol):
     def listen(
         self, subject: str, sink: Sink, *, given_up: Callable[[int], None], refuser: Refuser | None = None
     ) -> Subscription:
-        """Give ``sink`` every message that ``refuser`` does not refuse; ``given_up(count)`` says of how many nobody had room for."""
+        """Subscribe.
+
+        ``sink`` gets all messages that ``refuser`` does not reject. ``given_up(count)``: called with the number of dropped
+        messages.
+        """
 
     def when_heard(self, heard: Callable[[], None]) -> None:
-        """Call back once the server knows all subscriptions that were made before."""
+        """Call ``heard`` after the server has processed all earlier subscriptions."""
 
     def behind_read(self, callback: Callable[[], None]) -> None:
         """Call back when everything that has arrived together has been given to its sinks."""
 
     def sink_failed(self, subject: bytes, error: Exception) -> None:
-        """A message raised what nobody has thought of: it is left out, and that is said."""
+        """Report that a message raised an unexpected error and was skipped."""
 
 
 class Hearing(Protocol):
@@ -81,19 +85,19 @@ class Hearing(Protocol):
     """NATS does not let this node have it."""
 
     def feed_to(self, sink: Sink, given_up: Callable[[int], None], lost: Callable[[], None]) -> None:
-        """From now on another sink gets the messages; ``lost`` is called when the connection is."""
+        """Deliver messages to another sink from now on. ``lost``: called when the connection is lost."""
 
     def behind_read(self, callback: Callable[[], None]) -> None:
         """Call back when everything that has arrived together has been given to its sinks."""
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """Call back after everything else that is due has had its turn."""
+        """Call ``callback`` after all other pending work."""
 
     def when_settled(self, callback: Callable[[], None]) -> None:
         """Call back once everything that was published before has arrived, or after a bounded time."""
 
     def leave(self) -> None:
-        """Unsubscribe; what is on its way still comes."""
+        """Unsubscribe. Messages on their way still arrive."""
 
     def close(self) -> None:
         """Unsubscribe; nothing comes any more."""
@@ -103,7 +107,7 @@ class StandbyShell(Protocol):
     """The shell of a standby follower: receives publishes."""
 
     def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> Hearing:
-        """Subscribe, now or once there is a connection; ``given_up(count)`` says of how many nobody had room for."""
+        """Subscribe now or after the next connect. ``given_up(count)``: called with the number of dropped messages."""
 
 
 class ReplyPolicy(NamedTuple):

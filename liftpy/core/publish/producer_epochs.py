@@ -28,17 +28,27 @@ _EPOCHS = 1 << 16
 _GIVEN_BYTES = 900
 """About what who was given an epoch takes in memory: 420 without a name, of up to 255 bytes; an estimate."""
 _REFUSALS = {
-    Finding.FENCED: Rejection(RejectReason.PRODUCER_FENCED, "a newer process of this producer goes on"),
-    Finding.OUT_OF_ORDER: Rejection(RejectReason.OUT_OF_ORDER, "sequences are missing before it"),
-    Finding.DIVERGED: Rejection(RejectReason.DIVERGED_PRODUCER, "other records were stored under its sequences"),
+    Finding.FENCED: Rejection(
+        RejectReason.PRODUCER_FENCED, "A newer process uses this producer id. Stop this process, or use another producer id."
+    ),
+    Finding.OUT_OF_ORDER: Rejection(
+        RejectReason.OUT_OF_ORDER,
+        "Earlier sequences of this producer are missing. Send the records from the first missing sequence.",
+    ),
+    Finding.DIVERGED: Rejection(
+        RejectReason.DIVERGED_PRODUCER, "Other records are stored with the sequences of this batch. Use another producer id."
+    ),
     Finding.CONFLICT: Rejection(
         RejectReason.PRODUCER_CONFLICT,
-        "another producer's name has the same number, or its batches come from another source: choose another id",
+        "Another producer has this producer id, or its batches come from another source. Use another producer id.",
     ),
     Finding.PLAN_CHANGED: Rejection(
-        RejectReason.DIVERGED_PRODUCER, "records of this round are stored that were shared out among producers by another plan"
+        RejectReason.DIVERGED_PRODUCER,
+        "Records of this round are stored with another assignment of source partitions to producers. Start a new round.",
     ),
-    Finding.UNKNOWN: Rejection(RejectReason.UNKNOWN_PRODUCER, "nobody here has given its epoch: ask first"),
+    Finding.UNKNOWN: Rejection(
+        RejectReason.UNKNOWN_PRODUCER, "This leader does not know the producer. Request an epoch first."
+    ),
 }
 
 
@@ -68,7 +78,7 @@ class Given(NamedTuple):
 
     @property
     def told(self) -> client_pb2.ProducerState:
-        """For the answer."""
+        """Return the protobuf message for the answer."""
         digest = b"" if self.digest is None else self.digest.encode()
         told = client_pb2.ProducerState(epoch=self.epoch, nextSequence=self.next_sequence, digest=digest, known=self.known)
         if self.position is not None:
@@ -79,8 +89,10 @@ class Given(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A process wants to go on as ``producer_id``, with ``sequence`` if nothing is known of it. ``position``: what it reads, and in
-    which generation; its offset says nothing."""
+    """Request of a process to continue as ``producer_id``, with ``sequence`` if the producer is unknown.
+
+    ``position``: source and generation that it reads.
+    """
 
     producer_id: int
     instance: int
@@ -105,7 +117,7 @@ class ProducerDesk:
         """Of them: the sequence that is due, if the log holds nothing of the producer."""
 
     def begin(self) -> None:
-        """A leadership begins, or ends: nobody was given anything in it."""
+        """Forget all granted epochs: a leadership begins or ends."""
         self._given.clear()
         self._names.clear()
         self._first.clear()
@@ -115,7 +127,7 @@ class ProducerDesk:
         return len(self._given)
 
     def ask(self, asked: Question) -> Given | Finding:
-        """What the process is told, or why it may not go on."""
+        """Return the epoch for the process, or why it may not continue."""
         producer_id, instance, sequence = asked[:3]
         state = self._producers.state_of(producer_id)
         refused = self._refusal(state, asked)
@@ -162,7 +174,7 @@ class ProducerDesk:
         return (newest + 1) % _EPOCHS
 
     def judge(self, claim: Claim, columns: ColumnSet) -> Ruling:
-        """What is to be done with a batch of a producer; ``columns`` are its own."""
+        """Decide what to do with a producer's batch. ``columns``: those of the batch."""
         state, given = self._producers.state_of(claim.producer_id), self._given.get(claim.producer_id)
         due = 0 if state is None else state.next_sequence
         ahead = 1 if state is None else epoch_distance(claim.epoch, state.epoch)
@@ -182,15 +194,14 @@ class ProducerDesk:
         return ruling
 
     def why_not(self, finding: Finding) -> Rejection:
-        """What a batch, or a question (FULL), is refused with."""
+        """Return the rejection for a batch or a request (FULL)."""
         if finding is not Finding.FULL:
             return _REFUSALS[finding]
         self._producers.share.refused()
         return Rejection(RejectReason.OVERLOADED, self._producers.why_full)
 
     def _judge_the_first(self, claim: Claim) -> Ruling:
-        """Nothing is known of its producer. Another than the first that was announced may come behind one that is lost; or what was
-        known is forgotten: it is to be said again, which is the first."""
+        """Judge the first batch of an unknown producer. It may follow a lost batch, or the producer may have been forgotten."""
         if claim.base_sequence != self._first[claim.producer_id]:
             return Ruling(Finding.UNKNOWN)
         return Ruling(Finding.FULL if self._producers.is_full else Finding.APPEND)
@@ -201,6 +212,6 @@ def _generation(asked: Question) -> int:
 
 
 def last_offset_of(state: ProducerState) -> int:
-    """Of the last record of a producer that the log holds, inclusive."""
+    """Return the offset of the producer's last record in the log, inclusive."""
     last = state.batches[-1]
     return last.offset + last.record_count - 1

@@ -57,12 +57,12 @@ TAIL_BYTES = 1_150
 
 
 def distance(sequence: int, other: int) -> int:
-    """How far ``sequence`` lies behind ``other``, on the round of 32 bits; negative: before it."""
+    """Return how far ``sequence`` is after ``other``, modulo 2**32. Negative: before it."""
     return (sequence - other + _ROUND // 2) % _ROUND - _ROUND // 2
 
 
 def epoch_distance(epoch: int, other: int) -> int:
-    """How far ``epoch`` lies behind ``other``, on the round of 16 bits; negative: before it."""
+    """Return how far ``epoch`` is after ``other``, modulo 2**16. Negative: before it."""
     return (epoch - other + _EPOCHS // 2) % _EPOCHS - _EPOCHS // 2
 
 
@@ -150,8 +150,8 @@ class Ruling(NamedTuple):
 
 
 def at_odds(state: ProducerState, name: str, position: SourcePosition | None) -> Finding | None:
-    """Why somebody of that name, who is at that position, is not the producer that the log knows, or not its newest process; None: he
-    may be. ``name`` '': he does not say it."""
+    """Return why a process with this name and position is not the known producer or not its newest process, None if it may be.
+    ``name`` '': not given."""
     if name and state.name and name != state.name:
         return Finding.CONFLICT
     if (position is None) != (state.position is None):
@@ -179,8 +179,10 @@ class Producers:
     """1 had neither names nor positions."""
 
     def __init__(self, expiry_ns: int, max_count: int, reach_ns: int = 0, node: NodeDerived | None = None) -> None:
-        """``expiry_ns``: after so much log time without a batch a producer is forgotten; 0: never. ``max_count``: of them at most.
-        ``reach_ns``: so much of the log is read for it when a log is opened."""
+        """``expiry_ns``: log time without a batch after which a producer is forgotten, 0: never.
+
+        ``max_count``: maximum number of producers. ``reach_ns``: log time to read when a log is opened.
+        """
         self._expiry_ns = expiry_ns
         self.reach_ns = reach_ns
         self.max_count = max_count
@@ -190,7 +192,7 @@ class Producers:
         self.begin(None)
 
     def begin(self, offset: int | None) -> None:
-        """Anew: nobody is known."""
+        """Start without any known producer, from ``offset`` on."""
         self._states: dict[int, ProducerState] = {}  # who was heard last stands last
         self._plans: dict[tuple[str, int], dict[int, int]] = {}
         """(run, generation) of rounds -> plan -> how many producers' last batches are of it."""
@@ -210,12 +212,12 @@ class Producers:
 
     @property
     def is_full(self) -> bool:
-        """Whether none is taken that is not known: there is no room, or it may be known to the log."""
+        """Whether no unknown producer is accepted: there is no room, or the log may know it."""
         return len(self._states) >= self.max_count or not self.is_whole or not self.share.has_room(STATE_BYTES)
 
     @property
     def why_full(self) -> str:
-        """For who is refused."""
+        """Text for the rejection when the table is full."""
         if len(self._states) >= self.max_count:
             return f"{self.max_count} producers are known here, and no more are kept (partition_producer_bytes)"
         if not self.is_whole:
@@ -224,7 +226,7 @@ class Producers:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all are known that have not expired."""
+        """Whether all producers that have not expired are known."""
         return self._lost_ns < 0 or (self._expiry_ns > 0 and self._lost_ns <= self._committed_ns - self._expiry_ns)
 
     @property
@@ -237,31 +239,31 @@ class Producers:
 
     @property
     def takes_batches(self) -> bool:
-        """Whether there is room for one more batch above HW of somebody who is known."""
+        """Whether there is room for one more uncommitted batch of a known producer."""
         return self.share.fits(TAIL_BYTES)
 
     @property
     def size_bytes(self) -> int:
-        """About what is kept takes in memory."""
+        """Approximate memory use, in bytes."""
         return self.share.size_bytes
 
     @property
     def producer_ids(self) -> tuple[int, ...]:
-        """Of all that are known."""
+        """Ids of all known producers."""
         return tuple(self._states)
 
     @property
     def time_ns(self) -> int:
-        """Log time of what is committed."""
+        """Log time of the last committed record, in nanoseconds."""
         return self._committed_ns
 
     def state_of(self, producer_id: int) -> ProducerState | None:
-        """What the log says of it, its uncommitted end included; None: nothing."""
+        """Return the state of a producer with its uncommitted batches, None if it is unknown."""
         return self._states.get(producer_id)
 
     # ---- the log -----------------------------------------------------------------------------------------------------
     def take(self, batch: NewBatch) -> None:
-        """The next batch of the log; one that no producer has numbered says nothing."""
+        """Add the next batch of the log. Batches without a producer change nothing."""
         numbering = batch.numbering
         if numbering is None:
             return
@@ -312,7 +314,7 @@ class Producers:
             del self._plans[round]
 
     def has_another_plan(self, position: SourcePosition | None) -> bool:
-        """Whether the log holds records of the round of ``position`` that were shared out by another plan, of whichever producer."""
+        """Return whether the log has records of the round of ``position`` with another assignment, of any producer."""
         if position is None or not position.plan:
             return False
         plans = self._plans.get((position.stream_uid, position.generation), {})
@@ -334,7 +336,7 @@ class Producers:
         self._count()
 
     def _make_room(self, grown_bytes: int) -> None:
-        """Those that were heard last longest ago go."""
+        """Forget the producers that were idle the longest."""
         states, excess_bytes = self._states, self.share.excess_bytes(grown_bytes)
         while states and (len(states) > self.max_count or excess_bytes > 0):
             gone = self._drop(next(iter(states)))
@@ -346,7 +348,7 @@ class Producers:
         self._count()
 
     def cut(self, end_offset: int) -> None:
-        """The log ends at ``end_offset`` now, which is above HW as it was said last."""
+        """Truncate to ``end_offset``, which is above the last HW."""
         while self._tail and self._tail[-1].last_offset >= end_offset:
             taken = self._tail.pop()
             self._time_ns = self._tail[-1].time_ns if self._tail else self._committed_ns
@@ -368,7 +370,7 @@ class Producers:
         return lambda: [head, *joined(_encoded(producer_id, state) for producer_id, state in states.items())]
 
     def restore(self, data: bytes | None, end_offset: int) -> None:
-        """Who has room for fewer forgets those that were heard last longest ago."""
+        """Load a state file. If there is less room now, forget the producers that were idle the longest."""
         try:
             self._committed_ns, count = _TIME.unpack_from(data or b"")
             at, states = _TIME.size, dict[int, ProducerState]()
@@ -376,9 +378,9 @@ class Producers:
                 producer_id, state, at = _decoded(data or b"", at)
                 states[producer_id] = state
         except (struct.error, ProtocolError) as error:
-            raise CorruptionError(f"the saved producers cannot be decoded: {error}") from None
+            raise CorruptionError(f"the saved producers cannot be decoded: {error}. The node reads the log instead.") from None
         if at != len(data or b"") or len(states) != count:
-            raise CorruptionError("the saved producers do not match their count")
+            raise CorruptionError("the saved producers do not match their count. The node reads the log instead.")
         self._time_ns, self._high_watermark = self._committed_ns, end_offset - 1
         self._states, self._plans = {}, {}
         for producer_id, state in _in_order(states).items():
@@ -388,7 +390,7 @@ class Producers:
 
     # ---- what comes --------------------------------------------------------------------------------------------------
     def judge(self, claim: Claim, columns: ColumnSet) -> Ruling:
-        """What is to be done with a batch of a producer; ``columns`` are its own."""
+        """Decide what to do with a producer's batch. ``columns``: those of the batch."""
         state = self._states.get(claim.producer_id)
         if state is None:
             return Ruling(Finding.OUT_OF_ORDER if claim.base_sequence else Finding.APPEND)
@@ -414,8 +416,10 @@ class Producers:
 
     @staticmethod
     def _by_position(state: ProducerState, claim: Claim) -> Ruling | None:
-        """Of a batch that says what it was made from: whether its source is the producer's, and what came from there is there already,
-        whatever it holds; None: it is new."""
+        """Judge a batch that names its source position: whether the source matches, and whether its records are stored.
+
+        None: it is new.
+        """
         due = state.next_sequence
         finding = at_odds(state, claim.name, claim.position)
         if finding is not None:
@@ -432,15 +436,17 @@ class Producers:
 
     @staticmethod
     def _repeats(state: ProducerState, claim: Claim, columns: ColumnSet, known: int, newer: int) -> bool:
-        """Whether what it says of the records up to the last one that is there is what the log says; True where one can't tell."""
+        """Return whether the records that are stored are equal to those of the batch, as far as the log can tell."""
         if claim.digest is None or state.digest is None:
             return True
         return claim.digest.over(columns, 0, known) == state.digest
 
     @staticmethod
     def _is_stored_so(state: ProducerState, claim: Claim, columns: ColumnSet, known: int, newer: int) -> bool:
-        """Whether a batch that is all there, and not the last, is one of those that were stored: a process sends the same one again, or
-        it is not the process that it says. One of a new epoch repeats from where it likes: the last of what it repeats is compared."""
+        """Return whether a completely stored batch that is not the last one is equal to the stored records.
+
+        For a new epoch, the last repeated record is compared.
+        """
         if newer or claim.digest is None:
             return True
         end = after(claim.base_sequence, known)
@@ -461,7 +467,7 @@ def _encoded(producer_id: int, state: ProducerState) -> bytes:
 
 
 def _decoded(data: bytes, at: int) -> tuple[int, ProducerState, int]:
-    """(producer, its state, where the next one begins)."""
+    """Return (producer id, its state, position of the next one)."""
     producer_id, epoch, next_sequence, time_ns, has_digest, batch_count = _STATE.unpack_from(data, at)
     at += _STATE.size
     digest = RollingDigest.decode(data[at : at + DIGEST_BYTES]) if has_digest else None
@@ -478,7 +484,7 @@ def _decoded(data: bytes, at: int) -> tuple[int, ProducerState, int]:
 
 
 def _merged(before: Partitioning | None, said: Partitioning | None) -> Partitioning | None:
-    """How all processes of a producer have chosen partitions, if the next one says ``said``; None: it says nothing."""
+    """Return the partitioning of a producer after the next process reported ``said``. None: nothing is known."""
     if said is None or said == before:
         return before
     if before is None or before.partitions != said.partitions:
@@ -489,12 +495,12 @@ def _merged(before: Partitioning | None, said: Partitioning | None) -> Partition
 
 
 def _in_order(states: dict[int, ProducerState]) -> dict[int, ProducerState]:
-    """Who was heard last stands last: as the log has them, however they came to be known."""
+    """Return the states ordered by their last record in the log."""
     return dict(sorted(states.items(), key=lambda item: [batch.offset for batch in item[1].batches[-1:]]))
 
 
 def count_for(max_bytes: int) -> int:
-    """So many producers of a partition are kept in ``max_bytes``."""
+    """Return how many producers of a partition fit into ``max_bytes``."""
     return max(1, max_bytes // STATE_BYTES)
 
 

@@ -45,7 +45,7 @@ class InvalidBatchError(LiftError):
 
 
 class Published(NamedTuple):
-    """A batch that can be stored. ``ids``: of messages, by record index. ``columns``: as they came. ``note``: of its producer."""
+    """A valid batch. ``ids``: message ids by record index. ``columns``: as received. ``note``: of its producer."""
 
     body: Body
     ids: dict[int, bytes]
@@ -63,13 +63,14 @@ def body_to_store(published: memoryview, subject: str, codec: Codec, note: bytes
     header = batch.header
     if header.codec is not Codec.NONE or header.control or header.column_bits & ~_ALLOWED.value:
         raise InvalidBatchError(
-            "a published batch must be uncompressed, must not be a control batch, and can have only values, keys and headers"
+            "a published batch must be uncompressed, must not be a control batch, and can have only values, keys and headers."
         )
     if not header.producer_id and (header.base_sequence or header.producer_epoch):
-        raise InvalidBatchError("the batch has a sequence or an epoch, but no producer id")
+        raise InvalidBatchError("the batch has a sequence or an epoch, but no producer id. Check the version of the client.")
     if not 0 < header.record_count <= MAX_BATCH_RECORDS:
         raise InvalidBatchError(
-            f"a published batch must have 1 to {MAX_BATCH_RECORDS} records, not {header.record_count}", RejectReason.TOO_LARGE
+            f"a published batch must have 1 to {MAX_BATCH_RECORDS} records, not {header.record_count}. Send smaller batches.",
+            RejectReason.TOO_LARGE,
         )
     present = Columns(header.column_bits)
     body = batch.view[HEADER_SIZE_BYTES:]
@@ -86,7 +87,7 @@ def body_to_store(published: memoryview, subject: str, codec: Codec, note: bytes
 
 
 def body_after(published: Published, first: int, subject: str, codec: Codec) -> Body:
-    """The same without its first ``first`` records: a producer's, whose others are there already."""
+    """Return the body without its first ``first`` records, which are already stored."""
     columns = published.columns
     values = columns.values.to_list()[first:]
     keys = None if columns.keys is None else columns.keys.to_list()[first:]
@@ -100,14 +101,17 @@ def _parsed(published: memoryview) -> RecordBatch:
     except (CorruptionError, UnknownFormatError) as error:
         raise InvalidBatchError(str(error)) from None
     if batch.header.size_bytes != len(published):
-        raise InvalidBatchError(f"the message has {len(published)} bytes, but its batch has {batch.header.size_bytes}")
+        raise InvalidBatchError(
+            f"the message has {len(published)} bytes, but its batch has {batch.header.size_bytes}. Check "
+            "the version of the client."
+        )
     return batch
 
 
 def _check(columns: ColumnSet) -> None:
     for column in (columns.values, columns.keys):
         if column is not None and column.validity is not None and bool(_sizes(column)[~column.valid()].any()):
-            raise InvalidBatchError("a null value has bytes, but a tombstone must be empty")
+            raise InvalidBatchError("a null value has bytes, but a tombstone must be empty. Check the version of the client.")
     if columns.headers is not None:
         _check_sizes(columns.headers)
         names = {name.decode("utf-8", "surrogateescape") for name in _distinct_names(columns.headers)}
@@ -117,7 +121,9 @@ def _check(columns: ColumnSet) -> None:
             raise InvalidBatchError(detail, RejectReason.UNSUPPORTED)
         wrong = next((name for name in sorted(names) if not may_be_enveloped(name)), None)
         if wrong is not None:
-            raise InvalidBatchError(f"invalid header name {wrong[:80]!r}: names must not be empty, and Lift-* is reserved")
+            raise InvalidBatchError(
+                f"Invalid header name {wrong[:80]!r}. Use names that are not empty and do not start with Lift-."
+            )
 
 
 def _sizes(column: BytesColumn) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -145,7 +151,8 @@ def _header_bytes(headers: HeadersColumn) -> np.ndarray[tuple[int], np.dtype[np.
 def _check_sizes(headers: HeadersColumn) -> None:
     if np.diff(headers.ends.astype(np.int64), prepend=0).max() > MAX_HEADERS or _header_bytes(headers).max() > MAX_HEADER_BYTES:
         raise InvalidBatchError(
-            f"a record has more than {MAX_HEADERS} headers, or more than {MAX_HEADER_BYTES} bytes of headers",
+            f"a record has more than {MAX_HEADERS} headers, or more than {MAX_HEADER_BYTES} bytes of headers. Use fewer or "
+            "shorter headers.",
             RejectReason.TOO_LARGE,
         )
 

@@ -34,17 +34,20 @@ class Lateness:
         self.is_late = False
 
     def bound_ns(self, now_ns: int) -> int:
-        """What may wait unread as long as nothing is late."""
+        """Return how long a publish may wait unread before the node counts as late."""
         if self._refused_ns < 0:
             return self._late_ns
         return min(self._short_ns + (now_ns - self._refused_ns) // _REGAINS_PARTS, self._late_ns)
 
     def refused(self, now_ns: int) -> None:
-        """Somebody was, for another reason of the same cause."""
+        """Note a rejection that has the same cause."""
         self._refused_ns = now_ns
 
     def look(self, waited_ns: int, now_ns: int) -> bool:
-        """The oldest that waits unread has done so for ``waited_ns``; whether who waits for an answer is to be refused."""
+        """Check the oldest unread publish, which has waited for ``waited_ns``.
+
+        Return whether publishes with a reply subject must be rejected.
+        """
         if self.is_late:
             self._refused_ns = now_ns
             self.is_late = 2 * waited_ns > self._short_ns
@@ -66,8 +69,10 @@ class Unanswered:
         """When it was another one for the first time since then; 0: not yet."""
 
     def look(self, since_ns: int, now_ns: int, late_ns: int, *, is_pressed: bool) -> bool:
-        """The oldest was taken at ``since_ns``, 0: none waits; ``late_ns`` 0: nothing is late; ``is_pressed``: the node refuses, or did
-        lately."""
+        """Check the oldest unanswered publish.
+
+        ``since_ns``: its arrival, 0 for none. ``late_ns`` 0: never late. ``is_pressed``: the node rejects now or did recently.
+        """
         waited_ns = now_ns - since_ns
         if not since_ns or not late_ns or waited_ns <= late_ns // 4:
             self._oldest_ns, self.is_late = 0, False
@@ -77,7 +82,7 @@ class Unanswered:
         return self.is_late
 
     def _stands(self, since_ns: int, waited_ns: int, now_ns: int, late_ns: int) -> bool:
-        """Whether it is a queue that moves, and is too long all the same."""
+        """Return whether the queue moves but is still too long."""
         if waited_ns <= late_ns:
             self._oldest_ns = 0
         elif not self._oldest_ns:

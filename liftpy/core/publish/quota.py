@@ -57,16 +57,18 @@ class Quota:
 
     @property
     def scope(self) -> str:
-        """What has a bucket, for metrics."""
+        """Unit that has its own bucket, for metrics."""
         return "token" if self._by_token else "stream"
 
     def __len__(self) -> int:
         return len(self._buckets)
 
     def charge(self, messages: Messages, batch_records: int, now_ns: int, *, forced: bool = False) -> list[int] | None:
-        """None: all are let in, and paid for. Otherwise nothing is paid yet, and milliseconds to wait are returned by message, with 0
-        for those that are let in without the others. ``batch_records``: of the one message that holds a batch; 0: each message is a
-        record. ``forced``: they are let in, and paid for, whatever is left."""
+        """Charge the messages.
+
+        None: all are accepted and paid. Otherwise nothing is paid, and the result has milliseconds to wait per message, 0 for
+        those that could be accepted alone. ``batch_records``: records of a single batch message, 0: each message is one record.
+        """
         records, sizes = batch_records or 1, self._sizes(messages)
         if not self._by_token:
             return self._of_all(len(messages), records, sizes, self._bucket("", now_ns), forced)
@@ -88,7 +90,7 @@ class Quota:
         return _bounded(waits_ms)
 
     def _of_all(self, count: int, records: int, sizes: list[int], bucket: _Bucket, forced: bool) -> list[int] | None:
-        """One bucket is for all of them."""
+        """Charge all messages to one bucket."""
         paid, last = [float(count * records), float(sum(sizes))], (records, sizes[-1] if sizes else 0)
         if forced or all(not self._rates[kind] or paid[kind] - last[kind] < bucket.left[kind] for kind in (0, 1)):
             self._pay(bucket, paid)
@@ -104,14 +106,14 @@ class Quota:
         bucket.left = [left - cost if rate else left for left, cost, rate in zip(bucket.left, paid, self._rates, strict=True)]
 
     def _sizes(self, messages: Messages) -> list[int]:
-        """In bytes, of payload and headers; [] where nobody asks."""
+        """Return the sizes of payload and headers in bytes, [] if there is no limit for bytes."""
         if not self._rates[1]:
             return [0] * len(messages) if self._by_token else []
         _, _, payloads, blocks = zip(*messages, strict=True)
         return list(map(int.__add__, map(len, payloads), map(len, blocks)))
 
     def _tokens(self, messages: Messages) -> tuple[list[str], _Indices]:
-        """The values of the token, and of each message which it is."""
+        """Return the values of the token, and the index of its value for each message."""
         subjects = [message[0] for message in messages]
         numbers: dict[str, int] = {}
         of_subject = {
@@ -136,7 +138,7 @@ class Quota:
 
 
 def quota_for(stream: StreamConfig, partitions: int, held: Quota | None) -> Quota | None:
-    """Of one of ``partitions`` of a stream: ``held`` where nothing has changed for it, None where the stream has none."""
+    """Return the quota of one of ``partitions`` of a stream. ``held`` if nothing changed, None if the stream has no quota."""
     if not stream.has_quota:
         return None
     share = max(partitions, 1)
@@ -153,7 +155,7 @@ def _token(subject: bytes, number: int) -> str:
 
 
 def _before(costs: _Floats, groups: _Indices) -> _Floats:
-    """What those before each message cost that are of its group."""
+    """Return, for each message, the cost of the earlier messages of its group."""
     order = np.argsort(groups, kind="stable")
     sums = np.cumsum(costs[order]) - costs[order]
     firsts = np.searchsorted(groups[order], np.arange(int(groups.max()) + 1))
@@ -163,7 +165,7 @@ def _before(costs: _Floats, groups: _Indices) -> _Floats:
 
 
 def _waits(owed: _Floats, rate: float) -> _Floats:
-    """In milliseconds, until what is before a message is paid for, and a little is left; 0: it is."""
+    """Return the wait in milliseconds until the earlier messages are paid for. 0: no wait."""
     return np.where(owed >= 0, np.floor(owed * _MS / rate + _ROUNDING) + 1, 0.0)
 
 

@@ -84,7 +84,7 @@ class Standby:
         return self.heard.age_ns + self.rules.credit_ns + self._doubt_ns
 
     def review(self) -> None:
-        """The role or the partition has changed. Who has begun to lead keeps what it has until ``take_over``."""
+        """Adapt to a changed role or partition. A new leader keeps its buffer until ``take_over``."""
         replica = self.replica
         doubt_ns = replica.longest_lease_ns or self.rules.doubt_ns
         if doubt_ns != self._doubt_ns:
@@ -122,7 +122,7 @@ class Standby:
 
     @property
     def begun_at(self) -> int:
-        """Where the log ended, exclusive, as far back as is known of when it grew."""
+        """Exclusive log end at the oldest known time."""
         return self._ends.first
 
     # ---- while it follows ----------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class Standby:
         return self.heard.pushed_out > 0 or self.counters != _NOTHING
 
     def report(self) -> dict[str, int]:
-        """For status and metrics: bytes of memory held, messages."""
+        """Return memory use in bytes and messages, for status and metrics."""
         counters = self.counters
         return {
             "held_bytes": self.heard.size_bytes,
@@ -168,19 +168,21 @@ class Standby:
             self._ends.note(self.now_ns(), self.log.log_end_offset)
 
     def committed(self, high_watermark: int) -> None:
-        """HW has risen. What this node commits itself says nothing of whom the leader before it has answered."""
+        """The high watermark has increased. It does not tell which publishers the previous leader has answered."""
         if self._hearing is not None and self.replica.role is not RoleName.LEADER:
             self._marks.note(self.now_ns(), high_watermark)
 
     def cut(self) -> None:
-        """The log was cut, or begun afresh: what it holds from there on it will be shown anew."""
+        """The log was truncated or emptied. Records from there on will arrive again."""
         self._ends.cut(self.log.log_end_offset)
 
     # ---- when it leads ---------------------------------------------------------------------------------------------------------
     def take_over(self, then: Callable[[FailoverBacklog | None], None]) -> None:
-        """Call ``then`` with what this node heard before it led, sorted, and what has come since; None: it does not listen. Not after
-        ``cancel``. It waits until what was published before has been heard: what came later than the log showed it would be taken for
-        new."""
+        """Call ``then`` with the buffered messages in order.
+
+        None: nothing was buffered. It is not called after ``cancel``. It waits until all earlier publishes have arrived,
+        because later ones would look new.
+        """
         self._waits += 1
         hearing, turn = self._hearing, self._waits
         if hearing is None:
@@ -195,7 +197,7 @@ class Standby:
         work: Generator[None, None, FailoverBacklog],
         then: Callable[[FailoverBacklog | None], None],
     ) -> None:
-        """One slice."""
+        """Sort one slice of the buffer."""
         if turn != self._waits:
             return
         if self._hearing is not hearing:
@@ -216,7 +218,7 @@ class Standby:
             hearing.soon(lambda: self._sort_on(hearing, turn, work, then))
 
     def cancel(self) -> None:
-        """It does not lead any more: nobody waits to ``take_over``, and what it heard may be needed again."""
+        """Cancel ``take_over``, because the node lost the leadership. The buffer stays."""
         self._waits += 1
         self.heard.put_back()
 

@@ -48,7 +48,7 @@ class StandbyBuffer:
     """Messages that made room for later ones, while the log went on; ever."""
 
     def add(self, messages: list[RawMessage], now_ns: int, grown_ns: int) -> bool:
-        """``grown_ns``: when the log grew last. False: there is no room, and they are lost if nobody else takes them."""
+        """Add messages. ``grown_ns``: last time that the log grew. Return False if there is no room."""
         size_bytes = sum(len(payload) + len(headers) + len(reply) for _, reply, payload, headers in messages)
         size_bytes += MESSAGE_BYTES * len(messages)
         self.expire(now_ns)
@@ -71,12 +71,12 @@ class StandbyBuffer:
         self.node.size_bytes -= block.size_bytes
 
     def expire(self, now_ns: int) -> None:
-        """What is older than ``age_ns`` goes."""
+        """Remove messages that are older than ``age_ns``."""
         while self.blocks and self.blocks[0].heard_ns < now_ns - self.age_ns:
             self._drop_first()
 
     def hold_out(self, now_ns: int) -> list[Block]:
-        """All of it, in the order heard, to be looked at; ``put_back`` or ``clear`` must follow."""
+        """Return all blocks in order for inspection. Call ``put_back`` or ``clear`` afterwards."""
         self.expire(now_ns)
         blocks = list(self.blocks)
         self._empty()
@@ -84,7 +84,7 @@ class StandbyBuffer:
         return blocks
 
     def put_back(self) -> None:
-        """What was held out is kept as before."""
+        """Keep the blocks that ``hold_out`` returned."""
         for block in reversed(self.held_out or ()):
             self.blocks.appendleft(block)
             self.size_bytes += block.size_bytes
@@ -92,7 +92,7 @@ class StandbyBuffer:
         self.held_out = None
 
     def clear(self) -> None:
-        """Forget it, what is held out as well."""
+        """Drop all messages, including those from ``hold_out``."""
         self.held_out = None
         self._empty()
 

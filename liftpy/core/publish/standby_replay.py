@@ -37,7 +37,7 @@ def record_keys(
     headers: Iterable[Sequence[tuple[str, bytes]] | None] | None,
     subjects: Iterable[str] | None,
 ) -> list[Key]:
-    """Of each record, from its columns."""
+    """Return the key of each record from these columns."""
     pairs = repeat(()) if headers is None else (tuple(each) if each else () for each in headers)
     rows = zip(
         values, repeat(None) if keys is None else keys, pairs, repeat("") if subjects is None else subjects, strict=False
@@ -46,7 +46,7 @@ def record_keys(
 
 
 def column_keys(columns: ColumnSet, subjects: Iterable[str] | None) -> list[Key]:
-    """Of the records of a batch, from its columns; ``subjects``: of each, in place of its column."""
+    """Return the key of each record of a batch. ``subjects``: replaces the subject column."""
     if subjects is None and columns.subjects is not None:
         subjects = columns.subjects.each()
     return record_keys(
@@ -58,7 +58,10 @@ def column_keys(columns: ColumnSet, subjects: Iterable[str] | None) -> list[Key]
 
 
 class InLog:
-    """The end of a log, to be recognised in. ``shown_ns(offset)``: when this node's log came to hold it."""
+    """End of a log, in which buffered messages are searched.
+
+    ``shown_ns(offset)``: time at which this node's log got the record.
+    """
 
     def __init__(self, credit_ns: int, shown_ns: Callable[[int], int], *, whole_batches: bool) -> None:
         self._credit_ns = credit_ns
@@ -92,7 +95,7 @@ class InLog:
             places.append(place)
 
     def take(self, key: Key, heard_ns: int) -> Stored | None:
-        """Where the message that was heard next stands; None: nowhere. Each record is recognised once."""
+        """Return the stored record of the next message, None if it is not in the log. Each record is found once."""
         places = self._places.get(key)
         if places is None:
             return None
@@ -112,7 +115,7 @@ class InLog:
 
     @property
     def latest_unheard_ns(self) -> int:
-        """When the log showed the last of the records that no message was recognised as; -1: there is none."""
+        """Latest time at which the log got a record that no message matched, -1 for none."""
         return max((shown_ns for count, shown_ns in self._unheard.values() if count > 0), default=-1)
 
 
@@ -147,7 +150,7 @@ class StandbyCounters:
     """Not heard, or not kept, for want of room while the log stood still."""
 
     def add(self, others: StandbyCounters) -> None:
-        """Sum, in place."""
+        """Add other counters in place."""
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(others, name))
 
@@ -165,7 +168,7 @@ class FailoverBacklog:
 
 
 def origin_of(reply: bytes, value: bytes | None) -> bytes:
-    """By what a connection is known: the prefix of its inboxes; b"": it is not."""
+    """Return the inbox prefix that identifies a connection, b"" if unknown."""
     return reply.rpartition(b".")[0]
 
 
@@ -192,7 +195,7 @@ class Seen:
         self.reach_ns = reach_ns
 
     def note(self, now_ns: int, offset: int) -> None:
-        """It is ``offset`` now."""
+        """Note the current value ``offset``."""
         samples = self._samples
         if len(samples) > 1 and now_ns - samples[-2][0] < _SAMPLE_NS:
             samples[-1] = now_ns, offset
@@ -202,7 +205,7 @@ class Seen:
             samples.popleft()
 
     def cut(self, offset: int) -> None:
-        """It has fallen to ``offset``, if it was above: what comes from there on comes anew."""
+        """Lower the value to ``offset`` after a truncation. Later records arrive again."""
         samples = self._samples
         while len(samples) > 1 and samples[-1][1] > offset:
             samples.pop()
@@ -211,21 +214,21 @@ class Seen:
 
     @property
     def first(self) -> int:
-        """As far back as is known."""
+        """Oldest known value."""
         return self._samples[0][1]
 
     @property
     def last(self) -> int:
-        """As of now."""
+        """Current value."""
         return self._samples[-1][1]
 
     @property
     def last_ns(self) -> int:
-        """When it was noted last."""
+        """Time of the last note."""
         return self._samples[-1][0]
 
     def at(self, at_ns: int) -> int:
-        """What it was then, or as far back as is known."""
+        """Return the value at ``at_ns``, or the oldest known one."""
         found = self._samples[0][1]
         for seen_ns, offset in self._samples:
             if seen_ns > at_ns:
@@ -234,7 +237,7 @@ class Seen:
         return found
 
     def above_ns(self, offset: int) -> int:
-        """When it came to be above ``offset``."""
+        """Return the time at which the value exceeded ``offset``."""
         samples = self._samples
         low, high = 0, len(samples) - 1
         while low < high:
@@ -258,16 +261,16 @@ class _Step:
 
     @property
     def is_judged(self) -> bool:
-        """By its producer's sequence, or it is a question: the leader knows by itself what it has of it [A3]."""
+        """Whether the leader can decide by the producer's sequence whether it is stored [A3]."""
         return self.columns.claim is not None or self.columns.asked is not None
 
     def is_bound(self, index: int) -> bool:
-        """To a condition."""
+        """Return whether the message at ``index`` has a condition."""
         columns = self.columns
         return index in columns.expected or index in columns.of_others or index in columns.unfit_then
 
     def publishers(self, index: int) -> Publishers:
-        """Of the message at ``index``."""
+        """Return the publisher of the message at ``index``."""
         return self.columns.publishers if self.columns.batch is not None else self.columns.publishers.only(index)
 
 
@@ -302,7 +305,7 @@ class StandbyReplay:
             yield
 
     def _read(self, messages: list[RawMessage], heard_ns: int) -> Iterator[_Step]:
-        """Read whole batches and messages that can't be stored as they are alone, and the runs between them together."""
+        """Decode whole batches and invalid messages alone, and the runs between them together."""
         columns = self.reader.read(messages, self.wall_ns)
         alone = columns.apart or sorted(columns.unfit.keys() | columns.unfit_then.keys())
         if len(messages) > 1 and alone:
@@ -319,7 +322,7 @@ class StandbyReplay:
         yield _Step(heard_ns=heard_ns, messages=messages, columns=columns, keys=keys, stored=[None] * len(messages))
 
     def _recognise(self, steps: list[_Step]) -> Generator[None, None, int]:
-        """Look for each in the end of the log that can hold it; return when a record came there last that is none of them, or -1."""
+        """Search each message in the end of the log. Return the last time at which the log got an unmatched record, or -1."""
         log = self.log
         whole = any(step.columns.batch is not None for step in steps)
         found = InLog(self.rules.credit_ns, self.ends.above_ns, whole_batches=whole)
@@ -343,7 +346,7 @@ class StandbyReplay:
         return max(found.latest_unheard_ns, gone_ns)
 
     def _pass_over(self, steps: list[_Step], unheard_ns: int) -> Generator[None, None, None]:
-        """From the last one back."""
+        """Skip the messages that the log has, starting with the last one."""
         rules, later, last_ns = self.rules, set[bytes](), -1
         for step in reversed(steps):
             passed, heard_ns, values = [], step.heard_ns, step.columns.values

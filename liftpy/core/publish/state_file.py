@@ -83,12 +83,12 @@ class Unwritten(NamedTuple):
 
 
 def state_owner(key: PartitionKey) -> str:
-    """What the files of a partition call it: another stream of its name is another one."""
+    """Return the owner name in the files of a partition. It contains the uid of the stream."""
     return f"{key.stream}-{key.uid}/{key.partition}"
 
 
 def state_name(end_offset: int) -> str:
-    """Of the file that covers the log below ``end_offset``."""
+    """Return the name of the file for the log below ``end_offset``."""
     return f"{STATE_PREFIX}{end_offset:020d}"
 
 
@@ -154,14 +154,16 @@ def _text_at(body: bytes, at: int) -> tuple[str, int]:
 
 
 def epoch_before(log: Log, end_offset: int) -> int:
-    """LeaderEpoch of the record before ``end_offset``, of the newest one that was dropped too; 0: it is not known."""
+    """Return the LeaderEpoch of the record before ``end_offset``, even if it was deleted. 0: unknown."""
     below = end_offset <= log.log_start_offset
     return log.epochs.before_start if below else log.epochs.epoch_at(end_offset - 1)
 
 
 def why_not(state: State, name: str, of: str, log: Log) -> str:
-    """Why ``state``, of the file ``name``, is none of this log, which is that of the partition ``of``; '': it is, or will be when the
-    log gets there."""
+    """Return why ``state`` of the file ``name`` does not belong to this log of partition ``of``.
+
+    '': it does, or will when the log has grown.
+    """
     end_offset = state.end_offset
     if state.of != of or state_name(end_offset) != name:
         return f"it is of {state.of} at {end_offset}"
@@ -179,8 +181,10 @@ def why_not(state: State, name: str, of: str, log: Log) -> str:
 
 
 def load_state(log: Log, of: str) -> tuple[State | None, dict[str, str]]:
-    """The newest state beside ``log`` that fits it; and, of those that do not, name -> why. They, and older ones, are removed. May run
-    in any thread, while nothing else uses the log. Raises StorageError."""
+    """Return the newest state file that fits ``log``, and name -> reason for those that do not.
+
+    Those and older ones are removed. May run in any thread while nothing else uses the log. Raises StorageError.
+    """
     storage, unfit = log.storage, dict[str, str]()
     for name in sorted(state_names(storage), reverse=True):
         try:
@@ -197,12 +201,12 @@ def load_state(log: Log, of: str) -> tuple[State | None, dict[str, str]]:
 
 
 def state_names(storage: Storage) -> list[str]:
-    """Of all files in the folder."""
+    """Return the names of all state files."""
     return [name for name in storage.names() if name.startswith(STATE_PREFIX) and not name.endswith(".tmp")]
 
 
 def remove_states(storage: Storage, *, keep: str = "") -> None:
-    """All but ``keep``. What can't be removed now is removed later."""
+    """Remove all state files except ``keep``. Failures are retried later."""
     with suppress(LiftError):
         gone = [name for name in state_names(storage) if name != keep]
         for name in gone:

@@ -76,7 +76,7 @@ class StateGiver:
         """States of which the last piece was given, ever."""
 
     def give(self, asked: StateQuestion, most_bytes: int = PIECE_BYTES) -> StatePiece | None:
-        """What is answered; None: not now, ask again."""
+        """Return the next piece for a replica, None: retry later."""
         derived = self._derived
         self._used_ns = self._now_ns()
         is_held = bool(self._data) and not self._is_encoding
@@ -103,7 +103,7 @@ class StateGiver:
         return StatePiece(self._end_offset, len(self._data), asked.position, piece)
 
     def give_piece(self, end_offset: int, position: int, most_bytes: int) -> StatePiece | None:
-        """As ``give``, for a reader's question."""
+        """Return the next piece for a reader, as ``give`` does."""
         return self.give(StateQuestion(end_offset, position), min(most_bytes, PIECE_BYTES))
 
     def _encoded(self, end_offset: int, data: bytes) -> None:
@@ -111,7 +111,7 @@ class StateGiver:
         self._made_ns = self._now_ns()
 
     def forget_unused(self) -> None:
-        """Let go of a state that nobody asks for any more."""
+        """Drop a state that is not requested any more."""
         if self._data and self._now_ns() - self._used_ns >= HOLD_NS:
             self._data = b""
 
@@ -137,7 +137,7 @@ class StateTaker:
         """Times that it went on without one, ever: its leader does not know the question."""
 
     def started_afresh(self) -> None:
-        """The log is empty, and begins somewhere else."""
+        """The log was emptied and begins elsewhere."""
         self.is_wanted = self._log.log_start_offset > 0
         self._begin()
 
@@ -146,7 +146,7 @@ class StateTaker:
         self._pieces.clear()
 
     def asks(self, leader_epoch: int) -> StateQuestion | None:
-        """What the leader of ``leader_epoch`` is to be asked in place of a fetch; None: fetch."""
+        """Return the request for the leader of ``leader_epoch`` that replaces a fetch. None: fetch records."""
         if not self.is_wanted:
             return None
         if leader_epoch != self._leader_epoch:
@@ -158,7 +158,7 @@ class StateTaker:
         return StateQuestion(self._end_offset, len(self._pieces))
 
     def nobody_listens(self) -> None:
-        """That says nothing of the leader's version."""
+        """Nobody answered. It says nothing about the leader's version."""
         self._silent = 0
 
     def fetched(self) -> bool:
@@ -173,7 +173,7 @@ class StateTaker:
         return not self.is_wanted
 
     def answered(self, piece: StatePiece | None) -> bool:
-        """Whether the leader can be asked for the next piece, or for records, at once; if not, later. Raises StorageError."""
+        """Add a piece. Return whether the next request can be sent at once. Raises StorageError."""
         self._silent = self._probes = 0
         if piece is None or not self.is_wanted:
             return piece is not None

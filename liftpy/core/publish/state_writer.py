@@ -41,7 +41,7 @@ class Pace(NamedTuple):
 
 
 def pace_of(config: ReplicationConfig) -> Pace:
-    """As the settings say."""
+    """Return the write interval that the settings define."""
     return Pace(round(config.state_checkpoint_interval_s * NS_PER_S), config.state_checkpoint_bytes)
 
 
@@ -74,8 +74,10 @@ class StateWriter:
         """The log start that waits no more: the file could not be had."""
 
     def may_drop(self, log_start_offset: int) -> bool:
-        """Whether the log may begin there: what the records below say is stored, or there is nothing to store. If not, the next
-        ``begin`` has it written."""
+        """Return whether the log may start there: the state of the earlier records is stored, or there is none.
+
+        If not, the next ``begin`` writes it.
+        """
         derived = self._derived
         if log_start_offset <= max(derived.covered, self._dropped):
             return True
@@ -93,7 +95,7 @@ class StateWriter:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether records wait for a file."""
+        """Whether records are not covered by a file yet."""
         return self._wanted >= 0
 
     def _give_up(self) -> None:
@@ -101,7 +103,7 @@ class StateWriter:
         self.uncovered += 1
 
     def begin(self, *, closing: bool = False) -> Unwritten | None:
-        """What is to be written now; None: nothing. ``closing``: the log is about to be closed in good order."""
+        """Return the state to write now, None if there is nothing. ``closing``: the log is about to be closed cleanly."""
         derived, now_ns = self._derived, self._now_ns()
         grown_bytes = derived.taken_bytes - self._at_bytes
         due = self._pace.is_due(grown_bytes, self.last_bytes, now_ns - self._at_ns)
@@ -116,7 +118,7 @@ class StateWriter:
         return unwritten
 
     def write(self, unwritten: Unwritten) -> None:
-        """Store it; the HW that covers it is stored already."""
+        """Store the state. The HW that covers it is already stored."""
         try:
             size_bytes = unwritten.write(self._log.storage)
         except (LiftError, OSError):
@@ -134,7 +136,7 @@ class StateWriter:
 
 
 def restore_state(derived: LogState, log: Log, of: str) -> dict[str, str]:
-    """Begin with the newest file that fits, if there is one. Those that do not: name -> why. Raises StorageError."""
+    """Load the newest state file that fits. Return name -> reason for those that do not. Raises StorageError."""
     state, unfit = load_state(log, of)
     if state is not None and not derived.begin_with(state):
         unfit["the one that fits"] = "its parts can't be used"

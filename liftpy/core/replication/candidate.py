@@ -40,7 +40,7 @@ class CandidateRole(ReplicaRole):
         out.append(CloseSubject())
 
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
-        """Another incarnation of a follower, or another replica set."""
+        """Apply a new incarnation of a follower or another replica set."""
         self.desk.partition_changed(now_ns)
         if epoch_rose and self.phase is Leading.INIT:
             self._report(now_ns, out)  # the last report named the Epoch before
@@ -78,7 +78,7 @@ class CandidateRole(ReplicaRole):
             self._report(now_ns, out)
 
     def _report(self, now_ns: int, out: Effects) -> None:
-        """Say how far it is: progress keeps the candidate from being passed over; repeated, since a report may be lost."""
+        """Report the progress, so that the candidate is not replaced. Repeated, because a report may be lost."""
         finished = self.phase is Leading.INIT
         epoch, newest_offset = self.shared.state.epoch, self.log.flushed_newest_offset
         out.append(
@@ -94,7 +94,7 @@ class CandidateRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.PROMOTION, now_ns + interval_ns, out)
 
     def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
-        """Serve the followers in the proposed epoch; their positions count once it is Online."""
+        """Serve followers in the proposed epoch. Their positions count after the partition is Online."""
         if self.phase is Leading.LOG_REPLICATION:
             self.desk.asked(event.replica, event.leader_epoch, now_ns)
             super().fetch_received(event, now_ns, out)
@@ -106,7 +106,7 @@ class CandidateRole(ReplicaRole):
             self.desk.tell(event.replica, out)  # what it needs to know of a candidate is that it is there
 
     def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
-        """Followers reconcile with the candidate before they fetch."""
+        """Answer followers that reconcile their logs with the candidate before they fetch."""
         if self.phase is Leading.LOG_REPLICATION:
             self.desk.asked(event.replica, event.current_epoch, now_ns)
             super().epoch_query_received(event, now_ns, out)

@@ -49,14 +49,14 @@ class CatchupThrottle:
     """What the last turn took: the next one is taken to be like it until it is over."""
 
     def change(self, config: ReplicationConfig) -> None:
-        """From the next turn on as these settings say; what has been copied stays counted."""
+        """Apply changed settings from the next turn on. Copied bytes stay counted."""
         self.bytes_per_second, self.share = config.copy_bytes_per_s, config.copy_duty_cycle
         self.least_bytes_per_second, self.piece_bytes = config.copy_min_bytes_per_s, config.copy_fetch_bytes
         self._turn_ns = 0
 
     @property
     def fetch_bytes(self) -> int:
-        """What a learner asks for at a time, beside what its partition grows by; 0: as much as any follower."""
+        """Bytes that a learner requests at a time, in addition to the growth of its partition. 0: as many as any follower."""
         if not self.bytes_per_second:
             return 0
         fetch_bytes = max(self.bytes_per_second // _TURNS_PER_S, LEAST_PIECE_BYTES)
@@ -75,11 +75,11 @@ class CatchupThrottle:
         self.backlog_bytes += backlog_bytes
 
     def give_back(self, reserved_ns: int) -> None:
-        """Of a turn that is not used after all."""
+        """Return an unused turn."""
         self._free_ns -= reserved_ns
 
     def flushed(self, size_bytes: int, backlog_bytes: int, asked_ns: int, now_ns: int, reserved_ns: int = 0) -> None:
-        """They were asked for at ``asked_ns`` and are flushed now, in a turn for which ``reserved_ns`` were taken."""
+        """Note that copied bytes are flushed. They were requested at ``asked_ns``, in a turn with ``reserved_ns`` of budget."""
         if not self.bytes_per_second or not backlog_bytes:
             self.give_back(reserved_ns)
             return
@@ -106,42 +106,42 @@ class LearnerCopy:
     """By so much the partition grew while the last piece was on its way, about."""
 
     def asks(self, now_ns: int, most_bytes: int) -> int:
-        """It asks now; for how many bytes, of ``most_bytes``."""
+        """Start a turn. Return how many bytes the learner may request, at most ``most_bytes``."""
         self._asked_ns = now_ns
         self._size_bytes = self._backlog_bytes = 0
         fetch_bytes = self.pace.fetch_bytes
         return min(most_bytes, fetch_bytes + self._grown_bytes) if fetch_bytes else most_bytes
 
     def came(self, size_bytes: int, record_count: int, grown: int) -> None:
-        """It was sent ``size_bytes`` with ``record_count`` records; ``grown``: by so many records the leader's HW rose meanwhile."""
+        """Note the answer. ``grown``: number of records by which the leader's HW has risen since the request."""
         self._size_bytes, self._backlog_bytes = size_bytes, backlog_part(size_bytes, record_count, grown)
         self._grown_bytes = size_bytes * grown // record_count if record_count > 0 else 0
         self.pace.copied(size_bytes, self._backlog_bytes)
 
     def flushed(self, now_ns: int) -> None:
-        """What came is flushed: the turn is over."""
+        """End the turn: the fetched bytes are flushed."""
         self.pace.flushed(self._size_bytes, self._backlog_bytes, self._asked_ns, now_ns, self._reserved_ns)
         self._reserved_ns = 0
 
     def turn(self, now_ns: int) -> int:
-        """Monotonic: when it may ask for more."""
+        """Return the monotonic time at which the learner may request more."""
         self.let_go()
         begins_ns, self._reserved_ns = self.pace.turn(now_ns)
         return begins_ns
 
     def let_go(self) -> None:
-        """Of a turn that it has not used."""
+        """Return an unused turn."""
         self.pace.give_back(self._reserved_ns)
         self._reserved_ns = 0
 
 
 def pace_of(config: ReplicationConfig) -> CatchupThrottle:
-    """As the settings say."""
+    """Return the throttle that the settings define."""
     pace = CatchupThrottle()
     pace.change(config)
     return pace
 
 
 def backlog_part(size_bytes: int, record_count: int, grown: int) -> int:
-    """Of an answer's ``size_bytes`` with ``record_count`` records, what counts when the partition has grown by ``grown`` records."""
+    """Return the bytes of an answer that count as copied, without the growth of the partition by ``grown`` records."""
     return size_bytes * max(record_count - grown, 0) // record_count if record_count > 0 else 0

@@ -54,7 +54,7 @@ class AppendBatch:
 
 
 class RejectReason(Enum):
-    """Why a publish is refused; the numbers are those of ``Ack.Error``."""
+    """Reason for the rejection of a publish. The numbers are those of ``Ack.Error``."""
 
     UNKNOWN = 1
     INCORRECT_OFFSET = 2
@@ -119,8 +119,10 @@ class DropPendingAcks:
 
 @value
 class AppendFetched:
-    """Follower: append the batches kept under ``token`` as they are, through ``last_offset``. Where they show compaction, first store
-    that the log is compacted up to ``leader_high_watermark`` in ``leader_epoch``, and feed LogCompacted."""
+    """Follower: append the batches of ``token`` unchanged, through ``last_offset``.
+
+    If they show compaction, first store the horizon (``leader_high_watermark`` in ``leader_epoch``) and feed LogCompacted.
+    """
 
     token: int
     """Of the FetchAnswered."""
@@ -144,7 +146,7 @@ class DropFetched:
 
 @value
 class CutLog:
-    """Cut the log; answer LogCut when that is on the disk."""
+    """Truncate the log. Feed LogCut when that is durable."""
 
     end_offset: int
     """Exclusive: the log end after it, or less where that is inside a batch."""
@@ -172,7 +174,7 @@ class RaiseHighWatermark:
 
 @value
 class RecheckLog:
-    """Leader: a follower complains of what it was served; read that again from the disk, within bounds (``Log.complaint``)."""
+    """Leader: a follower reported damage. Read that batch from the disk again, with limits (``Log.complaint``)."""
 
     offset: int
     """Inclusive: where what it got is not what was written."""
@@ -221,12 +223,12 @@ class WaitQuietly:
 
 @value
 class StopWaiting:
-    """Follower: ask no more for the fetch of WaitQuietly."""
+    """Follower: stop asking for the fetch of WaitQuietly."""
 
 
 @value
 class ConfirmQuiet:
-    """Leader: a fetch still waits at the log end, and has been counted."""
+    """Leader: a fetch still waits at the log end and was counted."""
 
     token: int
     """Of the QuietFetchReceived."""
@@ -262,8 +264,10 @@ class SendFetchResponse:
 
 @value
 class KeepFetch:
-    """Leader: there is nothing for ``token`` yet: keep the way back for ``replica``, in place of an older one. AnswerWaiter answers it
-    when there is more, TellWaiter with nothing but HW before that takes too long."""
+    """Leader: there are no records for ``token`` yet.
+
+    Keep its reply address for ``replica``, in place of an older one. AnswerWaiter sends records later, TellWaiter only the HW.
+    """
 
     token: int
     """Of the FetchReceived."""
@@ -273,9 +277,10 @@ class KeepFetch:
 
 @value
 class AnswerWaiter:
-    """Leader: there is more for ``replica``, whose last fetch waits: answer it, though it may have been answered
-    with nothing. Nothing is sent
-    where the way back was not kept, or the log can't be read: the follower fetches when its idle wait is over."""
+    """Leader: there are new records for ``replica``, whose last fetch waits: answer it.
+
+    If the reply address was not kept or the log cannot be read, send nothing: the follower fetches when its idle wait ends.
+    """
 
     replica: str
     """Who waits."""
@@ -289,8 +294,11 @@ class AnswerWaiter:
 
 @value
 class TellWaiter:
-    """Leader: HW has risen, and ``replica`` waits at the log end: answer its last fetch once more, with nothing but the HW of now.
-    The way back stays kept for AnswerWaiter. Nothing is sent where it was not kept: the follower's next fetch brings HW."""
+    """Leader: the HW has risen, and ``replica`` waits at the log end.
+
+    Answer its last fetch once more, with only the HW. The reply address is kept for AnswerWaiter. Without one nothing is sent,
+    and the next fetch returns the HW.
+    """
 
     replica: str
     """Who waits."""
@@ -340,7 +348,7 @@ class NotifyReplica:
 
 @value
 class ProbeReplica:
-    """Leader: ask NATS whether ``replica`` is connected. If it is not, answer ReplicaAbsent."""
+    """Leader: check with NATS whether ``replica`` is connected. If not, feed ReplicaAbsent."""
 
     replica: str
     """Who is asked for."""
@@ -366,7 +374,7 @@ class SendNotice:
 
 @value
 class ProposeIsr:
-    """Leader: ask for ``isr``, by compare-and-set on (leader, leader_epoch, epoch); answer IsrChangeAnswered."""
+    """Leader: request the ISR ``isr`` by compare-and-set on (leader, leader_epoch, epoch). Feed IsrChangeAnswered."""
 
     isr: frozenset[str]
     """All members that it shall have, the leader among them."""
@@ -386,7 +394,7 @@ class ProposeIsr:
 
 @value
 class ReportLeader:
-    """Follower: the leader can't be reached (or an election asks for positions); tell the metadata group where this log is."""
+    """Follower: report to the metadata group that the leader is unreachable, or the position of this log for an election."""
 
     leader: str
     """Who is accused; '': there is none, it is a position for an election."""
@@ -404,7 +412,7 @@ class ReportLeader:
 
 @value
 class LeaveIsr:
-    """Failed follower: have the metadata group take it out of the ISR; there is no answer to wait for, it is asked again."""
+    """Failed follower: request its removal from the ISR. There is no answer, the request is repeated."""
 
     reason: str
     """For people."""
@@ -412,7 +420,7 @@ class LeaveIsr:
 
 @value
 class GiveUpLeadership:
-    """Leader: ask the metadata group for a successor; there is no answer to wait for, it is asked again."""
+    """Leader: request a successor from the metadata group. There is no answer, the request is repeated."""
 
     leader_epoch: int
     """Which leadership; another one by then: nothing happens."""
@@ -422,7 +430,7 @@ class GiveUpLeadership:
 
 @value
 class WakePartition:
-    """Leader: tell the metadata group that the pause ends. It is repeated, so no answer is needed."""
+    """Leader: report to the metadata group that the pause ends. It is repeated, so no answer is needed."""
 
     leader_epoch: int
     """Which leadership; another one by then: nothing happens."""
@@ -434,8 +442,10 @@ class WakePartition:
 
 @value
 class StepAside:
-    """Leader: answer who has published, then ask the metadata group for a planned transfer; there is no answer to wait
-    for. A leader that stays takes publishes again."""
+    """Leader: answer the publishers, then request a planned transfer of the leadership.
+
+    There is no answer. If the leader stays, it accepts publishes again.
+    """
 
     leader_epoch: int
     """As in GiveUpLeadership."""
@@ -447,7 +457,7 @@ class StepAside:
 
 @value
 class PersistLeaderEpoch:
-    """Candidate: store the proposed LeaderEpoch; answer LeaderEpochPersisted when it is on the disk."""
+    """Candidate: store the proposed LeaderEpoch. Feed LeaderEpochPersisted when it is durable."""
 
     leader_epoch: int
     """States of an older one are not followed any more, nor by the next process."""
@@ -455,7 +465,7 @@ class PersistLeaderEpoch:
 
 @value
 class ReportPromotion:
-    """Candidate: tell the metadata group how far the promotion is."""
+    """Candidate: report the progress of the promotion to the metadata group."""
 
     leader_epoch: int
     """The proposed one."""
@@ -494,7 +504,7 @@ class CloseSubject:
 
 @value
 class SetDeadline:
-    """Feed DeadlineReached(kind) when its time has come, not before; replaces an earlier one of this kind."""
+    """Feed DeadlineReached(kind) at its time, not earlier. It replaces an earlier deadline of this kind."""
 
     kind: Deadline
     """Which one."""
@@ -609,7 +619,7 @@ class EffectHandler(Protocol):
 
 
 def method_name(effect: type[Effect]) -> str:
-    """Of the handler's method for this effect."""
+    """Return the name of the handler's method for this effect."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", effect.__name__).lower()
 
 

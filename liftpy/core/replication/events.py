@@ -46,7 +46,7 @@ class LogOpened:
 
 @value
 class LogCompacted:
-    """Compaction has looked at the log, here or where it was fetched, and that is on the disk. Fed behind LogOpened too."""
+    """Compaction processed the log, on this node or at its source, and the result is durable. Also fed after LogOpened."""
 
     end_offset: int
     """Exclusive: below it the log may lack what later records below it superseded; 0: never compacted."""
@@ -92,8 +92,11 @@ class DataPathChanged:
 
 @value
 class PublishesReceived:
-    """Messages arrived on the data subject; together they become one batch. Where the replica does not ``takes_publishes``, all of
-    the messages of one event are plain, or none is. They are nowhere until the core says AppendBatch."""
+    """Messages arrived on the data subject.
+
+    They become one batch. Unless the replica ``takes_publishes``, an event has only plain messages or none. They are not stored
+    before the core returns AppendBatch.
+    """
 
     token: int
     """Of the messages; answered by AppendBatch, RejectPublishes or DropPublishes, at once or later."""
@@ -110,13 +113,13 @@ class PublishesReceived:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nobody waits for an answer."""
+        """Whether no publisher waits for an answer."""
         return self.plain_count >= self.record_count
 
 
 @value
 class FetchReceived:
-    """A ReplicationRequest on ``.replicate``. Whatever stands in it is checked before anything of it counts."""
+    """A ReplicationRequest arrived on ``.replicate``. All its fields are validated before use."""
 
     token: int
     """Of the way back; answered by SendFetchResponse or SendFetchRefusal in the same step, or kept by KeepFetch."""
@@ -197,7 +200,7 @@ class FetchAnswered:
 
 @value
 class FetchPieceArrived:
-    """Part of the next batch came; what is held of it is kept outside. The next fetch asks for more."""
+    """A part of the next batch arrived. The shell keeps it. The next fetch requests more."""
 
     request_id: int
     """Of the SendFetch or SendEpochQuery; counts only if it is the one that is waited for [D16]."""
@@ -208,7 +211,7 @@ class FetchPieceArrived:
 
 
 class RefusalReason(Enum):
-    """Why a leader does not serve a fetch; the numbers are those of ``ReplicationRefusal.Reason``."""
+    """Reason for the rejection of a fetch. The numbers are those of ``ReplicationRefusal.Reason``."""
 
     UNKNOWN = 0
     NOT_LEADER = 1
@@ -267,7 +270,7 @@ class EpochQueryAnswered:
 
 @value
 class LogFlushed:
-    """More of the log is on the disk, or counts so by the stream's flush policy.
+    """More of the log is durable, or counts as durable under the flush policy of the stream.
 
     A flush that a cut overtook is reported with what the cut left of it: never an offset that was appended after it began.
     """
@@ -280,7 +283,7 @@ class LogFlushed:
 
 @value
 class LogCut:
-    """The cut asked for by CutLog, or the fresh start by StartLogAfresh, is done and on the disk.
+    """The truncation of CutLog, or the new log of StartLogAfresh, is durable.
 
     What it left need not be flushed: LogFlushed says when it is, and has to be fed for that too.
     """
@@ -291,7 +294,7 @@ class LogCut:
 
 @value
 class LogStartMoved:
-    """Retention moved the log start; what is before it is not served any more."""
+    """Retention moved the log start. Earlier records are not served any more."""
 
     log_start_offset: int
     """Inclusive; never falls, never above HW + 1 [D26]."""
@@ -311,13 +314,15 @@ class StorageFailed:
 
 @value
 class WokenUp:
-    """A PartitionNotification for this partition: there is something to fetch."""
+    """A PartitionNotification arrived: there are records to fetch."""
 
 
 @value
 class NoticeReceived:
-    """A LeaderNotice: NewLeadershipTerm or CommitPosition of the leader of ``leader_epoch``, as its sender claims; it comes
-    unasked. It wakes the follower; nothing else that it says is acted on."""
+    """A LeaderNotice arrived: NewLeadershipTerm or CommitPosition of the claimed leader of ``leader_epoch``.
+
+    It wakes the follower. Its other content is not used, because nobody requested it.
+    """
 
     leader: str
     """Who says so."""
@@ -393,7 +398,7 @@ class ReplicaAbsent:
 
 @value
 class DeadlineReached:
-    """The time given by SetDeadline has come."""
+    """A deadline of SetDeadline is reached."""
 
     kind: Deadline
     """Which one; one that was cancelled meanwhile is ignored."""
@@ -425,7 +430,7 @@ class ReplayFinished:
 
 @value
 class DuplicateReceived:
-    """Leader: publishers wait who have sent again what is in the log; they are answered as those of that record are [A3]."""
+    """Leader: publishers repeated records that are in the log. They are answered together with those of the record [A3]."""
 
     last_offset: int
     """Inclusive: of the batch that holds the record; of several the lowest."""

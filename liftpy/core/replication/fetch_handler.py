@@ -41,7 +41,7 @@ class Waiter:
 
 
 class Waiters:
-    """Followers that wait for more records, at most one entry per follower."""
+    """Followers that wait for more records, at most one fetch for each."""
 
     __slots__ = ("_waiting",)
 
@@ -49,19 +49,19 @@ class Waiters:
         self._waiting: dict[str, Waiter] = {}
 
     def register(self, waiter: Waiter) -> None:
-        """From now on this is the waiter of its replica."""
+        """Set the waiting fetch of a replica."""
         self._waiting[waiter.replica] = waiter
 
     def forget(self, replica: str) -> None:
-        """It fetches, or is no replica any more."""
+        """Remove the waiting fetch of ``replica``: it fetches again, or was removed."""
         self._waiting.pop(replica, None)
 
     def of(self, replica: str) -> Waiter | None:
-        """The waiter of ``replica``, None when it is not idle at the log end."""
+        """Return the waiting fetch of ``replica``, None if it is not idle at the log end."""
         return self._waiting.get(replica)
 
     def signal(self, log_end_offset: int) -> list[Waiter]:
-        """Those who have less than ``log_end_offset``, by replica; they wait no longer."""
+        """Return and remove the fetches that wait below ``log_end_offset``, ordered by replica."""
         if not self._waiting:
             return []
         told = sorted((w for w in self._waiting.values() if w.end_offset < log_end_offset), key=lambda w: w.replica)
@@ -83,7 +83,7 @@ class FetchHandler:
         self.partition_changed(now_ns)
 
     def partition_changed(self, now_ns: int) -> None:
-        """Follow the replica set, and forget what another incarnation of a follower had [C12]."""
+        """Apply the replica set, and forget the positions of older incarnations [C12]."""
         state, live = self._shared.state, self._shared.live
         others = [replica for replica in state.holders if replica != self._shared.node_id]
         for replica in [replica for replica in self.followers if replica not in others]:
@@ -119,9 +119,8 @@ class FetchHandler:
         return None
 
     def still_waits(self, event: QuietFetchReceived, now_ns: int) -> bool:
-        """Whether the fetch that waits is the last one that counted, of a member of the ISR, by the process that is
-        live now, in this LeaderEpoch; nothing has been appended behind it; and it can be answered again when something is. Then it
-        counts as if the same had come now."""
+        """Return whether the waiting fetch is the last valid one of a live ISR member in this LeaderEpoch, at the log end, and
+        can be answered later. Then it counts as a fetch that arrives now."""
         progress = self.followers.get(event.replica)
         if (
             progress is None
@@ -140,7 +139,7 @@ class FetchHandler:
         return True
 
     def asked(self, replica: str, leader_epoch: int, now_ns: int) -> None:
-        """``replica`` asks for something in ``leader_epoch``, whether it gets it or not."""
+        """Note that ``replica`` sent a request in ``leader_epoch``, answered or not."""
         progress = self.followers.get(replica)
         if progress is not None:
             progress.last_asked_ns = now_ns
@@ -148,13 +147,16 @@ class FetchHandler:
             self._shared.succession.asked_by(replica)
 
     def newest_offset_of(self, replica: str) -> int | None:
-        """Inclusive: what ``replica`` has flushed, as its last fetch that counted said; None: unknown in this epoch."""
+        """Return the newest offset (inclusive) that ``replica`` has flushed, by its last valid fetch.
+
+        None: unknown in this epoch.
+        """
         progress = self.followers.get(replica)
         return progress.position if progress is not None else None
 
     @property
     def heirs_have_joined(self) -> bool:
-        """Whether everyone who may lead next has fetched in this LeaderEpoch, as the process that it is now."""
+        """Whether all possible next leaders have fetched in this LeaderEpoch, as their current process."""
         heirs = self._shared.held.isr | self._shared.held.may_lead
         return all(progress.position is not None for replica, progress in self.followers.items() if replica in heirs)
 
@@ -163,9 +165,10 @@ class FetchHandler:
         return self._shared.succession.is_over(now_ns)
 
     def answer(self, event: FetchReceived, now_ns: int, out: Effects) -> bool:
-        """Send what follows ``event.offset``; HW is the one at that time. Where nothing does, and the follower can be answered when
-        something will, its fetch is kept, and word is owed to it: then True. A complaint is looked into first, if it is one of the
-        process that counts."""
+        """Send the records after ``event.offset`` with the current HW.
+
+        Without records the fetch is kept if it can be answered later: then return True. A reported damage is checked first.
+        """
         if event.bad_offset is not None and event.incarnation == self._shared.live.get(event.replica, 0):
             out.append(RecheckLog(offset=event.bad_offset, replica=event.replica))
         progress = self.followers[event.replica]
@@ -187,7 +190,7 @@ class FetchHandler:
         return False
 
     def owes_high_watermark(self, now_ns: int) -> bool:
-        """HW has risen: whether somebody waits at the log end who does not know it. Word is owed to all of those from now on."""
+        """Return whether a follower at the log end does not know the new HW. From now on all of them are due for a notice."""
         high_watermark, found = self._log.high_watermark, False
         for replica, progress in self.followers.items():
             lacks = progress.told_high_watermark < high_watermark and self.waiters.of(replica) is not None
@@ -197,8 +200,10 @@ class FetchHandler:
         return found
 
     def tell_those_owed(self, before_ns: int, out: Effects) -> tuple[str, ...]:
-        """Answer the fetches with HW to which word has been owed since ``before_ns`` or longer. The replicas that are to be sent a
-        notice instead, and those that have not fetched in this epoch: they count as told."""
+        """Answer the fetches that have been due for the HW since ``before_ns`` or longer.
+
+        Return the replicas that need a notice instead. They count as informed.
+        """
         told = []
         for replica, progress in self.followers.items():
             if replica not in self._shared.live:
@@ -216,17 +221,17 @@ class FetchHandler:
         return self.followers[replica].owed_ns > 0 and self.waiters.of(replica) is not None
 
     def owes_since_ns(self) -> int | None:
-        """Since when word is owed to whoever waits longest, of those that live; None: to nobody."""
+        """Return the time since which the longest-waiting live follower is due for a notice, None if there is none."""
         owed = (progress.owed_ns for replica, progress in self.followers.items() if self._is_owed(replica) and progress.live)
         return min(owed, default=None)
 
     def tell(self, replica: str, out: Effects) -> None:
-        """Answer the fetch that waits with HW alone; it waits on."""
+        """Answer the waiting fetch with only the HW. It keeps waiting."""
         self.followers[replica].told(self._log.high_watermark)
         out.append(TellWaiter(replica=replica, leader_epoch=self._leader_epoch))
 
     def awaits_answer(self, replica: str) -> bool:
-        """Whether the last fetch of ``replica`` waits for an answer, or for one after that with nothing."""
+        """Return whether the last fetch of ``replica`` waits for an answer, or for records after an empty answer."""
         waiter = self.waiters.of(replica)
         return waiter is not None and waiter.max_bytes > 0
 
@@ -235,7 +240,7 @@ class FetchHandler:
         return min(event.max_bytes, maximum) if event.max_bytes > 0 else maximum
 
     def appended(self, out: Effects) -> None:
-        """There is more: to whoever waits for it."""
+        """Send the new records to all waiting followers."""
         for waiter in self.waiters.signal(self._log.log_end_offset):
             if waiter.max_bytes:
                 self.followers[waiter.replica].told(self._log.high_watermark)
@@ -298,14 +303,19 @@ class FetchHandler:
         return RefusalReason.DELETES_GONE if reason is None and self._lacks_deletes(event) else reason
 
     def _lacks_deletes(self, event: FetchReceived) -> bool:
-        """Whether delete markers that the follower has not fetched are gone from this log since it began to fetch: it may hold what
-        they deleted [D30]. A member of the ISR holds all that is committed, and nothing else is compacted."""
+        """Return whether tombstones that the follower did not fetch were removed since its copy began.
+
+        Then it may still have the deleted records [D30]. ISR members have all committed records.
+        """
         if event.deletes_end is None or event.replica in self._shared.held.isr:
             return False
         return self._log.horizon.deletes_end > max(event.offset + 1, event.deletes_end)
 
     def _position_refusal(self, offset: int, offset_epoch: int) -> RefusalReason | None:
-        """Whether (offset, offset_epoch) lies on this log. Epoch 0: the follower's log is empty and begins after it."""
+        """Return a rejection unless (offset, offset_epoch) is on this log.
+
+        Epoch 0: the follower's log is empty and begins after it.
+        """
         log = self._log
         if offset + 1 < log.log_start_offset:
             return RefusalReason.BEFORE_LOG_START

@@ -80,7 +80,7 @@ from liftpy.core.wire.chunking import Assembly, Held, Piece
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Cut the log to ``end_offset`` (exclusive; the log's end: nothing to cut). ``agreed``: then it's the leader's prefix."""
+    """Truncate the log to ``end_offset`` (exclusive). ``agreed``: the log is then a prefix of the leader's log."""
 
     end_offset: int
     agreed: bool
@@ -88,13 +88,13 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class StartAfresh:
-    """Nothing of the log can be kept: begin an empty log at ``start_offset``, the leader's log start [D26]."""
+    """Nothing of the log can be kept. Begin an empty log at the leader's log start ``start_offset`` [D26]."""
 
     start_offset: int
 
 
 def reconcile(log: LogOffsets, answer: EpochQueryAnswered) -> Cut | StartAfresh:
-    """What one answer of the leader asks for. ``log`` is not empty."""
+    """Return what one answer of the leader requires. ``log`` is not empty."""
     if answer.leader_epoch == NO_EPOCH:
         return StartAfresh(answer.log_start_offset)
     leader_end_offset = answer.last_offset + 1
@@ -107,12 +107,15 @@ def reconcile(log: LogOffsets, answer: EpochQueryAnswered) -> Cut | StartAfresh:
 
 
 def lacks_superseding(log: LogOffsets) -> bool:
-    """Whether the log ends below its horizon: if the leader does not hold what is missing, the log is worth nothing."""
+    """Return whether the log ends below its compaction horizon.
+
+    Then it is useless unless the leader has the missing records.
+    """
     return log.log_end_offset < log.horizon.end_offset
 
 
 def reaches(horizon: Horizon, answer: EpochQueryAnswered) -> bool:
-    """Whether the leader, asked for the horizon's LeaderEpoch, holds the records below it: all are of that epoch or older ones."""
+    """Return whether the leader has the records below the horizon, by its answer for the LeaderEpoch of the horizon."""
     return answer.leader_epoch != NO_EPOCH and answer.last_offset + 1 >= horizon.end_offset
 
 
@@ -183,7 +186,7 @@ class FollowerRole(ReplicaRole):
             self._ask(now_ns, out)
 
     def leave(self, out: Effects) -> None:
-        """Nobody is asked any more whether a fetch of this role waits."""
+        """Stop the questions about a waiting fetch of this role."""
         super().leave(out)
         if self.phase is Following.QUIET:
             out.append(StopWaiting())
@@ -192,12 +195,12 @@ class FollowerRole(ReplicaRole):
 
     @property
     def agrees(self) -> bool:
-        """Whether the log is known to be a prefix of the leader's, in this epoch."""
+        """Whether the log is known to be a prefix of the leader's log in this epoch."""
         return self.phase in _AGREED
 
     @property
     def copy_lag_records(self) -> int | None:
-        """Of a learner: what it lacks of what its leader has committed; None: it is none, or has not been answered yet."""
+        """Committed records that a learner lacks. None: it is no learner, or got no answer yet."""
         if not self.shared.copy_epoch or self._leader_high_watermark < 0:
             return None
         return max(self._leader_high_watermark - self.log.newest_offset, 0)
@@ -228,7 +231,7 @@ class FollowerRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.FETCH, now_ns + self.shared.backoff.next_ns(), out)
 
     def data_path_restored(self, now_ns: int, out: Effects) -> None:
-        """Ask again at once: a request that was lost would cost its time-out, and an idle wait that nobody ends its whole length."""
+        """Repeat the request at once, because the lost one would only time out."""
         self._leave_quiet(now_ns, now_ns, out)
         if self._request_id or self.phase is Following.IDLE:
             self._failed(now_ns, out)
@@ -247,7 +250,7 @@ class FollowerRole(ReplicaRole):
         )
 
     def epoch_query_answered(self, event: EpochQueryAnswered, now_ns: int, out: Effects) -> None:
-        """Cut to the largest common prefix, and ask again until the epochs agree [D12]."""
+        """Truncate to the largest common prefix, and query again until the epochs agree [D12]."""
         if event.request_id != self._request_id or self.phase is not Following.RECONCILING:
             return
         if event.current_epoch != self.leader_epoch or event.leader_epoch > self._asked_epoch:
@@ -277,8 +280,10 @@ class FollowerRole(ReplicaRole):
             self._cut_done(now_ns, out)
 
     def _would_lose_committed(self, end_offset: int) -> bool:
-        """Whether a cut to ``end_offset`` (exclusive) would take away what is known here to be committed. Then it is the leader whose
-        log went back in time [S15]: it must make way, and its answer cuts nothing that only this log may hold [D9]."""
+        """Return whether a truncation to ``end_offset`` (exclusive) would remove records that are known to be committed.
+
+        Then the leader's log went back in time [S15]: it must give up the leadership, and nothing is truncated [D9].
+        """
         return end_offset <= self.log.high_watermark and not self.shared.state.unclean_elected
 
     def _start_afresh(self, start_offset: int, out: Effects, deletes_end: int = 0) -> None:
@@ -289,7 +294,7 @@ class FollowerRole(ReplicaRole):
         out.append(StartLogAfresh(start_offset=start_offset, deletes_end=deletes_end))
 
     def log_cut(self, now_ns: int, out: Effects) -> None:
-        """The cut is durable: go on."""
+        """Continue after the truncation is durable."""
         if self.phase is Following.CUTTING:
             self._cut_done(now_ns, out)
 
@@ -301,7 +306,10 @@ class FollowerRole(ReplicaRole):
 
     # ---- fetch -----------------------------------------------------------------------------------------------------
     def _fetch(self, now_ns: int, out: Effects) -> None:
-        """Acknowledge what is flushed and ask for what follows; a fetch from below the log's end would repeat records."""
+        """Acknowledge the flushed records and request the following ones.
+
+        A fetch from below the log end would repeat records.
+        """
         self.shared.deadlines.cancel(Deadline.FETCH, out)
         if not self.log.is_flushed:
             self._waits_for(Following.FLUSHING)
@@ -329,7 +337,7 @@ class FollowerRole(ReplicaRole):
         )
 
     def fetch_answered(self, event: FetchAnswered, now_ns: int, out: Effects) -> None:
-        """Append what was asked for, or learn that there is nothing."""
+        """Append the fetched records, or note that there are none."""
         if not self._is_awaited(event):
             self._drop(event, "stale request", out)
             return
@@ -370,7 +378,7 @@ class FollowerRole(ReplicaRole):
             self._sleep(now_ns, out)
 
     def _fetch_in_turn(self, now_ns: int, out: Effects) -> None:
-        """Fetch; a learner that is behind, when its turn among those of its node has come."""
+        """Fetch. A learner that is behind waits for its turn on this node."""
         copy = self._copy
         if copy is None:
             self._fetch(now_ns, out)
@@ -385,7 +393,7 @@ class FollowerRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.FETCH, begins_ns, out)
 
     def fetch_piece_arrived(self, event: FetchPieceArrived, now_ns: int, out: Effects) -> None:
-        """The next batch needs several answers: ask for more of it, of the leader of this epoch only."""
+        """Request the next piece of a large batch from the leader of this epoch."""
         idle = self.phase in _ASLEEP and event.request_id == self._idle_request_id
         if not idle and (event.request_id != self._request_id or self.phase is not Following.FETCHING):
             return
@@ -403,13 +411,13 @@ class FollowerRole(ReplicaRole):
         self._fetch(now_ns, out)
 
     def _is_awaited(self, event: FetchAnswered) -> bool:
-        """Whether this answers the fetch that is out, or says more to the one that was answered with nothing [D16]."""
+        """Return whether this answers the pending fetch, or follows an empty answer to it [D16]."""
         if self.phase in _ASLEEP:
             return event.request_id == self._idle_request_id
         return event.request_id == self._request_id and self.phase is Following.FETCHING
 
     def _told(self, event: FetchAnswered, now_ns: int, out: Effects) -> None:
-        """The fetch that was answered with nothing is answered so again: what this log holds may be committed now. The wait goes on."""
+        """Process another empty answer: records of this log may be committed now. The fetch keeps waiting."""
         if event.leader_epoch == self.leader_epoch:
             self._heard(now_ns)
             self._learn_high_watermark(event.high_watermark, out)
@@ -419,7 +427,7 @@ class FollowerRole(ReplicaRole):
             out.append(DropFetched(token=event.token, why=why))
 
     def _problem(self, event: FetchAnswered) -> str:
-        """Why the answer may not be appended, '' when it may [D14, D15, D16]."""
+        """Return why the answer must not be appended, '' if it may [D14, D15, D16]."""
         if event.leader_epoch != self.leader_epoch:
             return _STALE_EPOCH
         next_offset, epoch = self.log.log_end_offset, self.log.epochs.latest_epoch
@@ -432,13 +440,13 @@ class FollowerRole(ReplicaRole):
         return ""
 
     def log_flushed(self, now_ns: int, out: Effects) -> None:
-        """What was fetched is on disk: HW may rise, and the next fetch acknowledges it."""
+        """Note that fetched records are flushed: the HW may rise, and the next fetch acknowledges them."""
         if self.phase is Following.FLUSHING and self.log.is_flushed:
             self._learn_high_watermark(self._leader_high_watermark, out)
             self._fetch_in_turn(now_ns, out)
 
     def _learn_high_watermark(self, leader_high_watermark: int, out: Effects) -> None:
-        """HW = min(the leader's, own newest flushed offset): never above what this log holds [D7]."""
+        """Set the HW to the leader's, but never above the own flushed offset [D7]."""
         self.shared.raise_high_watermark(min(leader_high_watermark, self.log.flushed_newest_offset), out)
 
     def _sleep(self, now_ns: int, out: Effects) -> None:
@@ -461,22 +469,28 @@ class FollowerRole(ReplicaRole):
 
     @property
     def _may_wait_quietly(self) -> bool:
-        """Whether a fetch would neither tell nor ask for anything: a member of the ISR, and all it has is known to be committed."""
+        """Whether a fetch has nothing to report and nothing to request: an ISR member whose records are all known to be
+        committed."""
         state = self.shared.state
         all_committed = self.log.high_watermark == self.log.newest_offset
         return all_committed and state.status is PartitionStatus.ONLINE and self.shared.node_id in state.isr
 
     def _idle_wait_ns(self) -> int:
-        """A partition that has been quiet for a while is looked at less often: a node may follow a thousand of them. Such a
-        part of the lag time that a lost fetch does not cost the place in the ISR; a wake-up ends the wait as ever."""
+        """Return the idle wait.
+
+        It grows for quiet partitions, because a node may follow thousands of them, but stays short enough that a lost fetch
+        does not cost the place in the ISR.
+        """
         config = self.shared.config
         if not self._is_quiet:
             return nanoseconds(config.max_idle_wait_s)
         return nanoseconds(max(config.max_idle_wait_s, config.max_lag_time_s * QUIET_WAIT))
 
     def _leave_quiet(self, heard_ns: int, now_ns: int, out: Effects) -> None:
-        """From QUIET to IDLE, if it was QUIET; the leader was last heard at ``heard_ns``. It gets the time for an answer, however long
-        ago that was, before it counts as silent."""
+        """Change from QUIET to IDLE.
+
+        ``heard_ns``: last message of the leader. The leader gets a full timeout before it counts as silent.
+        """
         if self.phase is not Following.QUIET:
             return
         out.append(StopWaiting())
@@ -486,7 +500,7 @@ class FollowerRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.LEADER, max(heard_ns + timeout_ns, now_ns + timeout_ns // 2), out)
 
     def quiet_ended(self, event: QuietEnded, now_ns: int, out: Effects) -> None:
-        """Ask the leader alone: at once, or, where nothing is known to have changed, when the idle wait of a quiet partition ends."""
+        """Ask the leader directly: at once, or at the end of the idle wait if no change is known."""
         if self.phase is not Following.QUIET:
             return
         if event.heard_ns is not None:
@@ -500,7 +514,7 @@ class FollowerRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.LEADER, now_ns + self._leader_timeout_ns(), out)
 
     def woken_up(self, now_ns: int, out: Effects) -> None:
-        """There is more. A wake-up that overtakes the empty answer which it belongs to is kept until the next fetch."""
+        """Fetch, because there are records. A wake-up that arrives before the empty answer is kept until the next fetch."""
         self._woken = True
         self._leave_quiet(now_ns, now_ns, out)
         self._quiet_rounds = 0
@@ -509,7 +523,7 @@ class FollowerRole(ReplicaRole):
 
     # ---- failures and refusals -------------------------------------------------------------------------------------
     def request_failed(self, event: RequestFailed, now_ns: int, out: Effects) -> None:
-        """No answer, or one that can't be used: back off, and complain of it with the next fetch."""
+        """Back off after a failed request, and report the problem with the next fetch."""
         if event.request_id == self._request_id and self._request_id:
             if event.bad_offset is not None:
                 self._bad_offset = max(event.bad_offset, self.log.log_end_offset)
@@ -546,9 +560,10 @@ class FollowerRole(ReplicaRole):
 
     # ---- the leader's health ---------------------------------------------------------------------------------------
     def notice_received(self, event: NoticeReceived, now_ns: int, out: Effects) -> None:
-        """NewLeadershipTerm, CommitPosition: the leader is there, and there may be more to know. Nobody has asked for a notice, so it
-        can be anybody's: it wakes, and changes neither the log nor what readers see. HW comes with the answer to a fetch, and the
-        log start from this node's own retention, or with the refusal of a fetch from behind the leader's [D16, D26]."""
+        """Process NewLeadershipTerm or CommitPosition.
+
+        Anybody may send a notice, so it only triggers a fetch. The log and the HW stay unchanged until the answer.
+        """
         if event.leader_epoch != self.leader_epoch or event.leader != self.leader:
             return
         first_sign = not self._met
@@ -559,8 +574,10 @@ class FollowerRole(ReplicaRole):
             self.woken_up(now_ns, out)
 
     def _ask_anew(self, now_ns: int, out: Effects) -> None:
-        """The leader listens now. What was asked before may have reached nobody but the leader before, who stands still: a time-out
-        would be waited for in vain. Once per leadership, so that frequent notices never overtake an answer."""
+        """Repeat the request, because the new leader is ready.
+
+        The earlier one may have reached only the old leader. It happens once per leadership.
+        """
         if self.phase in (Following.RECONCILING, Following.RECONCILE_BACKOFF):
             self._begin(now_ns, out)
         elif self.phase in (Following.FETCHING, Following.FETCH_BACKOFF):
@@ -570,7 +587,7 @@ class FollowerRole(ReplicaRole):
         self._heard_ns, self._met = now_ns, True
 
     def _leader_timeout_ns(self) -> int:
-        """Silence for so long is reported; a longer idle wait makes it longer, or a quiet leader would be."""
+        """Return the time of silence after which the leader is reported. A longer idle wait makes it longer."""
         config = self.shared.config
         return nanoseconds(config.max_leader_timeout_s) + self._idle_wait_ns() - nanoseconds(config.max_idle_wait_s)
 
@@ -587,7 +604,7 @@ class FollowerRole(ReplicaRole):
                 self._fetch(now_ns, out)
 
     def _check_leader(self, late_ns: int, now_ns: int, out: Effects) -> None:
-        """Report a leader that has been silent too long; not when it was this process that stood still."""
+        """Report a leader that was silent for too long, but not if this process itself was stopped."""
         timeout_ns = self._leader_timeout_ns()
         if late_ns > timeout_ns // 4:
             self._heard_ns = now_ns
@@ -626,7 +643,7 @@ class FetchAssembly:
         """Of the newest fetch."""
 
     def asks(self, effect: SendFetch) -> Held:
-        """A fetch leaves: what it says to hold. In another epoch, at another offset or with a complaint it starts over."""
+        """Return the held part for a new fetch. Another epoch, another offset or a damage report starts again."""
         if self._place != (effect.leader_epoch, effect.offset) or effect.bad_offset is not None:
             self._assembly.forget()
             self._place = (effect.leader_epoch, effect.offset)
@@ -638,14 +655,14 @@ class FetchAssembly:
         return request_id == self._request_id
 
     def take(self, piece: Piece) -> memoryview | None:
-        """The whole batch, if this was its last piece; then nothing is held any more."""
+        """Return the complete batch if this was the last piece. Then nothing is held any more."""
         return self._assembly.take(piece)
 
     @property
     def held_bytes(self) -> int:
-        """Of the batch that is not whole yet."""
+        """Bytes of the incomplete batch."""
         return self._assembly.held.position
 
     def forget(self) -> None:
-        """Start over."""
+        """Drop the held pieces."""
         self._assembly.forget()

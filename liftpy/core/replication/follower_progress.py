@@ -75,14 +75,16 @@ class FollowerProgress:
             self._forget()
 
     def membership_is(self, in_isr: bool) -> None:
-        """The image shows it in the ISR, or not. One that has left has to fetch again before it may come back: it may have left by
-        itself, for its disk failed, and be caught up no more than the dead are."""
+        """Set whether the image shows it in the ISR.
+
+        After it leaves, it must fetch before it may return, because its disk may have failed.
+        """
         if self.in_isr and not in_isr:
             self.was_caught_up = False
         self.in_isr = in_isr
 
     def copy_is(self, copy_epoch: int) -> None:
-        """It makes this copy, 0: it is a replica. What it had of another one it may have deleted, in the same process."""
+        """Set the copy that it makes, 0 for a replica. A new copy forgets the old one."""
         if copy_epoch and copy_epoch != self.copy_epoch:
             self.copy_epoch = copy_epoch
             self._forget()
@@ -94,16 +96,16 @@ class FollowerProgress:
         self.told_high_watermark, self.owed_ns = -2, 0
 
     def told(self, high_watermark: int) -> None:
-        """An answer or a notice was sent to it that says so."""
+        """Note that an answer or a notice with this HW was sent to it."""
         self.told_high_watermark, self.owed_ns = high_watermark, 0
 
     def is_owed(self, now_ns: int) -> None:
-        """It waits for word, from now on if it did not before."""
+        """Note that it is due for a notice, unless it was already."""
         self.owed_ns = self.owed_ns or now_ns
 
     def believes(self, request_id: int, now_ns: int) -> bool:
-        """Whether a request of this id can be the follower's next one: neither one that was overtaken on its way, nor one from the
-        future, behind which all that the follower itself says would look overtaken.
+        """Return whether ``request_id`` can belong to the follower's next request: not older than the last one, and not too far
+        ahead.
 
         But nobody is doubted for good: the id that was believed first may have been somebody else's.
         """
@@ -137,7 +139,7 @@ class FollowerProgress:
         self.log_end_offset_at_last_fetch = leader_end_offset
 
     def still_waits(self, now_ns: int) -> None:
-        """Its last fetch, which is at the log end, still waits: as if the same had come again. Only its id has not."""
+        """Count its waiting fetch at the log end as if it had arrived again, with the same id."""
         self.caught_up_ns, self.was_caught_up = now_ns, True
         self.last_fetch_ns = self.last_asked_ns = now_ns
         self.absences, self.probed = 0, False

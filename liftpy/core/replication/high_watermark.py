@@ -24,7 +24,7 @@ from liftpy.config import CommitPolicy
 def isr_high_watermark(
     positions: Mapping[str, int | None], maximal_isr: Collection[str], isr_count: int, min_isr: int, high_watermark: int
 ) -> int:
-    """New HW, inclusive. ``positions``: newest flushed offset (inclusive) by replica, None or absent when unknown."""
+    """Return the new HW (inclusive). ``positions``: newest flushed offset (inclusive) by replica, None or absent when unknown."""
     if isr_count < min_isr:
         return high_watermark
     lowest: int | None = None
@@ -45,8 +45,11 @@ def quorum_high_watermark(
     high_watermark: int,
     may_lead: Collection[str] = (),
 ) -> int:
-    """New HW, inclusive. ``epoch_start_offset``: the leader's log end when it began to lead; ``may_lead``: who may be elected
-    next, or have become so by a change in flight; empty: not known."""
+    """Return the new HW (inclusive) by quorum.
+
+    ``epoch_start_offset``: log end of the leader when it began. ``may_lead``: nodes that may be elected next, also by a
+    change in flight, empty: not known.
+    """
     if isr_count < min_isr:
         return high_watermark
     if len(may_lead) >= max(min_isr, 1):
@@ -71,7 +74,7 @@ def new_high_watermark(
     high_watermark: int,
     may_lead: Collection[str] = (),
 ) -> int:
-    """HW after the leader looked at all positions, its own included; never below ``high_watermark``."""
+    """Return the new HW from all positions, including the leader's own. It never falls."""
     if policy is CommitPolicy.QUORUM:
         heirs = frozenset(may_lead).union(maximal_isr) if may_lead else ()
         return quorum_high_watermark(positions, replicas, len(isr), min_isr, epoch_start_offset, high_watermark, heirs)

@@ -37,7 +37,7 @@ _MOST_RATE_BYTES = 1024 * 1024 * 1024
 
 
 def size_in_memory(event: PublishesReceived) -> int:
-    """What publishes cost while they wait, in bytes."""
+    """Return the memory use of waiting publishes, in bytes."""
     return event.size_bytes + RECORD_OVERHEAD_BYTES * event.record_count
 
 
@@ -71,11 +71,11 @@ class InflightLimits:
 
     @property
     def holds(self) -> bool:
-        """Whether something is held: what comes later waits behind it."""
+        """Whether publishes are delayed. Later ones must wait behind them."""
         return bool(self._held)
 
     def may_append(self) -> bool:
-        """Whether there is room for one more batch above HW."""
+        """Return whether there is room for one more uncommitted batch."""
         if not self.uncommitted_bytes:
             return True
         bounds = self._config
@@ -97,7 +97,7 @@ class InflightLimits:
             self._node.unreplicated_bytes -= size_bytes
 
     def hold(self, event: PublishesReceived, now_ns: int) -> bool:
-        """Keep it for later, behind what is held already; False: there is no room."""
+        """Delay the publishes behind the earlier ones. Return False if there is no room."""
         size_bytes, node = size_in_memory(event), self._node
         if self.held_bytes + size_bytes > self._config.ingest_queue_bytes or node.held_bytes + size_bytes > self._node_bound:
             return False
@@ -108,7 +108,7 @@ class InflightLimits:
         return True
 
     def next(self) -> PublishesReceived:
-        """Take out what was held first."""
+        """Remove and return the oldest delayed publishes."""
         event, _ = self._held.popleft()
         size_bytes = size_in_memory(event)
         self.held_bytes -= size_bytes
@@ -118,7 +118,7 @@ class InflightLimits:
         return event
 
     def withdraw_answerable(self) -> list[PublishesReceived]:
-        """Take out, in order, what somebody waits for an answer to."""
+        """Remove and return the delayed publishes that wait for an answer, in order."""
         held = list(self._held)
         events = [self.next() for _ in held]
         for event, since_ns in held:
@@ -127,14 +127,14 @@ class InflightLimits:
         return [event for event in events if not event.is_plain]
 
     def withdraw_held_before(self, since_ns: int) -> list[PublishesReceived]:
-        """Take out, in order, what has been held since ``since_ns`` or longer."""
+        """Remove and return the publishes that have been delayed since ``since_ns`` or longer, in order."""
         old = []
         while self._held and self._held[0][1] <= since_ns:
             old.append(self.next())
         return old
 
     def close(self) -> Iterator[PublishesReceived]:
-        """The leadership ends: all that was held, in order; nothing is left behind."""
+        """End the leadership: remove and return all delayed publishes, in order."""
         self.committed(1 << 63)
         while self._held:
             yield self.next()
@@ -170,8 +170,10 @@ class Gate:
         self._stuck = False
 
     def may_take(self, taken_bytes: int, blocked: bool, now_ns: int) -> bool:
-        """Whether the next messages may be looked at. ``taken_bytes``: of all that were, ever; ``blocked``: the buffer is full, so that
-        nothing is read from the bus."""
+        """Return whether the next messages may be processed.
+
+        ``taken_bytes``: total of processed bytes. ``blocked``: the buffer is full, so nothing is read from NATS.
+        """
         node = self._node
         if not node.full_count:
             self._stuck = False
@@ -192,6 +194,6 @@ class Gate:
         return self._stuck or taken_bytes - self._taken_bytes < due_bytes
 
     def cut_off(self) -> None:
-        """The server has cut the connection while it waited."""
+        """Note that the server closed the connection while it was blocked."""
         if self._since_ns:
             self.least_rate_bytes = min(2 * self.least_rate_bytes, _MOST_RATE_BYTES)

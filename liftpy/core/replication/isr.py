@@ -46,11 +46,11 @@ class IsrChange:
         """Monotonic: no new attempt before."""
 
     def maximal(self, isr: frozenset[str]) -> frozenset[str]:
-        """Everyone who is, or may have become, a member."""
+        """Return all nodes that are ISR members or may have become members."""
         return isr | self.possible if self.possible else isr
 
     def replica_sets(self, replicas: Collection[str]) -> Iterator[Collection[str]]:
-        """Every replica set that there is, or may be."""
+        """Yield all replica sets that may be in effect."""
         yield replicas
         yield from self.sets
 
@@ -62,14 +62,14 @@ class IsrChange:
         self.in_flight = True
 
     def refused(self, retry_at_ns: int) -> None:
-        """The group refused the attempt."""
+        """Note that the metadata group rejected the attempt."""
         self.in_flight = False
         self.retry_at_ns = retry_at_ns
         if not self.unsettled:
             self.possible, self.sets = frozenset(), frozenset()
 
     def unanswered(self, retry_at_ns: int) -> None:
-        """Nobody knows: keep counting its members."""
+        """Note that the result is unknown: the new members still count."""
         self.in_flight = False
         self.unsettled = True
         self.retry_at_ns = retry_at_ns
@@ -102,24 +102,30 @@ def gets_on(progress: FollowerProgress, now_ns: int, max_lag_ns: int) -> bool:
 
 
 def has_lost(progress: FollowerProgress, high_watermark: int) -> bool:
-    """Whether a member of the ISR no longer holds what HW was raised by: HW is the least that the members acknowledged [D3]."""
+    """Return whether an ISR member lacks records that it had acknowledged.
+
+    The HW is the minimum of the acknowledged offsets [D3].
+    """
     return progress.position is not None and progress.position < high_watermark
 
 
 def have_lost(followers: Mapping[str, FollowerProgress], heirs: Collection[str], high_watermark: int) -> frozenset[str]:
-    """Those of ``heirs``, who count as complete, that are not. Outside the ISR too: HW has stood still since they left it."""
+    """Return the ``heirs`` that count as complete but lack committed records. It also checks nodes outside the ISR."""
     return frozenset(r for r, progress in followers.items() if r in heirs and has_lost(progress, high_watermark))
 
 
 def may_join(progress: FollowerProgress, live_incarnation: int, high_watermark: int, epoch_start_offset: int) -> bool:
-    """Whether a replica outside the ISR holds all that may be committed. ``live_incarnation`` 0: fenced or unknown."""
+    """Return whether a replica outside the ISR has all records that may be committed.
+
+    ``live_incarnation`` 0: fenced or unknown.
+    """
     if live_incarnation == 0 or progress.incarnation != live_incarnation or progress.position is None:
         return False
     return progress.position >= high_watermark and progress.position + 1 >= epoch_start_offset
 
 
 def _staying(slow: list[str], followers: Mapping[str, FollowerProgress], since_ns: int, missing: int) -> set[str]:
-    """Of the members that lag and get on, those that stay: caught up since ``since_ns``, or ``missing`` for min.isr."""
+    """Return the lagging members that stay in the ISR: caught up since ``since_ns``, or ``missing`` for min_isr."""
     best_first = sorted(slow, key=lambda replica: (-followers[replica].caught_up_ns, replica))
     return {replica for i, replica in enumerate(best_first) if i < missing or followers[replica].caught_up_ns >= since_ns}
 

@@ -81,8 +81,10 @@ def next_to_go(state: PartitionState, isr: frozenset[str], min_isr: int) -> str:
 def majority_holds(
     state: PartitionState, leaving: str, positions: Mapping[str, int | None], high_watermark: int, epoch_start_offset: int
 ) -> bool:
-    """Whether without ``leaving`` a majority of the replicas holds everything that may be committed. ``positions``: newest flushed
-    offset, inclusive, in this LeaderEpoch, this node's own included."""
+    """Return whether a majority of the replicas without ``leaving`` has all records that may be committed.
+
+    ``positions``: newest flushed offset (inclusive) of each node in this LeaderEpoch.
+    """
     staying = [node for node in state.replicas if node != leaving]
     needed_offset = max(high_watermark, epoch_start_offset - 1)
     told = [positions.get(node) for node in staying if node not in state.incomplete]
@@ -90,8 +92,7 @@ def majority_holds(
 
 
 def heir(state: PartitionState, caught_up: Iterable[str]) -> str:
-    """Toward whom a leader that is to go hands over: the first that is wanted; '': nobody is ready. ``caught_up``: live members
-    of the ISR that are not behind."""
+    """Return the node that should get the leadership, '' if none is ready. ``caught_up``: live ISR members that do not lag."""
     ready = frozenset(caught_up)
     return next((node for node in state.target if node in ready and node in state.isr), "")
 
@@ -111,7 +112,7 @@ class Pausing:
 
     @property
     def refusal(self) -> RejectReason | None:
-        """Why nothing that is published is taken; None: it is, or it is held."""
+        """Reason for rejecting publishes, None if they are accepted or delayed."""
         held = self._shared.held
         if held.config.read_only:
             return RejectReason.READ_ONLY
@@ -119,15 +120,15 @@ class Pausing:
 
     @property
     def sleeps(self) -> bool:
-        """Whether the first publish resumes the partition, and is held until then."""
+        """Whether the first publish resumes the partition and waits until then."""
         return self._shared.state.pause.until_publish
 
     def is_over(self, intake: InflightLimits) -> bool:
-        """Whether the metadata group is to be told that it ends: something is held, or it was resumed."""
+        """Return whether to report the end of the pause: a publish waits, or the partition was resumed."""
         return (self.sleeps and intake.holds) or self._shared.state.pause is Pause.ENDING
 
     def review(self, phase: Phase, intake: InflightLimits, now_ns: int, out: Effects) -> None:
-        """Tell it, once in a while, for what is asked may be lost; a leader that may not speak yet later."""
+        """Report the end of the pause from time to time, because a report may be lost."""
         state = self._shared.state
         known = state.pause, state.pauses
         if phase is Leading.READY and self.is_over(intake) and (known != self._asked or now_ns >= self._again_ns):
@@ -176,7 +177,7 @@ class LeaderRole(ReplicaRole):
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def enter(self, now_ns: int, out: Effects) -> None:
-        """Serve fetches, replay, tell the replicas; take publishes when the replay is done."""
+        """Serve fetches, replay the log, notify the replicas. Accept publishes after the replay."""
         super().enter(now_ns, out)
         self.desk.partition_changed(now_ns)
         if self.was_candidate:
@@ -191,7 +192,7 @@ class LeaderRole(ReplicaRole):
         self._advance(now_ns, out)
 
     def _open_when_free(self, now_ns: int, out: Effects) -> None:
-        """Open, once derived state is there and the leader before has nothing to say any more."""
+        """Accept publishes after the derived state is complete and the previous leader's lease has expired."""
         if self.phase is not Leading.INIT:
             return
         if self.desk.is_free_to_speak(now_ns):
@@ -208,7 +209,7 @@ class LeaderRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.LEASE, self.shared.lease.until_ns(now_ns), out)
 
     def leave(self, out: Effects) -> None:
-        """Close, and forget who waits: what they published may or may not survive."""
+        """Stop, and forget waiting publishers. Their records may or may not survive."""
         super().leave(out)
         out.extend(DropPublishes(token=event.token, reason=RejectReason.NOT_LEADER) for event in self.intake.close())
         out.append(CloseSubject())
@@ -221,7 +222,7 @@ class LeaderRole(ReplicaRole):
             self._open_when_free(now_ns, out)
 
     def metadata_heard(self, now_ns: int, out: Effects) -> None:
-        """A renewed lease sets free what waited for it."""
+        """Send the acks that waited for a renewed lease."""
         if self.phase is Leading.NO_LEASE and self.shared.lease.is_current(now_ns):
             self.to_phase(Leading.READY, out)
             self.shared.deadlines.set(Deadline.LEASE, self.shared.lease.until_ns(now_ns), out)
@@ -229,7 +230,7 @@ class LeaderRole(ReplicaRole):
             self._acknowledge(now_ns, out)
 
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
-        """Another ISR, replica set or set of live nodes, under the same leadership."""
+        """Apply another ISR, replica set or set of live nodes under the same leadership."""
         self.desk.partition_changed(now_ns)
         self.flushes.keep(self.shared.state.holders)
         if epoch_rose:
@@ -246,23 +247,25 @@ class LeaderRole(ReplicaRole):
         self._look_soon(now_ns, out)
 
     def data_path_lost(self, now_ns: int, out: Effects) -> None:
-        """It may have to give up soon."""
+        """Note the lost connection. The leader may have to give up soon."""
         self._look_soon(now_ns, out)
 
     # ---- publishes, log, commit ------------------------------------------------------------------------------------
     @property
     def _is_short(self) -> bool:
-        """Whether the ISR has too few members for anything to be committed."""
+        """Whether the ISR has too few members to commit records."""
         return len(self.shared.held.isr) < self.shared.held.min_isr
 
     @property
     def takes_publishes(self) -> bool:
-        """Whether what arrives now is appended at once."""
+        """Whether arriving publishes are appended at once."""
         return not (self._is_short or self.intake.holds or self.pausing.sleeps) and self.intake.may_append()
 
     def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
-        """Append, or hold back, or refuse before appending (``intake``). A publish whose publisher can't be answered, or may not be
-        told no, is never refused for a short ISR [D20, D22]."""
+        """Append, delay or reject publishes (``intake``).
+
+        Publishes that must not be rejected are appended even if the ISR is too small [D20, D22].
+        """
         self._look_soon(now_ns, out)
         short, holds, sleeps = self._is_short, self.intake.holds, self.pausing.sleeps
         if (refusal := self.pausing.refusal) is not None:
@@ -276,12 +279,12 @@ class LeaderRole(ReplicaRole):
         self.pausing.review(self.phase, self.intake, now_ns, out)
 
     def _no(self, event: PublishesReceived, reason: RejectReason, now_ns: int) -> RejectPublishes | DropPublishes:
-        """Said where somebody waits who may be told. That a stream is read-only or paused, every leader says."""
+        """Return a rejection if the publisher may be told, otherwise a drop. Read-only and paused partitions always reject."""
         may_tell = self.may_refuse(now_ns) if reason in SAID_BY_EVERY_LEADER else self.may_refuse_for_now(now_ns)
         return (RejectPublishes if may_tell and not event.is_plain else DropPublishes)(token=event.token, reason=reason)
 
     def duplicate_received(self, last_offset: int, now_ns: int, out: Effects) -> None:
-        """Repeat the acks from there on as soon as they are due: at once, where the record is committed, by the same rules [D22]."""
+        """Repeat the acks from ``last_offset`` on as soon as they are due, by the usual rules [D22]."""
         self._acked_leader_through = min(self._acked_leader_through, last_offset - 1)
         self._acked_all_through = min(self._acked_all_through, last_offset - 1)
         self._acknowledge(now_ns, out)
@@ -297,7 +300,7 @@ class LeaderRole(ReplicaRole):
         self.desk.appended(out)
 
     def _release(self, out: Effects) -> None:
-        """Append what was held, some of it, as far as there is room; after the answer to the fetch that made room."""
+        """Append delayed publishes while there is room, after the answer to the fetch that made room."""
         size_bytes = 0
         awake = not (self._is_short or self.pausing.sleeps)
         while awake and self.intake.holds and self.intake.may_append() and size_bytes < _RELEASE_BYTES:
@@ -306,21 +309,23 @@ class LeaderRole(ReplicaRole):
             self._append(event, out)
 
     def _give_up_what_is_old(self, now_ns: int, out: Effects) -> None:
-        """Drop what was held for longer than the stream allows, for want of an ISR or of the end of a pause; seen in a look at all."""
+        """Drop publishes that were delayed longer than the stream allows."""
         bound_ns, reason = nanoseconds(self.shared.held.config.min_isr_hold_timeout_s), RejectReason.PAUSED
         if bound_ns and (self._is_short or self.pausing.sleeps):
             reason = RejectReason.BELOW_MIN_ISR if self._is_short else reason
             out += [self._no(old, reason, now_ns) for old in self.intake.withdraw_held_before(now_ns - bound_ns)]
 
     def may_refuse(self, now_ns: int) -> bool:
-        """Whether a publisher may be told no [A2]: with a lease, and when nobody who may lead next takes records of an earlier leader
-        any more. A deposed leader hears the same message, and as long as one of them follows it, its copy may live. By quorum no
-        log of an earlier leader wins an election once a record of this one is committed."""
+        """Return whether publishers may get a rejection [A2].
+
+        It needs a lease, and no possible next leader may still accept records of an earlier leader, which may have stored the
+        same message.
+        """
         settled = self._commits_by_quorum and self.log.high_watermark >= self.epoch_start_offset
         return self.shared.lease.is_current(now_ns) and (settled or self.desk.heirs_have_joined)
 
     def may_refuse_for_now(self, now_ns: int) -> bool:
-        """The same for a reason of this leader's own: whoever stands by has heard the publish, and may store it as the next leader."""
+        """Return the same for a reason of this leader only. With standby followers the next leader may store the publish."""
         return self.may_refuse(now_ns) and not self.shared.held.has_standby
 
     def log_flushed(self, now_ns: int, out: Effects) -> None:
@@ -331,7 +336,7 @@ class LeaderRole(ReplicaRole):
         self._release(out)
 
     def _advance(self, now_ns: int, out: Effects) -> None:
-        """Move HW by the commit rule, then acknowledge what that allows."""
+        """Raise the HW by the commit rule, then send the acks."""
         if not self.desk.is_free_to_speak(now_ns):
             return
         held, log, positions = self.shared.held, self.log, self.desk.positions()
@@ -359,7 +364,7 @@ class LeaderRole(ReplicaRole):
         self._acknowledge(now_ns, out)
 
     def _probe(self, now_ns: int, out: Effects) -> None:
-        """Ask for those who hold HW back in silence, while they do; and wake them, for what was sent to them may be lost."""
+        """Probe and wake the silent followers that delay the HW."""
         log, state = self.log, self.shared.state
         if log.high_watermark >= log.flushed_newest_offset or not self._probe_after_ns:
             return
@@ -378,7 +383,7 @@ class LeaderRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.PROBE, now_ns + again_ns, out)
 
     def replica_absent(self, event: ReplicaAbsent, now_ns: int, out: Effects) -> None:
-        """Nobody listens for a follower that was asked for, and it has not fetched since."""
+        """Note that a follower is not connected to NATS and has not fetched since the probe."""
         progress = self.desk.followers.get(event.replica)
         if progress is None or not progress.probed:
             return
@@ -425,12 +430,15 @@ class LeaderRole(ReplicaRole):
         return self.shared.held.config.commit_policy is CommitPolicy.QUORUM
 
     def quiet_fetch_received(self, event: QuietFetchReceived, now_ns: int, out: Effects) -> None:
-        """Confirm that it still waits, and count it; it moves no position, so no HW either. Who is not confirmed fetches."""
+        """Confirm that the fetch still waits, and count it.
+
+        It does not change the HW. An unconfirmed follower fetches again.
+        """
         if self.desk.still_waits(event, now_ns):
             out.append(ConfirmQuiet(token=event.token))
 
     def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
-        """Tell a follower where an epoch ends on this log."""
+        """Return to a follower where an epoch ends on this log."""
         self.desk.epoch_query_received(event, now_ns, out)
         self._open_when_free(now_ns, out)
 
@@ -438,8 +446,8 @@ class LeaderRole(ReplicaRole):
         self.shared.deadlines.set_earlier(Deadline.NOTICE, at_ns, out)
 
     def _send_notices(self, now_ns: int, out: Effects) -> None:
-        """NewLeadershipTerm to those that have not fetched in this epoch, HW to those at the log end to whom word is owed for long
-        enough: as an answer to the fetch that waits where one does, so that none has to fetch for it, else as CommitPosition."""
+        """Send NewLeadershipTerm to followers that did not fetch in this epoch, and the HW to those at the log end: in the
+        answer to a waiting fetch, otherwise as CommitPosition."""
         log, told = self.log, self.desk.tell_those_owed(now_ns - _NOTICE_DELAY_NS, out)
         if any(self.desk.followers[replica].position is None for replica in told):
             self._want_notice(now_ns + nanoseconds(self.shared.config.notice_interval_s), out)
@@ -459,7 +467,7 @@ class LeaderRole(ReplicaRole):
 
     # ---- the ISR ---------------------------------------------------------------------------------------------------
     def _review_isr(self, now_ns: int, out: Effects) -> None:
-        """Ask for the ISR that the lag policy wants, one change at a time."""
+        """Request the ISR of the lag policy, one change at a time."""
         change, held, config = self.isr_change, self.shared.held, self.shared.config
         if change.in_flight or now_ns < change.retry_at_ns or not self.shared.lease.is_current(now_ns):
             return
@@ -509,8 +517,10 @@ class LeaderRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.ISR_CHANGE, now_ns + nanoseconds(config.session_s), out)
 
     def _may_go(self, wanted: frozenset[str], now_ns: int) -> str:
-        """The replica that may leave the replica set, '': none. Not before this leader may speak: who led before, and may not know that
-        it leads no more, is not looked for among those that have gone."""
+        """Return the replica that may leave the replica set, '' for none.
+
+        It needs the right to act as leader, so that an old leader is not overlooked.
+        """
         state = self.shared.state
         leaving = next_to_go(state, wanted, self.shared.held.min_isr)
         if not leaving or self.phase is not Leading.READY or not self.desk.is_free_to_speak(now_ns):
@@ -527,7 +537,10 @@ class LeaderRole(ReplicaRole):
         return frozenset(state.holders if joins else state.replicas) - {evicted} if joins or evicted else None
 
     def _hand_over(self, now_ns: int, out: Effects) -> None:
-        """This replica is the next to go: toward one that stays, once in a while, for what is asked may be lost."""
+        """Request a transfer to a replica that stays, because this one is removed.
+
+        It is repeated, because a request may be lost.
+        """
         if now_ns < self._asks_again_ns:
             return
         lag_ns = nanoseconds(self.shared.config.max_lag_time_s)
@@ -584,8 +597,10 @@ class LeaderRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.LAG, max(now_ns + interval_ns, self._next_look_ns(now_ns)), out)
 
     def _next_look_ns(self, now_ns: int) -> int:
-        """Before that nobody can have lagged for too long, nor all have been silent, if nothing happens: a node may lead a thousand
-        idle partitions. 0: something is under way. What happens later has the next look come sooner (``_look_soon``)."""
+        """Return the next time at which a follower can lag too much or be silent too long.
+
+        It avoids checks of thousands of idle partitions. 0: check always.
+        """
         state, log, followers = self.shared.state, self.log, self.desk.followers.values()
         everything = log.high_watermark == log.newest_offset and len(state.isr) == len(state.replicas) and not state.target
         change = self.isr_change
@@ -600,7 +615,7 @@ class LeaderRole(ReplicaRole):
         self.shared.deadlines.set_earlier(Deadline.LAG, now_ns + self._lag_interval_ns, out)
 
     def _look_at_own_flush(self, late_ns: int, interval_ns: int, now_ns: int) -> None:
-        """One that does not end says nothing of how long it takes; but if this process stood still, the disk did not."""
+        """Check the running own flush, which may never end. It is ignored if this process itself was stopped."""
         log = self.log
         if log.is_flushed or log.flushed_end_offset != self._waiting_end_offset or late_ns > interval_ns:
             self._waiting_end_offset, self._waiting_ns = -1 if log.is_flushed else log.flushed_end_offset, now_ns
@@ -608,7 +623,7 @@ class LeaderRole(ReplicaRole):
             self.flushes.waits(self.shared.node_id, now_ns - self._waiting_ns, now_ns)
 
     def _step_aside(self, now_ns: int, out: Effects) -> None:
-        """Own flushes are far slower than those of enough others: hand over, if nothing else is under way."""
+        """Request a transfer if own flushes are far slower than those of enough other replicas."""
         state, shared = self.shared.state, self.shared
         if self.phase is not Leading.READY or now_ns < self._stays_until_ns or self.isr_change.in_flight:
             return
@@ -628,12 +643,14 @@ class LeaderRole(ReplicaRole):
             out.append(StepAside(leader_epoch=self.leader_epoch, toward=toward, reason=reason))
 
     def serves(self, now_ns: int) -> bool:
-        """Whether it may act as the leader, and others can hear it."""
+        """Return whether it may act as the leader and others can reach it."""
         return self.shared.lease.is_current(now_ns) and not self._why_unreachable(now_ns)
 
     def _why_unreachable(self, now_ns: int) -> str:
-        """Why another should lead, ''  if there is no reason. One follower that is silent may be at fault itself; two or more are
-        not, and may serve each other."""
+        """Return why another node should lead, '' for no reason.
+
+        One silent follower may be faulty itself, two or more are not.
+        """
         config, down_ns = self.shared.config, self.shared.data_path_down_ns
         timeout_ns = nanoseconds(config.max_leader_timeout_s)
         if down_ns is not None and now_ns - down_ns >= timeout_ns:
@@ -643,20 +660,22 @@ class LeaderRole(ReplicaRole):
         return ""
 
     def _silent_ns(self, now_ns: int) -> int:
-        """For how long none of two or more live followers has asked for anything; 0: one has, or there is one at most."""
+        """Return how long none of two or more live followers has sent a request. 0: one did, or there is only one."""
         counted = self.shared.live.keys() & self.shared.state.replicas  # a learner may take its time
         asked_ns = [p.last_asked_ns for replica, p in self.desk.followers.items() if replica in counted]
         return now_ns - max(asked_ns) if len(asked_ns) > 1 else 0
 
     def _may_be_deaf(self, now_ns: int) -> bool:
-        """Whether nobody is heard, and another may yet be asked to lead: who has left the ISR could not, and alone in it this one would
-        lead for as long as it hears nobody. After that it goes on alone."""
+        """Return whether the leader may be unreachable while another node can still be elected.
+
+        Alone in the ISR it continues.
+        """
         silent_ns, config = self._silent_ns(now_ns), self.shared.config
         patience_ns = self._silence_ns() + nanoseconds(config.max_leader_timeout_s)
         return nanoseconds(config.max_lag_time_s) // 2 <= silent_ns < patience_ns
 
     def _silence_ns(self) -> int:
-        """Nobody has asked for anything for so long: nobody can."""
+        """Return the time without requests after which the leader counts as unreachable."""
         config = self.shared.config
         quiet_s = max(config.max_idle_wait_s, config.max_lag_time_s * QUIET_WAIT)
         return nanoseconds(config.max_leader_timeout_s) + nanoseconds(quiet_s)

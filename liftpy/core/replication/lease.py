@@ -43,7 +43,7 @@ class Lease:
         return self._until_ns is not None and now_ns < self._until_ns
 
     def until_ns(self, now_ns: int) -> int:
-        """When it runs out, or ``now_ns`` if it has."""
+        """Return when the lease ends, ``now_ns`` if it has ended."""
         return self._until_ns if self._until_ns is not None and self._until_ns > now_ns else now_ns
 
 
@@ -82,7 +82,7 @@ class Succession:
         self._suspects = {node: held for node, held in self._suspects.items() if live.get(node, 0) == held[0] != 0}
 
     def asked_by(self, replica: str) -> None:
-        """``replica`` asked for something in the newest epoch."""
+        """Note that ``replica`` sent a request in the newest epoch."""
         self._suspects.pop(replica, None)
 
     def is_over(self, now_ns: int) -> bool:
@@ -90,5 +90,5 @@ class Succession:
         return all(until_ns <= now_ns for _, until_ns in self._suspects.values())
 
     def until_ns(self) -> int:
-        """When it is over at the latest; 0: it is."""
+        """Return the latest time at which the succession ends. 0: it has ended."""
         return max((until_ns for _, until_ns in self._suspects.values()), default=0)

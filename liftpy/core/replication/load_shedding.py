@@ -53,7 +53,7 @@ class Overflow:
         self._blind_bytes = 0
 
     def heard(self, backlog_bytes: int, read_bytes: int, asked_ns: int) -> None:
-        """The server held ``backlog_bytes`` for the connection; ``read_bytes`` had been read from the socket when it was asked."""
+        """Note that the server buffered ``backlog_bytes`` for the connection, when ``read_bytes`` had been read."""
         if asked_ns <= self._heard_ns:
             return
         self.backlog_bytes, self._heard_bytes, self._heard_ns = backlog_bytes, read_bytes, asked_ns
@@ -67,8 +67,8 @@ class Overflow:
             self._mark = asked_ns, read_bytes + backlog_bytes
 
     def due_bytes(self, is_full: bool, read_bytes: int, done_bytes: int, now_ns: int) -> int:
-        """How much is to be read now for the server's sake, while the buffer is half full or more; what there is no room for is to be
-        given up. ``read_bytes``: from the socket, ever; ``done_bytes``: taken or given up, ever."""
+        """Return how many bytes to read now so that the server does not close the connection, while the buffer is at least half
+        full. ``read_bytes``: total read. ``done_bytes``: total processed or dropped."""
         if not self._since_ns or now_ns - self._since_ns >= _WINDOW_NS:
             self._since_ns, self._since_bytes = now_ns, read_bytes
         self._full_ns = (self._full_ns or now_ns) if is_full else 0
@@ -84,11 +84,11 @@ class Overflow:
         self._full_ns = self._since_ns = self._blind_ns = 0
 
     def leaves_alone(self, read_bytes: int, now_ns: int) -> bool:
-        """Whether the server is known to hold the rest for now. Changes nothing: a thread may ask."""
+        """Return whether the server is known to buffer the rest for now. It changes nothing, so any thread may call it."""
         return now_ns - self._heard_ns <= FRESH_NS and self.held_bytes(read_bytes, now_ns) <= self.limit_bytes
 
     def held_bytes(self, read_bytes: int, now_ns: int) -> int:
-        """What the server holds by now, about."""
+        """Return the approximate number of bytes that the server buffers."""
         if not self._heard_ns:
             return 0
         come_bytes = self._inflow_bytes * (now_ns - self._heard_ns) // _NS_PER_S if self._mark is not None else 0
@@ -103,13 +103,13 @@ class Overflow:
         return due_bytes
 
     def cut_off(self) -> None:
-        """The connection was lost; while it was full, that was too slow."""
+        """Note that the connection was lost. If the buffer was full, reading was too slow."""
         if self._full_ns:
             self.blind_rate_bytes = min(2 * self.blind_rate_bytes, _MOST_BLIND_RATE_BYTES)
         self._heard_ns = self._inflow_bytes = self.backlog_bytes = 0
         self._mark = None
 
     def cut_at(self, backlog_bytes: int) -> None:
-        """A server has cut a connection because it held ``backlog_bytes`` for it: its bound, about."""
+        """Note that a server closed a connection at ``backlog_bytes``: this is about its limit."""
         learned_bytes = backlog_bytes * _LIMIT_PARTS[0] // _LIMIT_PARTS[1]
         self.limit_bytes = max(_LEAST_LIMIT_BYTES, min(self.limit_bytes, learned_bytes))

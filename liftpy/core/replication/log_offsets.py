@@ -37,23 +37,23 @@ class LogOffsets:
 
     @property
     def flushed_newest_offset(self) -> int:
-        """Inclusive: the last record that is on disk; what this replica acknowledges."""
+        """Newest record on disk (inclusive). The replica acknowledges it."""
         return self.flushed_end_offset - 1
 
     @property
     def is_empty(self) -> bool:
-        """Whether it holds no record."""
+        """Whether the log has no records."""
         return self.log_end_offset <= self.log_start_offset
 
     @property
     def is_flushed(self) -> bool:
-        """Whether nothing waits for a flush."""
+        """Whether all records are flushed."""
         return self.flushed_end_offset == self.log_end_offset
 
     def opened(
         self, start: int, end: int, high_watermark: int, epochs: tuple[tuple[int, int], ...], epoch_before_start: int = 0
     ) -> None:
-        """Take over what recovery found. HW is kept inside the log, wherever its checkpoint came from [D7]."""
+        """Set the offsets that recovery found. The HW is limited to the log [D7]."""
         self.log_start_offset, self.log_end_offset, self.flushed_end_offset = start, end, end
         self.high_watermark = max(min(high_watermark, end - 1), start - 1)
         self.epochs = EpochCache(epochs, epoch_before_start)
@@ -70,7 +70,7 @@ class LogOffsets:
         return base_offset
 
     def append_spans(self, spans: tuple[BatchSpan, ...]) -> None:
-        """Fetched batches are appended as they are; they have been checked to follow on [D15]."""
+        """Append the spans of fetched batches. Their continuity was checked [D15]."""
         for span in spans:
             check(span.base_offset == self.log_end_offset, "D15", span, "at", self.log_end_offset)
             self.epochs.assign(span.leader_epoch, span.base_offset)
@@ -81,13 +81,13 @@ class LogOffsets:
         self.flushed_end_offset = max(self.flushed_end_offset, min(end_offset, self.log_end_offset))
 
     def was_cut(self, end_offset: int) -> None:
-        """The cut is done. It may have gone deeper than asked for: a batch is atomic [D23]."""
+        """Apply a completed truncation. It may be deeper than requested, because batches are atomic [D23]."""
         check(end_offset <= self.log_end_offset, "D12", "asked for a cut to", self.log_end_offset, "got", end_offset)
         if end_offset < self.log_end_offset:
             self.cut(end_offset)
 
     def cut(self, end_offset: int) -> None:
-        """Cut to ``end_offset``. HW goes down with the log, which only an unclean election can ask for [D7, D9, C11]."""
+        """Truncate to ``end_offset``. The HW falls too, which only an unclean election can cause [D7, D9, C11]."""
         self.log_end_offset = end_offset
         self.flushed_end_offset = min(self.flushed_end_offset, end_offset)
         self.high_watermark = min(self.high_watermark, end_offset - 1)
@@ -96,8 +96,10 @@ class LogOffsets:
             self.horizon = NEVER
 
     def start_afresh(self, start_offset: int, deletes_end: int = 0) -> None:
-        """Empty, beginning at ``start_offset``: all below it is gone on the leader too, and was committed [D26]. ``deletes_end``: of
-        the leader's horizon."""
+        """Begin an empty log at ``start_offset``.
+
+        All earlier records are committed and deleted on the leader, too [D26]. ``deletes_end``: of the leader's horizon.
+        """
         self.log_start_offset = self.log_end_offset = self.flushed_end_offset = start_offset
         self.high_watermark = start_offset - 1
         self.epochs, self.horizon = EpochCache(), NEVER._replace(deletes_end=deletes_end)

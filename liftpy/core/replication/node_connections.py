@@ -32,7 +32,7 @@ class DataPath:
         return self.due(now_ns)
 
     def due(self, now_ns: int) -> bool | None:
-        """Time has passed."""
+        """Update the state to the time ``now_ns``. Return a change of the verdict, None for no change."""
         is_up = all(now_ns < at_ns for at_ns in self._down_ns.values())
         if is_up == self._is_up:
             return None
@@ -40,5 +40,5 @@ class DataPath:
         return is_up
 
     def next_ns(self, now_ns: int) -> int | None:
-        """When ``due`` is to be asked next, None: not before a connection changes."""
+        """Return when to call ``due`` next, None: not before a connection changes."""
         return min((at_ns for at_ns in self._down_ns.values() if at_ns > now_ns), default=None)

@@ -39,7 +39,7 @@ class Leading(StrEnum):
 
 
 class Following(StrEnum):
-    """Phase of a follower: what it waits for."""
+    """Phase of a follower."""
 
     RECONCILING = "FOLLOWER_RECONCILE"
     RECONCILE_BACKOFF = "FOLLOWER_RECONCILE_BACKOFF"
@@ -54,7 +54,7 @@ class Following(StrEnum):
 
 
 class Waiting(StrEnum):
-    """Phases of who neither leads nor follows: the partition's status, and what this replica has come to."""
+    """Phase of a replica that neither leads nor follows: status of the partition and of this replica."""
 
     NO_METADATA = "NO_METADATA"
     OFFLINE = "OFFLINE"
@@ -85,7 +85,7 @@ FOLLOWS_ON: dict[Following, frozenset[Following]] = {
 
 
 def check_phase(way: deque[Following], after: Following) -> None:
-    """Raise InvariantError, with the way there, where ``after`` may not come after the last phase of ``way``."""
+    """Raise InvariantError unless ``after`` may follow the last phase of ``way``."""
     if after not in FOLLOWS_ON[way[-1]]:
         story = " -> ".join(phase.name for phase in way)
         raise InvariantError(f"a follower may not go from {way[-1].name} to {after.name}; its way: {story}")

@@ -33,7 +33,7 @@ QUIET_WAIT = 0.6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuietFetch:
-    """An empty fetch of one partition that waits for more records."""
+    """Empty fetch of one partition that waits for more records."""
 
     key: PartitionKey
     leader_epoch: int
@@ -51,7 +51,7 @@ class WaitQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """These wait no more; their leader's node answered last at ``heard_ns``, monotonic."""
+    """Fetches that wait no more. The leader's node answered last at ``heard_ns`` (monotonic)."""
 
     fetches: tuple[QuietFetch, ...]
     heard_ns: int
@@ -94,7 +94,10 @@ class QuietFetches:
         return len(self._leader_of)
 
     def add(self, fetch: QuietFetch, leader: str, now_ns: int) -> bool:
-        """Ask ``leader`` for it from now on; False: that node is not asked, and the partition has to fetch by itself."""
+        """Include this fetch in the questions to ``leader``.
+
+        False: that node is not asked, so the partition must fetch by itself.
+        """
         if now_ns < self._not_before_ns.get(leader, now_ns):
             return False
         self.remove(fetch.key)
@@ -107,7 +110,7 @@ class QuietFetches:
         return True
 
     def remove(self, key: PartitionKey) -> None:
-        """Its wait is over."""
+        """Remove the fetch of a partition."""
         leader = self._leader_of.pop(key, None)
         if leader is None:
             return
@@ -117,11 +120,11 @@ class QuietFetches:
             del self._links[leader]
 
     def _share(self, fetch: QuietFetch) -> int:
-        """In which turn it is asked for: one that stays the same while it waits, whatever comes and goes beside it."""
+        """Return the turn of a fetch. It stays the same while the fetch waits."""
         return fetch.request_id % self._shares
 
     def due(self, now_ns: int) -> tuple[list[WaitQuestion], list[Ended]]:
-        """A turn: what to ask now, and who has waited for answers in vain."""
+        """Return the questions of this turn, and the fetches whose answers are overdue."""
         late = bool(self._turned_ns) and now_ns - self._turned_ns > 2 * self.interval_ns
         self._turned_ns = now_ns if self._leader_of else 0
         self._turn = (self._turn + 1) % self._shares
@@ -143,7 +146,10 @@ class QuietFetches:
         return questions, ended
 
     def _due_pages(self, link: _Link) -> list[tuple[QuietFetch, ...]]:
-        """Those of this turn, behind what was not answered; one without fetches where there are none, to see that the node is there."""
+        """Return the fetches of this turn in pages, after the unanswered ones.
+
+        Without fetches: one empty page that checks the node.
+        """
         again = [page for question in link.open.values() if (page := _still(question.fetches, link.fetches))]
         if self._turn not in link.pages:
             link.pages[self._turn] = tuple(_pages([f for f in link.fetches.values() if self._share(f) == self._turn]))
@@ -160,7 +166,7 @@ class QuietFetches:
         return self._end(link, ended) if ended else None
 
     def failed(self, question: WaitQuestion) -> Ended | None:
-        """Nobody listens for that node, or the question could not be sent: everybody asks for himself."""
+        """Handle a question without an answer: its partitions fetch by themselves."""
         link = self._links.get(question.leader)
         if link is None or question.number not in link.open:
             return None
@@ -174,7 +180,7 @@ class QuietFetches:
 
 
 def _still(asked: tuple[QuietFetch, ...], waiting: Mapping[PartitionKey, QuietFetch]) -> tuple[QuietFetch, ...]:
-    """Those of ``asked`` that wait; the same object if all do."""
+    """Return the ``asked`` fetches that still wait. The same object if all do."""
     still = tuple(fetch for fetch in asked if waiting.get(fetch.key) is fetch)
     return asked if len(still) == len(asked) else still
 

@@ -63,12 +63,12 @@ _Told = TypeVar("_Told", contravariant=True)
 
 
 def filter_of(request: pb.ReadRequest) -> Filter:
-    """What the reader wants of the records. Raises ConfigError, InvalidNameError where that is no filter."""
+    """Return the filter of a read request. Raise ConfigError or InvalidNameError if it is invalid."""
     return Filter(tuple(request.filterSubjects), tuple(request.filterKeys))
 
 
 def is_selective(request: pb.ReadRequest) -> bool:
-    """Whether it asks for anything but all that follows."""
+    """Return whether the request selects some of the records."""
     return bool(request.backwards or request.filterSubjects or request.filterKeys)
 
 
@@ -95,11 +95,11 @@ class ReadSource(Protocol):
 
     @property
     def leader_epoch(self) -> int:
-        """In which the replica leads or follows."""
+        """LeaderEpoch in which the replica leads or follows."""
 
     @property
     def leader(self) -> str:
-        """The partition's leader as of the metadata, '' when there is none."""
+        """Leader of the partition in the metadata, '' for none."""
 
     @property
     def leads(self) -> bool:
@@ -107,18 +107,20 @@ class ReadSource(Protocol):
 
     @property
     def may_serve(self) -> bool:
-        """Whether its log works and agrees with its leader's, and its HW is one of the current epoch [R7]."""
+        """Whether its log works and agrees with the leader's log, and its HW belongs to the current epoch [R7]."""
 
     def may_answer_latest(self, now_ns: int) -> bool:
-        """Whether its HW may be told to who asks for the latest [D8]."""
+        """Return whether its HW may be returned as the latest one [D8]."""
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
         """Whether a reader's last record lies on this log [R6]."""
 
 
 class ReplicaSource:
-    """The ``ReadSource`` of a real replica. ``failed``: whether its log is given up; ``is_heard``: whether publishes reach it if it
-    leads, since who made a stream and hears of it here publishes next."""
+    """``ReadSource`` of a real replica.
+
+    ``failed``: returns whether its log failed. ``is_heard``: returns whether its data subject is subscribed.
+    """
 
     def __init__(self, replica: Replica, log: Log, *, failed: Callable[[], bool], is_heard: Callable[[], bool]) -> None:
         self.log = log
@@ -133,37 +135,39 @@ class ReplicaSource:
 
     @property
     def high_watermark(self) -> int:
-        """Inclusive."""
+        """High watermark, inclusive."""
         return self._replica.high_watermark
 
     @property
     def leader_epoch(self) -> int:
-        """As of the metadata."""
+        """LeaderEpoch in the metadata."""
         return self._replica.state.leader_epoch
 
     @property
     def leader(self) -> str:
-        """As of the metadata."""
+        """Leader in the metadata."""
         return self._replica.state.leader
 
     @property
     def leads(self) -> bool:
-        """As of the metadata, whatever the replica is doing."""
+        """Whether this node is the leader in the metadata, whatever the replica does."""
         return self.leader == self._replica.node_id
 
     @property
     def may_serve(self) -> bool:
-        """Whether it is in the ISR does not matter: services beside a node that has just come back are fed at once. A candidate serves
-        too, up to the HW that it has: its services replay from it before it can be the leader."""
+        """Whether the replica may serve reads.
+
+        ISR membership is not needed: services of a returned node read at once. A candidate also serves up to its HW.
+        """
         agrees = self._replica.may_serve_committed() or self._replica.role is RoleName.CANDIDATE
         return agrees and not self._failed()
 
     def may_answer_latest(self, now_ns: int) -> bool:
-        """A node that does not lead says so in its answer, and the reader asks the leader."""
+        """Return whether this node leads with a lease. Otherwise the reader asks the leader."""
         return not self.leads or (self._is_heard() and self._replica.may_answer_latest(now_ns))
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
-        """See ``liftpy.core.replication.reader_truncation``."""
+        """Check whether the reader's last record is still on this log (``liftpy.core.replication.reader_truncation``)."""
         return self._replica.judge_reader(last_offset, last_epoch, now_ns)
 
 
@@ -176,19 +180,19 @@ class ReadShell(Protocol[_Told]):
 
     @property
     def has_room(self) -> bool:
-        """Whether one more answer can be sent, as far as it is known now."""
+        """Whether one more answer can probably be sent now."""
 
     def now_ns(self) -> int:
-        """Monotonic."""
+        """Monotonic time, in nanoseconds."""
 
     def answer(self, asker: _Told, chunks: Chunks) -> None:
         """Send one message that consists of ``chunks``."""
 
     def request_failed(self, asker: _Told, error: Exception) -> None:
-        """The request of ``asker`` raised what nobody expected: note it, or raise it."""
+        """Report or raise an unexpected error of the request of ``asker``."""
 
     def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back once, at ``at_ns`` or soon after; what is returned cancels it."""
+        """Call ``callback`` once at ``at_ns`` or soon after. The result cancels it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,12 +259,14 @@ class Reads(Generic[Asker]):
 
     @property
     def waiting_bytes(self) -> int:
-        """What they cost."""
+        """Memory use of the waiting requests, in bytes."""
         return sum(waiting.cost_bytes for waiting in self._waiting.values())
 
     def asked(self, frame: bytes | memoryview, asker: Asker) -> None:
-        """A frame that shall be a ReadRequest: answer it, now or later, exactly once. One that was changed on its way is not answered:
-        who waits for an answer to something else would take it for his."""
+        """Answer a ReadRequest exactly once, now or later.
+
+        Damaged requests get no answer, because it could reach the wrong request.
+        """
         if len(frame) > MAX_REQUEST_BYTES:
             self._counters[TOO_LARGE] += 1
             return
@@ -282,7 +288,7 @@ class Reads(Generic[Asker]):
         self._send(asker, pb.ReadRequest(), self._head(0, _E.BAD_REQUEST, text))
 
     def advanced(self) -> None:
-        """HW or log end has moved, or readiness has changed: answer those who waited for it."""
+        """Answer the requests that waited for a new HW, log end or readiness."""
         if self._waiting:
             ends = (self._end_offset(pb.ReadRequest.COMMITTED), self._end_offset(pb.ReadRequest.UNCOMMITTED))
             for number, waiting in list(self._waiting.items()):
@@ -290,14 +296,14 @@ class Reads(Generic[Asker]):
                     self._finish(number)
 
     def close(self) -> None:
-        """Answer everybody who waits: not here any more."""
+        """Answer all waiting requests: the replica is closed."""
         for number in list(self._waiting):
             waiting = self._leave(number)
             self._refuse(waiting.asker, waiting.request, _E.NO_SUCH_PARTITION, "this node is removing its replica")
 
     # ---- who waits -----------------------------------------------------------------------------------------------------
     def _may_wait(self, asker: Asker, request: pb.ReadRequest, offset: int) -> bool:
-        """Whether ``asker`` waits now: one too many is answered at once, and asks again when it likes."""
+        """Return whether ``asker`` may wait now. A request beyond the limit is answered at once."""
         cost_bytes = WAITING_COST_BYTES + request.ByteSize() + (len(asker) if isinstance(asker, str) else 0)
         if len(self._waiting) >= MAX_WAITING or not self._budget.take(cost_bytes):
             self._counters[NOT_WAITED] += 1
@@ -358,7 +364,7 @@ class Reads(Generic[Asker]):
         return None
 
     def _is_served_here(self, asker: Asker, request: pb.ReadRequest) -> bool:
-        """Whether what was read before lies on this log [R6], and what is committed here reaches as far as the reader knows."""
+        """Return whether the last record of the reader is on this log [R6], and all records that it knows are committed here."""
         source = self._source
         if request.lastEpoch:
             judgement = source.judge_reader(request.lastOffset, request.lastEpoch, self._shell.now_ns())
@@ -399,8 +405,10 @@ class Reads(Generic[Asker]):
             self._send(asker, request, self._head(offset))
 
     def _tell_bounds(self, asker: Asker, request: pb.ReadRequest, head: pb.ReadResponse) -> None:
-        """What the partition holds, or a range of it: see ``liftpy.core.log.file_ranges``. Ranges must be kept and committed
-        as a whole."""
+        """Answer with the bounds of the partition or of a range (``liftpy.core.log.file_ranges``).
+
+        A range must be completely present and committed.
+        """
         log, committed_end = self._source.log, self._source.high_watermark + 1
         end = request.rangeEnd if request.HasField("rangeEnd") else committed_end
         if request.HasField("rangeEnd"):
@@ -422,7 +430,7 @@ class Reads(Generic[Asker]):
         self._send(asker, request, head)
 
     def _tell_state(self, request: pb.ReadRequest, give_state: GiveState, head: pb.ReadResponse) -> None:
-        """A piece of what is known of producers and message ids, also of those whose records are gone [A16]."""
+        """Answer with a piece of the producer and message-id state, including that of deleted records [A16]."""
         room = max(1, self._shell.max_payload - _HEADER_ROOM_BYTES)
         piece = give_state(request.stateEnd, request.statePosition, room)
         head.stateLater, head.stateBytes = piece is None, 0
@@ -485,7 +493,7 @@ class Reads(Generic[Asker]):
         return read_selected(log, wanted, offset, max_bytes, room, end_offset=end_offset, backwards=backwards, held=held)
 
     def _end_offset(self, isolation: int) -> int:
-        """Exclusive end of what a reader of ``isolation`` may see."""
+        """Return the exclusive end of the records that a reader of ``isolation`` may see."""
         if isolation == pb.ReadRequest.UNCOMMITTED:
             return self._source.log.log_end_offset
         return self._source.high_watermark + 1
@@ -511,7 +519,7 @@ class Reads(Generic[Asker]):
         self._send(asker, request, self._head(0, error, detail))
 
     def _send(self, asker: Asker, request: pb.ReadRequest, head: pb.ReadResponse, batches: Chunks = ()) -> None:
-        """``request``: the one that is answered; if it names what it is for, so does the answer."""
+        """Send the answer to ``request``. It repeats the address of the request."""
         if request.HasField("partition"):
             head.stream, head.partition, head.requestId = self._key.stream, self._key.partition, request.requestId
         head.selected = is_selective(request)
@@ -519,7 +527,10 @@ class Reads(Generic[Asker]):
 
 
 def _records_in(read: Portion, offset: int, *, is_whole: bool) -> int:
-    """How many records a reader is sent. ``is_whole``: all from ``offset`` on. What comes in pieces counts with the first of them."""
+    """Return how many records the answer has.
+
+    ``is_whole``: all from ``offset`` on. A batch in pieces counts with its first piece.
+    """
     if read.piece is not None:
         return 0 if read.piece.position else parse_header(read.chunks[0]).record_count
     if is_whole:

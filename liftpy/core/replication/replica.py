@@ -59,7 +59,7 @@ class WaitingRole(ReplicaRole):
         super().__init__(shared, Waiting[shared.state.status.name] if shared.state.epoch else Waiting.NO_METADATA)
 
     def enter(self, now_ns: int, out: Effects) -> None:
-        """Tell the position if there is an election."""
+        """Report the position if there is an election."""
         super().enter(now_ns, out)
         state = self.shared.state
         if (
@@ -85,21 +85,21 @@ class FailedRole(ReplicaRole):
 
     @property
     def shown_phase(self) -> str:
-        """Why it failed, for people."""
+        """Reason of the failure, for people."""
         return self._reason
 
     def enter(self, now_ns: int, out: Effects) -> None:
-        """Make way."""
+        """Leave the ISR or give up the leadership."""
         super().enter(now_ns, out)
         self._make_way(now_ns, out)
 
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
-        """It may have been made the leader meanwhile."""
+        """Apply the new metadata: it may be the leader now."""
         if epoch_rose:
             self._make_way(now_ns, out)
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
-        """Ask again."""
+        """Repeat the request."""
         self._make_way(now_ns, out)
 
     def _make_way(self, now_ns: int, out: Effects) -> None:
@@ -209,12 +209,12 @@ class Replica:
     # ---- views -----------------------------------------------------------------------------------------------------
     @property
     def node_id(self) -> str:
-        """Of the node that it is on."""
+        """Id of the node of this replica."""
         return self._shared.node_id
 
     @property
     def role(self) -> RoleName:
-        """What it is for its partition."""
+        """Role of the replica for its partition."""
         return self._role.name
 
     @property
@@ -234,27 +234,27 @@ class Replica:
 
     @property
     def longest_lease_ns(self) -> int:
-        """That another node may hold, as of the last PartitionChanged; 0: what the settings say."""
+        """Longest lease that another node may have, by the last PartitionChanged. 0: that of the settings."""
         return self._shared.held.longest_lease_ns
 
     @property
     def log(self) -> LogOffsets:
-        """What the core knows of its log; not to be changed."""
+        """Offsets of its log. Read only."""
         return self._shared.log
 
     @property
     def high_watermark(self) -> int:
-        """Inclusive, -1: none."""
+        """High watermark, inclusive. -1: none."""
         return self._shared.log.high_watermark
 
     @property
     def epoch_start_offset(self) -> int:
-        """Of the epoch in which it leads, inclusive; 0: it does not lead."""
+        """First offset of the epoch in which it leads, inclusive. 0: it does not lead."""
         return self._role.epoch_start_offset if isinstance(self._role, LeaderRole) else 0
 
     @property
     def leader_epoch(self) -> int:
-        """In which the current role acts."""
+        """LeaderEpoch of the current role."""
         return self._role.leader_epoch
 
     def live_incarnation(self, node_id: str) -> int:
@@ -267,26 +267,29 @@ class Replica:
         return isinstance(role, LeaderRole) and role.phase in (Leading.READY, Leading.NO_LEASE) and role.may_refuse(now_ns)
 
     def may_refuse_for_now(self, now_ns: int) -> bool:
-        """The same for a reason of this node's own: with a standby the next leader may store what was refused."""
+        """Return the same for a reason of this node only.
+
+        With standby followers the next leader may store a rejected publish.
+        """
         role = self._role
         return self.may_refuse_publishers(now_ns) and isinstance(role, LeaderRole) and role.may_refuse_for_now(now_ns)
 
     def takes_publishes(self) -> bool:
-        """Whether what arrives now is appended, whoever published it."""
+        """Return whether all arriving publishes are appended now."""
         return isinstance(self._role, LeaderRole) and self._role.takes_publishes
 
     @property
     def held_bytes(self) -> int:
-        """What a leader holds back."""
+        """Bytes of publishes that a leader delays."""
         return self._role.intake.held_bytes if isinstance(self._role, LeaderRole) else 0
 
     @property
     def uncommitted_bytes(self) -> int:
-        """What a leader has appended in its epoch that is not committed, as it is stored."""
+        """Stored size of the uncommitted records of this leader's epoch."""
         return self._role.intake.uncommitted_bytes if isinstance(self._role, LeaderRole) else 0
 
     def serves(self, leader_epoch: int, now_ns: int) -> bool:
-        """What an accused leader says when it is asked: it leads in that epoch, with a lease, and can be fetched from."""
+        """Return whether it leads in ``leader_epoch``, with a lease, and followers can fetch from it."""
         role = self._role
         return isinstance(role, LeaderRole) and role.leader_epoch == leader_epoch and role.serves(now_ns)
 
@@ -306,14 +309,15 @@ class Replica:
 
     @property
     def stands_by(self) -> bool:
-        """Whether it may lead next, and keeps what it hears on the data subject for that: in the ISR, with somebody else. Not while the
-        partition is paused, until its leader has said that it takes publishes again."""
+        """Whether it is a standby follower: in the ISR with others, so it may lead next and buffers published messages.
+
+        Not while the partition is paused.
+        """
         could = not isinstance(self._role, FailedRole | StoppedRole) and self._shared.node_id in self._shared.held.isr
         return could and self._shared.held.has_standby and self._shared.state.pause is Pause.NOT_PAUSED
 
     def who_hears_for_it(self) -> str:
-        """Who of those that stand by is handed the leadership when publishes have gone past this leader; '': nobody, or it does not
-        lead."""
+        """Return the standby follower that gets the leadership after missed publishes, '' for none."""
         role, shared = self._role, self._shared
         if not isinstance(role, LeaderRole) or not shared.held.has_standby:
             return ""
@@ -326,7 +330,7 @@ class Replica:
         return judge(self._shared.log, last_offset=last_offset, last_epoch=last_epoch, is_latest=is_latest)
 
     def snapshot(self, now_ns: int) -> ReplicaSnapshot:
-        """For status."""
+        """Return the values for the status."""
         shared, state = self._shared, self._shared.state
         log = shared.log
         return ReplicaSnapshot(
@@ -353,14 +357,16 @@ class Replica:
         )
 
     def worst_lag(self, now_ns: int) -> tuple[int, int, int]:
-        """Of the followers that this replica leads: (records that the last one lacks, ns since it lacked none, how many replicas have a
-        slow disk, its own included); what is not known counts as nothing."""
+        """Return the worst lag of the followers: (missing records, ns since none were missing, replicas with a slow disk
+        including its own). Unknown values count as 0."""
         records, since_ns, slow_until_ns = self.lag()
         return records, max(0, now_ns - since_ns) if records else 0, sum(until_ns > now_ns for until_ns in slow_until_ns)
 
     def lag(self) -> tuple[int, int, Sequence[int]]:
-        """Of the same: (records, since when, until when each replica that was found slow has a slow disk); monotonic ns. It stays as it
-        is until the next event, whatever the time."""
+        """Return the lag as (records, since when, until when each slow replica counts as slow), in monotonic ns.
+
+        It does not change between events.
+        """
         role = self._role
         if not isinstance(role, LeaderRole):
             return 0, 0, ()
@@ -520,7 +526,7 @@ class Replica:
                 self._become(role, now_ns, out)
 
     def _role_for(self, state: PartitionState, now_ns: int) -> ReplicaRole | None:
-        """The role that the metadata asks for; None: the one that it has."""
+        """Return the role that the metadata requires, None if it is the current one."""
         shared, role = self._shared, self._role
         leader = {PartitionStatus.ONLINE: state.leader, PartitionStatus.CANDIDATE_FOUND: state.candidate}.get(state.status, "")
         if not leader or shared.node_id not in state.holders:

@@ -61,23 +61,23 @@ class Deadlines:
         self._at_ns: dict[Deadline, int] = {}
 
     def set(self, kind: Deadline, at_ns: int, out: list[Effect]) -> None:
-        """Ask for ``kind`` at ``at_ns``, replacing an earlier one."""
+        """Set a deadline of ``kind``. It replaces an earlier one."""
         if self._at_ns.get(kind) != at_ns:
             self._at_ns[kind] = at_ns
             out.append(SetDeadline(kind=kind, at_ns=at_ns))
 
     def set_earlier(self, kind: Deadline, at_ns: int, out: list[Effect]) -> None:
-        """Ask for ``kind`` at ``at_ns``, unless it is set for an earlier time already."""
+        """Set a deadline of ``kind``, unless an earlier one is set."""
         if at_ns < self._at_ns.get(kind, at_ns + 1):
             self.set(kind, at_ns, out)
 
     def cancel(self, kind: Deadline, out: list[Effect]) -> None:
-        """No longer wanted."""
+        """Cancel the deadline."""
         if self._at_ns.pop(kind, None) is not None:
             out.append(SetDeadline(kind=kind, at_ns=None))
 
     def cancel_all(self, out: list[Effect]) -> None:
-        """The role ends."""
+        """Cancel all deadlines, because the role ends."""
         for kind in list(self._at_ns):
             self.cancel(kind, out)
 
@@ -86,7 +86,7 @@ class Deadlines:
         return kind in self._at_ns
 
     def reached(self, kind: Deadline, now_ns: int, out: list[Effect]) -> int | None:
-        """How late ``kind`` is, in ns, and it is no longer set; None when it is not due (it is asked for again if set)."""
+        """Return the delay of a reached deadline in ns and remove it. None if it is not due: it is set again if needed."""
         at_ns = self._at_ns.get(kind)
         if at_ns is None:
             return None
@@ -109,7 +109,7 @@ def splitmix64(state: int) -> tuple[int, int]:
 
 
 class Backoff:
-    """Waits after failures in a row; times in ns."""
+    """Wait times after repeated failures, in nanoseconds."""
 
     __slots__ = ("_failures", "_maximum_ns", "_minimum_ns", "_state")
 
@@ -186,11 +186,11 @@ class ReplicaContext:
 
     @property
     def copy_epoch(self) -> int:
-        """The copy that this node makes as the partition's learner; 0: it is none."""
+        """Number of the copy that this node makes as the learner, 0 if none."""
         return self.state.copy_of(self.node_id)
 
     def raise_high_watermark(self, offset: int, out: Effects) -> None:
-        """Raise HW to ``offset`` (inclusive), if it is higher, and tell the log."""
+        """Raise the HW to ``offset`` (inclusive) if it is higher, and update the log."""
         if self.log.raise_high_watermark(offset):
             out.append(RaiseHighWatermark(high_watermark=offset))
 
@@ -213,18 +213,18 @@ class ReplicaRole:
         return self.phase.value
 
     def to_phase(self, phase: Phase, out: Effects) -> None:
-        """Go on to ``phase``, and show it."""
+        """Change to ``phase`` and show it in the status."""
         if phase != self.phase:
             self.phase = phase
             out.append(RoleChanged(role=self.name, phase=phase.value, leader_epoch=self.leader_epoch))
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def enter(self, now_ns: int, out: Effects) -> None:
-        """The role begins."""
+        """Begin the role."""
         out.append(RoleChanged(role=self.name, phase=self.shown_phase, leader_epoch=self.leader_epoch))
 
     def leave(self, out: Effects) -> None:
-        """The role ends; nothing of it may act afterwards."""
+        """End the role. It must not act afterwards."""
         self.shared.deadlines.cancel_all(out)
 
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
@@ -234,14 +234,14 @@ class ReplicaRole:
         """The lease was extended."""
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
-        """A deadline that this role set has come, ``late_ns`` after its time."""
+        """Handle a deadline of this role. ``late_ns``: its delay."""
 
     # ---- the log ---------------------------------------------------------------------------------------------------
     def log_flushed(self, now_ns: int, out: Effects) -> None:
-        """More of the own log is on disk."""
+        """Handle a flush of the own log."""
 
     def log_cut(self, now_ns: int, out: Effects) -> None:
-        """The cut that this role asked for is done."""
+        """Handle a completed truncation."""
 
     def epoch_persisted(self, leader_epoch: int, now_ns: int, out: Effects) -> None:
         """The proposed LeaderEpoch is on disk."""
@@ -255,18 +255,18 @@ class ReplicaRole:
         out.append(DropPublishes(token=event.token))
 
     def duplicate_received(self, last_offset: int, now_ns: int, out: Effects) -> None:
-        """Publishers wait for the answer to a record that is in the log."""
+        """Handle publishers that wait for the ack of a stored record."""
 
     def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
-        """A follower fetches."""
+        """Handle the fetch of a follower."""
         self.refuse(event.token, RefusalReason.NOT_LEADER, out)
 
     def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
-        """A follower reconciles."""
+        """Handle the epoch query of a follower."""
         self.refuse(event.token, RefusalReason.NOT_LEADER, out)
 
     def refuse(self, token: int, reason: RefusalReason, out: Effects) -> None:
-        """Answer a request with a refusal."""
+        """Answer a request with a rejection."""
         out.append(
             SendFetchRefusal(
                 token=token,
@@ -284,50 +284,50 @@ class ReplicaRole:
             out.append(DropFetched(token=event.token, why="not following"))
 
     def fetch_piece_arrived(self, event: FetchPieceArrived, now_ns: int, out: Effects) -> None:
-        """An answer to a fetch held part of a batch."""
+        """Handle a fetch answer with a piece of a batch."""
 
     def fetch_refused(self, event: FetchRefused, now_ns: int, out: Effects) -> None:
-        """A refusal of a fetch or of an epoch query."""
+        """Handle the rejection of a fetch or of an epoch query."""
 
     def request_failed(self, event: RequestFailed, now_ns: int, out: Effects) -> None:
-        """No answer to a fetch or an epoch query."""
+        """Handle a fetch or an epoch query without an answer."""
 
     def epoch_query_answered(self, event: EpochQueryAnswered, now_ns: int, out: Effects) -> None:
         """An answer to an epoch query."""
 
     def data_path_restored(self, now_ns: int, out: Effects) -> None:
-        """The connection is back; what was asked, and answers to it, may be lost."""
+        """Handle a restored connection. Requests and answers may be lost."""
 
     def data_path_lost(self, now_ns: int, out: Effects) -> None:
-        """The connection is down: nobody can be asked or answered."""
+        """Handle a lost connection: no requests and no answers are possible."""
 
     def woken_up(self, now_ns: int, out: Effects) -> None:
-        """The leader says that there is more."""
+        """Handle a wake-up of the leader: there are records."""
 
     def notice_received(self, event: NoticeReceived, now_ns: int, out: Effects) -> None:
-        """The leader tells its HW."""
+        """Handle a notice with the leader's HW."""
 
     def replica_absent(self, event: ReplicaAbsent, now_ns: int, out: Effects) -> None:
-        """Nobody listens for a replica."""
+        """Handle a replica that is not connected to NATS."""
 
     def quiet_fetch_received(self, event: QuietFetchReceived, now_ns: int, out: Effects) -> None:
-        """A follower asks whether its last fetch still waits; no answer is a no."""
+        """Handle the question whether the last fetch still waits. No answer means no."""
 
     def quiet_ended(self, event: QuietEnded, now_ns: int, out: Effects) -> None:
-        """The fetch that waited among others waits no more."""
+        """Handle the end of a quiet wait."""
 
     def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None:
         """The metadata group answered."""
 
 
 def who_has_heard(node_id: str, isr: frozenset[str], live: Mapping[str, int], asked_ns: Mapping[str, int]) -> str:
-    """Toward whom the leader ``node_id`` hands over: the live member of the ISR that has asked it last; '': there is nobody.
-    ``live``: incarnation of each live node; ``asked_ns``: when each follower has asked for anything last, monotonic."""
+    """Return the node that should get the leadership of ``node_id``: the live ISR member with the latest request, '' for none.
+    ``live``: incarnation of each live node. ``asked_ns``: monotonic time of each follower's last request."""
     able = [replica for replica in sorted(asked_ns) if replica in isr and replica in live and replica != node_id]
     return max(able, key=lambda replica: asked_ns[replica], default="")
 
 
 def all_have_lost_it(known_servers: int, before: str, after: str) -> bool:
-    """Whether a connection that is back says that nobody else heard on: it knows one server alone, and that is another process of it
-    (``before`` and ``after``: the server's id)."""
+    """Return whether a reconnect shows that nobody else received the missed messages: there is only one NATS server, and it
+    restarted (``before`` and ``after``: its ids)."""
     return known_servers == 1 and before != after

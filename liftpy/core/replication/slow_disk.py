@@ -44,7 +44,7 @@ class _Record:
 
 
 class SlowFlushes:
-    """Flush durations of all replicas of a partition, and which of them are slow."""
+    """Flush durations of all replicas of a partition, and the slow ones among them."""
 
     def __init__(self, config: ReplicationConfig) -> None:
         self._factor = config.slow_flush_factor
@@ -54,7 +54,7 @@ class SlowFlushes:
         self._records: dict[str, _Record] = {}
 
     def flushed(self, replica: str, took_ns: int, now_ns: int, *, in_isr: bool = True) -> None:
-        """A flush of ``replica`` took so long."""
+        """Note the duration of a flush of ``replica``."""
         record = self._records.get(replica)
         if record is None:
             record = self._records[replica] = _Record()
@@ -81,7 +81,7 @@ class SlowFlushes:
         record.slow_until_ns = now_ns + self._out_ns * min(1 << (record.judged - 1), _LONGEST)
 
     def _is_slow(self, replica: str, took_ns: int, now_ns: int) -> bool:
-        """Beside the fastest of the others; nobody is known to be faster: no."""
+        """Return whether it is slow compared with the fastest other replica. False if no other is known."""
         limit_ns = self._limit_ns(replica, now_ns)
         return limit_ns is not None and took_ns >= limit_ns
 
@@ -98,25 +98,25 @@ class SlowFlushes:
         return median_low(record.recent) if record is not None and len(record.recent) >= _KNOWN_FROM else None
 
     def last_ns(self, replica: str) -> int:
-        """What its last flush took, 0: there was none."""
+        """Return the duration of its last flush in ns, 0 for none."""
         record = self._records.get(replica)
         return record.recent[-1] if record is not None else 0
 
     def is_slow(self, replica: str, now_ns: int) -> bool:
-        """Whether it is found slow, until some time from now."""
+        """Return whether it counts as slow now."""
         record = self._records.get(replica)
         return record is not None and record.slow_until_ns > now_ns
 
     def slow_until_ns(self) -> Sequence[int]:
-        """Until when each of those is slow, or was, that have ever been found slow."""
+        """Return until when each replica that was ever slow counts as slow."""
         return [record.slow_until_ns for record in self._records.values() if record.slow_until_ns]
 
     def slow(self, now_ns: int) -> frozenset[str]:
-        """All that are."""
+        """Return all slow replicas."""
         return frozenset(replica for replica, record in self._records.items() if record.slow_until_ns > now_ns)
 
     def fast(self, replicas: Iterable[str], now_ns: int) -> list[str]:
-        """Those that are known to be fast: nobody else is far faster."""
+        """Return the replicas that are known to be fast."""
         found = []
         for replica in replicas:
             usual_ns, limit_ns = self.usual_ns(replica), self._limit_ns(replica, now_ns)
@@ -127,15 +127,14 @@ class SlowFlushes:
         return found
 
     def keep(self, replicas: Iterable[str]) -> None:
-        """Forget all but ``replicas``: they are no replicas any more."""
+        """Forget all replicas except ``replicas``."""
         kept = frozenset(replicas)
         for replica in [replica for replica in self._records if replica not in kept]:
             del self._records[replica]
 
 
 def to_keep_out(leader: str, isr: frozenset[str], slow: frozenset[str]) -> frozenset[str]:
-    """Of the slow ones, those without whom the others would commit faster. Under a leader that is slow itself nobody leaves: HW would
-    wait for it all the same."""
+    """Return the slow replicas that should leave the ISR so that commits are faster. Empty if the leader itself is slow."""
     return slow - isr if leader in slow else slow
 
 
@@ -148,8 +147,10 @@ def successor(
     now_ns: int,
     max_lag_ns: int,
 ) -> str:
-    """To whom a slow leader hands over, '' if to nobody: of the ``fast`` members of its ISR the one that has most; not where they are
-    fewer than ``needed`` to commit without it, for then HW would go on waiting for it."""
+    """Return the node that should lead instead of a slow leader, '' for none: the ``fast`` ISR member with the most records.
+
+    At least ``needed`` fast members must exist, otherwise the HW would not move faster.
+    """
     able = [
         replica
         for replica in fast

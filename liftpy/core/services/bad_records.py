@@ -49,7 +49,7 @@ DECIDED_WAIT_S = 10.0
 
 
 class OnError(Enum):
-    """What a service does about a record that its code raises on; ``Service.on_error``."""
+    """Reaction of a service to a record on which its code raises an error: ``Service.on_error``."""
 
     STOP = "stop"
     SKIP = "skip"
@@ -57,7 +57,7 @@ class OnError(Enum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Unit:
-    """What can fail: ``on_record`` at ``offset``, or the timer of that name that fires before it."""
+    """Unit that can fail: ``on_record`` at ``offset``, or a named timer that fires before it."""
 
     offset: int
     timer: str = ""
@@ -76,7 +76,7 @@ class BadRecordError(ServiceFailedError):
 
 
 class DecisionMissedError(LiftError):
-    """The state holds what the log says is to be passed over: go back below ``unit``."""
+    """The state contains a unit that the log says to skip. Restore a state from before ``unit``."""
 
     code = "DECISION_MISSED"
 
@@ -87,14 +87,14 @@ class DecisionMissedError(LiftError):
 
 @dataclass(frozen=True, slots=True)
 class SkipDecision:
-    """Of one service: pass over ``unit``. ``leader_epoch``: in which the service beside the leader decided it; 0: an operator did."""
+    """Decision of one service to skip ``unit``. ``leader_epoch``: LeaderEpoch of the deciding service, 0 for an operator."""
 
     service: str
     unit: Unit
     leader_epoch: int = 0
 
     def headers(self) -> Pairs:
-        """What makes a record a decision."""
+        """Return the headers that mark a record as this decision."""
         return ((SERVICE_SKIP, f"{self.service}/{self.unit.offset}/{self.leader_epoch}/{self.unit.timer}".encode()),)
 
 
@@ -104,7 +104,7 @@ def is_decision(record: Record) -> bool:
 
 
 def decided(record: Record, service: str) -> Unit | None:
-    """What ``record`` says is passed over by ``service``; None: nothing, or it does not count."""
+    """Return the unit that ``record`` tells ``service`` to skip, None if it is no valid decision."""
     for name, value in record.headers:
         if name != SERVICE_SKIP:
             continue
@@ -120,8 +120,10 @@ def decided(record: Record, service: str) -> Unit | None:
 
 
 class Skips:
-    """What was decided to be passed over, the newest ``MAX_SKIPS`` by offset: also what was passed over already, since a decision may
-    be in the log twice. Part of a snapshot."""
+    """Units to skip, the newest ``MAX_SKIPS`` by offset.
+
+    It includes units that were already skipped, because a decision may be in the log twice. Part of a snapshot.
+    """
 
     def __init__(self, units: Iterable[Unit] = ()) -> None:
         self._units = set(units)
@@ -137,7 +139,7 @@ class Skips:
         return len(self._units)
 
     def add(self, unit: Unit) -> None:
-        """It was decided."""
+        """Add a unit to skip."""
         self._units.add(unit)
         if len(self._units) > MAX_SKIPS:
             self._units.remove(min(self._units))
@@ -145,7 +147,7 @@ class Skips:
 
 
 class Next(Enum):
-    """What is done about a unit that failed and is not decided, once all that is committed was looked through."""
+    """Next step for a failed unit without a decision, after all committed records were searched."""
 
     TRY = "try"
     DECIDE = "decide"
@@ -155,8 +157,10 @@ class Next(Enum):
 
 @dataclass(slots=True)
 class Failing:
-    """One unit that keeps failing. ``scanned``: offset of the next record to be looked at for a decision. ``again_s``: when it is tried
-    again, monotonic."""
+    """One unit that keeps failing.
+
+    ``scanned``: next offset to search for a decision. ``again_s``: monotonic time of the next attempt.
+    """
 
     error: BadRecordError
     tries: int = 1
@@ -174,17 +178,17 @@ class Failing:
 
     @property
     def unit(self) -> Unit:
-        """What fails."""
+        """Unit that fails."""
         return self.error.unit
 
     def failed(self, error: BadRecordError, now_s: float) -> None:
-        """It has failed again."""
+        """Note another failure."""
         self.error = error
         self.tries += 1
         self.again_s = now_s + min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(self.tries - 2, 10))
 
     def next(self, on_error: OnError, *, leads: bool, now_s: float) -> Next:
-        """``leads``: this service is beside the partition's leader."""
+        """Return the next step. ``leads``: this service runs beside the partition's leader."""
         if on_error is OnError.STOP:
             return Next.STOP
         if self.tries < 2:
@@ -197,8 +201,10 @@ class Failing:
 
 
 def dead_letter_headers(service: str, source: str, error: str, record: Record) -> Pairs:
-    """The record's own headers, without what is ours, and where it comes from. ``source``: stream/uid/partition. What they asked of the
-    stream that the record was published to is not asked of this one: under its message id two records would be one."""
+    """Return the headers of a dead letter: those of the record without liftpy's own and without conditions, and its source.
+
+    ``source``: stream/uid/partition. With the record's message id, two dead letters could count as one.
+    """
     own = tuple(
         (name, value) for name, value in record.headers if name[:5].lower() != "lift-" and not asked_for(name) and is_utf8(name)
     )

@@ -98,8 +98,8 @@ class Pending:
             self._size_bytes -= effect.size_bytes
 
     def encode(self) -> bytes:
-        """For a snapshot: u64 count, then (u64 number, u64 outputs, u8 offer, u16 size of the name, u32 of the payload, i32 of the
-        key or -1, name, payload, key) each. b"" where there never was one."""
+        """Return the bytes for a snapshot: u64 count, then for each effect u64 number, u64 outputs, u8 offer, u16 name size,
+        u32 payload size, i32 key size or -1, name, payload, key. b"" if there never was an effect."""
         if not self.count:
             return b""
         parts = [_COUNT.pack(self.count)]
@@ -151,7 +151,7 @@ class Pending:
 
 
 def result_headers(service: str, number: int) -> Pairs:
-    """Of the record that brings an effect's result, or of an offered record."""
+    """Return the headers of a record with the result of an effect, or of an offered record."""
     return ((SERVICE_EFFECT, f"{service}/{number}".encode()),)
 
 
@@ -166,7 +166,7 @@ def effect_of(record: Record, service: str) -> int | None:
 
 
 def tick_headers(service: str) -> Pairs:
-    """Of a record that only lets log time go on."""
+    """Return the headers of a record that only advances log time."""
     return ((SERVICE_TICK, service.encode()),)
 
 

@@ -1,4 +1,4 @@
-"""Which node's services are well, and to whom a leader hands over whose own are not. Pure.
+"""Decides which node's services are well, and where the leadership moves if those of the leader are not. Pure.
 
 Goal: where a service is dead or fails beside the partition's leader while it is well beside another replica, its outputs go on.
 Constraint: a leadership that is moved costs its publishers a moment, and what is wrong here may be wrong there: the same record, the
@@ -33,7 +33,7 @@ MAX_REPORTED = 16
 
 @dataclass(frozen=True, slots=True)
 class Wellbeing:
-    """One service beside one node. ``position``: offset of the next record; ``well``: it is registered, and does not fail."""
+    """State of one service on one node. ``position``: next offset. ``well``: it is registered and does not fail."""
 
     position: int
     well: bool
@@ -47,7 +47,10 @@ class _NodeReport:
 
 @dataclass(slots=True)
 class Wellness:
-    """What one replica knows of the services beside all of them. Monotonic ns. ``grace_ns``: how long one may be ill."""
+    """What one replica knows about the services on all nodes.
+
+    Times are monotonic ns. ``grace_ns``: allowed time of a failure.
+    """
 
     grace_ns: int
     _reports: dict[str, _NodeReport] = field(default_factory=dict)
@@ -55,19 +58,19 @@ class Wellness:
     _stays_until_ns: int = 0
 
     def heard(self, node: str, services: Mapping[str, Wellbeing], now_ns: int) -> None:
-        """``node`` has told how its services are."""
+        """Note the state of the services on ``node``."""
         self._forget_old(now_ns)
         if node in self._reports or len(self._reports) < MAX_REPORTED:
             self._reports[node] = _NodeReport(dict(list(services.items())[:MAX_REPORTED]), now_ns)
 
     def knows(self, now_ns: int) -> bool:
-        """Whether anybody else has services."""
+        """Return whether other nodes have services."""
         self._forget_old(now_ns)
         return any(report.services for report in self._reports.values())
 
     @property
     def anybody_is_ill(self) -> bool:
-        """As of the last ``look``."""
+        """Whether a service was failing at the last ``look``."""
         return bool(self._ill_since_ns)
 
     def _forget_old(self, now_ns: int) -> None:
@@ -75,7 +78,9 @@ class Wellness:
             del self._reports[node]
 
     def look(self, own: Mapping[str, Wellbeing], now_ns: int) -> list[str]:
-        """Which services have been ill here for long enough. ``own``: all that were ever registered here, with where they stood last.
+        """Return the services that have failed here for too long.
+
+        ``own``: all services that were ever registered here, with their last positions.
 
         Call it regularly, also beside a follower: when it is promoted, what is ill is known.
         """
@@ -86,7 +91,7 @@ class Wellness:
         return [name for name in ill if now_ns - self._ill_since_ns[name] >= self.grace_ns]
 
     def toward(self, own: Mapping[str, Wellbeing], members: Iterable[str], now_ns: int) -> tuple[str, str]:
-        """To whom this leader hands over, and why; ('', ''): to nobody. ``members``: of its ISR, without itself."""
+        """Return the node that should get the leadership and why, ('', '') for none. ``members``: ISR without this node."""
         ill = self.look(own, now_ns)
         if not ill or now_ns < self._stays_until_ns:
             return "", ""
@@ -105,5 +110,8 @@ class Wellness:
 
 
 def _is_past(there: Wellbeing, here: Wellbeing | None) -> bool:
-    """Whether what stopped it here is behind it there. ``position`` of one that fails: the record's; of one that is gone: -1."""
+    """Return whether the service there has passed the record that stopped it here.
+
+    ``position``: record of a failing service, -1 for a missing one.
+    """
     return here is None or there.position > here.position

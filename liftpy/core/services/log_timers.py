@@ -26,7 +26,7 @@ class LogTimers:
         return len(self._at_ns)
 
     def set(self, name: str, at_ns: int) -> None:
-        """Fire ``name`` at ``at_ns``. Raises ValueError beyond a bound."""
+        """Fire the timer ``name`` at ``at_ns``. Raise ValueError beyond a limit."""
         if not 0 < len(name.encode()) <= MAX_NAME_BYTES or not -(1 << 63) <= at_ns < 1 << 63:
             raise ValueError(f"Invalid timer. Use a name of 1 to {MAX_NAME_BYTES} bytes and a time in nanoseconds (int64).")
         if name not in self._at_ns and len(self._at_ns) >= MAX_TIMERS:
@@ -42,7 +42,7 @@ class LogTimers:
 
     @property
     def due_ns(self) -> int:
-        """No timer is due before it; ``NEVER`` without timers. The time of one that was cancelled, perhaps."""
+        """Log time before which no timer is due, ``NEVER`` without timers. It may be that of a canceled timer."""
         return self._heap[0][0] if self._heap else NEVER
 
     def pop_due(self, now_ns: int) -> tuple[int, str] | None:
@@ -55,5 +55,5 @@ class LogTimers:
         return None
 
     def entries(self) -> tuple[tuple[int, str], ...]:
-        """(time, name) of all, in order: what a snapshot keeps."""
+        """Return (time, name) of all timers in order, for a snapshot."""
         return tuple(sorted((at, name) for name, at in self._at_ns.items()))

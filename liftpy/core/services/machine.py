@@ -46,8 +46,11 @@ class _RequestedEffect:
 
 @dataclass(slots=True)
 class _Source:
-    """The record that is being applied. ``index``: how many outputs it has had, those of timers that fired before it included.
-    ``emitted``: those of the callback that runs; none of them counts before it has returned."""
+    """The record that is being applied.
+
+    ``index``: number of its outputs, with those of earlier timers. ``emitted``: outputs of the running callback, which count
+    after it returns.
+    """
 
     offset: int = -1
     index: int = 0
@@ -58,7 +61,7 @@ class _Source:
 
 @dataclass(slots=True)
 class Applied:
-    """What ``apply`` did. ``snapshots``: to be stored, in order. ``count``: records applied."""
+    """Result of ``apply``. ``snapshots``: to be stored in order. ``count``: applied records."""
 
     count: int = 0
     snapshots: list[Snapshot] = field(default_factory=list)
@@ -123,7 +126,7 @@ class ServiceMachine:
     # ---- life ------------------------------------------------------------------------------------------------------------
     @property
     def starts_in_thread(self) -> bool:
-        """Whether ``start`` may be called in another thread, with all other calls behind it."""
+        """Whether ``start`` may run in another thread before all other calls."""
         return self._service.starts_in_thread
 
     def start(self, snapshot: Snapshot | None) -> None:
@@ -150,7 +153,7 @@ class ServiceMachine:
             self._service.on_start(None if snapshot is None else snapshot.whole().state)
 
     def change_role(self, role: Role, leader_epoch: int) -> bool:
-        """Take a role; return whether it is another one (or the same in another LeaderEpoch), which the service is told."""
+        """Take a role. Return whether it differs from the old one (or has another LeaderEpoch), which the service is told."""
         if (role, leader_epoch) == (self.role, self.leader_epoch):
             return False
         self.role, self.leader_epoch = role, leader_epoch
@@ -160,8 +163,10 @@ class ServiceMachine:
 
     @property
     def ahead_ns(self) -> int:
-        """How far log time is ahead of the newest record's stamp: a leader's clock was that much ahead, and timers that were set since
-        wait that much longer. 0: it is not."""
+        """How far log time is ahead of the newest timestamp, because a leader's clock was ahead.
+
+        New timers wait longer by this time. 0: not ahead.
+        """
         return max(0, self.now_ns - self._stamp_ns) if self._stamp_ns else 0
 
     @property
@@ -207,7 +212,7 @@ class ServiceMachine:
         return done
 
     def skip_to(self, position: int) -> list[Snapshot]:
-        """There are no records below ``position`` any more (compaction); return the snapshots that this brings about."""
+        """Continue at ``position``, because compaction removed the records below it. Return the snapshots that are due."""
         done = Applied()
         if position > self.position:
             self.position = position
@@ -215,11 +220,11 @@ class ServiceMachine:
         return done.snapshots
 
     def skip(self, unit: Unit) -> None:
-        """It was decided to pass over ``unit``, which is not applied yet, by a record further on."""
+        """Skip ``unit``, which is not applied yet, because of a decision in a later record."""
         self._skips.add(unit)
 
     def _apply(self, record: Record) -> None:
-        """Most records come with no headers, no timer due and nothing to be passed over: those meet one call, the service's own."""
+        """Apply a record. Most have no headers, no due timer and no skip, so they need only one call."""
         now_ns = max(self.now_ns, record.timestamp_ns)
         passed_over, number = self._look_into(record) if record.headers else (False, None)
         if self._timers.due_ns <= now_ns:
@@ -244,7 +249,7 @@ class ServiceMachine:
                 self.outbox.trim()
 
     def _look_into(self, record: Record) -> tuple[bool, int | None]:
-        """Of a record with headers: whether no callback sees it, and the number of the effect that it ends."""
+        """Inspect a record with headers. Return whether no callback gets it, and the number of the effect that it completes."""
         number = effect_of(record, self.identity.service)
         if number is not None:
             return self.effects.get(number) is None, number  # it has its result, or is another service's
@@ -261,13 +266,16 @@ class ServiceMachine:
         self._service.on_effect_result(effect, record.value or b"")
 
     def _may_begin(self, record: Record) -> bool:
-        """Whether the first record says that the log begins with a version that the code can do; raises VersionError."""
+        """Return whether the first record says that the log begins with a version that the code supports.
+
+        Raises VersionError.
+        """
         version = decided_version(record, self.identity.service) if record.offset == 0 else None
         check_code(self.version, version or self.active_version, record.offset)
         return True
 
     def _upgrade(self, record: Record) -> None:
-        """Another version may be active from ``record`` on; raises VersionError when the code can't do it."""
+        """Activate another version from ``record`` on, if needed. Raise VersionError if the code does not support it."""
         version = decided_version(record, self.identity.service)
         if version is None or not follows(version, self.active_version, record.offset) or Unit(record.offset) in self._skips:
             return
@@ -276,7 +284,10 @@ class ServiceMachine:
         self._call(None, record, self._service.on_version, version)
 
     def _is_decided_by(self, record: Record) -> bool:
-        """Whether it is a decision, which no ``on_record`` sees. Raises DecisionMissedError for one about what is in the state."""
+        """Return whether the record is a decision, which ``on_record`` does not get.
+
+        Raise DecisionMissedError if it is about a record that the state contains.
+        """
         if not is_decision(record):
             return False
         unit = decided(record, self.identity.service)
@@ -285,7 +296,7 @@ class ServiceMachine:
         return True
 
     def _is_repeated(self, record: Record) -> bool:
-        """Whether it is a command that was answered before: it is answered the same, and nothing else comes of it."""
+        """Return whether it is a repeated command. It gets the same answer and has no other effect."""
         name = message_id_of(record) if self._answers else ""
         known = self._answers.get(name) if name else None
         if known is None:
@@ -322,7 +333,7 @@ class ServiceMachine:
                 self._call(name, record, self._service.on_timer, name)
 
     def _call(self, timer: str | None, record: Record, callback: Callable[[Any], object], argument: object) -> None:
-        """One callback, ``on_record`` or that of ``timer``: what it has emitted counts once it has returned."""
+        """Run one callback, ``on_record`` or that of ``timer``. Its outputs count after it returns."""
         source = self._source
         assert source is not None
         try:
@@ -367,7 +378,7 @@ class ServiceMachine:
 
     @property
     def boundary(self) -> int:
-        """Where the next snapshot is taken."""
+        """Position of the next snapshot."""
         return (self._snapshot_position // self._snapshot_every + 1) * self._snapshot_every
 
     def snapshot(self, position: int | None = None) -> Snapshot:
@@ -411,7 +422,7 @@ class ServiceMachine:
     # ---- queries ---------------------------------------------------------------------------------------------------------
     @property
     def takes_queries(self) -> bool:
-        """Whether the service has an ``on_query`` of its own."""
+        """Whether the service defines ``on_query``."""
         return type(self._service).on_query is not Service.on_query
 
     def query(self, body: bytes) -> bytes:
@@ -430,7 +441,7 @@ class ServiceMachine:
 
     # ---- what the service calls ------------------------------------------------------------------------------------------
     def emit(self, value: bytes, key: bytes | None, headers: Headers, to: str = "") -> None:
-        """One more output of the record that is being applied."""
+        """Add an output of the current record."""
         source = self._changing("emit")
         if to and self.routes is not None and to not in self.routes:
             raise ServiceFailedError(
@@ -466,7 +477,7 @@ class ServiceMachine:
         source.emitted.append(output)
 
     def reply(self, record: Record, value: bytes) -> None:
-        """Answer whoever sent the record that is being applied."""
+        """Answer the sender of the current record."""
         source = self._changing("reply")
         if record.offset != source.offset or source.reply is not None:
             raise ServiceFailedError("reply() was called too late or twice. Call it once, inside on_record, before it returns.")
@@ -475,7 +486,7 @@ class ServiceMachine:
         source.reply = value
 
     def effect(self, name: str, payload: bytes) -> None:
-        """Have something done in the world outside."""
+        """Request an action outside of the service."""
         if type(self._service).on_effect is Service.on_effect:
             raise ServiceFailedError("effect() was called, but the class has no on_effect. Define on_effect in the class.")
         if not isinstance(name, str) or not 0 < len(name.encode()) <= MAX_NAME_BYTES:
@@ -483,7 +494,7 @@ class ServiceMachine:
         self._ask("effect", _RequestedEffect(name, payload, None, is_offer=False))
 
     def offer(self, value: bytes, key: bytes | None) -> None:
-        """Have one more record in the input."""
+        """Add a record to the input."""
         self._ask("offer", _RequestedEffect("", value, key, is_offer=True))
 
     def _ask(self, what: str, asked: _RequestedEffect) -> None:
@@ -498,12 +509,12 @@ class ServiceMachine:
         source.asked.append(asked)
 
     def run_effect(self, effect: Effect) -> object:
-        """What the service's ``on_effect`` gives: bytes, None, or a coroutine of them. In a thread: it does not touch the state."""
+        """Return the result of ``on_effect``: bytes, None, or a coroutine. It runs in a thread and must not use the state."""
         return self._service.on_effect(effect)
 
     @property
     def next_timer_ns(self) -> int | None:
-        """Log time of the next timer; None: there is none."""
+        """Log time of the next timer, None without timers."""
         return self._timers.due_ns if len(self._timers) else None
 
     def set_timer(self, name: str, at_ns: int) -> None:
@@ -515,7 +526,7 @@ class ServiceMachine:
             raise ServiceFailedError(str(error)) from None
 
     def cancel_timer(self, name: str) -> None:
-        """Don't."""
+        """Cancel a timer."""
         self._changing("cancel_timer")
         self._timers.cancel(name)
 
@@ -550,7 +561,7 @@ def _same(state: bytes) -> bytes:
 
 
 def _checked(kind: type[Service], make: Callable[[], bytes]) -> Callable[[], bytes]:
-    """``make``, whose bytes the service's own ``check_snapshot`` has read back [S16]."""
+    """Return ``make`` with a check of its result by ``check_snapshot`` [S16]."""
 
     def made() -> bytes:
         state = make()

@@ -125,12 +125,12 @@ class Outbox:
 
     @property
     def first_kept(self) -> int:
-        """Number of the oldest output that is kept; ``output_count`` when none is."""
+        """Number of the oldest kept output, ``output_count`` without any."""
         return self._kept[0].number if self._kept else self.output_count
 
     @property
     def waiting_count(self) -> int:
-        """How many outputs are kept."""
+        """Number of kept outputs."""
         return len(self._kept)
 
     @property
@@ -140,13 +140,12 @@ class Outbox:
 
     @property
     def must_rewind(self) -> bool:
-        """Whether outputs that nobody has written were dropped, or are in the state only: they have to be produced again from an
-        earlier snapshot."""
+        """Whether unwritten outputs are not in memory any more. An earlier snapshot must produce them again."""
         return self.known and self.emitted_end < self.first_kept
 
     # ---- the state -------------------------------------------------------------------------------------------------------
     def restart(self, output_count: int, digest: bytes = b"") -> None:
-        """The state begins anew after ``output_count`` outputs, whose digest is ``digest``."""
+        """Restart the state after ``output_count`` outputs with the digest ``digest``."""
         self._kept.clear()
         self._kept_bytes = 0
         self.output_count = self._began_at = output_count
@@ -158,14 +157,14 @@ class Outbox:
         self.diverged = ""
 
     def compare_again(self) -> None:
-        """The log was cut: what was written since the state's beginning may be of records that are gone. Read it again."""
+        """Read the outputs again, because the log was truncated and some may belong to lost records."""
         self._samples.clear()
         self._last_read = (-1, b"")
         self.emitted_end = min(self.emitted_end, self.output_count)
         self.known = False
 
     def add(self, output: Output) -> None:
-        """Keep the next output, unless it is written already."""
+        """Keep the next output, unless it is already written."""
         number = output.number
         output.digest = self.digest = extended(self.digest, self.id_of(output), output.key, output.value, output.headers)
         self.output_count = number + 1
@@ -193,7 +192,7 @@ class Outbox:
 
     # ---- the output stream -----------------------------------------------------------------------------------------------
     def take(self, first_number: int, count: int) -> list[Output]:
-        """Up to ``count`` kept outputs from ``first_number`` on; none of a state that has diverged."""
+        """Return up to ``count`` kept outputs from ``first_number`` on. None if the state has diverged."""
         if self.diverged:
             return []
         skipped = first_number - self.first_kept
@@ -209,15 +208,17 @@ class Outbox:
             self._drop_first()
 
     def wrote(self, output: Output) -> None:
-        """This node's own append of ``output`` was acknowledged at its offset."""
+        """Note that the own append of ``output`` was acknowledged at its offset."""
         self._last_read = (output.number, output.digest)
         if self.known:
             self.compared_end = max(self.compared_end, output.number + 1)
         self.written(output.number + 1)
 
     def lost(self, end: int) -> None:
-        """The output stream ends at ``end``, below ``emitted_end``: what was written above was cut, by an unclean election of it. It
-        is written again (``must_rewind`` where it is kept no more)."""
+        """Note that the output stream ends at ``end`` after an unclean election.
+
+        Later outputs are written again (``must_rewind`` if they are not kept).
+        """
         self.emitted_end = end
         self.compared_end = min(self.compared_end, end)
         self._samples = {number: digest for number, digest in self._samples.items() if number < end}
@@ -225,8 +226,8 @@ class Outbox:
             self._last_read = (-1, b"")
 
     def starts_at(self, log_start_offset: int, end_offset: int) -> None:
-        """The output stream begins at ``log_start_offset``: what is below was written; also what the state began with, up to
-        ``end_offset``."""
+        """Note that the output stream starts at ``log_start_offset``: earlier outputs are written, as are those before the
+        state's beginning up to ``end_offset``."""
         self.written(max(log_start_offset, min(end_offset, self._began_at)))
 
     def proof_at(self, log_start_offset: int, end_offset: int) -> int | None:
@@ -283,14 +284,14 @@ class Outbox:
         self.written(number + 1)
 
     def _sample(self, number: int, digest: bytes) -> None:
-        """The newest always; of the others every second when there are too many."""
+        """Keep the newest digest. If there are too many, keep every second one of the others."""
         self._samples[number] = digest
         if len(self._samples) > MAX_SAMPLES:
             for other in list(self._samples)[:-1:2]:
                 del self._samples[other]
 
     def _digest_in(self, record: Record, number: int) -> bytes:
-        """The digest that the record carries, b"" for one of a version that wrote none; OutputConflictError for what is not ours."""
+        """Return the digest in the record, b"" from an older version. Raise OutputConflictError for a foreign record."""
         headers = dict(record.headers)
         said = _id_in(record)
         whose = headers.get(OUTPUT_SERVICE, b"").decode(errors="replace")
@@ -321,7 +322,7 @@ class Outbox:
         return f"{self.source}/{output.offset}/{output.index}"
 
     def headers_of(self, output: Output) -> list[tuple[str, bytes]]:
-        """What the output's record carries: its own headers and ours, by name."""
+        """Return the headers of the output's record: its own and those of liftpy."""
         ours = [
             (OUTPUT_ID, self.id_of(output).encode()),
             (OUTPUT_NUMBER, b"%d" % output.number),

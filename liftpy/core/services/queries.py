@@ -40,7 +40,7 @@ PATIENCE_S = 2.0
 
 @dataclass(slots=True, eq=False)
 class Query:
-    """One that waits. ``position``: the state must hold every record below it; None: not known yet."""
+    """One waiting query. ``position``: the state must have all records below it. None: not known yet."""
 
     body: bytes
     reply: str
@@ -65,7 +65,7 @@ class QueryDesk:
         return len(self._waiting)
 
     def take(self, query: Query) -> bool:
-        """Have it wait; False: there are too many."""
+        """Add a waiting query. Return False if there are too many."""
         if len(self._waiting) >= self._max_queries or self._waiting_bytes + len(query.body) > self._max_bytes:
             return False
         self._waiting[query] = None
@@ -73,7 +73,7 @@ class QueryDesk:
         return True
 
     def without_position(self) -> list[Query]:
-        """Those for which the leader has to be asked. Its answer to a question that leaves later than this is right for them."""
+        """Return the queries that need the position of the leader. An answer to a later request is valid for them."""
         return [query for query in self._waiting if query.position is None]
 
     def placed(self, queries: list[Query], position: int) -> None:
@@ -82,15 +82,15 @@ class QueryDesk:
             query.position = position
 
     def ready(self, position: int) -> list[Query]:
-        """Those that a state with every record below ``position`` can answer; they wait no more."""
+        """Remove and return the queries that a state up to ``position`` can answer."""
         return self._gone([query for query in self._waiting if query.position is not None and query.position <= position])
 
     def expired(self, now_s: float) -> list[Query]:
-        """Those that have waited too long; they wait no more."""
+        """Remove and return the queries that waited too long."""
         return self._gone([query for query in self._waiting if now_s - query.arrived_s >= self._patience_s])
 
     def drop(self, queries: list[Query]) -> list[Query]:
-        """Those of ``queries`` that still waited; they wait no more."""
+        """Remove and return those of ``queries`` that still waited."""
         return self._gone([query for query in queries if query in self._waiting])
 
     def _gone(self, queries: list[Query]) -> list[Query]:
@@ -101,7 +101,7 @@ class QueryDesk:
 
 
 def position_in(header: str | None) -> int | None:
-    """What ``AT_LEAST_HEADER`` says; None: nothing. Raises QueryFailedError for anything but an offset."""
+    """Return the offset in ``AT_LEAST_HEADER``, None without it. Raise QueryFailedError if it is invalid."""
     if header is None:
         return None
     if not (header.isascii() and header.isdigit() and len(header) <= 19):

@@ -1,4 +1,4 @@
-"""Replies: what a service answers to who sent a command, and what a repeated command is answered. Pure.
+"""Replies of a service to the sender of a command, and the answers to repeated commands. Pure.
 
 Goal: who sends a command is told what became of it, by the service itself, once that can't change any more; a command that is sent
 again, because no answer came, has no second effect and gets the same answer. Constraint: the one who answers may die before, between
@@ -44,8 +44,11 @@ _ENTRY = struct.Struct("<QHI")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One answer. ``to``: the requester's inbox, None where it named none. ``offset``: of the record; ``error``: a code where it is
-    no answer of the service. ``output_count``: outputs that have to be written before it leaves."""
+    """One reply.
+
+    ``to``: inbox of the requester, None without one. ``offset``: of the record. ``error``: error code, '' for a reply of the
+    service. ``output_count``: outputs to write before the reply is sent.
+    """
 
     offset: int
     to: str | None
@@ -57,7 +60,7 @@ class Reply:
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes in memory."""
+        """Approximate memory use, in bytes."""
         return len(self.value) + len(self.to or "") + _OVERHEAD_BYTES
 
 
@@ -78,12 +81,12 @@ class ReplyDesk:
         return len(self._kept)
 
     def restart(self) -> None:
-        """The state begins anew: what is made again is kept again, but what has left."""
+        """Restart the state. Replies that are made again are kept, except those that were sent."""
         self._kept.clear()
         self._kept_bytes = 0
 
     def add(self, reply: Reply) -> None:
-        """Keep it, where somebody waits for it; the oldest go beyond the bounds."""
+        """Keep a reply if it has a receiver. Beyond the limits the oldest are dropped."""
         if reply.to is None or (reply.leader_epoch, reply.offset) <= self._sent:
             return
         self._kept.append(reply)
@@ -103,7 +106,7 @@ class ReplyDesk:
         return self._kept[0]
 
     def sent(self, reply: Reply) -> None:
-        """It has left."""
+        """Note that the reply was sent."""
         self._sent = max(self._sent, (reply.leader_epoch, reply.offset))
         if self._kept and self._kept[0] is reply:
             self._drop_first()
@@ -114,7 +117,7 @@ class ReplyDesk:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the command of one message id was answered, by the record at ``offset``."""
+    """Answer to the command with one message id, by the record at ``offset``."""
 
     offset: int
     message_id: str
@@ -122,7 +125,7 @@ class Answer:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in a snapshot."""
+        """Size in a snapshot, in bytes."""
         return _ENTRY.size + len(self.message_id.encode()) + len(self.value)
 
 
@@ -143,7 +146,7 @@ class AnswerTable:
         return len(self._by_id)
 
     def get(self, message_id: str) -> Answer | None:
-        """Of a command that was replied to."""
+        """Return the answer to a command that was answered before."""
         return self._by_id.get(message_id)
 
     def add(self, answer: Answer) -> None:
@@ -154,7 +157,7 @@ class AnswerTable:
             self._size_bytes -= self._by_id.pop(next(iter(self._by_id))).size_bytes
 
     def encode(self) -> bytes:
-        """For a snapshot, the oldest first: (u64 offset, u16 size of the id, u32 size of the value, id, value) each."""
+        """Return the bytes for a snapshot, oldest first: u64 offset, u16 id size, u32 value size, id, value for each."""
         parts: list[bytes] = []
         for answer in self._by_id.values():
             name = answer.message_id.encode()
@@ -163,7 +166,7 @@ class AnswerTable:
 
 
 def decode_answers(data: bytes) -> AnswerTable:
-    """What ``AnswerTable.encode`` wrote; raise CorruptionError for anything else."""
+    """Decode the result of ``AnswerTable.encode``. Raise CorruptionError if it is invalid."""
     found: list[Answer] = []
     place = 0
     try:
@@ -186,7 +189,7 @@ def decode_answers(data: bytes) -> AnswerTable:
 
 
 def message_id_of(record: Record) -> str:
-    """Of a command; "" for none."""
+    """Return the message id of a command, "" without one."""
     for name, value in record.headers:
         if name == MESSAGE_ID and len(value) <= MAX_ID_BYTES:
             try:

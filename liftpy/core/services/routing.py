@@ -31,7 +31,7 @@ _NOT_COPIED = frozenset({OUTPUT_DIGEST, OUTPUT_TO})
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What is emitted ``to`` ``name`` goes to ``stream``."""
+    """Route of a service: outputs that are emitted ``to`` ``name`` are written to ``stream``."""
 
     name: str
     stream: str
@@ -39,7 +39,7 @@ class Route:
 
 @dataclass(slots=True)
 class Place:
-    """One partition that a route writes to. ``end_offset``: exclusive; ``last_number``: of the newest output there, -1: none."""
+    """One target partition of a route. ``end_offset``: exclusive. ``last_number``: newest output there, -1 for none."""
 
     end_offset: int = 0
     last_number: int = -1
@@ -48,7 +48,10 @@ class Place:
 
 
 def partitions_of(partition: int, instances: int, partitions: int, route: Route) -> tuple[int, ...]:
-    """Those of ``route.stream`` that instance ``partition`` of ``instances`` writes to. ConfigError if they can't be shared evenly."""
+    """Return the partitions of ``route.stream`` that instance ``partition`` of ``instances`` writes to.
+
+    Raise ConfigError if they cannot be divided evenly.
+    """
     if partitions % instances:
         raise ConfigError(
             f"--route {route.name}={route.stream}: {partitions} partitions cannot be shared by {instances} "
@@ -58,7 +61,7 @@ def partitions_of(partition: int, instances: int, partitions: int, route: Route)
 
 
 def place_of(key: bytes | None, places: Sequence[int]) -> int:
-    """In which of ``places`` an output with ``key`` belongs."""
+    """Return the index in ``places`` for an output with ``key``."""
     return places[partition_of(key, len(places))] if key is not None else places[0]
 
 
@@ -75,12 +78,15 @@ def sort_in(records: Iterable[Record], route: Route, places: dict[int, Place]) -
 
 
 def headers_of(record: Record) -> Pairs:
-    """What the copy of an output carries: everything but where it was to go, and the digest of the sequence."""
+    """Return the headers of an output's copy: all except the route and the digest."""
     return tuple((name, value) for name, value in record.headers if name not in _NOT_COPIED)
 
 
 def number_of(record: Record, source: str, service: str, route: Route) -> int:
-    """The number of the output whose copy ``record`` is. Raises OutputConflictError for what this service has not copied."""
+    """Return the number of the output that ``record`` is a copy of.
+
+    Raise OutputConflictError if this service did not write it.
+    """
     said, number = record.header(OUTPUT_ID, b"") or b"", record.header(OUTPUT_NUMBER, b"") or b""
     whose = record.header(OUTPUT_SERVICE)
     if not said.startswith(f"{source}/".encode()) or whose not in (None, service.encode()) or not number.isdigit():

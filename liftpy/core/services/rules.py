@@ -1,4 +1,4 @@
-"""What can be said of a service's class before its first record: async callbacks, outputs without a stream, wrong parameters. Pure.
+"""Checks the class of a service before its first record: async callbacks, outputs without a stream, wrong parameters. Pure.
 
 A rule that is broken later is found by one node, at one record, perhaps months after the start. So whatever can be seen in the class
 is refused when it is loaded, with what to do.
@@ -59,14 +59,14 @@ def check_class(service: type[Service]) -> None:
 
 
 def is_asynchronous(callback: object) -> bool:
-    """Whether what it returns would have to be awaited, or iterated over."""
+    """Return whether the callback is a coroutine function or a generator."""
     return any(
         asks(callback) for asks in (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
     )
 
 
 def check_outputs(service: type[Service], output_stream: str) -> None:
-    """Raise ConfigError where it emits and there is no stream for it."""
+    """Raise ConfigError if the service emits outputs but has no output stream."""
     if output_stream or service.emits is False:
         return
     if service.emits or names_emit(service):
@@ -78,7 +78,7 @@ def check_outputs(service: type[Service], output_stream: str) -> None:
 
 
 def names_emit(service: type[Service]) -> bool:
-    """Whether code of the class names ``emit``; what it inherits counts, and what it overrides where it calls ``super``."""
+    """Return whether the class uses ``emit``, including inherited code."""
     own = [base for base in service.__mro__ if base not in Service.__mro__]
     names = {name for base in own for name in vars(base)}
     return any("emit" in code.co_names for name in names for code in _codes(own, name))
@@ -108,7 +108,7 @@ def _with_nested(code: CodeType) -> Iterator[CodeType]:
 
 # ---- parameters ----------------------------------------------------------------------------------------------------------
 def check_parameters(service: type[Service], given: Mapping[str, Any]) -> None:
-    """Raise ConfigError unless ``__init__`` takes ``given`` as keywords, and needs nothing else."""
+    """Raise ConfigError unless ``__init__`` accepts the keywords ``given`` and needs no others."""
     signature = inspect.signature(service)
     try:
         signature.bind(**given)
@@ -120,7 +120,10 @@ def check_parameters(service: type[Service], given: Mapping[str, Any]) -> None:
 
 
 def parameters_digest(service: type[Service], given: Mapping[str, Any]) -> bytes:
-    """Of what differs from the defaults; b"" for nothing. Raises ConfigError for what is not JSON, or too much."""
+    """Return the digest of the parameters that differ from the defaults, b"" for none.
+
+    Raise ConfigError if they are not JSON or too large.
+    """
     known = inspect.signature(service).parameters
     told = {name: value for name, value in given.items() if name not in known or known[name].default != value}
     if not told:

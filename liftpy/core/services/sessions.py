@@ -1,4 +1,4 @@
-"""The services registered beside one replica, as its sidecar keeps them: who plays which role, and who a promotion waits for. Pure.
+"""Services that are registered beside one replica: their roles, and which of them a promotion waits for. Pure.
 
 Goal: a service is LEADER only beside the partition's leader, after the promotion, and after it has replayed the log up to what
 was committed when it began; a promotion waits for the services beside the candidate. Constraint: a service that hangs must
@@ -173,13 +173,13 @@ class _Gone:
 
     @property
     def reason(self) -> str:
-        """In words, never ''."""
+        """Reason in words, never ''."""
         return self.problem or _IN_WORDS[self.ending]
 
 
 @dataclass(slots=True)
 class _Gate:
-    """A promotion that waits. ``names``: services that were registered when it began."""
+    """A waiting promotion. ``names``: services that were registered at its start."""
 
     leader_epoch: int
     stop_position: int
@@ -195,7 +195,10 @@ class _Gate:
 
 
 class ServiceSessions:
-    """All services beside one replica. ``now_ns`` is monotonic; ``first_ack_id``: above those of earlier processes of the node."""
+    """All services beside one replica.
+
+    ``now_ns`` is monotonic. ``first_ack_id``: above the ids of earlier processes of the node.
+    """
 
     def __init__(
         self,
@@ -314,7 +317,7 @@ class ServiceSessions:
             session.excused, session.has_caught_up = False, True
 
     def expire(self, now_ns: int) -> list[Ended]:
-        """Forget the services whose heartbeats have ceased. A promotion that waits for one goes on waiting, and fails."""
+        """Forget services without heartbeats. A promotion that waits for one of them fails."""
         late = [session for session in self._sessions.values() if now_ns >= session.expires_ns]
         return [ended for session in late for ended in self._forget(session, now_ns, SILENT)]
 
@@ -335,11 +338,11 @@ class ServiceSessions:
 
     @property
     def expires_ns(self) -> int:
-        """When the first of them is forgotten, unless it is heard; there is one."""
+        """Time at which the first service expires without a heartbeat. There must be a service."""
         return min(session.expires_ns for session in self._sessions.values())
 
     def condition(self, service: str) -> tuple[object, ...]:
-        """What others are to hear of soon, where it changes."""
+        """Return the state that other nodes should learn soon after a change."""
         session = self._sessions.get(service)
         if session is None:
             return ()
@@ -359,26 +362,26 @@ class ServiceSessions:
         return [self._join_log(session, view)]
 
     def digests(self) -> dict[str, tuple[int, dict[int, bytes]]]:
-        """Of every service that is registered here: its life, and position -> digest of its newest snapshots."""
+        """Return, for each registered service, its session and position -> digest of its newest snapshots."""
         return {name: (session.life, session.digests) for name, session in self._sessions.items()}
 
     def agree(self, service: str, snapshots: Mapping[int, tuple[bytes, int]]) -> None:
-        """Other nodes have stored these: position -> (digest, nodes); told to a service that looks for one."""
+        """Add snapshots of other nodes: position -> (digest, nodes). A service that searches for one is informed."""
         if service in self._sessions:
             told = (pb.AgreedSnapshot(position=at, digest=digest, nodes=nodes) for at, (digest, nodes) in snapshots.items())
             self._sessions[service].agreed = tuple(told)
 
     def versions(self) -> dict[str, int]:
-        """Of the code of every service that is registered here."""
+        """Return the code version of each registered service."""
         return {name: session.version for name, session in self._sessions.items()}
 
     def can_do(self, service: str, version: int) -> None:
-        """The code beside all replicas can do ``version``; 0: not known of all."""
+        """Note that the code beside all replicas supports ``version``, 0 if it is unknown."""
         if service in self._sessions:
             self._sessions[service].lowest_version = version
 
     def differs(self, service: str, difference: Difference | None) -> list[Effect]:
-        """Its state is compared with those beside other nodes; None: it does not differ."""
+        """Note the comparison of its state with other nodes, None for no difference."""
         session = self._sessions.get(service)
         if session is None:
             return []
@@ -391,13 +394,13 @@ class ServiceSessions:
         return [Tell(session.inbox, refusal)]
 
     def wellbeing(self) -> dict[str, Wellbeing]:
-        """How every service is that is or was registered here."""
+        """Return the state of each service that is or was registered here."""
         found = {name: Wellbeing(gone.failed_at, False) for name, gone in self._gone.items()}
         return found | {name: Wellbeing(s.position, not s.failing) for name, s in self._sessions.items()}
 
     # ---- what the replica does ---------------------------------------------------------------------------------------------
     def replay(self, view: ReplicaView, now_ns: int) -> list[Effect]:
-        """A candidate begins its replay: its services replay too. Answered by Replayed, at once when there are none to wait for."""
+        """Begin the replay of a candidate: its services replay, too. The answer is Replayed, at once without services."""
         stop_position = view.high_watermark + 1
         names = frozenset(name for name, s in self._sessions.items() if s.has_caught_up and not (s.excused or s.failing))
         began = {name: self._sessions[name].position for name in names}
@@ -408,11 +411,11 @@ class ServiceSessions:
 
     @property
     def waits_until_ns(self) -> int | None:
-        """Call ``lose_patience`` then; None: no promotion waits."""
+        """Time at which to call ``lose_patience``, None if no promotion waits."""
         return self._gate.ends_ns if self._gate is not None else None
 
     def lose_patience(self, now_ns: int) -> list[Effect]:
-        """The promotion goes on without services that are slow.
+        """Continue the promotion without slow services.
 
         One that hangs (nothing applied since) or is gone fails it, once: on another node it may be well.
         """
@@ -519,8 +522,8 @@ class ServiceSessions:
         )
 
     def report(self, high_watermark: int) -> list[dict[str, object]]:
-        """For status: ``position`` and ``lag`` in records, ``output_backlog`` in outputs, ``since_*_s`` None where there was no such
-        thing, and what a promotion waits for."""
+        """Return values for the status: ``position`` and ``lag`` in records, ``output_backlog`` in outputs, ``since_*_s`` (None
+        if it never happened), and what a promotion waits for."""
         waiting = self._gate.names if self._gate is not None else frozenset()
         return [
             {
@@ -549,11 +552,11 @@ class ServiceSessions:
 
     @property
     def has_any(self) -> bool:
-        """Whether there is one, or was."""
+        """Whether there is or was a service."""
         return bool(self._sessions or self._gone)
 
     def ended(self, now_ns: int) -> list[Ended]:
-        """The services that have ended within ``shown_ns``, that nobody has stopped, and that have not come back; newest first."""
+        """Return the services that ended within ``shown_ns`` without a request and did not come back, newest first."""
         return [
             Ended(name, gone.ending, gone.reason)
             for name, gone in reversed(self._gone.items())
@@ -561,7 +564,10 @@ class ServiceSessions:
         ]
 
     def gone(self, high_watermark: int, now_ns: int) -> list[dict[str, object]]:
-        """For status: those that were registered here since the node began, the last ``MAX_SERVICES``; the longest gone first."""
+        """Return the last ``MAX_SERVICES`` missing services since the node began, for the status.
+
+        Those missing the longest come first.
+        """
         return [
             {
                 "service": name,

@@ -1,4 +1,4 @@
-"""Which snapshot of another node's service a service begins from that has none of its own. Pure.
+"""Chooses the snapshot of another node for a service that has none of its own. Pure.
 
 Goal: a node that is new, or has lost its snapshots, goes on although the log begins later than any state that it has. Constraint: what
 a process says on NATS proves nothing, and the process that gives a snapshot may have diverged.
@@ -31,7 +31,7 @@ _SAID_BYTES = 200
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A snapshot beside ``node``. ``size_bytes``: of its file."""
+    """Snapshot that ``node`` offers. ``size_bytes``: size of its file."""
 
     node: str
     position: int
@@ -51,7 +51,7 @@ class SnapshotRange:
 
 @dataclass(slots=True)
 class PeerSearch:
-    """What is known while one process looks for a snapshot. ``barred``: digests of those that were of no use."""
+    """State of the search for a snapshot. ``barred``: digests of useless snapshots."""
 
     barred: frozenset[bytes] = frozenset()
     _offers: dict[str, tuple[Offer, ...]] = field(default_factory=dict)
@@ -63,22 +63,22 @@ class PeerSearch:
     _said: dict[str, str] = field(default_factory=dict)
 
     def agreed(self, snapshots: Mapping[int, tuple[bytes, int]]) -> None:
-        """What the sidecar says: position -> (digest, nodes)."""
+        """Set the snapshots that the sidecar reports: position -> (digest, nodes)."""
         known = self._agreed | {at: told for at, told in snapshots.items() if len(told[0]) == DIGEST_SIZE_BYTES and told[1] > 0}
         self._agreed = {at: known[at] for at in sorted(known)[-MAX_AGREED:]}
 
     def offered(self, node: str, offers: Iterable[Offer]) -> None:
-        """What ``node`` has now; what broke off there is tried again."""
+        """Set the offers of ``node``. Failed downloads from it may be retried."""
         self._offers[node] = tuple(offers)[:MAX_OFFERS]
         self._failed = {offer for offer in self._failed if offer.node != node}
         self.said(node, f"offers {', '.join(str(offer.position) for offer in self._offers[node]) or 'no snapshot'}")
 
     def said(self, node: str, what: str) -> None:
-        """For whoever reads why nothing was found."""
+        """Note an answer of ``node`` for the explanation."""
         self._said[node] = what[:_SAID_BYTES]
 
     def best(self, reach: SnapshotRange) -> Offer | None:
-        """What to take next; None: nothing that is offered will do."""
+        """Return the best offer, None if none is usable."""
         found = [offer for offers in self._offers.values() for offer in offers if self._will_do(offer, reach)]
         return max(found, key=self._rank, default=None)
 
@@ -97,14 +97,14 @@ class PeerSearch:
         return min(self._agreed[offer.position][1], _CERTAIN), offer.position, offer.node
 
     def failed(self, offer: Offer, why: str, *, lies: bool = False) -> None:
-        """It could not be had; ``lies``: or is not what it was said to be."""
+        """Note a failed download. ``lies``: the content was not what was offered."""
         self._failed.add(offer)
         if lies:
             self._lies.add((offer.node, offer.digest))
         self.said(offer.node, f"the snapshot at {offer.position}: {why}")
 
     def explain(self, reach: SnapshotRange) -> str:
-        """What was tried, for an error."""
+        """Return what was tried, for an error text."""
         if not self._said:
             return "there is no other node to ask"
         agreed = ", ".join(str(at) for at in self._agreed if reach.lowest <= at <= reach.highest)

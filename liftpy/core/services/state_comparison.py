@@ -1,4 +1,4 @@
-"""Whether the services beside all replicas have the same state: their snapshots at the same position are the same bytes. Pure.
+"""Checks whether the services on all nodes have the same state, by comparing their snapshots at the same position. Pure.
 
 Goal: a service that is not deterministic is found although it emits nothing by which it would be. Constraint: no node knows which state
 is right; two against one is all that there is to go by.
@@ -29,7 +29,7 @@ DIGEST_SIZE_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A snapshot at ``position`` that differs. ``nodes``: whose are others; ``diverged``: more of them agree than with this one."""
+    """A different snapshot at ``position``. ``nodes``: nodes with the other one. ``diverged``: this one is in the minority."""
 
     position: int
     nodes: tuple[str, ...]
@@ -47,7 +47,7 @@ class Difference:
 
 @dataclass(slots=True)
 class Agreement:
-    """What is known of one service's snapshots."""
+    """Known snapshots of one service."""
 
     _told: dict[str, dict[int, bytes]] = field(default_factory=dict)
     _lives: dict[str, int] = field(default_factory=dict)

@@ -33,26 +33,26 @@ _ACTIVE = struct.Struct("<I")
 
 
 class VersionError(ConfigError):
-    """The code of the service is too old, or too new, for where its log is. Blame: the operator, who starts another version of it."""
+    """The code of the service is too old or too new for its log. Start another version of the service."""
 
     code = "SERVICE_VERSION"
 
 
 @dataclass(frozen=True, slots=True)
 class VersionDecision:
-    """From its record on, ``version`` is active. ``leader_epoch``: in which the service beside the leader decided it."""
+    """Decision that ``version`` is active from its record on. ``leader_epoch``: LeaderEpoch of the deciding service."""
 
     service: str
     version: int
     leader_epoch: int
 
     def headers(self) -> Pairs:
-        """What makes a record such a decision."""
+        """Return the headers that mark a record as this decision."""
         return ((SERVICE_VERSION, f"{self.service}/{self.version}/{self.leader_epoch}".encode()),)
 
 
 def decided_version(record: Record, service: str) -> int | None:
-    """The version that ``record`` says ``service`` has from here on; None: it says nothing that counts."""
+    """Return the version that ``record`` activates for ``service``, None if it is no valid decision."""
     for name, value in record.headers:
         if name != SERVICE_VERSION:
             continue
@@ -68,7 +68,7 @@ def decided_version(record: Record, service: str) -> int | None:
 
 
 def follows(version: int, active: int, offset: int) -> bool:
-    """Whether a decision at ``offset`` makes ``version`` the active one."""
+    """Return whether a decision at ``offset`` activates ``version``."""
     return version > active and (version == active + 1 or offset == 0)
 
 
@@ -92,7 +92,7 @@ def encoded(active: int) -> bytes:
 
 
 def from_section(content: bytes) -> int:
-    """What ``encoded`` was given. Raises VersionError."""
+    """Decode the version in a snapshot. Raises VersionError."""
     if not content:
         return FIRST
     active = int(_ACTIVE.unpack(content)[0]) if len(content) == _ACTIVE.size else 0
@@ -106,19 +106,19 @@ def from_section(content: bytes) -> int:
 
 @dataclass(slots=True)
 class CodeVersions:
-    """What the processes of services beside all replicas can do, as one sidecar hears it. Monotonic ns."""
+    """Versions that the service code on all nodes supports, as one sidecar knows them. Times are monotonic ns."""
 
     _told: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     """(Service, node) -> (version, when)."""
 
     def told(self, service: str, node: str, version: int, now_ns: int) -> None:
-        """The code beside ``node`` can do ``version``."""
+        """Note that the code on ``node`` supports ``version``."""
         if len(self._told) >= _MAX_TOLD and (service, node) not in self._told:
             self._told = {who: told for who, told in self._told.items() if now_ns - told[1] <= _BELIEVED_S * NS_PER_S}
         if len(self._told) < _MAX_TOLD or (service, node) in self._told:
             self._told[service, node] = (version, now_ns)
 
     def lowest(self, service: str, nodes: Iterable[str], now_ns: int) -> int:
-        """What the code beside all of ``nodes`` can do; 0: it is not known of one of them."""
+        """Return the version that the code on all ``nodes`` supports, 0 if one is unknown."""
         found = [self._told.get((service, node), (0, 0)) for node in nodes]
         return min((version if now_ns - at_ns <= _BELIEVED_S * NS_PER_S else 0 for version, at_ns in found), default=0)

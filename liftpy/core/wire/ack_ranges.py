@@ -20,7 +20,10 @@ _FASTER = 4
 
 
 def run_end(replies: Sequence[bytes], start: int, end: int) -> int:
-    """Where the run that begins with the reply at ``start`` ends, exclusive, at most at ``end``; ``start`` + 1 where it is none."""
+    """Return the exclusive end of the run that begins at ``start``, at most ``end``.
+
+    It is ``start`` + 1 if no run begins there.
+    """
     inbox, number = counted(replies[start])
     if number < 0:
         return start + 1

@@ -49,30 +49,36 @@ def compress(body: bytes, codec: Codec) -> bytes:
 
 
 def decompress(stored: memoryview, codec: Codec, size_bytes: int) -> bytes:
-    """The ``size_bytes`` that ``stored`` stands for. Raises CorruptionError if it stands for more or fewer, or for nothing."""
+    """Return the decompressed bytes. Raise CorruptionError unless they are exactly ``size_bytes``."""
     try:
         if codec is Codec.LZ4:
             if size_bytes > len(stored) * _LZ4_RATIO + _LZ4_SLACK_BYTES:
-                raise CorruptionError(f"{len(stored)} bytes of LZ4 data cannot expand to {size_bytes} bytes")
+                raise CorruptionError(
+                    f"{len(stored)} bytes of LZ4 data cannot expand to {size_bytes} bytes. Read it from another replica."
+                )
             body = bytes(lz4.block.decompress(stored, uncompressed_size=size_bytes))
         else:
             body = _zstd(stored, size_bytes)
     except (lz4.block.LZ4BlockError, zstandard.ZstdError, ValueError, MemoryError) as error:
-        raise CorruptionError(f"cannot decompress: {error}") from None
+        raise CorruptionError(f"cannot decompress: {error}. Read it from another replica.") from None
     if len(body) != size_bytes:
-        raise CorruptionError(f"decompressed to {len(body)} bytes or more, but the header says {size_bytes}")
+        raise CorruptionError(
+            f"decompressed to {len(body)} bytes or more, but the header says {size_bytes}. Read it from another replica."
+        )
     return body
 
 
 def _zstd(stored: memoryview, size_bytes: int) -> bytes:
-    """Of a frame that names its size all, if it is that size; of one that does not, ``size_bytes`` and one more at most."""
+    """Decompress a zstd frame to at most ``size_bytes`` + 1 bytes, so that the caller notices a frame that is too long."""
     named = zstandard.frame_content_size(stored)
     reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
     if named < 0:
         with reader.stream_reader(stored) as stream:
             return stream.read(size_bytes + 1)
     if named != size_bytes:
-        raise CorruptionError(f"the compressed frame says {named} bytes, but the header says {size_bytes}")
+        raise CorruptionError(
+            f"the compressed frame says {named} bytes, but the header says {size_bytes}. Read it from another replica."
+        )
     return reader.decompress(stored, max_output_size=size_bytes)
 
 
@@ -125,12 +131,12 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_compacted(self) -> bool:
-        """Whether compaction has dropped records of it: it holds fewer than it has offsets."""
+        """Whether compaction removed records of the batch: it has fewer records than offsets."""
         return self.record_count <= self.last_offset_delta or self.is_remains
 
     @property
     def is_remains(self) -> bool:
-        """Whether it is what compaction left of a producer's last batch: its stamps and its note, and no record of an application."""
+        """Whether compaction removed all records of a producer's last batch. Its stamps and its note remain."""
         return self.control and self.producer_id != 0
 
 
@@ -199,7 +205,7 @@ class BatchTooLargeError(ValueError):
 
 
 class RecordBatch:
-    """A view of one batch in a buffer: nothing is copied before a column is asked for, and none when it is uncompressed."""
+    """View of one batch in a buffer. It copies nothing before a column is used, and never copies uncompressed columns."""
 
     __slots__ = ("__dict__", "header", "on_damage", "view")
     arrived_ns = 0
@@ -214,7 +220,7 @@ class RecordBatch:
 
     @property
     def base_offset(self) -> int:
-        """Offset of the first record (before compaction; the first one kept may be later)."""
+        """Offset of the first record before compaction. The first remaining record may have a larger offset."""
         return self.header.base_offset
 
     @property
@@ -229,7 +235,7 @@ class RecordBatch:
 
     @property
     def record_count(self) -> int:
-        """How many records the batch holds; 0 in a filler, which compaction leaves where it dropped whole batches."""
+        """Number of records. 0 for a filler, which compaction leaves where it removed whole batches."""
         return self.header.record_count
 
     @property
@@ -239,12 +245,15 @@ class RecordBatch:
 
     @property
     def timestamp_ns(self) -> int:
-        """The leader's wall clock when it sequenced the batch; that of other nodes while its own is in doubt and they agree."""
+        """Wall-clock time at which the leader appended the batch, in nanoseconds since 1970.
+
+        The leader uses the time of other nodes while it does not trust its own clock.
+        """
         return self.header.timestamp_ns
 
     @cached_property
     def columns(self) -> ColumnSet:
-        """The columns, decompressed if need be; CorruptionError when they don't fit their header."""
+        """Return the decompressed columns. Raise CorruptionError if they do not match their header."""
         try:
             return self._decoded()
         except CorruptionError as error:
@@ -255,11 +264,14 @@ class RecordBatch:
     def _decoded(self) -> ColumnSet:
         columns = decode_columns(self.body(), self.header.record_count, Columns(self.header.column_bits))
         if columns.deltas is not None and int(columns.deltas[-1]) > self.header.last_offset_delta:
-            raise CorruptionError(f"The batch at offset {self.base_offset} is damaged: it has a record beyond its last offset.")
+            raise CorruptionError(
+                f"The batch at offset {self.base_offset} is damaged: it has a record beyond its last "
+                "offset. Read it from another replica."
+            )
         return columns
 
     def body(self) -> memoryview:
-        """The body before compression; CorruptionError when it is not what the header says."""
+        """Return the decompressed body. Raise CorruptionError if it does not match its header."""
         stored = self.view[HEADER_SIZE_BYTES:]
         if self.header.codec is Codec.NONE:
             return stored
@@ -285,7 +297,7 @@ class RecordBatch:
         return self.columns.values.to_list()
 
     def keys(self) -> list[bytes | None]:
-        """The keys as Python objects, all None where there is no key column."""
+        """Return the keys as Python objects. All are None without a key column."""
         return self.columns.keys.to_list() if self.columns.keys is not None else [None] * self.record_count
 
     def replies(self) -> list[str | None]:
@@ -296,7 +308,7 @@ class RecordBatch:
         return [None if r is None else r.decode("utf-8", "surrogateescape") for r in replies.to_list()]
 
     def records(self) -> Iterator[Record]:
-        """The records one by one, for users' callbacks only: everything else works on columns."""
+        """Iterate over the records one by one. Use it for user callbacks only: all other code works on columns."""
         columns = self.columns
         values = self.values()
         rows = zip(
@@ -417,7 +429,7 @@ def build_batch(
     control: bool = False,
     note: bytes = b"",
 ) -> bytes:
-    """One sealed batch: ``encode_body``, then ``seal``; raises as the first."""
+    """Build and seal one batch. Raises the errors of ``encode_body``."""
     body = encode_body(
         values,
         keys=keys,
@@ -452,8 +464,9 @@ def build_filler(base_offset: int, next_offset: int, leader_epoch: int, timestam
 
 
 def build_remains(batch: RecordBatch) -> bytes:
-    """A control batch over the same offsets, with the same stamps and the same note: what compaction leaves of a producer's last batch
-    when it drops all records, so that whoever reads the log knows how far that producer is [A4].
+    """Build the control batch that compaction leaves when it removes all records of a producer's last batch.
+
+    It has the same offsets, stamps and note, so that a reader of the log knows the position of the producer [A4].
 
     Its one record is null: a batch that has a column has a record, and every reader passes over those of control batches.
     """
@@ -473,7 +486,7 @@ def build_remains(batch: RecordBatch) -> bytes:
 
 
 def reach(batch: bytes | memoryview, next_offset: int) -> bytes:
-    """The same batch, covering the offsets up to ``next_offset`` (exclusive): compaction dropped its last records."""
+    """Return the batch with offsets extended to ``next_offset`` (exclusive), because compaction removed the records behind it."""
     stretched = bytearray(batch)
     base_offset = struct.unpack_from("<q", stretched, 16)[0]
     struct.pack_into("<I", stretched, 60, next_offset - base_offset - 1)
@@ -482,7 +495,7 @@ def reach(batch: bytes | memoryview, next_offset: int) -> bytes:
 
 
 def in_epoch(batch: bytes, producer_epoch: int) -> bytes:
-    """The same batch, in another epoch of its producer."""
+    """Return the same batch with another producer epoch."""
     stamped = bytearray(batch)
     struct.pack_into("<H", stamped, 52, producer_epoch)
     _CRC.pack_into(stamped, 0, crc32c.crc32c(memoryview(stamped)[4:]))
@@ -496,12 +509,15 @@ def parse_header(buffer: memoryview, position: int = 0) -> BatchHeader:
     """
     if len(buffer) - position < HEADER_SIZE_BYTES:
         raise CorruptionError(
-            f"Damaged batch at position {position}: {len(buffer) - position} bytes are less than a batch header."
+            f"Damaged batch at position {position}: {len(buffer) - position} bytes are less than a batch header. Read it "
+            "from another replica."
         )
     fields = _HEADER.unpack_from(buffer, position)
     crc, magic, version, attributes, size_bytes, count, base, epoch, timestamp, producer, sequence, producer_epoch = fields[:12]
     if magic != MAGIC:
-        raise CorruptionError(f"No batch at position {position}: its magic number is {magic:#06x}.")
+        raise CorruptionError(
+            f"No batch at position {position}: its magic number is {magic:#06x}. Read it from another replica."
+        )
     if version != VERSION:
         raise UnknownFormatError(
             f"The batch at position {position} has format version {version}, but this version reads {VERSION}. Upgrade liftpy."
@@ -515,7 +531,8 @@ def parse_header(buffer: memoryview, position: int = 0) -> BatchHeader:
     numbers = base >= 0 and base + last_delta < _MAX_I64 and epoch <= _MAX_I64
     if not (numbers and ((in_bounds and count > 0 and dense) or filler)):
         raise CorruptionError(
-            f"The batch at position {position} has an invalid header: {size_bytes} bytes, {count} records at offset {base}."
+            f"The batch at position {position} has an invalid header: {size_bytes} bytes, {count} records at offset {base}. "
+            "Read it from another replica."
         )
     return BatchHeader(
         crc,
@@ -542,7 +559,8 @@ def claimed_size_bytes(buffer: memoryview, position: int = 0) -> int:
     """
     if len(buffer) - position < HEADER_SIZE_BYTES:
         raise CorruptionError(
-            f"Damaged batch at position {position}: {len(buffer) - position} bytes are less than a batch header."
+            f"Damaged batch at position {position}: {len(buffer) - position} bytes are less than a batch header. Read it "
+            "from another replica."
         )
     return int(_HEADER.unpack_from(buffer, position)[4])
 
@@ -562,11 +580,12 @@ def parse_batch(buffer: bytes | memoryview, position: int = 0, *, verify: bool =
     if end > len(view):
         raise CorruptionError(
             f"Damaged batch at position {position}: its header says {header.size_bytes} bytes, but only "
-            f"{len(view) - position} exist."
+            f"{len(view) - position} exist. Read it from another replica."
         )
     if verify and crc32c.crc32c(view[position + 4 : end]) != header.crc:
         raise CorruptionError(
-            f"Damaged batch at position {position} (offset {header.base_offset}): its CRC-32C does not match."
+            f"Damaged batch at position {position} (offset {header.base_offset}): its CRC-32C does not match. Read it from "
+            "another replica."
         )
     return RecordBatch(header, view[position:end])
 
@@ -590,4 +609,7 @@ def _refuse_if_damaged(view: memoryview, position: int) -> None:
     """CorruptionError when a batch of a seemingly unknown version has a wrong CRC: then it is a flipped bit."""
     crc, _, _, _, size_bytes = _HEADER.unpack_from(view, position)[:5]
     if crc32c.crc32c(view[position + 4 : position + size_bytes]) != crc:
-        raise CorruptionError(f"Damaged batch at position {position}: its version, codec or column flags are invalid.")
+        raise CorruptionError(
+            f"Damaged batch at position {position}: its version, codec or column flags are invalid. Read "
+            "it from another replica."
+        )

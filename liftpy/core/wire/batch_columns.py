@@ -37,7 +37,7 @@ _TEXT = ("utf-8", "surrogateescape")
 
 
 class Columns(Flag):
-    """Which columns a batch has besides its values, and which of them have nulls."""
+    """Flags of a batch: its columns besides the values, and the columns that have nulls."""
 
     NONE = 0
     KEYS = 1
@@ -76,7 +76,10 @@ class BytesColumn:
         return entries
 
     def _width(self) -> int:
-        """The size in bytes of all entries, if it is that of all and they are many; else 0. Numpy makes those five times as fast."""
+        """Return the common size of all entries in bytes, or 0 if they differ or are few.
+
+        NumPy handles entries of one size five times as fast.
+        """
         count, width = len(self.ends), int(self.ends[0]) if len(self.ends) > _FEW else 0
         if not width or width * count != len(self.data):
             return 0
@@ -149,7 +152,7 @@ def encode_columns(
     offset_deltas: Sequence[int] | None,
     note: bytes = b"",
 ) -> tuple[Columns, list[bytes]]:
-    """Which columns are present, and the pieces of the body in order."""
+    """Return the flags of the present columns, and the parts of the body in order."""
     count = len(values)
     if count == 0:
         raise ValueError("A batch needs at least one record.")
@@ -278,7 +281,7 @@ def _put_headers(pieces: list[bytes], headers: Sequence[Headers | None]) -> None
 
 
 class _Reader:
-    """Walks a body column by column; every length is checked before it is used."""
+    """Reads a body column by column. It checks every length before use."""
 
     def __init__(self, body: memoryview) -> None:
         self._body = body
@@ -288,7 +291,9 @@ class _Reader:
         """The next ``size_bytes``; the position moves on to the 8-byte boundary after them."""
         end = self._position + size_bytes
         if size_bytes < 0 or end > len(self._body):
-            raise CorruptionError(f"Damaged batch: a column ends at {end}, but the batch ends at {len(self._body)}.")
+            raise CorruptionError(
+                f"Damaged batch: a column ends at {end}, but the batch ends at {len(self._body)}. Read it from another replica."
+            )
         piece = self._body[self._position : end]
         self._position = end + (-end % 8)
         return piece
@@ -306,7 +311,9 @@ class _Reader:
         """The next ``count`` cumulative ends, never falling."""
         ends = self.u32(count)
         if count > 1 and bool((ends[1:] < ends[:-1]).any()):
-            raise CorruptionError("Damaged batch: the end positions of a column are not ascending.")
+            raise CorruptionError(
+                "Damaged batch: the end positions of a column are not ascending. Read it from another replica."
+            )
         return ends
 
     def bytes_column(self, count: int, nulls: bool) -> BytesColumn:
@@ -319,11 +326,13 @@ class _Reader:
         """The next dictionary column."""
         entry_count = int(self.u32(2)[0])
         if not 0 < entry_count <= count:
-            raise CorruptionError(f"Damaged batch: a dictionary has {entry_count} entries for {count} records.")
+            raise CorruptionError(
+                f"Damaged batch: a dictionary has {entry_count} entries for {count} records. Read it from another replica."
+            )
         entries = self.bytes_column(entry_count, nulls=False)
         index = self.u32(count) if entry_count > 1 else np.zeros(count, dtype=np.uint32)
         if entry_count > 1 and int(index.max(initial=0)) >= entry_count:
-            raise CorruptionError("Damaged batch: a dictionary index is out of range.")
+            raise CorruptionError("Damaged batch: a dictionary index is out of range. Read it from another replica.")
         return DictionaryColumn(entries, index)
 
     def headers(self, count: int) -> HeadersColumn:
@@ -334,7 +343,10 @@ class _Reader:
 
 
 def decode_columns(body: memoryview, count: int, present: Columns, *, exact: bool = False) -> ColumnSet:
-    """The columns of a body as views; CorruptionError when they don't fit in it. ``exact``: and when they don't fill it."""
+    """Return the columns of a body as views.
+
+    Raise CorruptionError if they do not fit. ``exact``: they must also fill the body.
+    """
     reader = _Reader(body)
     values = reader.bytes_column(count, Columns.VALUE_NULLS in present)
     keys = reader.bytes_column(count, Columns.KEY_NULLS in present) if Columns.KEYS in present else None
@@ -344,8 +356,8 @@ def decode_columns(body: memoryview, count: int, present: Columns, *, exact: boo
     timestamps = np.frombuffer(reader.take(8 * count), dtype="<i8") if Columns.TIMESTAMPS in present else None
     deltas = reader.u32(count) if Columns.DELTAS in present else None
     if deltas is not None and bool((deltas[1:] <= deltas[:-1]).any()):
-        raise CorruptionError("Damaged batch: its offsets are not ascending.")
+        raise CorruptionError("Damaged batch: its offsets are not ascending. Read it from another replica.")
     note = reader.take(int(reader.u32(2)[0])) if Columns.NOTE in present else None
     if exact and not reader.at_end:
-        raise CorruptionError("Damaged batch: it has bytes behind its last column.")
+        raise CorruptionError("Damaged batch: it has bytes behind its last column. Read it from another replica.")
     return ColumnSet(values, keys, headers, subjects, replies, timestamps, deltas, note)

@@ -1,4 +1,4 @@
-"""Some records of a batch, as a batch: the same stamps, offsets and reach, fewer records. Pure; by columns, not by record.
+"""Filters the records of a batch: the result has the same stamps, offsets and end, but fewer records. Works on columns. Pure.
 
 The bytes of a variable-length column are picked by a mask over bytes, so that the work follows the size of the batch and not the number
 of its records. Compaction and filtered reads are the two that need it.
@@ -78,7 +78,7 @@ def picked(column: BytesColumn, mask: Mask) -> BytesColumn:
 
 
 def _dictionary(column: DictionaryColumn, mask: Mask) -> DictionaryColumn:
-    """Without the entries that no record has any more: a batch has as many records as entries, or more."""
+    """Return ``column`` without entries that no remaining record uses."""
     used, index = np.unique(column.index[mask], return_inverse=True)
     entries = np.zeros(len(column.entries.ends), dtype=np.bool_)
     entries[used] = True
@@ -98,8 +98,10 @@ LEAVABLE = VALUES | (Columns.KEYS | Columns.HEADERS | Columns.SUBJECTS | Columns
 
 
 def narrow(batch: RecordBatch, left_out: int) -> memoryview:
-    """``batch`` without the columns of ``left_out``, sealed anew; as it is where nothing of it can be left out: a filler, a control
-    batch, one whose columns don't fit their header (the reader says so, as it does of the whole)."""
+    """Return ``batch`` without the columns ``left_out``, sealed again.
+
+    Fillers, control batches and damaged batches are returned unchanged, so that the reader reports the damage.
+    """
     if batch.header.control or not batch.record_count:
         return batch.view
     try:

@@ -1,4 +1,6 @@
-"""Pieces: a record batch that one NATS message can't carry travels in several, each of them asked for. Pure, for nodes and clients.
+"""Splits a record batch that is larger than one NATS message into pieces.
+
+The reader requests each piece. Pure, for nodes and clients.
 
 A request says how many bytes of the batch the asker holds, and the CRC-32C that the batch's header bears. The answer is a piece from
 there on, if the answering log has that very batch at the wanted offset, else one from its beginning: the asker starts over. So it
@@ -29,7 +31,7 @@ SMALLEST_PIECE_BYTES = HEADER_SIZE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """How much of a batch somebody holds: ``position`` bytes (0: nothing) of the one whose header bears ``crc``."""
+    """Part of a batch that a reader already has: the first ``position`` bytes (0: nothing) of the batch with CRC-32C ``crc``."""
 
     position: int = 0
     crc: int = 0
@@ -40,7 +42,7 @@ NOTHING = Held()
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """``data``: the bytes from ``position`` on of a batch of ``total_bytes`` whose header bears ``crc``."""
+    """Piece of a batch: ``data`` are its bytes from ``position`` on. The batch has ``total_bytes`` and CRC-32C ``crc``."""
 
     crc: int
     total_bytes: int
@@ -54,8 +56,11 @@ class Piece:
 
 
 def room_bytes(max_payload: int, overhead_bytes: int, max_bytes: int) -> int:
-    """Bytes of batches in one message: ``max_bytes`` as the asker and the settings allow it, but PIECE_BYTES where the server takes
-    them, so that a small bound of answers does not cut batches that fit a message."""
+    """Return how many bytes of batches fit into one message.
+
+    It is at most ``max_bytes``, but at least PIECE_BYTES if the server accepts that, so that a small limit does not split
+    batches that fit a message.
+    """
     return max(min(max_payload - overhead_bytes, max(max_bytes, PIECE_BYTES)), SMALLEST_PIECE_BYTES)
 
 
@@ -68,12 +73,15 @@ class Assembly:
 
     @property
     def held(self) -> Held:
-        """What to name in the next request."""
+        """Part of the batch that the next request has to name."""
         return Held(len(self._held), self._crc)
 
     def take(self, piece: Piece) -> memoryview | None:
-        """The whole batch if this was what it lacked. A piece that does not continue what is held changes nothing, but a first one:
-        the answerer does not have the batch that is held."""
+        """Add a piece.
+
+        Return the complete batch if this was the last missing piece, else None. A piece that does not continue the collected
+        part is ignored, but a first piece starts again.
+        """
         if piece.position == 0:
             self._held, self._crc, self._total_bytes = bytearray(), piece.crc, piece.total_bytes
         if (piece.crc, piece.total_bytes, piece.position) != (self._crc, self._total_bytes, len(self._held)):
@@ -86,6 +94,6 @@ class Assembly:
         return whole
 
     def forget(self) -> None:
-        """Start over."""
+        """Drop the collected pieces."""
         self._held = bytearray()
         self._crc = self._total_bytes = 0

@@ -28,7 +28,7 @@ class ByteArray:
 
     @classmethod
     def of(cls, entries: Sequence[bytes | None]) -> ByteArray:
-        """The same as Python objects."""
+        """Return the column of these Python objects."""
         lengths = np.fromiter((len(entry or b"") for entry in entries), dtype=np.int64, count=len(entries))
         valid = np.fromiter((entry is not None for entry in entries), dtype=np.bool_, count=len(entries))
         data = memoryview(b"".join([entry or b"" for entry in entries]))
@@ -62,7 +62,7 @@ class HeaderArray:
     values: ByteArray
 
     def column(self, start: int, end: int) -> HeadersColumn:
-        """Those of the records from ``start`` (inclusive) to ``end`` (exclusive)."""
+        """Return the headers of the records from ``start`` (inclusive) to ``end`` (exclusive)."""
         first, last = int(self.offsets[start]), int(self.offsets[end])
         ends = (self.offsets[start + 1 : end + 1] - first).astype(np.uint32)
         return HeadersColumn(ends, self.names.column(first, last), self.values.column(first, last))

@@ -30,7 +30,7 @@ def refused(error: LiftError) -> str:
 
 
 def by_reason(counters: Mapping[str, int]) -> dict[str, int]:
-    """Of all counters those of refused frames, by reason; names of a part (``metadata: ...``) stay in front of theirs."""
+    """Return the counters of rejected frames by reason. Prefixes such as ``metadata:`` stay."""
     found = {}
     for name, count in counters.items():
         part, marker, reason = name.partition(REFUSED)
@@ -40,8 +40,10 @@ def by_reason(counters: Mapping[str, int]) -> dict[str, int]:
 
 
 def has_unknown_fields(message: Message) -> bool:
-    """Whether it, or a message within it, holds a field that this version does not know. They are dropped from it. Some 0.3 us for a
-    request, and what it takes to measure it twice for a large one."""
+    """Return whether the message, or a message in it, has fields that this version does not know, and remove them.
+
+    It takes about 0.3 us for a request.
+    """
     size_bytes = message.ByteSize()
     message.DiscardUnknownFields()
     return bool(message.ByteSize() != size_bytes)

@@ -36,7 +36,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class MessageType(IntEnum):
-    """What an envelope holds. 0-14 are the published protocol's, the others ours."""
+    """Type of a message in an envelope. 0-14 are those of the Liftbridge protocol, the others are liftpy's."""
 
     PUBLISH = 0
     ACK = 1
@@ -93,8 +93,10 @@ class EnvelopeError(ProtocolError):
 
 
 class ChecksumError(EnvelopeError):
-    """An envelope whose CRC-32C is not that of what follows: it was changed on its way, so nothing in it is to be believed, not even
-    who is waiting for an answer to it."""
+    """The CRC-32C of an envelope does not match.
+
+    The content was changed on its way, so nothing in it can be trusted, not even its reply address.
+    """
 
     code = "CHECKSUM"
 
@@ -103,17 +105,17 @@ class ChecksumError(EnvelopeError):
 
 
 def sealed_payload(frame: bytes | memoryview, expected: MessageType) -> memoryview:
-    """As ``decode``, of an envelope that has to have a CRC."""
+    """Decode an envelope that must have a CRC. Otherwise as ``decode``."""
     payload = decode(frame, expected)[1]
     if frame[6] & _FLAG_ADDRESS:
-        raise EnvelopeError("This message must not have a stream address.")
+        raise EnvelopeError("This message must not have a stream address. Check the version of its sender.")
     if len(frame) - len(payload) != CRC_HEADER_SIZE_BYTES or not frame[6] & _FLAG_CRC:
-        raise EnvelopeError("The envelope has no CRC-32C, but this message needs one.")
+        raise EnvelopeError("The envelope has no CRC-32C, but this message needs one. Check the version of its sender.")
     return payload
 
 
 def is_of(frame: bytes | memoryview, message_type: MessageType) -> bool:
-    """Whether ``frame`` says that it is of that type; it may still be none."""
+    """Return whether ``frame`` claims to have this message type. It may still be invalid."""
     return len(frame) >= HEADER_SIZE_BYTES and frame[7] == message_type
 
 
@@ -123,8 +125,10 @@ def header(message_type: MessageType) -> bytes:
 
 
 def checked_header(message_type: MessageType, head: bytes, chunks: Iterable[Buffer] = (), address: bytes = b"") -> bytes:
-    """The 12 header bytes of an envelope with a CRC around ``head`` and the ``chunks`` behind it, and ``head``. ``address``: what it is
-    an answer to, 16 bytes, or none."""
+    """Return the header of 12 bytes with the CRC-32C of ``head`` and ``chunks``, followed by ``head``.
+
+    ``address``: 16 bytes of the request that this message answers, or none.
+    """
     flags = _FLAG_CRC
     if address:
         flags, head = _FLAG_CRC | _FLAG_ADDRESS, address + head
@@ -135,8 +139,10 @@ def checked_header(message_type: MessageType, head: bytes, chunks: Iterable[Buff
 
 
 def encode(message_type: MessageType, payload: bytes, *, crc: bool = False) -> bytes:
-    """An envelope around ``payload``; ``crc`` adds the CRC-32C. TCP has sums of its own; what relays and broken tools
-    make of a frame is found by this one only."""
+    """Return an envelope around ``payload``.
+
+    ``crc``: add a CRC-32C, which also finds damage by relays and tools that TCP checksums do not find.
+    """
     return checked_header(message_type, payload) if crc else header(message_type) + payload
 
 
@@ -150,22 +156,33 @@ def decode(frame: bytes | memoryview, expected: MessageType | None = None) -> tu
 
 
 def decode_addressed(frame: bytes | memoryview, expected: MessageType | None = None) -> tuple[MessageType, bytes, memoryview]:
-    """Type, address (b"" where there is none) and payload; as ``decode``."""
+    """Return type, address (b"" if none) and payload of an envelope. Raises as ``decode``."""
     view = memoryview(frame)
     if len(view) < HEADER_SIZE_BYTES:
-        raise EnvelopeError(f"The message has {len(view)} bytes, less than an envelope header.", "no envelope")
+        raise EnvelopeError(
+            f"The message has {len(view)} bytes, less than an envelope header. Check the version of its sender.", "no envelope"
+        )
     magic, version, header_size_bytes, flags, number = _HEADER.unpack_from(view)
     if magic != MAGIC:
-        raise EnvelopeError("The message is not a liftpy envelope: its magic number is missing.", "no envelope")
+        raise EnvelopeError(
+            "The message is not a liftpy envelope: its magic number is missing. Check the version of its sender.", "no envelope"
+        )
     if version != VERSION:
-        raise EnvelopeError(f"The envelope has version {version}, but this version reads {VERSION}. Upgrade liftpy.", "version")
+        raise EnvelopeError(
+            f"The envelope has version {version}, but this version reads {VERSION}. Upgrade liftpy.",
+            "version",
+        )
     if not HEADER_SIZE_BYTES <= header_size_bytes <= len(view):
-        raise EnvelopeError(f"The envelope has an invalid header length {header_size_bytes}, outside 8..{len(view)}.")
+        raise EnvelopeError(
+            f"The envelope has an invalid header length {header_size_bytes}, outside 8..{len(view)}. Check "
+            "the version of its sender."
+        )
     payload = view[header_size_bytes:]
     if flags & _FLAG_CRC:
         if header_size_bytes != CRC_HEADER_SIZE_BYTES:
             raise EnvelopeError(
-                f"The envelope has a CRC flag, but a header of {header_size_bytes} bytes instead of {CRC_HEADER_SIZE_BYTES}."
+                f"The envelope has a CRC flag, but a header of {header_size_bytes} bytes instead of {CRC_HEADER_SIZE_BYTES}. "
+                "Check the version of its sender."
             )
         if _CRC.unpack_from(view, HEADER_SIZE_BYTES)[0] != crc32c.crc32c(payload):
             raise ChecksumError(
@@ -175,14 +192,23 @@ def decode_addressed(frame: bytes | memoryview, expected: MessageType | None = N
     address = b""
     if flags & _FLAG_ADDRESS:
         if not flags & _FLAG_CRC or len(payload) < ADDRESS_SIZE_BYTES:
-            raise EnvelopeError(f"The envelope has an address, so it needs a CRC-32C and {ADDRESS_SIZE_BYTES} bytes.")
+            raise EnvelopeError(
+                f"The envelope has an address, so it needs a CRC-32C and {ADDRESS_SIZE_BYTES} bytes. Check "
+                "the version of its sender."
+            )
         address, payload = bytes(payload[:ADDRESS_SIZE_BYTES]), payload[ADDRESS_SIZE_BYTES:]
     try:
         message_type = MessageType(number)
     except ValueError:
-        raise EnvelopeError(f"The envelope has the unknown message type {number}. Upgrade liftpy.", "message type") from None
+        raise EnvelopeError(
+            f"The envelope has the unknown message type {number}. Upgrade liftpy.",
+            "message type",
+        ) from None
     if expected is not None and message_type is not expected:
-        raise EnvelopeError(f"The message has type {message_type.name}, but {expected.name} was expected.", "message type")
+        raise EnvelopeError(
+            f"The message has type {message_type.name}, but {expected.name} was expected. Check the version of its sender.",
+            "message type",
+        )
     return message_type, address, payload
 
 
@@ -201,8 +227,10 @@ _crc = crc32c.crc32c
 
 
 class Ordinary:
-    """Of one stream, uid, partition and ack policy; ``runs``: whether its sender counts its messages
-    (``liftpy/core/wire/ack_ranges.py``)."""
+    """Common header of messages to one stream, uid and partition with one ack policy.
+
+    ``runs``: the sender numbers its messages (``liftpy/core/wire/ack_ranges.py``).
+    """
 
     def __init__(self, stream: str, partition: int, uid: str, ack: AckPolicy, *, runs: bool = False) -> None:
         self.made_for = uid, ack

@@ -111,7 +111,7 @@ class Filter:
 
 
 def _is_one_of(column: BytesColumn, wanted: Sequence[bytes]) -> Mask:
-    """bool[count]: whose bytes are among ``wanted``."""
+    """Return a mask of the records whose bytes are in ``wanted``."""
     ends = column.ends.astype(np.int64)
     lengths = np.diff(ends, prepend=0)
     data = np.frombuffer(column.data, dtype=np.uint8)

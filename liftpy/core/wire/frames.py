@@ -88,18 +88,18 @@ def encode(message: Message) -> bytes:
 
 
 def sealed(message: Message) -> bytes:
-    """The same with a CRC-32C: what nodes and clients send."""
+    """Encode a message in an envelope with a CRC-32C, as nodes and clients send it."""
     return envelope.encode(_TYPES[type(message)], message.SerializeToString(deterministic=True), crc=True)
 
 
 def decode(frame: bytes | memoryview, expected: type[M]) -> M:
-    """The protobuf frame of class ``expected`` in ``frame``, else ProtocolError."""
+    """Return the protobuf message of class ``expected`` in ``frame``, else raise ProtocolError."""
     _, payload = envelope.decode(frame, _TYPES[expected])
     return parse(payload, expected)
 
 
 def parse(payload: bytes | memoryview, expected: type[M]) -> M:
-    """A protobuf message from bytes that have no envelope, else ProtocolError."""
+    """Return a protobuf message from bytes without an envelope, else raise ProtocolError."""
     try:
         return expected.FromString(bytes(payload))
     except (DecodeError, ValueError) as error:
@@ -129,9 +129,12 @@ def decode_replication_response(frame: bytes | memoryview) -> ReplicationRespons
 
 
 def parse_replication_response(payload: memoryview) -> ReplicationResponse:
-    """As ``decode_replication_response``, for a payload whose envelope has been read."""
+    """Parse a ReplicationResponse whose envelope was already removed. Raises ProtocolError."""
     if len(payload) < RESPONSE_HEADER_SIZE_BYTES:
-        raise ProtocolError(f"A ReplicationResponse needs at least 16 bytes after its envelope, but it has {len(payload)}.")
+        raise ProtocolError(
+            f"A ReplicationResponse needs at least 16 bytes after its envelope, but it has {len(payload)}. "
+            "Check the versions of the nodes."
+        )
     leader_epoch, high_watermark = _RESPONSE.unpack_from(payload)
     return ReplicationResponse(leader_epoch, high_watermark, payload[RESPONSE_HEADER_SIZE_BYTES:])
 
@@ -148,22 +151,23 @@ def is_piece(frame: bytes | memoryview) -> bool:
 
 
 def decode_replication_piece(frame: bytes | memoryview) -> ReplicationPiece:
-    """Parse a ReplicationPiece, else ProtocolError."""
+    """Parse a ReplicationPiece with its envelope, else raise ProtocolError."""
     return parse_replication_piece(envelope.decode(frame, MessageType.REPLICATION_PIECE)[1])
 
 
 def parse_replication_piece(payload: memoryview) -> ReplicationPiece:
-    """A ReplicationPiece whose envelope has been read, else ProtocolError."""
+    """Parse a ReplicationPiece whose envelope was already removed. Raises ProtocolError."""
     if len(payload) < _PIECE.size:
         raise ProtocolError(
-            f"A ReplicationPiece needs at least {_PIECE.size} bytes after its envelope, but it has {len(payload)}."
+            f"A ReplicationPiece needs at least {_PIECE.size} bytes after its envelope, but it has {len(payload)}. Check the "
+            "versions of the nodes."
         )
     leader_epoch, high_watermark, crc, total_bytes, position = _PIECE.unpack_from(payload)
     return ReplicationPiece(leader_epoch, high_watermark, Piece(crc, total_bytes, position, payload[_PIECE.size :]))
 
 
 def piece_in(head: client_pb2.ReadResponse, body: memoryview) -> Piece | None:
-    """The piece of a batch that a ReadResponse holds; None: it holds whole batches. Raises ProtocolError."""
+    """Return the piece of a batch in a ReadResponse, None if it has whole batches. Raises ProtocolError."""
     return Piece(head.pieceCrc, head.pieceTotal, head.piecePosition, body) if head.pieceTotal else None
 
 
@@ -180,7 +184,10 @@ def batch_publish(head: client_pb2.BatchPublish, batch: bytes) -> bytes:
 
 
 def decode_batch_publish(frame: bytes | memoryview) -> tuple[client_pb2.BatchPublish, memoryview]:
-    """Header and what should be one record batch (a view into ``frame``) of a BatchPublish, else ProtocolError."""
+    """Return the header and the record batch (a view into ``frame``, not checked yet) of a BatchPublish.
+
+    Raises ProtocolError.
+    """
     return _headed(frame, MessageType.BATCH_PUBLISH, client_pb2.BatchPublish)
 
 
@@ -192,8 +199,10 @@ def decode_read_response(frame: bytes | memoryview) -> tuple[client_pb2.ReadResp
 def _headed(frame: bytes | memoryview, kind: MessageType, expected: type[M]) -> tuple[M, memoryview]:
     _, payload = envelope.decode(frame, kind)
     if len(payload) < _LENGTH.size:
-        raise ProtocolError(f"A {expected.__name__} needs at least 4 bytes after its envelope.")
+        raise ProtocolError(
+            f"A {expected.__name__} needs at least 4 bytes after its envelope. Check the versions of the nodes."
+        )
     end = _LENGTH.size + _LENGTH.unpack_from(payload)[0]
     if end > len(payload):
-        raise ProtocolError(f"The header of a {expected.__name__} is longer than its frame.")
+        raise ProtocolError(f"The header of a {expected.__name__} is longer than its frame. Check the versions of the nodes.")
     return parse(payload[_LENGTH.size : end], expected), payload[end:]

@@ -53,17 +53,17 @@ _OF_SERVICES = frozenset(
 
 
 def is_reserved(name: str) -> bool:
-    """Whether no application may give a header this name: it is empty, or ours."""
+    """Return whether applications must not use this header name: it is empty or reserved."""
     return not name or name[: len(_RESERVED)].lower() == _RESERVED
 
 
 def may_be_enveloped(name: str) -> bool:
-    """Whether an envelope may carry it: what an application may name, and what replicated services write."""
+    """Return whether an envelope may have this header: names of applications, and those of replicated services."""
     return not is_reserved(name) or name in _OF_SERVICES
 
 
 def pairs_of(headers: HeadersLike | None) -> Pairs:
-    """The pairs that an application means; raise ConfigError for anything else, and for reserved names."""
+    """Return the headers of an application as pairs. Raise ConfigError for invalid or reserved names."""
     if not headers:
         return ()
     given = headers.items() if isinstance(headers, Mapping) else headers
@@ -93,8 +93,10 @@ _TEXT = ("utf-8", "surrogateescape")
 
 
 def parse_headers(block: bytes) -> Headers:
-    """Names and values of a NATS header block, in order, repeated names kept; a malformed line is left out.
-    Blanks before a value are none of it, those behind it are, as nats-server has it."""
+    """Return names and values of a NATS header block, in order, with repeated names.
+
+    Malformed lines are ignored. Spaces before a value are removed, spaces behind it are kept, as nats-server does.
+    """
     found: Headers = []
     for line in block.split(b"\r\n")[1:]:
         name, colon, value = line.partition(b":")

@@ -1,4 +1,4 @@
-"""Where answers may go: reply subjects under inbox prefixes, and nowhere else [A5].
+"""Checks reply subjects: nodes answer only under allowed inbox prefixes [A5].
 
 A publisher must not be able to make a node publish on a subject of its choice, so a reply subject is answered only below one of the
 prefixes that are allowed for those who ask there: applications have theirs (``DEFAULT_INBOX_PREFIXES``, or the setting), nodes have
@@ -37,7 +37,7 @@ Allows = Callable[[bytes], bool]
 
 
 def check_inbox_prefixes(prefixes: Sequence[str]) -> None:
-    """Raise ConfigError unless there is one, and all have the form of a prefix."""
+    """Raise ConfigError unless there is at least one prefix, and all are valid."""
     wrong = next((prefix for prefix in prefixes if not _PREFIX.fullmatch(prefix)), None)
     if wrong is not None or not prefixes:
         which = f"{wrong!r} is none: " if wrong is not None else "at least one is needed: "
@@ -48,7 +48,7 @@ def check_inbox_prefixes(prefixes: Sequence[str]) -> None:
 
 
 def token_allows(pattern: str, token: str) -> bool:
-    """Whether ``token`` (of a subject) is what a prefix's token ``pattern`` stands for."""
+    """Return whether ``token`` of a subject matches the token ``pattern`` of a prefix."""
     if not pattern.endswith("*"):
         return token == pattern
     stem = pattern[:-1]
@@ -57,7 +57,7 @@ def token_allows(pattern: str, token: str) -> bool:
 
 
 class InboxRule:
-    """Which reply subjects may be answered: UTF-8 under an inbox prefix, bounded, without wildcards, blanks, control characters."""
+    """Rule for reply subjects: UTF-8 below an inbox prefix, limited length, no wildcards, spaces or control characters."""
 
     def __init__(self, prefixes: Sequence[str]) -> None:
         choices = b"|".join(_expression(prefix) for prefix in prefixes)
@@ -74,8 +74,10 @@ class InboxRule:
         return fits and (subject.isascii() or _is_utf8(subject))
 
     def allows_all(self, subjects: Sequence[bytes], ending: bytes = b"") -> bool:
-        """Whether all of them are such subjects, in one go: False also where one would have to be looked at on its own, as those are
-        that end with ``ending``."""
+        """Return whether all ``subjects`` are allowed, with one check.
+
+        False also if some need a check of their own, such as those that end with ``ending``.
+        """
         lines = b"\n".join(subjects) + b"\n"
         if max(map(len, subjects), default=0) > MAX_REPLY_BYTES or not lines.isascii():
             return False

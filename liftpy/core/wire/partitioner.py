@@ -1,4 +1,4 @@
-"""Which partition a key belongs to, as Kafka's default partitioner has it: murmur2, then the remainder. Pure.
+"""Maps a key to a partition, as Kafka's default partitioner does: murmur2, then the remainder. Pure.
 
 Source: Austin Appleby's MurmurHash2, seed 0x9747b28c, unsigned. Of many keys at once those of one length are hashed together.
 """
@@ -32,7 +32,7 @@ def murmur2(key: bytes) -> int:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """Of ``partitions``, from 0."""
+    """Return the partition of ``key``, from 0 to ``partitions`` - 1."""
     return (murmur2(key) & _POSITIVE) % partitions
 
 

@@ -1,4 +1,4 @@
-"""Who publishes and subscribes where: the one table of subjects, and the NATS rights of each role that follow from it. Pure.
+"""Table of all subjects with their publishers and subscribers, and the NATS permissions of each role. Pure.
 
 Goal: nobody has to find out by trying what a user must be allowed, and nobody is allowed more. Constraint: every subject that the code
 builds has a row (a test compares them with ``Subjects`` and looks for subjects that are built elsewhere).
@@ -28,7 +28,7 @@ _MAX_LISTED_PARTITIONS = 64
 
 
 class AccessRole(Enum):
-    """What a NATS user is for."""
+    """Role of a NATS user."""
 
     PUBLISHER = "publisher"
     READER = "reader"
@@ -41,10 +41,11 @@ class AccessRole(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PermissionRow:
-    """One row. ``built_by``: the function of ``liftpy.core.wire.subjects`` that builds the subject, '' for what applications
-    choose, what
-    nats-server answers, and partitions of the row above.
-    ``pattern``: with {ns}, {stream}, {principal}, {queried}, {data}, {inbox} and {jetstream} to be filled in."""
+    """One row of the table of subjects.
+
+    ``built_by``: function in ``liftpy.core.wire.subjects`` that builds the subject, '' for subjects of applications and of
+    nats-server. ``pattern``: has the placeholders {ns}, {stream}, {principal}, {queried}, {data}, {inbox} and {jetstream}.
+    """
 
     built_by: str
     pattern: str
@@ -99,8 +100,11 @@ USES = (
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a user's rights are about. ``streams``: empty means all; ``data_subjects``: what publishers publish on and streams are
-    attached to, wildcards included; ``inbox_prefix``: without a dot at the end."""
+    """Scope of a user's permissions.
+
+    ``streams``: empty means all. ``data_subjects``: subjects of publishers and streams, wildcards allowed. ``inbox_prefix``:
+    without a trailing dot.
+    """
 
     namespace: str = "liftpy"
     streams: tuple[str, ...] = ()
@@ -118,7 +122,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """Subjects, wildcards included. ``responses``: (at most so many, within so many seconds) to who asked; None: not needed."""
+    """Allowed subjects, wildcards included. ``responses``: limit of replies (count, seconds), None if not needed."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
@@ -126,7 +130,7 @@ class Rights:
 
 
 def rights_of(role: AccessRole, scope: Scope) -> Rights:
-    """What NATS has to allow a user of that role, and nothing else."""
+    """Return the NATS permissions that a user of the role needs, and no others."""
     queried = scope.services or (("*",) if role in (AccessRole.SERVICE, AccessRole.NODE) else ())
     publish = _subjects(scope, queried, [use for use in USES if role in use.publish])
     subscribe = _subjects(scope, queried, [use for use in USES if role in use.subscribe])
@@ -169,7 +173,7 @@ def _subjects(scope: Scope, queried: tuple[str, ...], uses: list[PermissionRow])
 
 
 def partition_subjects(subject: str, partitions: int) -> tuple[str, ...]:
-    """What a publisher of a stream publishes on, one subject for each partition; with a wildcard where there are very many."""
+    """Return the subjects of a publisher, one for each partition. Many partitions are combined with a wildcard."""
     if partitions > _MAX_LISTED_PARTITIONS:
         return subject, f"{subject}.*"
     return tuple(data_subject(subject, number) for number in range(partitions))
@@ -199,5 +203,5 @@ def as_nsc(rights: Rights, user: str) -> str:
 
 
 def _nsc_item(subject: str) -> str:
-    """One subject as a flag's value. ``nsc`` takes lists, as lines of CSV: of ``a,b.>`` unquoted it would allow ``b.>``."""
+    """Return one subject as a value for a flag of ``nsc``. It reads values as CSV, so commas must be quoted."""
     return f"'\"{subject}\"'" if "," in subject else f"'{subject}'"

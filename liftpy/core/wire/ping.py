@@ -1,4 +1,6 @@
-"""The answer to who asks whether a node is there: ``yes``, and of a version that tells it its wall time behind it.
+"""The answer to a presence request: ``yes``, followed by the wall time of the node in newer versions.
+
+¶ Older versions check only that an answer arrives, so they accept both forms. Pure.
 
 Who asks whether it is there looks at no more than that somebody answers, so older versions take either form. Pure.
 """
@@ -16,7 +18,7 @@ def encode_presence(wall_ns: int) -> bytes:
 
 
 def decode_presence(answer: bytes) -> int | None:
-    """The wall time, ns since 1970; None: it does not tell."""
+    """Return the wall time in ns since 1970, None if the answer has none."""
     yes, _, digits = bytes(answer).partition(b" ")
     told = yes == _YES and 0 < len(digits) <= _LONGEST and digits.isdigit()
     return int(digits) if told else None

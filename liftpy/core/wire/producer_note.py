@@ -1,4 +1,4 @@
-"""What a batch says of its producer besides numbers: its name, the position of what it was made from, how it chooses partitions. Pure.
+"""Producer data in a batch besides numbers: the producer id, the source position, and how it chooses partitions. Pure.
 
 A column of one entry, behind all others, which the leader writes: it is stored, replicated, and outlives compaction with the batch.
 Little endian::
@@ -26,7 +26,7 @@ _FORMAT = struct.Struct("<HHBB2xIqQ")
 
 
 class PartitioningMethod(IntEnum):
-    """How a producer chooses the partition of a record; as in ``Partitioning.Method`` of the wire."""
+    """Method by which a producer chooses partitions. The numbers are those of ``Partitioning.Method``."""
 
     UNKNOWN = 0
     """Not said, or the producer's processes have chosen in several ways."""
@@ -52,7 +52,7 @@ class Partitioning(NamedTuple):
     method: int
 
     def message(self) -> client_pb2.Partitioning:
-        """As it travels beside a batch."""
+        """Return the protobuf message that is sent with a batch."""
         message = client_pb2.Partitioning(partitions=self.partitions)
         message.method = self.method  # type: ignore[assignment]  # proto3 enums are open
         return message
@@ -62,8 +62,10 @@ UNKNOWN_PARTITIONING = Partitioning(0, PartitioningMethod.UNKNOWN)
 
 
 class SourcePosition(NamedTuple):
-    """The last record of another stream that something was made from. ``offset``: inclusive. ``generation``: of the group whose member
-    reads it; 0: there is none."""
+    """Last record of a source stream that was processed.
+
+    ``offset``: inclusive. ``generation``: of the group of the reader, 0 for none.
+    """
 
     stream_uid: str
     partition: int
@@ -77,27 +79,30 @@ class SourcePosition(NamedTuple):
 
     @property
     def plan(self) -> int:
-        """In a round of a producer (``liftpy.client.write_epoch``): the number of the plan by which its records are shared out among
-        producers, up to MAX_PLAN; 0: not said. No stream is so long that an offset of it has these bits."""
+        """In a round of a producer (``liftpy.client.write_epoch``): number of the assignment of its records to producers, up to
+        MAX_PLAN, 0 if not given. It uses high bits that no offset reaches."""
         return self.offset >> PLAN_SHIFT
 
     def message(self) -> client_pb2.SourcePosition:
-        """As it travels beside a batch."""
+        """Return the protobuf message that is sent with a batch."""
         return client_pb2.SourcePosition(
             streamUid=self.stream_uid, partition=self.partition, offset=self.offset, generation=self.generation
         )
 
 
 class ProducerNote(NamedTuple):
-    """``name``: '': it is not said, as in most batches. ``position``: None where the producer only numbers its records.
-    ``partitioning``: None where it is not said, and always beside a position."""
+    """Note of a producer.
+
+    ``name``: producer id, '' in most batches. ``position``: None if the producer only numbers its records. ``partitioning``:
+    None if not given, and always with a position.
+    """
 
     name: str = ""
     position: SourcePosition | None = None
     partitioning: Partitioning | None = None
 
     def encode(self) -> bytes:
-        """The entry."""
+        """Return the encoded note."""
         partitions, method = self.partitioning or UNKNOWN_PARTITIONING
         name, position = self.name.encode(), self.position or SourcePosition("", partitions, 0)
         uid = position.stream_uid.encode()
@@ -115,9 +120,11 @@ class ProducerNote(NamedTuple):
             at = _FORMAT.size
             name, uid = data[at : at + name_size].decode(), data[at + name_size :].decode()
         except (struct.error, UnicodeDecodeError) as error:
-            raise CorruptionError(f"The producer note is damaged: {error}") from None
+            raise CorruptionError(f"The producer note is damaged: {error}. Read it from another replica.") from None
         if len(data) != at + name_size + uid_size or has_position > 1 or offset < 0:
-            raise CorruptionError(f"The producer note is damaged: {len(data)} bytes have an unknown form.")
+            raise CorruptionError(
+                f"The producer note is damaged: {len(data)} bytes have an unknown form. Read it from another replica."
+            )
         if has_position:
             return cls(name, SourcePosition(uid, partition, offset, generation))
         return cls(name, None, Partitioning(partition, method) if partition else None)

@@ -1,4 +1,4 @@
-"""What a request or an answer is for, said within it: whatever reaches somebody else is dropped there. Pure.
+"""Checks that a request or an answer is for its receiver, by the address inside it. Other messages are dropped. Pure.
 
 NATS brings a message to its subject, and an answer to the inbox that a request named. Neither is under a frame's CRC-32C: a relay,
 a broken tool, or whoever says an overheard frame again elsewhere brings a whole frame to the wrong partition or the wrong request,
@@ -25,7 +25,7 @@ _ADDRESS = struct.Struct(">QII")
 
 
 class MisdirectedError(EnvelopeError):
-    """A frame for another partition or of another request: nothing in it is for whoever got it, and what is may still come."""
+    """The frame is for another partition or another request. Ignore it: the right one may still arrive."""
 
     code = "MISDIRECTED"
 
@@ -34,7 +34,7 @@ class MisdirectedError(EnvelopeError):
 
 
 def address(uid: str, partition: int, request_id: int) -> bytes:
-    """In answers to fetches: which one."""
+    """Return the address of a request that the answer repeats."""
     return _ADDRESS.pack(request_id, partition, _uid_sum(uid))
 
 
@@ -44,8 +44,10 @@ def _uid_sum(uid: str) -> int:
 
 
 def must_be_for(message: Any, partition: int, **said: object) -> None:
-    """Raise MisdirectedError unless ``message`` names ``partition`` and, field by field, what is ``said``; one without a partition is
-    from an older version."""
+    """Raise MisdirectedError unless ``message`` names ``partition`` and the fields of ``said``.
+
+    Messages of older versions without a partition are accepted.
+    """
     if not message.HasField("partition"):
         return
     for name, value in {"partition": partition, **said}.items():
@@ -59,6 +61,9 @@ def _shown(value: object) -> str:
 
 
 def must_be_at(found: bytes, expected: Callable[[], bytes]) -> None:
-    """Raise MisdirectedError unless an answer's address is the ``expected`` one; b"": it says none."""
+    """Raise MisdirectedError unless the address of an answer is ``expected``.
+
+    b"": the answer has no address and is accepted.
+    """
     if found and found != expected():
         raise MisdirectedError("Received the answer to another fetch request")

@@ -28,11 +28,15 @@ def few_headers(body: memoryview, count: int, present: Columns) -> list[tuple[in
         names, position = _texts(body, position, ends[-1])
         values, _ = _texts(body, position, ends[-1])
     except struct.error as error:
-        raise CorruptionError(f"Damaged batch: its headers end beyond the batch: {error}") from None
+        raise CorruptionError(
+            f"Damaged batch: its headers end beyond the batch: {error}. Read it from another replica."
+        ) from None
     found, first = [], 0
     for record, end in enumerate(ends):
         if not first <= end <= ends[-1]:
-            raise CorruptionError("Damaged batch: the end positions of a column are not ascending.")
+            raise CorruptionError(
+                "Damaged batch: the end positions of a column are not ascending. Read it from another replica."
+            )
         found += [(record, names[pair], values[pair]) for pair in range(first, end)]
         first = end
     return found
@@ -40,12 +44,12 @@ def few_headers(body: memoryview, count: int, present: Columns) -> list[tuple[in
 
 def _texts(body: memoryview, position: int, count: int) -> tuple[list[bytes], int]:
     if position + 4 * count > len(body):
-        raise CorruptionError(f"Damaged batch: it is too small for {count} headers.")
+        raise CorruptionError(f"Damaged batch: it is too small for {count} headers. Read it from another replica.")
     ends = struct.unpack_from(f"<{count}I", body, position)
     position += _padded(4 * count)
     size_bytes = ends[-1] if count else 0
     if position + size_bytes > len(body) or any(end < before for before, end in pairwise(ends)):
-        raise CorruptionError("Damaged batch: its headers do not fit.")
+        raise CorruptionError("Damaged batch: its headers do not fit. Read it from another replica.")
     data = bytes(body[position : position + size_bytes])
     return [data[start:end] for start, end in pairwise((0, *ends))], position + _padded(size_bytes)
 

@@ -1,4 +1,4 @@
-"""Every NATS subject that this project uses is built here, from names that ``liftpy.ids`` has checked."""
+"""Builds every NATS subject that liftpy uses, from names that were checked by ``liftpy.ids``."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ class Subjects:
         return f"{self.namespace}.notify.{node_id}"
 
     def info(self) -> str:
-        """What only reads the metadata; every controller listens, the metadata leader answers."""
+        """Subject of read-only metadata requests. All controllers subscribe, the metadata leader answers."""
         return f"{self.namespace}.info"
 
     def control_admin(self) -> str:
-        """What operators ask for; every controller listens, the metadata leader answers."""
+        """Subject of operator requests. All controllers subscribe, the metadata leader answers."""
         return f"{self.namespace}.control.admin" + (f".{self.principal}" if self.principal else "")
 
     def control_admin_all(self) -> tuple[str, str]:
-        """What controllers listen to for operators."""
+        """Return the subjects of operator requests that controllers subscribe to."""
         return f"{self.namespace}.control.admin", f"{self.namespace}.control.admin.*"
 
     def control_node(self, node_id: str) -> str:
-        """What a node asks for; the id in the subject is the one in the request, so that NATS rights can hold it."""
+        """Subject of the requests of one node to the controllers. NATS permissions can check the node id in it."""
         return f"{self.namespace}.control.node.{node_id}"
 
     def control_level(self, node_id: str) -> str:
@@ -67,15 +67,15 @@ class Subjects:
         return f"{self.namespace}.control.level.{node_id}"
 
     def control_settings(self, node_id: str) -> str:
-        """Where operators have a node read its settings again."""
+        """Subject on which operators tell a node to reload its settings."""
         return f"{self.namespace}.control.settings.{node_id}"
 
     def control_events(self, node_id: str) -> str:
-        """Operators ask a controller what happened in the cluster."""
+        """Subject on which a controller returns events of the cluster."""
         return f"{self.namespace}.control.events.{node_id}"
 
     def events(self, kind: str) -> str:
-        """What happens, told by the metadata leader to whoever listens."""
+        """Subject on which the metadata leader publishes events of this kind."""
         return f"{self.namespace}.events.{kind}"
 
     def inbox(self, node_id: str) -> str:
@@ -91,7 +91,7 @@ class Subjects:
         return f"{self.namespace}.raft.{to}.{sender}"
 
     def raft_inbox(self, node_id: str) -> str:
-        """What a member of the metadata group subscribes to."""
+        """Subject that a member of the metadata group subscribes to."""
         return f"{self.namespace}.raft.{node_id}.*"
 
     def feed(self) -> str:
@@ -112,7 +112,7 @@ class Subjects:
         return f"{self.namespace}-groups"
 
     def events_stream(self) -> str:
-        """Data subject of the stream of events, where it is kept: the metadata leader alone publishes there."""
+        """Data subject of the internal stream of events. Only the metadata leader publishes to it."""
         return f"{self.namespace}-events"
 
     def service(self, node_id: str) -> str:
@@ -128,7 +128,7 @@ class Subjects:
         return f"{self.namespace}.service.{service}.query"
 
     def service_snapshot(self, service: str, node_id: str) -> str:
-        """The service's processes beside a node give their snapshots to those beside other nodes here."""
+        """Subject on which the service processes of one node send their snapshots to those of other nodes."""
         return f"{self.namespace}.service.{service}.snapshot.{node_id}"
 
 
@@ -152,14 +152,14 @@ speak for it on ``<ns>.control.node.read``."""
 
 
 def check_speaker(name: str, what: str) -> str:
-    """Return ``name`` if a node or a principal may be called so, else raise InvalidNameError naming ``what``."""
+    """Return ``name`` if a node or a principal may have it, else raise InvalidNameError with ``what``."""
     if name in PARTITION_WORDS:
         raise InvalidNameError(f"{what} {name!r} is a word of the protocol's own subjects: choose another")
     return check_name(name, what)
 
 
 def jetstream_api(domain: str, rest: str) -> str:
-    """Where a client of JetStream in the domain ``domain`` asks."""
+    """Subject of JetStream API requests in the domain ``domain``."""
     return f"$JS.{domain}.API.{rest}"
 
 
@@ -170,13 +170,13 @@ def is_protocol_shaped(subject: str) -> bool:
 
 
 def has_wildcards(subject: str) -> bool:
-    """Whether ``subject`` stands for several: a token of it is ``*``, or the last one is ``>``."""
+    """Return whether a token of ``subject`` is ``*``, or its last token is ``>``."""
     tokens = subject.split(".")
     return "*" in tokens or tokens[-1] == ">"
 
 
 def matcher(subject: str) -> Callable[[str], bool]:
-    """Return whether a subject without wildcards is one that ``subject`` stands for.
+    """Return a function that checks whether a subject without wildcards matches ``subject``.
 
     ``>`` is a wildcard as the last token only, as in NATS. The work of one call is linear in the length of both [A21].
     """

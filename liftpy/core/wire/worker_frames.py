@@ -27,7 +27,7 @@ MOST_IMAGE_BYTES = 512 * 1024 * 1024
 
 
 class FrameKind(IntEnum):
-    """What a frame says. Those up to SETTINGS go to a worker, the others come from it."""
+    """Kind of a frame between processes. Kinds up to SETTINGS go to a worker, the others come from it."""
 
     SETUP = 1
     """JSON: settings, share, what the node was before."""
@@ -80,7 +80,7 @@ class FrameKind(IntEnum):
 
 
 class Frame(NamedTuple):
-    """One frame."""
+    """One frame between the processes of a node."""
 
     kind: FrameKind
     token: int
@@ -88,7 +88,7 @@ class Frame(NamedTuple):
 
 
 def most_bytes(kind: int) -> int:
-    """Of the body of a frame."""
+    """Return the maximum size of the body of such a frame, in bytes."""
     return MOST_IMAGE_BYTES if kind == FrameKind.IMAGE else MOST_BODY_BYTES
 
 
@@ -96,35 +96,39 @@ def encode(kind: FrameKind, token: int = 0, body: bytes = b"") -> bytes:
     """A frame's bytes; raises ProtocolError for a body that is too large."""
     if len(body) > most_bytes(kind):
         raise ProtocolError(
-            f"Internal error: a frame {kind.name} of {len(body)} bytes between the processes of a node is too large."
+            f"Internal error: a frame {kind.name} of {len(body)} bytes between the processes of a node is too large. Please report it."
         )
     rest = _REST.pack(len(body), kind, token)
     return _CRC.pack(crc32c.crc32c(body, crc32c.crc32c(rest))) + rest + body
 
 
 class FrameReader:
-    """Of one end. What waits is at most one frame."""
+    """Splits the bytes of one connection into frames. It buffers at most one frame."""
 
     def __init__(self) -> None:
         self._held = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames that are whole now; raises ProtocolError for what is none, and then takes nothing more."""
+        """Yield the frames that are complete now. Raise ProtocolError for invalid bytes, and accept nothing afterwards."""
         held = self._held
         held += data
         while len(held) >= HEAD_BYTES:
             (crc,) = _CRC.unpack_from(held)
             length, kind, token = _REST.unpack_from(held, _CRC.size)
             if length > most_bytes(kind):
-                raise ProtocolError(f"Internal error: invalid frame length {length} between the processes of a node.")
+                raise ProtocolError(
+                    f"Internal error: invalid frame length {length} between the processes of a node. Please report it."
+                )
             end = HEAD_BYTES + length
             if len(held) < end:
                 return
             if crc32c.crc32c(bytes(held[_CRC.size : end])) != crc:
-                raise ProtocolError("Internal error: a frame between the processes of a node is damaged.")
+                raise ProtocolError("Internal error: a frame between the processes of a node is damaged. Please report it.")
             try:
                 found = Frame(FrameKind(kind), token, bytes(held[HEAD_BYTES:end]))
             except ValueError:
-                raise ProtocolError(f"Internal error: unknown frame kind {kind} between the processes of a node.") from None
+                raise ProtocolError(
+                    f"Internal error: unknown frame kind {kind} between the processes of a node. Please report it."
+                ) from None
             del held[:end]
             yield found

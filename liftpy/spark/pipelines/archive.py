@@ -293,7 +293,7 @@ def archive(
 
 
 def _run(query: StreamingQuery) -> None:
-    """To its end, or until whoever waits is interrupted."""
+    """Run the query until it ends or the caller is interrupted."""
     try:
         with plainly():
             while not query.awaitTermination(_POLL_S):
@@ -326,7 +326,7 @@ def _state(table: Table, views: Views) -> TableState | None:
 
 
 def _going_on(plan: ArchivePlan, table: Table, options: SourceOptions) -> dict[str, str]:
-    """startingOffsets where a new query finds a table with records of its streams; nothing else is to be said."""
+    """Return startingOffsets for a new query on a table with records of its streams. Other starts are rejected."""
     state = table.state()
     if state is None:
         return {}

@@ -32,11 +32,11 @@ class ManifestDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the name of the format."""
         return FORMAT
 
     def schema(self) -> StructType:
-        """One row for each range."""
+        """Return the schema: one row for each range."""
         return from_arrow_schema(MANIFEST)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:

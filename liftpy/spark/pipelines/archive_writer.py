@@ -35,7 +35,7 @@ _NO_SPACE = 28
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """How files are written. ``root``: the table's folder. ``compression``: zstd, snappy, lz4 or none."""
+    """How to write files. ``root``: directory of the table. ``compression``: zstd, snappy, lz4 or none."""
 
     root: str
     compression: str = "zstd"
@@ -92,7 +92,10 @@ def _write(
 
 
 def write_file(final: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema, compression: str) -> tuple[int, int]:
-    """All rows in a file of a name that nobody else has: how many, and its size in bytes; without rows there is none."""
+    """Write all rows into a uniquely named file.
+
+    Return the number of rows and the size in bytes. Without rows there is no file.
+    """
     with _told(final):
         final.parent.mkdir(parents=True, exist_ok=True)
         begun, rows = final.with_name(temporary(final.name, uuid.uuid4().hex)), 0
@@ -135,7 +138,7 @@ def _publish(begun: Path, final: Path) -> None:
 
 
 def _found(final: Path, planned: PlannedRange, name: FileName) -> ArchivedRange:
-    """What the file says that it holds; StorageError if that is not what its name says."""
+    """Return the range in a file. Raise StorageError if it differs from its name."""
     said = (pq.read_metadata(final).metadata or {}).get(_SAYS)
     try:
         written = ArchivedRange(**load_json(said or b""))

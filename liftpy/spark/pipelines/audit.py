@@ -1,4 +1,4 @@
-"""``audit``: do all replicas of a partition hold the same? Reads each of them, compares digests, says where they first differ [R3].
+"""``audit``: checks that all replicas of a partition have the same records, and finds the first difference [R3].
 
 What is compared is what every in-sync replica says is committed, from the log start that is the largest. In blocks: the digests of the
 batches' bytes; where these differ, in halves down to some megabytes, and there record by record. On a log that is never compacted the
@@ -75,7 +75,7 @@ MAX_KEYS_DROPPED = 65_536
 
 
 class Gap(NamedTuple):
-    """The record at ``offset``, which the nodes ``holding`` have, and those ``lacking`` have not."""
+    """Missing record at ``offset``: the nodes ``holding`` have it, those ``lacking`` do not."""
 
     offset: int
     lacking: tuple[str, ...]
@@ -84,7 +84,7 @@ class Gap(NamedTuple):
 
 
 class CompactionEnds(NamedTuple):
-    """Of a replica, exclusive: up to where its compaction has looked, and below which its delete markers may be gone."""
+    """Compaction of a replica (exclusive): end of the compacted range, and end of the range whose tombstones may be removed."""
 
     compacted_end: int = 0
     deletes_end: int = 0
@@ -92,8 +92,10 @@ class CompactionEnds(NamedTuple):
 
 @dataclass(slots=True)
 class Dropped:
-    """``count``: how many records some replica lacks, once for each of them. ``newest``: of those, by key; ``is_complete``: whether all
-    keys had room. ``keyless``: the first of those without a key, which compaction keeps. ``ends``: of each node's compaction."""
+    """Records that some replica lacks.
+
+    ``count``: number. ``newest``: by key. ``is_complete``: whether all keys had room. ``keyless``: first ones without a key.
+    """
 
     count: int = 0
     newest: dict[bytes, Gap] = field(default_factory=dict)
@@ -102,7 +104,7 @@ class Dropped:
     ends: dict[str, CompactionEnds] = field(default_factory=dict)
 
     def note(self, held: Mapping[str, HeldRecords]) -> None:
-        """What some replica of ``held`` lacks of what another has. They are of the same range."""
+        """Note records that some replica of ``held`` lacks. All cover the same range."""
         everything = np.unique(np.concatenate([own.offsets for own in held.values()]))
         lacking = [np.setdiff1d(everything, own.offsets, assume_unique=True) for own in held.values()]
         gaps = np.unique(np.concatenate(lacking))
@@ -117,7 +119,7 @@ class Dropped:
         self.keyless += [_gap_at(held, int(offset)) for offset in alone[: MAX_FINDINGS - len(self.keyless)]]
 
     def learn_ends(self, node: str, ends: CompactionEnds) -> None:
-        """``node`` has told of its compaction."""
+        """Note the compaction of a node."""
         known = self.ends.get(node, ends)
         self.ends[node] = CompactionEnds(*map(max, known, ends))
 
@@ -128,7 +130,7 @@ class Dropped:
             self.is_complete = False
 
     def add(self, other: Dropped) -> None:
-        """What another piece of the partition has found."""
+        """Add the result of another piece of the partition."""
         self.count += other.count
         self.is_complete = self.is_complete and other.is_complete
         self.keyless += other.keyless[: MAX_FINDINGS - len(self.keyless)]
@@ -167,7 +169,7 @@ def _gap_at(held: Mapping[str, HeldRecords], offset: int) -> Gap:
 def lost_of(
     link: Link, stream: StreamImage, one: PartitionAudit, dropped: Dropped, patience_s: float
 ) -> list[AuditFinding] | None:
-    """Those of ``dropped`` that nothing supersedes; None: nobody can tell."""
+    """Return those of ``dropped`` that no later record supersedes. None: unknown."""
     if stream.config.max_per_subject or stream.partitions[one.partition].purges or not stream.config.compaction:
         return None
     if not dropped.is_complete:
@@ -272,7 +274,7 @@ class AuditSpan:
 
 @dataclass(slots=True)
 class SpanAudit:
-    """What came of a span, by node."""
+    """Result of one span, by node."""
 
     replicas: dict[str, ReplicaAudit] = field(default_factory=dict)
     findings: list[AuditFinding] = field(default_factory=list)
@@ -358,7 +360,7 @@ def audit(
 async def _begun(
     transport: Transport, subjects: Subjects, stream: StreamImage, state: PartitionState, patience_s: float
 ) -> PartitionAudit:
-    """What there is to compare of a partition: from the largest log start to the smallest HW of the ISR's replicas that answer."""
+    """Return the comparable range of a partition: from the largest log start to the smallest HW of the reachable ISR replicas."""
     nodes = tuple(dict.fromkeys((*state.holders, *state.isr)))
     asked = {
         node: ReplicaReads(
@@ -396,7 +398,7 @@ async def _begun(
 
 
 async def _look(node: str, reads: ReplicaReads, high: int, found: PartitionAudit, bounds: dict[str, Bounds]) -> None:
-    """Ask a replica for its bounds; ``high``: the HW that it will have heard of in a moment, inclusive."""
+    """Ask a replica for its bounds. ``high``: the HW that it will know in a moment, inclusive."""
     one = found.replicas[node]
     try:
         bounds[node] = await reads.bounds()
@@ -438,7 +440,7 @@ def _add(one: PartitionAudit, done: SpanAudit) -> None:
 
 
 def audit_span(access: Access, span: AuditSpan) -> SpanAudit:
-    """One span, from wherever it is called: here, or in an executor."""
+    """Audit one span, in this process or in an executor."""
     link = link_to(access)
 
     async def run() -> SpanAudit:
@@ -520,7 +522,7 @@ class _SpanWork:
             await self._judge(_SpanPart(start, end, dict(zip(whole, await asyncio.gather(*again), strict=True))))
 
     async def _compare(self, start: int, end: int, blocks: Mapping[str, HeldBlock]) -> None:
-        """Record by record what is in [start, end), some megabytes."""
+        """Compare the records of [start, end), some megabytes."""
         batches: dict[str, list[RecordBatch]] = {node: [] for node in blocks}
         again = [InBlocks(self._reads(node), start, from_log_start=True).block(end, into=batches[node]) for node in blocks]
         held: dict[str, HeldRecords] = {}

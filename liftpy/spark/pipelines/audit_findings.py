@@ -1,4 +1,4 @@
-"""What an audit finds, and how it is told. Pure.
+"""Findings of an audit and their texts. Pure.
 
 Records of several replicas side by side: where they first differ. Pure.
 
@@ -69,9 +69,7 @@ class AuditFinding:
 
 @dataclass(slots=True, kw_only=True)
 class ReplicaAudit:
-    """One replica in an audit. ``state``: ``compared``, ``behind`` (not in sync, and its HW lower: not compared), or ``away`` (it could
-    not be asked, or not to the end). ``high_watermark``, ``log_start_offset``: as it said, inclusive, -1: it did not. ``records``,
-    ``size_bytes``, ``epochs`` ((LeaderEpoch, offset of its first batch)): of what was compared."""
+    """One replica in an audit. ``state``: ``compared``, ``behind`` (not in sync with a lower HW), or ``away`` (unreachable)."""
 
     state: str
     detail: str = ""
@@ -103,12 +101,12 @@ class PartitionAudit:
 
     @property
     def compared(self) -> list[str]:
-        """The nodes whose replicas were compared."""
+        """Nodes whose replicas were compared."""
         return [node for node, one in self.replicas.items() if one.state == "compared"]
 
     @property
     def is_proven(self) -> bool:
-        """Whether there was anything to compare: two replicas, or all that there are."""
+        """Whether two replicas, or all existing ones, were compared."""
         return len(self.compared) > 1 or len(self.compared) == len(self.replicas)
 
 
@@ -182,12 +180,12 @@ class HeldRecords:
         return cls(rows["offset"].combine_chunks().to_numpy(zero_copy_only=False), rows)
 
     def at(self, offset: int) -> int:
-        """The row of ``offset``, -1: there is none."""
+        """Return the row of ``offset``, -1 for none."""
         row = int(np.searchsorted(self.offsets, offset))
         return row if row < len(self.offsets) and self.offsets[row] == offset else -1
 
     def digest(self, offset: int) -> str:
-        """Of the record at ``offset``: all that it is, hexadecimal."""
+        """Return the hexadecimal digest of the record at ``offset``."""
         row = self.at(offset)
         if row < 0:
             return ABSENT
@@ -197,8 +195,11 @@ class HeldRecords:
 
 @dataclass(frozen=True, slots=True)
 class RecordDifference:
-    """Of one replica's records from another's. ``differs``: the first MAX_ROWS offsets that both have, with other records.
-    ``only_here``, ``only_there``: int64[n], offsets that the first, or the second, has alone."""
+    """Differences between two replicas.
+
+    ``differs``: first MAX_ROWS offsets with different records. ``only_here``, ``only_there``: int64[n], offsets that one of
+    them lacks.
+    """
 
     differs: tuple[int, ...]
     only_here: NDArray[np.int64]
@@ -206,7 +207,7 @@ class RecordDifference:
 
 
 def difference(here: HeldRecords, there: HeldRecords) -> RecordDifference:
-    """Between two replicas' records of the same range."""
+    """Return the differences between two replicas in the same range."""
     common, own, other = np.intersect1d(here.offsets, there.offsets, assume_unique=True, return_indices=True)
     rows = differing_rows(_rows(here, own), _rows(there, other))
     return RecordDifference(
@@ -257,13 +258,13 @@ def first_other_batch(here: Sequence[RecordBatch], there: Sequence[RecordBatch])
 
 
 def digest_at(batches: Sequence[RecordBatch], offset: int) -> str:
-    """Of the bytes of the batch that begins at ``offset``, hexadecimal."""
+    """Return the hexadecimal digest of the batch that begins at ``offset``."""
     found = next((batch for batch in batches if batch.base_offset == offset), None)
     return ABSENT if found is None else hashlib.blake2b(found.view, digest_size=16).hexdigest()
 
 
 def reference_of(held: Mapping[str, HeldRecords], leader: str) -> str:
-    """The node whose records most of the others share; the leader, or the first, where none are shared more than others."""
+    """Return the node whose records most others share, otherwise the leader or the first."""
     shared = {node: sum(_same(own, other) for other in held.values()) for node, own in held.items()}
     return max(shared, key=lambda node: (shared[node], node == leader))
 

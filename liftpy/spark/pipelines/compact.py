@@ -241,7 +241,7 @@ def compact(spark: SparkSession, plan: CompactPlan, tell: Callable[[CompactStep]
 
 
 def _frame(spark: SparkSession, plan: CompactPlan, step: CompactStep) -> DataFrame:
-    """What is new, and what the table holds."""
+    """Return the new records and those of the table."""
     ends = dict.fromkeys(step.ends, LATEST) if step.has_gaps else step.ends
     between = {"startingOffsets": _offsets(step.cuts, step.uid), "endingOffsets": _offsets(ends, step.uid)}
     given = {**plan.source, "columns": ",".join(COLUMNS), **between}

@@ -25,7 +25,7 @@ _US_PER_MS = 1000
 
 
 class DeltaFolder:
-    """A Delta table in a folder. ``_seen``: as it was at the newest ``state``, on which commits are decided."""
+    """A Delta table in a directory. ``_seen``: its version at the newest ``state``, which commits are based on."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -33,11 +33,11 @@ class DeltaFolder:
 
     @property
     def root(self) -> Path:
-        """Its folder."""
+        """Directory of the table."""
         return self._root
 
     def state(self, marks: Iterable[str] = ()) -> TableState | None:
-        """What it holds now, with the values of these marks; None: there is no table yet."""
+        """Return the current state with the values of these marks, None without a table."""
         from deltalake import DeltaTable
 
         with _told(self._root):
@@ -56,7 +56,7 @@ class DeltaFolder:
             )
 
     def commit(self, commit: Commit, schema: pa.Schema, *, replace: bool = False) -> int:
-        """Add the files, or put them in the place of all others; FencedError where somebody else committed meanwhile."""
+        """Add the files, or replace all others. Raise FencedError after a concurrent commit."""
         from deltalake import DeltaTable, Schema
         from deltalake.exceptions import CommitFailedError
         from deltalake.transaction import CommitProperties, Transaction, create_table_with_add_actions
@@ -87,8 +87,7 @@ class DeltaFolder:
             return int(self._seen.version())
 
     def forget_old_files(self) -> None:
-        """Remove what no version within the table's retention (a week, unless its settings say otherwise) has: files that were
-        replaced, and those of runs that died."""
+        """Remove files that no version in the table's retention (default a week) uses."""
         from deltalake import DeltaTable
 
         with _told(self._root):
@@ -125,7 +124,7 @@ def _add_action(file: TableFile) -> Any:
 
 
 def stats_of(one: ArchivedRange) -> dict[str, Any]:
-    """What Delta's readers skip files by. Bounds that are wider than the truth are allowed, narrower ones are not."""
+    """Return file statistics for Delta's readers. Wider bounds are allowed, narrower ones are not."""
     least: dict[str, Any] = {"stream": one.stream, "partition": one.partition, "offset": one.start_offset}
     most: dict[str, Any] = {"stream": one.stream, "partition": one.partition, "offset": one.end_offset - 1}
     if one.newest_us:

@@ -32,7 +32,7 @@ _NO_RETRY = {"commit.retry.num-retries": "0"}
 
 
 class IcebergFolder:
-    """An Iceberg table in a folder. ``_seen``: as it was at the newest ``state``, on which commits are decided."""
+    """An Iceberg table in a directory. ``_seen``: its version at the newest ``state``, which commits are based on."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -40,7 +40,7 @@ class IcebergFolder:
 
     @property
     def root(self) -> Path:
-        """Its folder."""
+        """Directory of the table."""
         return self._root
 
     def _catalog(self) -> Any:
@@ -49,7 +49,7 @@ class IcebergFolder:
         return SqlCatalog("liftpy", uri=f"sqlite:///{self._root / CATALOG}", warehouse=self._root.as_uri())
 
     def state(self, marks: Iterable[str] = ()) -> TableState | None:
-        """What it holds now, with the values of these marks; None: there is no table yet."""
+        """Return the current state with the values of these marks, None without a table."""
         from pyiceberg.exceptions import NoSuchTableError
 
         self._seen = None
@@ -71,7 +71,7 @@ class IcebergFolder:
             )
 
     def commit(self, commit: Commit, schema: pa.Schema, *, replace: bool = False) -> int:
-        """Add the files, or put them in the place of all others; FencedError where somebody else committed meanwhile."""
+        """Add the files, or replace all others. Raise FencedError after a concurrent commit."""
         from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
         from pyiceberg.expressions import AlwaysTrue
 
@@ -96,7 +96,7 @@ class IcebergFolder:
             return int(self._seen.metadata.last_sequence_number)
 
     def _table(self, schema: pa.Schema) -> Any:
-        """A transaction on the table as it was seen, or one that makes it."""
+        """Return a transaction on the seen version of the table, or create the table."""
         if self._seen is not None:
             return self._seen.transaction()
         self._root.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ class IcebergFolder:
         return catalog.create_table_transaction(NAME, schema, self._root.as_uri(), properties=_NO_RETRY)
 
     def forget_old_files(self) -> None:
-        """Remove files that no version of the last KEPT_S has: those that were replaced, and those of runs that died."""
+        """Remove files that no version of the last KEPT_S uses."""
         before_s = time.time() - KEPT_S
         with _told(self._root):
             table = self._catalog().load_table(NAME)
@@ -116,7 +116,7 @@ class IcebergFolder:
                     file.unlink()
 
     def only_added_to(self) -> bool:
-        """Whether files were never taken away or merged, as far as its snapshots tell."""
+        """Return whether files were only added and never replaced, by its snapshots."""
         with _told(self._root):
             snapshots = self._catalog().load_table(NAME).metadata.snapshots
             kept = [one.summary is not None and one.summary.operation.value == "append" for one in snapshots]

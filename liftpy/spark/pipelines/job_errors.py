@@ -1,4 +1,4 @@
-"""What a Spark job or query fails with, as the error it was: Spark passes on only a text, which names the code."""
+"""Converts errors of Spark jobs back into liftpy errors: Spark passes on only a text, which names the code."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class WorkerStartError(UnavailableError):
 
 
 def error_of(text: str) -> LiftError:
-    """The error that ``text``, an exception's of Spark, tells of."""
+    """Return the error that a text of a Spark exception describes."""
     found = _CODED.search(text)
     if found is None and _NOT_STARTED in text:
         return WorkerStartError(
@@ -65,7 +65,7 @@ def error_of(text: str) -> LiftError:
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """Turn what Spark raises in this block into the error behind it."""
+    """Convert Spark errors in this block into the original errors."""
     try:
         yield
     except LiftError as error:

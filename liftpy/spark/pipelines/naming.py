@@ -1,4 +1,4 @@
-"""Names of archived files and of what a table remembers of its making. Pure.
+"""Names of archived files, and marks in a table. Pure.
 
 A file is named for what is in it: stream, partition, first offset (inclusive), end (exclusive), and a tag of the stream's uid and the
 columns. So a range that is written again, by whoever, is one file; a name that is there already is that file, whole.
@@ -32,17 +32,17 @@ class FileName(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of the file alone."""
+        """Name of the file."""
         return f"{self.stream}-{self.partition}-{self.start_offset:020d}-{self.end_offset:020d}-{self.tag}.parquet"
 
     @property
     def path(self) -> str:
-        """Below the table's folder."""
+        """Path below the table's directory."""
         return f"{DATA}/{self.stream}/{self.partition}/{self.name}"
 
 
 def tag_of(uid: str, columns: Iterable[str]) -> str:
-    """Of what else decides the bytes of a file."""
+    """Return a tag of everything else that determines the content of a file."""
     return hashlib.sha256("\0".join((uid, *columns)).encode()).hexdigest()[:_TAG_DIGITS]
 
 
@@ -56,18 +56,18 @@ def parse_file(name: str) -> FileName | None:
 
 
 def temporary(name: str, attempt: str) -> str:
-    """What a file is called while it is written. ``attempt``: 32 hex digits, of nobody else."""
+    """Return the name of a file while it is written. ``attempt``: 32 unique hex digits."""
     return f".{name}.{attempt}.tmp"
 
 
 def is_temporary(name: str) -> bool:
-    """Whether it is one that ``temporary`` made."""
+    """Return whether ``temporary`` made this name."""
     found = _TEMPORARY.fullmatch(name)
     return found is not None and parse_file(found[1]) is not None
 
 
 def check_archived(stream: str) -> str:
-    """``stream`` if it may be archived, else InvalidNameError or ConfigError."""
+    """Return ``stream`` if it may be archived, else raise InvalidNameError or ConfigError."""
     if is_internal(check_name(stream, "stream")):
         raise ConfigError(f"Stream {stream!r} is an internal stream. Internal streams cannot be archived: choose another one.")
     return stream
@@ -84,5 +84,5 @@ def end_mark(stream: str, partition: int) -> str:
 
 
 def uid_mark(stream: str, uid: str) -> str:
-    """Mark -> 1: the records of that stream are those of this uid."""
+    """Return the mark that ties the records of a stream to this uid."""
     return f"liftpy/{stream}/uid/{uid}"

@@ -1,4 +1,4 @@
-"""Files of attempts that died: which may be taken away. They cost space; no reader of the table sees them.
+"""Finds files of failed attempts that may be removed. Readers of the table do not see them.
 
 Two kinds. A temporary file that is older than the age: whoever writes it is gone (and if not, its task fails and is run again). A whole
 file that is not in the table, when the table has its range: it was written with other cuts, and no micro-batch will bring it any more.
@@ -25,7 +25,7 @@ DEFAULT_AGE_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file in a table's data folder. ``age_s``: since it was last written to, until the newest one was, or now."""
+    """A file in a table's data directory. ``age_s``: time since its last write."""
 
     path: str
     age_s: float
@@ -34,7 +34,10 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class Orphans:
-    """``files``: that may go. ``size_bytes``: of them. ``left``: whole files that are not in the table, and stay."""
+    """Files of failed attempts.
+
+    ``files``: removable. ``size_bytes``: of them. ``left``: complete files outside the table, which stay.
+    """
 
     files: tuple[str, ...] = ()
     size_bytes: int = 0
@@ -44,7 +47,7 @@ class Orphans:
 def orphans_among(
     found: Iterable[DataFile], in_table: frozenset[str], marks: Mapping[str, int], age_s: float, *, only_added_to: bool
 ) -> Orphans:
-    """Which of ``found`` may go. ``in_table``: paths of the table's files. ``marks``: the ends of its partitions."""
+    """Return the removable files. ``in_table``: paths of the table. ``marks``: ends of its partitions."""
     gone: list[DataFile] = []
     left = 0
     for one in found:
@@ -64,7 +67,7 @@ def orphans_among(
 
 
 def find_orphans(table: Table, age_s: float = DEFAULT_AGE_S) -> Orphans:
-    """Of the table, now. The files are listed before the table is read, so that one that comes in between is taken for no orphan."""
+    """Return the removable files of a table. Files are listed before the table is read, so that a new file is not removed."""
     found = list(_listed(table.root / DATA))
     marks = {end_mark(file.stream, file.partition) for one in found if (file := parse_file(Path(one.path).name))}
     state = table.state(marks)

@@ -32,9 +32,7 @@ def _coded(work: Callable[[_P], _R], piece: _P) -> _R:
 def spread(
     work: Callable[[_P], _R], pieces: Sequence[_P], *, spark: SparkSession | None, tasks: int = DEFAULT_TASKS
 ) -> list[_R]:
-    """``work`` of each piece. Without ``spark``, ``tasks`` at a time in this process. With it each piece is a task of a job, so that
-    ``work`` and the pieces have to be such as travel to executors: functions of this package, and plain values; what fails there is
-    the LiftError that it was."""
+    """Return ``work`` of each piece: ``tasks`` at a time in this process, or as tasks of a Spark job."""
     if not 1 <= tasks <= MAX_TASKS:
         raise ConfigError(f"tasks = {tasks} (--tasks) is outside 1..{MAX_TASKS}. Choose a value in this range.")
     if not pieces:

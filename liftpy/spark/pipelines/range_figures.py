@@ -1,4 +1,4 @@
-"""What a range of records comes to: counts, sizes, gaps, distinct keys, in buckets of time. Pure, by columns; pieces add up.
+"""Statistics of a range of records: counts, sizes, gaps, distinct keys, by time bucket. Pure.
 
 Goal: one pass, bounded memory, the same result however a range is cut. Buckets of time are as wide as they have to be that MAX_BUCKETS
 hold all: each width is a multiple of the one before it, so that narrow buckets become wide ones by adding them up. Distinct keys are
@@ -47,7 +47,7 @@ def _registers() -> NDArray[np.uint8]:
 
 @dataclass(slots=True)
 class Sketch:
-    """About how many distinct entries were added. ``registers``: uint8[4096]."""
+    """Estimator of the number of distinct entries. ``registers``: uint8[4096]."""
 
     registers: NDArray[np.uint8] = field(default_factory=_registers)
 
@@ -60,12 +60,12 @@ class Sketch:
         np.maximum.at(self.registers, index, rank)
 
     def join(self, other: Sketch) -> None:
-        """What another one was given, too."""
+        """Add the entries of another sketch."""
         np.maximum(self.registers, other.registers, out=self.registers)
 
     @property
     def count(self) -> int:
-        """The estimate."""
+        """Return the estimate."""
         zeros = int((self.registers == 0).sum())
         estimate = _ALPHA * _REGISTERS**2 / float(np.ldexp(1.0, -self.registers.astype(np.int64)).sum())
         if estimate <= 2.5 * _REGISTERS and zeros:
@@ -77,8 +77,11 @@ class Sketch:
 
 @dataclass(slots=True)
 class Bucket:
-    """Some time. ``key_bytes``, ``value_bytes``: of the records' keys and values; ``stored_bytes``: what their batches take.
-    ``tombstones``: records whose value is null."""
+    """One time bucket.
+
+    ``key_bytes``, ``value_bytes``: sizes of keys and values. ``stored_bytes``: size of their batches. ``tombstones``: records
+    with a null value.
+    """
 
     records: int = 0
     tombstones: int = 0
@@ -126,11 +129,11 @@ class Measures:
 
     @property
     def records(self) -> int:
-        """How many there are."""
+        """Number of records."""
         return sum(bucket.records for bucket in self.buckets.values())
 
     def add(self, piece: BatchSlice) -> None:
-        """The next records."""
+        """Add the next records."""
         stamps, count = piece.timestamps_ns(), piece.record_count
         self._note_times(stamps, piece.first_offset)
         columns, window = piece.batch.columns, slice(piece.first_index, piece.end_index)
@@ -177,7 +180,7 @@ class Measures:
         self.last_ns = int(stamps[-1])
 
     def count_subjects(self, counts: Mapping[str, int]) -> None:
-        """Records of each subject; there is room for MAX_SUBJECTS of them."""
+        """Count records by subject, for at most MAX_SUBJECTS subjects."""
         for name, count in counts.items():
             known = name in self.subjects or len(self.subjects) < MAX_SUBJECTS
             self.subjects[name if known else OTHERS] += count
@@ -227,7 +230,7 @@ class Measures:
             self.widen(WIDTHS_NS[WIDTHS_NS.index(self.width_ns) + 1])
 
     def finish(self) -> None:
-        """All of the range was taken."""
+        """Complete the range."""
         self.missing = self.end_offset - self.start_offset - self.records
 
     def size_below(self, share: float) -> int:
@@ -244,7 +247,7 @@ def _lengths(column: BytesColumn) -> NDArray[np.int64]:
 
 
 def _counted(column: DictionaryColumn, index: NDArray[np.uint32]) -> dict[str, int]:
-    """How many of the records of ``index`` have each entry."""
+    """Return how many of the records ``index`` have each entry."""
     names = [(entry or b"").decode("utf-8", "replace") for entry in column.entries.to_list()]
     counts = np.bincount(index, minlength=len(names)).tolist()
     return {name: count for name, count in zip(names, counts, strict=True) if count and name}

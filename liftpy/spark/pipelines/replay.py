@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReplayShare:
-    """One partition's records, from ``planned.start_offset`` (inclusive) to ``planned.end_offset`` (exclusive). ``files``: of an
-    archive, in the order of their offsets; none: they are read from the stream."""
+    """Part of a replay: records of one partition from ``planned.start_offset`` (inclusive) to ``planned.end_offset``
+    (exclusive). ``files``: of an archive in order, [] to read the stream."""
 
     planned: PlannedRange
     files: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ def files_of(paths: Iterable[str], stream: str) -> dict[tuple[str, int], list[Ar
 
 
 def views_of(files: Mapping[tuple[str, int], list[ArchiveFile]]) -> dict[tuple[str, int], PartitionView]:
-    """What the table has, as a stream would say it, so that offsets mean the same."""
+    """Return the views of the table, as those of a stream."""
     return {
         key: PartitionView(
             stream=key[0],
@@ -106,7 +106,7 @@ def views_of(files: Mapping[tuple[str, int], list[ArchiveFile]]) -> dict[tuple[s
 
 
 def shares_of_files(planned: Iterable[PlannedRange], files: Mapping[tuple[str, int], list[ArchiveFile]]) -> list[ReplayShare]:
-    """For each range the files that have some of it."""
+    """Return the files with records of each range."""
     return [
         ReplayShare(
             one,
@@ -121,7 +121,7 @@ def shares_of_files(planned: Iterable[PlannedRange], files: Mapping[tuple[str, i
 
 
 def pause_s(sent: int, rate: float, since_s: float) -> float:
-    """How long to wait so that ``sent`` records in ``since_s`` seconds are no more than ``rate`` a second; 0: no rate."""
+    """Return the wait that keeps ``sent`` records in ``since_s`` seconds below ``rate`` per second. 0: no limit."""
     return max(0.0, sent / rate - since_s) if rate else 0.0
 
 
@@ -313,7 +313,7 @@ async def _open(link: Link, target: str, round: Round) -> Producer:
 
 
 def _send(link: Link, producer: Producer, plan: ReplayPlan, share: ReplayShare, options: SourceOptions, rate: float) -> int:
-    """All records of the share, at most ``rate`` new ones a second; how many they are."""
+    """Send all records of the share, at most ``rate`` new ones per second. Return their number."""
     sent, began_s, partitions = 0, time.monotonic(), producer.round_partitions
     batches = _from_files(share) if share.files else read_planned(share.planned, options)
     for batch in batches:
@@ -327,8 +327,7 @@ def _send(link: Link, producer: Producer, plan: ReplayPlan, share: ReplayShare, 
 
 
 def placed(batch: pa.RecordBatch, kept: int, partitions: int) -> pa.Table:
-    """The rows as they are written, with a column ``partition``: ``kept``, or where that is -1 null for those whose key says it, and by
-    the offset for the others: a function of the record alone, since the next attempt's batches are cut elsewhere."""
+    """Return the rows with a column ``partition``: the kept one, else null for rows with a key, else by offset."""
     offsets = batch.column("offset")
     rows = as_binary(batch.drop_columns(["offset"]))
     check_rows(rows, stream="known", tombstones=True)
@@ -348,7 +347,7 @@ async def _send_rows(producer: Producer, rows: pa.Table) -> None:
 
 @contextlib.contextmanager
 def _explained(plan: ReplayPlan, partition: int) -> Iterator[None]:
-    """What a share fails with, by its code and in words."""
+    """Convert errors of a share into errors with code and text."""
     try:
         with coded():
             yield

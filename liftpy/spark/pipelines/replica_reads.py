@@ -1,4 +1,4 @@
-"""What one replica holds, asked of that replica alone: its bounds, its batches as they lie there, a digest of them.
+"""Reads of one replica only: its bounds, its batches, and their digest.
 
 A reader changes replica when one does not answer well; who audits wants to know just that. So damage is no error here but a finding
 (``Damaged``), silence another (``Away``); what is not ready, or was changed on its way, is asked for again until the patience is over.
@@ -39,7 +39,7 @@ _CORRUPTION = f"{CorruptionError.code}:"
 
 
 class Damaged(Exception):
-    """What a replica has from ``offset`` (inclusive) on is not what was written, as the text says."""
+    """The replica is damaged from ``offset`` (inclusive) on. The text says how."""
 
     def __init__(self, text: str, offset: int) -> None:
         super().__init__(text)
@@ -47,12 +47,12 @@ class Damaged(Exception):
 
 
 class Away(Exception):
-    """A replica does not serve this, as the text says: it does not run, is not in sync, or retention took it meanwhile."""
+    """The replica does not serve the range. The text says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaAddress:
-    """Whom to ask: ``node``'s replica of a partition of the stream ``uid``; ``patience_s``: how long it may not answer well."""
+    """Replica of ``node`` in a partition of the stream ``uid``. ``patience_s``: maximum time without a good answer."""
 
     stream: str
     uid: str
@@ -87,7 +87,7 @@ class HeldBlock:
 
 
 class ReplicaReads:
-    """Asks one replica. Bound to the transport's loop; one question at a time."""
+    """Reads one replica on the transport's loop, one request at a time."""
 
     def __init__(self, transport: Transport, subjects: Subjects, replica: ReplicaAddress) -> None:
         self.replica = replica
@@ -102,13 +102,13 @@ class ReplicaReads:
         """Exclusive, of the last answer: delete markers below it may be gone [D30]."""
 
     async def bounds(self, at_least: int = -1, patience_s: float | None = None) -> Bounds:
-        """Its log start and HW, the latter at least ``at_least`` (inclusive). Raises Away."""
+        """Return log start and HW. Waits for a HW of at least ``at_least`` (inclusive). Raises Away."""
         request = client_pb2.ReadRequest(boundsOnly=True, minHighWatermark=at_least)
         head, _ = await self._patiently(request, -1, self.replica.patience_s if patience_s is None else patience_s)
         return bounds_of(head)
 
     async def state(self) -> tuple[int, bytes] | None:
-        """Ask for the producers and message ids that the replica knows, also of records that were dropped.
+        """Return the producer and message-id state of the replica, including deleted records.
 
         Returns:
             The offset that the state ends at, and the bytes of its state file; (0, b""): the replica knows nothing that its log does
@@ -148,7 +148,7 @@ class ReplicaReads:
             end, held = 0, bytearray()  # pieces of two states: another one was made while this one was copied
 
     async def batches(self, offset: int) -> tuple[list[RecordBatch], int]:
-        """Whole batches from the one that holds ``offset`` on, and the offset after them. Raises Damaged, Away."""
+        """Return whole batches from the one that contains ``offset``, and the next offset. Raises Damaged, Away."""
         assembly = Assembly()
         while True:
             request = client_pb2.ReadRequest(
@@ -194,7 +194,7 @@ class ReplicaReads:
         return batches, next_offset
 
     async def _asked(self, request: client_pb2.ReadRequest, offset: int) -> tuple[client_pb2.ReadResponse, memoryview]:
-        """One try. ``offset``: what is wanted, -1: bounds."""
+        """Send one request. ``offset``: wanted offset, -1 for the bounds."""
         replica = self.replica
         request.stream, request.partition, request.streamUid = replica.stream, replica.partition, replica.uid
         request.requestId = secrets.randbits(_ID_BITS)
@@ -225,7 +225,7 @@ class ReplicaReads:
         raise AssertionError("unreachable: the attempts end with a result or an error")
 
     async def _complain(self, offset: int) -> None:
-        """Tell the node, so that it looks at those bytes again and repairs them; whether it hears that changes nothing here."""
+        """Report damaged bytes to the node, so that it checks and repairs them."""
         complaint = client_pb2.ReadRequest(boundsOnly=True, minHighWatermark=-1, badOffset=offset)
         try:
             await self._asked(complaint, -1)
@@ -234,8 +234,7 @@ class ReplicaReads:
 
 
 class InBlocks:
-    """A replica's batches from ``start`` (an offset) on, in blocks that follow on each other. A batch is of the block in which it
-    begins; what begins before ``start`` is left out unless ``from_log_start``."""
+    """Batches of a replica from offset ``start`` on in contiguous blocks. A batch belongs to the block in which it begins."""
 
     def __init__(self, reads: ReplicaReads, start: int, *, from_log_start: bool = False) -> None:
         self._reads = reads

@@ -1,4 +1,4 @@
-"""``stats``: what streams held over time: rates, sizes, gaps, keys, subjects, of each partition.
+"""``stats``: statistics of streams over time: rates, sizes, gaps, keys, subjects, for each partition.
 
 Ranges are read as Spark's source reads them and measured where they are read (``measures``), in threads here or by executors: what
 travels is a few sums for each.
@@ -215,7 +215,7 @@ def stats(
 
 
 def measure_range(access: Access, width_ns: int, patience_s: float, planned: PlannedRange) -> Measures:
-    """One range, from wherever it is called: here, or in an executor."""
+    """Measure one range, in this process or in an executor."""
     found = Measures(
         start_offset=planned.start_offset,
         end_offset=planned.end_offset,
@@ -254,7 +254,7 @@ def _beside(one: Measures) -> Measures:
 
 
 def _join_beside(whole: Measures, one: Measures) -> None:
-    """Another partition of the same stream: its records are not behind those of ``whole``, but beside them."""
+    """Add another partition of the same stream, which is beside ``whole``, not after it."""
     if one.records:
         whole.first_ns = min(whole.first_ns, one.first_ns) if whole.records else one.first_ns
         whole.last_ns = max(whole.last_ns, one.last_ns)

@@ -16,7 +16,7 @@ _MOST_LINES = 12
 
 
 def plot_problem() -> str:
-    """Why nothing can be drawn here, with what to do about it; empty: it can."""
+    """Return why plots are not possible and what to do, '' if they are."""
     if importlib.util.find_spec("matplotlib") is None:
         return "matplotlib is not installed: pip install 'liftpy[spark]'"
     return ""

@@ -1,4 +1,4 @@
-"""What becomes of a micro-batch's files: a pure decision on what the table remembers.
+"""Decides the commit of a micro-batch from the marks in the table. Pure.
 
 A table remembers marks, names with whole numbers, which change in one transaction with its files: the last micro-batch of each query,
 the end of each partition, the uid of each stream. Goal: each record is in the table once, whoever dies or is late. So a micro-batch
@@ -64,7 +64,7 @@ class ArchivedRange:
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """A file of a table. ``path``: below the table's folder. ``range``: that is in it, None where it is not of one."""
+    """A file of a table. ``path``: below the table's directory. ``range``: its records, None for other files."""
 
     path: str
     size_bytes: int
@@ -74,7 +74,7 @@ class TableFile:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One transaction: ``files`` are added, ``marks`` set."""
+    """One transaction: adds ``files``, sets ``marks``."""
 
     files: tuple[TableFile, ...]
     marks: dict[str, int]
@@ -91,7 +91,7 @@ def marks_of(ranges: Iterable[ArchivedRange], query_id: str) -> set[str]:
 def commit_of(
     ranges: Sequence[ArchivedRange], query_id: str, batch_id: int, marks: Mapping[str, int], *, fail_on_data_loss: bool = True
 ) -> Commit | None:
-    """What to commit of a micro-batch, given the table's ``marks``; None: it is in the table already.
+    """Return the commit of a micro-batch for the table's ``marks``, None if it is already in the table.
 
     Raises FencedError where another archive was here, DataLossError where records are missing before or between the ranges (unless
     that is not to fail), NotFoundError where the table holds a stream that was deleted and made again since.
@@ -140,11 +140,7 @@ def _check_follows(one: ArchivedRange, end: int, *, fail_on_data_loss: bool) -> 
 def starts_after(
     partitions: Mapping[tuple[str, int], str], marks: Mapping[str, int], otherwise: int
 ) -> dict[str, dict[str, int | str]] | None:
-    """Where an archive with a new checkpoint goes on: startingOffsets for the source, None where the table has none of the streams.
-
-    ``partitions``: (stream, partition) -> the stream's uid, of all there are now. ``otherwise``: for those that the table has not.
-    Raises NotFoundError as ``check_uid``.
-    """
+    """Return startingOffsets for an archive with a new checkpoint, None if the table has no records of it."""
     known = {key for key in partitions if end_mark(*key) in marks}
     if not known:
         return None

@@ -1,4 +1,4 @@
-"""Which kind of table a folder holds, and what it holds now."""
+"""Finds the kind of a table in a directory, and its current content."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS: dict[str, Callable[[Path], Table]] = {"delta": DeltaFolder, "iceberg": Ic
 
 
 def table_at(root: str | Path, kind: str = "") -> Table:
-    """The table in the folder ``root``, of the kind that it is, else ``kind``, else delta; raises ConfigError."""
+    """Return the table in ``root``, of its own kind, else ``kind``, else delta. Raises ConfigError."""
     folder = Path(root).expanduser().absolute()
     there = "delta" if (folder / "_delta_log").is_dir() else "iceberg" if (folder / CATALOG).exists() else ""
     if kind and kind not in FORMATS:
@@ -32,7 +32,7 @@ def table_at(root: str | Path, kind: str = "") -> Table:
 
 
 def state_of(table: Table, marks: Iterable[str] = ()) -> TableState:
-    """As ``Table.state``; NotFoundError where there is none."""
+    """Return the state as ``Table.state``. Raise NotFoundError without a table."""
     found = table.state(marks)
     if found is None:
         raise NotFoundError(f"No table in {table.root}. Check that this is the directory of the archive.")

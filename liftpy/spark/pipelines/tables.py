@@ -23,7 +23,10 @@ EXTRAS = {"delta": "lake", "iceberg": "iceberg"}
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """One version. ``files``: absolute paths. ``record_count``: in them. ``marks``: those asked for that there are."""
+    """One version of a table.
+
+    ``files``: absolute paths. ``record_count``: in them. ``marks``: existing ones of the requested marks.
+    """
 
     version: int
     schema: pa.Schema
@@ -33,14 +36,14 @@ class TableState:
 
 
 class Table(Protocol):
-    """One table."""
+    """Interface of a table."""
 
     @property
     def root(self) -> Path:
-        """Its folder."""
+        """Directory of the table."""
 
     def state(self, marks: Iterable[str] = ()) -> TableState | None:
-        """What it holds now, with the values of these marks; None: there is no table yet."""
+        """Return the current state with the values of these marks, None without a table."""
 
     def commit(self, commit: Commit, schema: pa.Schema, *, replace: bool = False) -> int:
         """Add the files, or with ``replace`` put them in the place of all others; the table's new version.

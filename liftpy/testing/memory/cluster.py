@@ -318,7 +318,10 @@ class MemoryCluster:
             self._coordinators = groups.uid, self._loop.create_task(self._coordinate(groups), name="coordinators in memory")
 
     def _tick(self) -> None:
-        """Leases go on, and what is due is decided; nodes are heard first: none is fenced because this process stood still."""
+        """Renew leases and run due decisions.
+
+        Heartbeats come first, so that no node is fenced because this process was stopped.
+        """
         group, loop = self._group, self._loop
         if group is None or loop is None:
             return

@@ -67,11 +67,14 @@ class MemoryGroup:
 
     @property
     def image(self) -> ClusterImage:
-        """As of the last decision."""
+        """Image after the last decision."""
         return self._fsm.image
 
     def tick(self, beats: dict[str, int], absent: list[str]) -> list[str]:
-        """Some time has passed. ``beats``: incarnations of the nodes that run; ``absent``: those that don't. Return who may lead on."""
+        """Advance time.
+
+        ``beats``: incarnations of running nodes. ``absent``: the others. Return the nodes whose leases are renewed.
+        """
         now_ns = time.monotonic_ns()
         granted = []
         for node_id, incarnation in beats.items():
@@ -89,7 +92,7 @@ class MemoryGroup:
         return granted
 
     def decide(self, request: pb.ControlRequest) -> pb.ControlResponse:
-        """What the metadata leader says."""
+        """Return the decision of the metadata leader."""
         now_ns, image = time.monotonic_ns(), self.image
         if request.HasField("changeControllers"):
             response = error_response(request, pb.ControlResponse.INVALID, _NO_CONTROLLERS)
@@ -108,7 +111,7 @@ class MemoryGroup:
         return response
 
     def apply(self, request: pb.ControlRequest) -> pb.ControlResponse:
-        """As an entry of the group's log."""
+        """Apply a request as a log entry."""
         self._index += 1
         request.operationId = request.operationId or secrets.token_bytes(_ID_BYTES)
         request.timeNs = time.time_ns()
@@ -137,7 +140,7 @@ class MemoryGroup:
         self._bus.send(reply, (frames.sealed(response),))
 
     def _among_inboxes(self, request: pb.ControlRequest) -> str:
-        """A stream among the inboxes would take what others wait for."""
+        """Return why a stream on inbox subjects is rejected."""
         subject = request.createStream.subject
         for prefix in self._subjects.inbox_prefixes if request.HasField("createStream") else ():
             if begins_under(subject, MAX_PARTITIONS_PER_STREAM, prefix):

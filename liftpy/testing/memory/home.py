@@ -1,4 +1,4 @@
-"""What the parts of a cluster in memory know of each other, so that none has to import what is made of it.
+"""Interfaces between the parts of an in-memory cluster, so that no module imports its owner.
 
 ``HomeNode`` is a node as its replicas see it, ``HeldReplica`` a replica as its publishers and readers see it, ``FellowReplica`` as
 other replicas of the partition do. The classes are in ``node``, ``replica`` and ``peers``.
@@ -31,19 +31,19 @@ Answered = Callable[[pb.ControlResponse], None]
 
 
 class FellowReplica(Protocol):
-    """A replica as the others of its partition see it."""
+    """A replica as the other replicas of its partition see it."""
 
     def later(self, callback: Callable[[], None], delay_ns: int = 0) -> asyncio.Handle:
-        """In a later turn of the loop, unless it is gone by then."""
+        """Run ``callback`` in a later turn of the loop, unless the replica is closed by then."""
 
     def feed(self, event: ev.Event) -> None:
         """An event for the core."""
 
     def asked_by(self, peer: FellowReplica, request_id: int) -> int:
-        """A token of a question that ``peer`` asks."""
+        """Return a token for a request of ``peer``."""
 
     def give_state(self, question: StateQuestion) -> StatePiece | None:
-        """A piece of what it knows of records that are gone."""
+        """Return a piece of its state of deleted records."""
 
     def arrived(self, request_id: int, leader_epoch: int, high_watermark: int, data: bytes) -> None:
         """An answer to its fetch."""
@@ -60,16 +60,16 @@ class HeldReplica(Protocol):
 
     @property
     def node(self) -> HomeNode:
-        """That it is on."""
+        """Node of the replica."""
 
     def feed(self, event: ev.Event) -> None:
         """An event for the core."""
 
     def later(self, callback: Callable[[], None], delay_ns: int = 0) -> asyncio.Handle:
-        """In a later turn of the loop, unless it is gone by then."""
+        """Run ``callback`` in a later turn of the loop, unless the replica is closed by then."""
 
     def now_ns(self) -> int:
-        """Monotonic."""
+        """Return the monotonic time."""
 
 
 class HomeNode(Protocol):
@@ -92,25 +92,25 @@ class HomeNode(Protocol):
     """LeaderEpochs below which no leader is followed."""
 
     def now_ns(self) -> int:
-        """Monotonic."""
+        """Return the monotonic time."""
 
     def wall_ns(self) -> int:
-        """Since 1970."""
+        """Return the wall-clock time since 1970."""
 
     def ask(self, request: pb.ControlRequest, answered: Answered) -> None:
-        """Have the metadata group decide, in the loop's next turn."""
+        """Let the metadata group decide in the next turn of the loop."""
 
     def serving(self, key: PartitionKey) -> FellowReplica | None:
-        """The replica that serves the others of its partition."""
+        """Return the replica that serves its partition on this node."""
 
     def serve(self, key: PartitionKey, peer: FellowReplica) -> None:
-        """From now on it is ``peer``."""
+        """Register ``peer`` as the serving replica."""
 
     def serve_no_more(self, key: PartitionKey, peer: FellowReplica) -> None:
-        """It is ``peer`` no more, if it was."""
+        """Unregister ``peer``, if it is registered."""
 
     def replica_of(self, node_id: str, key: PartitionKey) -> FellowReplica | None:
-        """That of another node, None where it has none."""
+        """Return the replica on another node, None without one."""
 
     def is_up(self, node_id: str) -> bool:
         """Whether a node runs."""

@@ -34,7 +34,7 @@ _TOKENS = {b"*": rb"[^.]+", b">": rb"[^.]+(?:\.[^.]+)*"}
 
 
 class BusSubscription:
-    """One interest in a subject; ``close`` ends it."""
+    """One subscription of a subject. ``close`` ends it."""
 
     __slots__ = ("_bus", "fits", "number", "queue", "sink", "subject")
 
@@ -48,11 +48,11 @@ class BusSubscription:
         self.fits = re.compile(rb"\.".join(parts), re.DOTALL).fullmatch
 
     def close(self) -> None:
-        """Nothing comes any more."""
+        """End the subscription."""
         self._bus.forget(self)
 
     def leave(self) -> None:
-        """The same: nothing is ever on its way here."""
+        """End the subscription. No message is ever on its way."""
         self.close()
 
 
@@ -80,7 +80,7 @@ class Bus:
         return made
 
     def forget(self, subscription: BusSubscription) -> None:
-        """It has been closed."""
+        """Remove a closed subscription."""
         if self._subscriptions.pop(subscription.number, None) is not None:
             self._known.clear()
 
@@ -120,7 +120,7 @@ class Bus:
             self.publish(subject, b"", rest[: int(size)])
 
     def together(self, deliver: Callable[[], None]) -> None:
-        """What ``deliver`` publishes has arrived together: sinks are called behind all of it by ``behind_read``."""
+        """Treat all messages that ``deliver`` publishes as arrived together: ``behind_read`` runs after them."""
         self._reading = True
         try:
             deliver()
@@ -179,7 +179,7 @@ class NatsSession:
         self._write(b"INFO %b\r\n" % json.dumps(info).encode())
 
     def end(self) -> None:
-        """The connection is over, whoever has ended it."""
+        """End the session, whoever closed it."""
         if not self.ended:
             self.ended = True
             for subscription in self._subscriptions.values():
@@ -189,7 +189,7 @@ class NatsSession:
 
     # ---- from the client -------------------------------------------------------------------------------------------------
     def feed(self, data: bytes) -> None:
-        """What the client has written at once: its messages have arrived together."""
+        """Process data that the client wrote at once."""
         if not self.ended:
             self._bus.together(partial(self._take, self._left + data if self._left else data))
 
@@ -211,7 +211,7 @@ class NatsSession:
         self._left = data[at:]
 
     def _command(self, data: bytes, at: int, end: int) -> int:
-        """Carry out the line from ``at`` to ``end``; return where the next one begins, -1: its payload has not come yet."""
+        """Run the line from ``at`` to ``end``. Return where the next one begins, -1 if its payload is incomplete."""
         verb, *fields = data[at:end].split()
         match verb.upper():
             case b"PUB":
@@ -279,7 +279,7 @@ class NatsSession:
         self._out.extend(pieces)
 
     def _flush(self) -> None:
-        """What one turn of the loop has brought leaves together."""
+        """Send the output of one turn of the loop together."""
         out, self._out = self._out, []
         if out and not self.ended:
             self._say(b"".join(out))
@@ -291,7 +291,7 @@ def _must_be_short(line_bytes: int) -> None:
 
 
 class MemoryServer:
-    """Where connections begin; ``home`` is the cluster's loop."""
+    """Accepts connections. ``home``: loop of the cluster."""
 
     def __init__(self, bus: Bus, home: asyncio.AbstractEventLoop) -> None:
         self.bus = bus
@@ -313,13 +313,13 @@ class MemoryServer:
         return made
 
     def cut_all(self) -> None:
-        """Every connection is lost, as when a nats-server dies; clients come back by themselves."""
+        """Close all connections, as when a nats-server dies. Clients reconnect."""
         for session in list(self._sessions.values()):
             session.end()
 
 
 class MemoryTransport(Transport):
-    """What nats-py takes for a socket. Made where it will be used."""
+    """Replacement for nats-py's socket. Create it where it is used."""
 
     def __init__(self, server: MemoryServer) -> None:
         self._server = server
@@ -334,38 +334,38 @@ class MemoryTransport(Transport):
         self._line = _Line(self._server, self._reader)
 
     async def connect_tls(self, uri: Any, ssl_context: Any, buffer_size: int, connect_timeout: int) -> None:
-        """Refused: nothing leaves the process."""
+        """Reject TLS: no data leaves the process."""
         raise ConnectionRefusedError("an in-memory cluster does not support TLS")
 
     def write(self, payload: bytes) -> None:
-        """Hand over at once; ``drain`` waits where too much is not taken yet."""
+        """Write at once. ``drain`` waits if too much is unread."""
         if self._line is not None:
             self._line.write(payload)
 
     def writelines(self, payload: Any) -> None:
-        """The same of several."""
+        """Write several pieces."""
         self.write(b"".join(payload))
 
     async def read(self, buffer_size: int) -> bytes:
-        """What has come, b'' at the end."""
+        """Return received data, b'' at the end."""
         assert self._reader is not None
         return await self._reader.read(buffer_size)
 
     async def readline(self) -> bytes:
-        """With its line feed."""
+        """Return a line with its line feed."""
         assert self._reader is not None
         return await self._reader.readline()
 
     async def drain(self) -> None:
-        """Wait until the cluster has taken what there is too much of."""
+        """Wait until the cluster has read enough."""
         while self._line is not None and self._line.unread_bytes > MOST_UNREAD_BYTES:
             await asyncio.sleep(_PAUSE_S)
 
     async def wait_closed(self) -> None:
-        """Nothing is left to be done."""
+        """Return at once."""
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._line is not None:
             self._line.close()
 
@@ -374,12 +374,12 @@ class MemoryTransport(Transport):
         return self._reader is None or self._reader.at_eof()
 
     def __bool__(self) -> bool:
-        """Never asked to be made anew by nats-py, which would make one of TCP."""
+        """True, so that nats-py never replaces it with a TCP transport."""
         return True
 
 
 class _Line:
-    """One connection's way there and back, between the two loops."""
+    """Both directions of one connection between the two loops."""
 
     def __init__(self, server: MemoryServer, reader: asyncio.StreamReader) -> None:
         self._home = server.home
@@ -406,7 +406,7 @@ class _Line:
         self._post(self._home, self._take)
 
     def close(self) -> None:
-        """By the client; what it has written before is still taken."""
+        """Close from the client side. Written data is still processed."""
         if not self._is_closed:
             self._post(self._home, self._end)
             self._hung_up()

@@ -66,7 +66,7 @@ class MemoryNode:
         self._begin()
 
     def _begin(self) -> None:
-        """What a process has for itself."""
+        """Create the state of a new process."""
         self.intake = NodeIntake()
         self.derived = NodeDerived(self.config.node_dedup_state_bytes)
         self.heard = NodeHeard(self.config.node_standby_bytes)
@@ -75,7 +75,7 @@ class MemoryNode:
 
     # ---- life ------------------------------------------------------------------------------------------------------------
     def start(self, group: MemoryGroup) -> None:
-        """Register, and open what the image shows here."""
+        """Register, and open the partitions of the image."""
         self._begin()
         self._group = group
         self._starts = self._starts.next(self._starts.starts + 1)
@@ -88,7 +88,7 @@ class MemoryNode:
         self.image_changed(group.image)
 
     def kill(self) -> None:
-        """Its process is gone at once; what it has written is there."""
+        """Kill its process at once. Its written data remains."""
         self.up = False
         for replica in self.replicas.values():
             replica.die()
@@ -96,19 +96,19 @@ class MemoryNode:
         self._storages = {key: storage.crash(power=False) for key, storage in self._storages.items()}
 
     def close(self) -> None:
-        """Stop for good."""
+        """Stop permanently."""
         self.up = False
         for replica in self.replicas.values():
             replica.stop()
         self.replicas.clear()
 
     def beat(self) -> None:
-        """The metadata group has heard of it just now: its leases run on."""
+        """Note a heartbeat: its leases are renewed."""
         for replica in list(self.replicas.values()):
             self._heard(replica)
 
     def _heard(self, replica: MemoryReplica) -> None:
-        """Only with the newest image: a node must first see what it has lost [D22]."""
+        """Renew the lease only with the newest image: a node must first see its lost leaderships [D22]."""
         if self._group is not None and self._image.index >= self._group.changed_index:
             times = self._image.session_times
             lease_ns = 0 if times is None else times.lease_ms * NS_PER_MS
@@ -121,7 +121,7 @@ class MemoryNode:
 
     # ---- the image -------------------------------------------------------------------------------------------------------
     def image_changed(self, image: ClusterImage) -> None:
-        """Stop what is elsewhere or gone, open what is new, tell the others."""
+        """Stop removed partitions, open new ones, update the others."""
         if not self.up or image.index <= self._image.index:
             return
         old, self._image = self._image, image
@@ -155,7 +155,7 @@ class MemoryNode:
 
     # ---- what replicas ask -----------------------------------------------------------------------------------------------
     def ask(self, request: pb.ControlRequest, answered: Answered) -> None:
-        """Have the metadata group decide, in the loop's next turn; answered in the one after it."""
+        """Let the metadata group decide in the next turn of the loop. The answer comes in the turn after it."""
         incarnation = self.incarnation
 
         def asked() -> None:
@@ -166,20 +166,20 @@ class MemoryNode:
         self.loop.call_soon(asked)
 
     def serving(self, key: PartitionKey) -> FellowReplica | None:
-        """The replica that serves the others of its partition."""
+        """Return the replica that serves its partition on this node."""
         return self._served.get(key)
 
     def serve(self, key: PartitionKey, peer: FellowReplica) -> None:
-        """From now on it is ``peer``."""
+        """Register ``peer`` as the serving replica."""
         self._served[key] = peer
 
     def serve_no_more(self, key: PartitionKey, peer: FellowReplica) -> None:
-        """It is ``peer`` no more, if it was."""
+        """Unregister ``peer``, if it is registered."""
         if self._served.get(key) is peer:
             del self._served[key]
 
     def replica_of(self, node_id: str, key: PartitionKey) -> FellowReplica | None:
-        """That of another node, None where it has none."""
+        """Return the replica on another node, None without one."""
         other = self._others.get(node_id)
         return None if other is None else other.replicas.get(key)
 

@@ -1,4 +1,4 @@
-"""Peers: how replicas of one partition in memory talk to each other: what is a message of the protocol there is an event here.
+"""Communication between the replicas of a partition in memory: each protocol message is an event.
 
 A question is asked in the loop's next turn and answered in the one after it, so that no replica is called from within another.
 """
@@ -31,14 +31,14 @@ _ROOM_BYTES = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class _Asker:
-    """Who asked, and by which request."""
+    """Sender and id of a request."""
 
     peer: FellowReplica
     request_id: int
 
 
 class Peers:
-    """The part of a ``MemoryReplica`` that follows, and serves those that follow it."""
+    """Part of a ``MemoryReplica`` that follows, and serves its followers."""
 
     node: HomeNode
     node_id: str
@@ -49,7 +49,7 @@ class Peers:
     publishers: MemoryPublishers
 
     def begin_peers(self) -> None:
-        """Nobody has asked, nothing is held."""
+        """Start without requests and pieces."""
         self._next_token = 1
         self._askers: dict[int, _Asker] = {}
         self._kept: dict[str, _Asker] = {}
@@ -59,16 +59,16 @@ class Peers:
         """The fetch that leaves when the leader's state is here."""
 
     def end_peers(self) -> None:
-        """It serves nobody any more."""
+        """Stop serving."""
         self.stop_serving()
         self._fetched.clear()
 
     def feed(self, event: ev.Event) -> None:
-        """One event for the replica."""
+        """Feed one event to the replica."""
         raise NotImplementedError
 
     def later(self, callback: Callable[[], None], delay_ns: int = 0) -> asyncio.Handle:
-        """In a later turn of the loop."""
+        """Run ``callback`` in a later turn of the loop."""
         raise NotImplementedError
 
     def stored(self, change: Callable[[], Any], token: int = 0) -> bool:
@@ -76,7 +76,7 @@ class Peers:
         raise NotImplementedError
 
     def storage_failed(self, error: StorageError, token: int = 0) -> None:
-        """The log is given up."""
+        """Mark the log as failed."""
         raise NotImplementedError
 
     def _token(self) -> int:
@@ -111,7 +111,7 @@ class Peers:
         )  # fmt: skip
 
     def _ask_state(self, effect: do.SendFetch, question: StateQuestion) -> None:
-        """Before a fetch: what the leader knows of records that its log does not hold any more."""
+        """Request the leader's state of deleted records before a fetch."""
         if self._waiting is not effect:
             return  # it has another role
         leader, piece = self.node.serving(self.key), None
@@ -130,7 +130,7 @@ class Peers:
             self.feed(ev.RequestFailed(request_id=effect.request_id, reason="the leader's state is not ready"))
 
     def give_state(self, question: StateQuestion) -> StatePiece | None:
-        """A piece of it, for a follower."""
+        """Return a piece of the state for a follower."""
         return self.publishers.giver.give(question)
 
     def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
@@ -181,7 +181,7 @@ class Peers:
         pass
 
     def asked_by(self, peer: FellowReplica, request_id: int) -> int:
-        """A token of a question that ``peer`` asks."""
+        """Return a token for a request of ``peer``."""
         token = self._token()
         self._askers[token] = _Asker(peer, request_id)
         return token
@@ -191,7 +191,7 @@ class Peers:
         self.node.serve(self.key, self)
 
     def stop_serving(self) -> None:
-        """Nobody is answered any more."""
+        """Stop answering."""
         self.node.serve_no_more(self.key, self)
         self._askers.clear()
         self._kept.clear()

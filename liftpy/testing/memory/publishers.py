@@ -23,7 +23,7 @@ from liftpy.testing.memory.nats import Bus, BusSubscription
 
 
 class MemoryPublishers:
-    """The ``IngestShell`` and ``StandbyShell`` of one replica, and what they are the shells of."""
+    """``IngestShell`` and ``StandbyShell`` of one replica, with its ingest and standby buffer."""
 
     def __init__(self, replica: HeldReplica) -> None:
         self._replica = replica
@@ -75,45 +75,45 @@ class MemoryPublishers:
             self._read_soon()
 
     def open(self) -> None:
-        """It leads: go on with what it heard while it stood by."""
+        """Start as leader with the standby buffer."""
         self.standby.take_over(self.ingest.start)
 
     def shut(self) -> None:
-        """It leads no more."""
+        """Stop: it leads no more."""
         self.standby.cancel()
         self.ingest.stop()
 
     def close(self) -> None:
-        """It is gone."""
+        """Close."""
         self.standby.cancel()
         self.standby.stop()
         self.ingest.stop()
         self.acks.drop()
 
     def fetched(self, batches: Sequence[RecordBatch]) -> None:
-        """They are in the log."""
+        """Note that batches were appended."""
         self.derived.fetched(batches)
         self.standby.shown()
 
     def cut(self) -> None:
-        """The log is cut."""
+        """Note a truncation."""
         self.derived.cut()
         self.standby.cut()
 
     def started_afresh(self) -> None:
-        """The log is empty, and begins somewhere else."""
+        """Note that the log was emptied and begins elsewhere."""
         self.derived.started_afresh()
         self.taker.started_afresh()
         self.standby.cut()
 
     def store_state(self) -> None:
-        """Behind a checkpoint of HW: what is known of the log, where that is due."""
+        """Store the derived state after a checkpoint of the HW, if it is due."""
         unwritten = self.states.begin()
         if unwritten is not None:
             self.states.write(unwritten)
 
     def committed(self, high_watermark: int) -> None:
-        """HW has risen."""
+        """Note that the HW has increased."""
         self.derived.committed(high_watermark)
         self.standby.committed(high_watermark)
 
@@ -130,15 +130,15 @@ class MemoryPublishers:
         return self._bus.listen(subject, sink)
 
     def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> _Hearing:
-        """The same for who stands by."""
+        """Subscribe for a standby follower."""
         return _Hearing(self._replica, self._bus, subject, sink)
 
     def when_heard(self, heard: Callable[[], None]) -> None:
-        """Every subscription is known at once."""
+        """Call ``heard`` at once: subscriptions take effect immediately."""
         self._replica.later(heard)
 
     def sink_failed(self, subject: bytes, error: Exception) -> None:
-        """A bug: told by the loop, loudly."""
+        """Report a bug to the loop."""
         self._replica.node.counters["messages not taken"] += 1
         self._replica.node.loop.call_exception_handler({"message": f"a message on {subject!r}", "exception": error})
 
@@ -158,21 +158,21 @@ class _Hearing:
         self._sink(subject, reply, payload, block)
 
     def feed_to(self, sink: Sink, given_up: Callable[[int], None], lost: Callable[[], None]) -> None:
-        """Another sink takes what comes."""
+        """Deliver messages to another sink."""
         self._sink = sink
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """In the loop's next turn."""
+        """Call ``callback`` in the next turn of the loop."""
         self._replica.later(callback)
 
     def when_settled(self, callback: Callable[[], None]) -> None:
-        """Nothing is ever on its way."""
+        """Call ``callback`` at once: no message is ever on its way."""
         self._replica.later(callback)
 
     def leave(self) -> None:
-        """Hear no more."""
+        """Unsubscribe."""
         self._subscription.close()
 
     def close(self) -> None:
-        """Hear no more."""
+        """Unsubscribe."""
         self._subscription.close()

@@ -57,7 +57,7 @@ class MemoryAsking:
     """As last heard of."""
 
     def feed(self, event: ev.Event) -> None:
-        """One event for the replica."""
+        """Feed one event to the replica."""
         raise NotImplementedError
 
     def _ask(self, request: pb.ControlRequest, answered: Answered = _nobody) -> None:
@@ -121,7 +121,7 @@ class MemoryAsking:
         self._ask(pb.ControlRequest(reportPromotion=report))
 
     def report_purged(self) -> None:
-        """Which purges are done here, where the group does not know."""
+        """Report completed purges that the group does not know yet."""
         purged = self.log.cleaning.purged
         report = purge_report(self.key, self.state, self.node_id, self.node.incarnation, purged) if self.state else None
         if report is not None:
@@ -129,7 +129,7 @@ class MemoryAsking:
 
 
 class Readers:
-    """The ``ReadShell`` of one replica's ``Reads``. Who asks is known by his reply subject."""
+    """``ReadShell`` of one replica's ``Reads``. A reader is identified by its reply subject."""
 
     def __init__(self, replica: HeldReplica, is_heard: Callable[[], bool], giver: StateGiver) -> None:
         self._replica = replica
@@ -149,7 +149,7 @@ class Readers:
         self._shared: BusSubscription | None = None
 
     def share(self, wanted: bool) -> None:
-        """Join or leave those that answer anybody's reads."""
+        """Join or leave the replicas that answer any reader."""
         if wanted and self._shared is None:
             self._shared = self._bus.listen(self._subject, self._arrived, self._subject)
         elif not wanted and self._shared is not None:
@@ -157,7 +157,7 @@ class Readers:
             self._shared = None
 
     def close(self) -> None:
-        """Listen no more, and answer everybody who waits: not here any more."""
+        """Unsubscribe, and answer all waiting requests that the replica is closed."""
         self.share(False)
         self._own.close()
         self._reads.close()
@@ -174,15 +174,15 @@ class Readers:
 
     @property
     def has_room(self) -> bool:
-        """Always: what is sent lies in the reader's own memory."""
+        """Always True: answers are in the reader's memory."""
         return True
 
     def now_ns(self) -> int:
-        """Monotonic."""
+        """Return the monotonic time."""
         return self._replica.now_ns()
 
     def answer(self, asker: str, chunks: Chunks) -> None:
-        """One message to the reply subject."""
+        """Send one message to the reply subject."""
         self._bus.send(asker, chunks)
 
     def request_failed(self, asker: str, error: Exception) -> None:
@@ -200,7 +200,7 @@ _LATER_NS = 20_000_000
 
 
 class MemoryReplica(MemoryAsking, Peers):
-    """One partition on one node, until ``stop`` or ``die``. Everything runs on the loop of the cluster."""
+    """One partition on one node, until ``stop`` or ``die``. It runs on the loop of the cluster."""
 
     def __init__(self, node: HomeNode, stream: StreamImage, number: int, log: Log) -> None:
         self.node = node
@@ -227,7 +227,7 @@ class MemoryReplica(MemoryAsking, Peers):
         self._do = acts_of(self)
 
     def open(self) -> None:
-        """Tell the replica what its log holds."""
+        """Feed the content of its log."""
         log = self.log
         opened = ev.LogOpened(
             log_start_offset=log.log_start_offset,
@@ -261,7 +261,7 @@ class MemoryReplica(MemoryAsking, Peers):
             self.log.close(clean=clean and not self.failed)
 
     def die(self) -> None:
-        """Nothing more comes of it, and nobody is told; its storage stays as it is."""
+        """Kill the replica silently. Its storage stays unchanged."""
         self.gone = True
         for timer in self._timers.values():
             timer.cancel()
@@ -272,7 +272,7 @@ class MemoryReplica(MemoryAsking, Peers):
 
     # ---- events in, effects out --------------------------------------------------------------------------------------
     def feed(self, event: ev.Event) -> None:
-        """One event; those that its effects cause at once follow after all its effects."""
+        """Feed one event. Events that its effects cause follow after all its effects."""
         if self.gone:
             return
         self._inbox.append(event)
@@ -288,11 +288,11 @@ class MemoryReplica(MemoryAsking, Peers):
             self._stepping = False
 
     def now_ns(self) -> int:
-        """Monotonic."""
+        """Return the monotonic time."""
         return self.node.now_ns()
 
     def later(self, callback: Callable[[], None], delay_ns: int = 0) -> asyncio.Handle:
-        """In a later turn of the loop, unless it is gone by then."""
+        """Run ``callback`` in a later turn of the loop, unless the replica is closed by then."""
 
         def call() -> None:
             if not self.gone:
@@ -336,7 +336,7 @@ class MemoryReplica(MemoryAsking, Peers):
         self.feed(ev.LeaderEpochPersisted(leader_epoch=effect.leader_epoch))
 
     def stored(self, change: Callable[[], Any], token: int = 0) -> bool:
-        """Whether the log did it; if not, the replica is told. ``token``: of the publishes that were to be appended."""
+        """Return whether the log was changed. If not, the replica is informed. ``token``: publishes to append."""
         try:
             change()
         except StorageError as error:
@@ -345,12 +345,12 @@ class MemoryReplica(MemoryAsking, Peers):
         return True
 
     def storage_failed(self, error: StorageError, token: int = 0) -> None:
-        """The log is given up."""
+        """Mark the log as failed."""
         self.failed = self.failed or str(error)
         self.feed(ev.StorageFailed(reason=str(error), no_space=isinstance(error, NoSpaceError), token=token))
 
     def apply_retention(self) -> None:
-        """What the stream's retention lets go."""
+        """Delete what retention releases."""
         before = self.log.log_start_offset
         if not self.failed and self.log.may_give_up:
             wall_ns = self.node.wall_ns()
@@ -359,7 +359,7 @@ class MemoryReplica(MemoryAsking, Peers):
                 self.feed(ev.LogStartMoved(log_start_offset=self.log.log_start_offset))
 
     def _may_drop(self, log_start_offset: int) -> bool:
-        """Whether what the records say of producers and message ids is stored, if need be now."""
+        """Return whether the derived state of the deleted records is stored, after storing it if needed."""
         states = self.publishers.states
         if not states.may_drop(log_start_offset):
             self.log.checkpoint()
@@ -448,7 +448,7 @@ class _Flusher:
         self._replica = replica
 
     def begin(self) -> None:
-        """In the loop's next turn: what comes in this one is flushed with it."""
+        """Flush in the next turn of the loop, with all records of this turn."""
         self._replica.later(self._run)
 
     def _run(self) -> None:
@@ -464,24 +464,24 @@ class _Flusher:
         commit.ended(flush, 0, error)
 
     def wait(self, flush: Flush) -> tuple[int, Exception | None]:
-        """None ever runs while anything else does."""
+        """Do nothing: no flush runs in the background."""
         raise AssertionError("a flush in memory is over at once")
 
     def wait_for_checkpoint(self) -> None:
-        """As with flushes."""
+        """Do nothing: no checkpoint runs in the background."""
 
     def arm(self) -> None:
-        """The interval begins."""
+        """Start the interval."""
         interval_s = self._replica.log.config.flush.interval_s
         self._replica.later(self._replica.commit.interval_over, round(interval_s * NS_PER_S))
 
     def done(self) -> None:
-        """It took no time."""
+        """Note a flush without duration."""
 
     def flushed(self, end_offset: int, disk_ns: int) -> None:
-        """Tell the replica."""
+        """Report the flush to the replica."""
         self._replica.feed(ev.LogFlushed(end_offset=end_offset, took_ns=disk_ns))
 
     def failed(self, error: StorageError) -> None:
-        """Tell it that the log is closed."""
+        """Report the closed log to the replica."""
         self._replica.storage_failed(error)

@@ -39,7 +39,7 @@ _LEADER_EPOCH = 1
 
 
 class MemoryService:
-    """``client``: of its own; closed at the end. ``begin``, then ``close``."""
+    """A service on an in-memory cluster. ``client``: its own, closed at the end. Call ``begin``, then ``close``."""
 
     def __init__(
         self, client: Client, subjects: Subjects, factory: Callable[[], Service], settings: tuple[str, str, int, str, float]
@@ -92,7 +92,7 @@ class MemoryService:
         return None if self._outbox is None else self._outbox.emitted_end
 
     async def _feed(self, machine: ServiceMachine) -> None:
-        """All records of its partition, until the service raises: its state is none then, and nobody is answered any more."""
+        """Feed all records of its partition until the service raises. After that it gives no answers."""
         settings = self._settings
         consumer = self._client.consume(settings.stream, settings.partition, options=_READING)
         async for piece in consumer.batches():
@@ -112,7 +112,7 @@ class MemoryService:
             logger.error("service %s in memory has ended: %s", self._settings.service, error, exc_info=error)
 
     async def close(self) -> None:
-        """End it."""
+        """Stop the service."""
         await end_tasks(self._tasks)
         await self._client.close()
 

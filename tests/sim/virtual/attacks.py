@@ -30,7 +30,7 @@ def _concrete(pattern: str, draw: random.Random) -> str:
 
 
 def _listened(world: World, draw: random.Random) -> str:
-    """A subject that some node hears."""
+    """Return a subject that a node subscribes to."""
     patterns = sorted(
         {
             subscription.pattern
@@ -45,7 +45,7 @@ def _listened(world: World, draw: random.Random) -> str:
 
 
 async def attack(world: World, rules: MessageRules, streams: list[tuple[str, str, int]], stopping: Callable[[], bool]) -> None:
-    """Until ``stopping``."""
+    """Send random requests until ``stopping``."""
     draw = random.Random(f"attacks {world.seed}")
     subjects = {subject for _, subject, _ in streams}
     async with world.connect() as client:
@@ -71,7 +71,7 @@ async def attack(world: World, rules: MessageRules, streams: list[tuple[str, str
 
 
 async def probe(world: World) -> None:
-    """In a quiet, whole cluster every odd request gets an answer, and the node that answers it goes on."""
+    """Check on a quiet cluster that each odd request gets an answer and ends no node."""
     async with world.connect() as client:
         connection = client.transport.connection
         for subject, body in (*_ODD, *((f"liftpy.status.{node.name}", b"") for node in world.nodes)):

@@ -1,4 +1,4 @@
-"""What has to hold: during a history, of each message, and at its end, of the whole cluster."""
+"""Checks of a simulated history: of each message during it, and of the whole cluster at its end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class MessageRules:
 
 
 def workers_of(world: World) -> dict[Place, list[PartitionWorker]]:
-    """Every replica that runs."""
+    """Return all running replicas."""
     found: dict[Place, list[PartitionWorker]] = {}
     for node in world.nodes:
         program = node.node
@@ -56,7 +56,8 @@ def workers_of(world: World) -> dict[Place, list[PartitionWorker]]:
 
 
 def unsettled(world: World, streams: list[tuple[str, str, int]]) -> str:
-    """Why the cluster is not whole; '': it is: every partition is led, every replica is in the ISR and has everything committed."""
+    """Return why the cluster has not recovered, '' if it has: all partitions led, all replicas in sync with all committed
+    records."""
     for node in world.nodes:
         if not node.is_ready:
             return f"{node.name} is not ready (life {node.lives}, exits {node.exits[-3:]})"
@@ -96,8 +97,7 @@ def records_of(worker: PartitionWorker) -> dict[int, bytes]:
 
 
 def check_logs(world: World, model: Model, streams: list[tuple[str, str, int]]) -> dict[Place, set[int]]:
-    """All replicas hold the same records, all that was acknowledged or read is among them, and nothing that was sent once is there
-    twice. Returns the committed offsets."""
+    """Check that all replicas have the same records, with all acknowledged and read ones, and no message twice."""
     committed: dict[Place, set[int]] = {}
     violated = world.scheduler.violated
     running = workers_of(world)

@@ -1,4 +1,4 @@
-"""Disks: real files in a folder of their own, of which the simulator knows what a power cut leaves.
+"""Simulated disks with real files. The simulator knows which data a power cut leaves.
 
 A node works on real files, so that its code for files runs as it ships. The module keeps the bytes of each file and the names of
 each folder as of their last flush. ``power_cut`` puts in the folder's place what these say, with drawn parts of what was not
@@ -26,7 +26,7 @@ real_listdir = os.listdir
 
 
 class Disk:
-    """Of one host; it outlives the processes that use it."""
+    """Disk of one host. It outlives the processes."""
 
     def __init__(self, scheduler: Scheduler, name: str, folder: Path) -> None:
         self.scheduler = scheduler
@@ -60,7 +60,7 @@ class Disk:
         return one_in > 0 and self.scheduler.random.randrange(one_in) == 0
 
     def flush(self, descriptor: int) -> None:
-        """``fsync`` and ``fdatasync``."""
+        """Simulate ``fsync`` and ``fdatasync``."""
         draw = self.scheduler.random
         took_ns = draw.randrange(*_FLUSH_NS) + (draw.randrange(self.slow_ns) if self.slow_ns else 0)
         self.scheduler.elapsed_ns += took_ns
@@ -99,7 +99,7 @@ class Disk:
             real_close(reading)
 
     def write(self, descriptor: int, pieces: Any) -> int:
-        """``write`` and ``writev``."""
+        """Simulate ``write`` and ``writev``."""
         self.scheduler.elapsed_ns += _WRITE_NS
         self.scheduler.counters["writes to files"] += 1
         if self._draws(self.fail_one_in):
@@ -127,19 +127,19 @@ class Disk:
 
     # ---- what happens to it ----------------------------------------------------------------------------------------------
     def heal(self) -> None:
-        """It works, and fast."""
+        """Make the disk fast and error-free."""
         self.fail_one_in = self.short_one_in = self.slow_ns = self.lies_one_in = 0
         self.is_full = False
 
     def _retire(self) -> Path:
-        """Move what there is out of the way: maps and descriptors of ended processes stay as they are."""
+        """Move the files away, so that maps and file descriptors of ended processes stay valid."""
         self._lives += 1
         old = self.folder.with_name(f"{self.folder.name}.{self._lives}")
         self.folder.rename(old)
         return old
 
     def power_cut(self) -> None:
-        """Only what was flushed is there, and drawn parts of the rest. No process uses it."""
+        """Keep only flushed data and random parts of the rest. No process uses the disk."""
         self.scheduler.trace("power cut", self.name)
         old = self._retire()
         self.folder.mkdir(mode=0o750)
@@ -197,7 +197,7 @@ class Disk:
         self._files[path.stat().st_ino] = bytearray(content)
 
     def empty(self) -> None:
-        """All data is lost; a new disk is in its place."""
+        """Replace the disk with an empty one."""
         self.scheduler.trace("emptied", self.name)
         self.is_damaged = True
         shutil.rmtree(self._retire())
@@ -206,7 +206,7 @@ class Disk:
         self._folders.clear()
 
     def flip_bit(self) -> str:
-        """One bit of a segment file is another one now; return the file's name, '' where there is none."""
+        """Flip one bit of a segment file. Return its name, '' without one."""
         draw = self.scheduler.random
         files = sorted(path for path in self.folder.glob("streams/*/*/*.log") if path.stat().st_size > 64)
         if not files:
@@ -285,7 +285,7 @@ def interpose(running: Callable[[], Process | None]) -> None:
 
 
 def close_descriptors(process: Process) -> None:
-    """Of a process that has ended: its locks are free, and what Python still holds of it reads nothing."""
+    """Close the file descriptors of an ended process, which releases its locks."""
     nothing = real_open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for descriptor in sorted(process.descriptors):
         os.dup2(nothing, descriptor, inheritable=False)

@@ -1,4 +1,4 @@
-"""What goes wrong: one function a fault, drawn again and again while a history is busy, and how all of it is healed."""
+"""Faults of a simulated history: one function per fault, drawn repeatedly, and their healing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Fault = Callable[["Faults"], None]
 
 
 class Faults:
-    """Of one history."""
+    """Faults of one history."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -25,7 +25,7 @@ class Faults:
         self._lost_data = False
 
     async def run(self) -> None:
-        """Until the profile's time is over."""
+        """Run until the time of the profile is over."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self.world.profile.busy_s
         while loop.time() < end_s:
@@ -56,7 +56,7 @@ class Faults:
 
     # ---- helpers ---------------------------------------------------------------------------------------------------------
     def node(self) -> NodeProcess:
-        """One of them."""
+        """Return a random node."""
         return self.draw.choice(self.world.nodes)
 
     def later(self, within_s: float, callback: Callable[[], None]) -> None:
@@ -64,11 +64,11 @@ class Faults:
         self.world.scheduler.after(int(self.draw.uniform(0.1, within_s) * NS_PER_S), callback)
 
     def soon_ns(self) -> int:
-        """Until a restart."""
+        """Return a random delay before a restart."""
         return int(self.draw.choice((0.01, 0.3, 1.0, 4.0)) * NS_PER_S)
 
     def may_lose_data(self) -> bool:
-        """Whether the victim may lose what it has: once."""
+        """Return whether the victim may lose its data: once."""
         if self._lost_data:
             return False
         self._lost_data = True

@@ -1,4 +1,4 @@
-"""Workers of a queue and members of a consumer group, under the same faults as everybody else."""
+"""Queue workers and group members in a simulated history."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GROUP_STREAM = "orders"
 
 
 class Groups:
-    """``acked``: offsets of which a worker was told that they never come again."""
+    """Groups and queues. ``acked``: offsets whose acknowledgment was confirmed."""
 
     def __init__(self, world: World, model: Model, clients: Clients) -> None:
         self.world = world
@@ -28,7 +28,7 @@ class Groups:
         self.handled: dict[Place, set[int]] = {}
 
     def start(self) -> None:
-        """Two of each kind."""
+        """Start two of each kind."""
         for number in range(2):
             self.clients.begin(f"worker{number + 1}", self._work(random.Random(f"worker {number} {self.world.seed}")))
             self.clients.begin(f"member{number + 1}", self._member(random.Random(f"member {number} {self.world.seed}")))
@@ -89,7 +89,7 @@ class Groups:
 
     # ---- the end ---------------------------------------------------------------------------------------------------------
     async def finish(self, committed: dict[Place, set[int]]) -> None:
-        """The cluster is well: whoever asks now gets all that nobody has acknowledged, and nothing else."""
+        """Check after recovery that exactly the unacknowledged records are delivered."""
         draw = random.Random(0)
         wanted = committed.get((_QUEUE, 0), set())
         places = {place: offsets for place, offsets in committed.items() if place[0] == _GROUP_STREAM}
@@ -128,7 +128,7 @@ class Groups:
 
 
 async def hostile_member(world: World, stopping: Any) -> None:
-    """Somebody who may use queues settles ranges that are as wide, and as many, as a command holds."""
+    """Settle ranges that are as wide and as many as a command allows, as an attacker would."""
     draw = random.Random(f"hostile {world.seed}")
     async with world.connect() as client:
         try:

@@ -1,4 +1,4 @@
-"""What Python's own modules give to a simulated process: the world's time, randomness, threads and disks.
+"""Simulated versions of Python's time, randomness, threads and files.
 
 ``install`` changes the standard library before anything of liftpy is imported; where no simulated process runs, everything is as it
 was. That is the lowest port that a program has, and so what ships runs unchanged.
@@ -114,7 +114,7 @@ def _timer(*args: Any, **options: Any) -> Any:
 
 
 def install() -> None:
-    """Before the first import of liftpy or sidecar, in a Python process that does nothing else."""
+    """Install the replacements. Call it before the first import of liftpy or sidecar."""
     assert not any(name.split(".")[0] in ("liftpy", "sidecar", "nats") for name in sys.modules), "install comes first"
     _install_time()
     os.urandom = _urandom
@@ -131,7 +131,7 @@ def install() -> None:
 
 
 def adapt() -> None:
-    """After the imports: what blocks its own event loop on a thread has another way to wait here."""
+    """Adapt imported modules that block their event loop on a thread."""
     import pysyncobj.node
 
     import sidecar.disk.descriptors
@@ -148,7 +148,7 @@ def adapt() -> None:
 
 
 def _flush_beside(self: Any, work: Callable[[], int], within_s: float) -> Any:
-    """``FlushThread.run``: the loop waits for so long at most, and the flush goes on in its thread."""
+    """Replace ``FlushThread.run``: the loop waits for a limited time, and the flush continues in its thread."""
     scheduler = scheduling.active
     assert scheduler is not None
     before_ns = scheduler.elapsed_ns

@@ -1,4 +1,4 @@
-"""VirtualLoop: asyncio's event loop whose time is the scheduler's.
+"""VirtualLoop: asyncio's event loop with the time of the scheduler.
 
 Callbacks, timers, tasks and futures are asyncio's own code. Connections come from the simulated network, threads from the simulated
 pools, and a turn of the loop is one event of the scheduler. Tasks and futures hash by number: sets of them have one order in all runs.
@@ -54,7 +54,7 @@ _Base: Any = base_events.BaseEventLoop
 
 
 class VirtualLoop(_Base):  # type: ignore[misc]
-    """The loop of the process that makes it."""
+    """Event loop of the process that creates it."""
 
     _timer_cancelled_count: int
     _stopping: bool
@@ -88,7 +88,7 @@ class VirtualLoop(_Base):  # type: ignore[misc]
         return self.process.local_ns() / NS_PER_S
 
     def next_ns(self) -> int:
-        """When there is something to do."""
+        """Return the time of the next work."""
         if self._ready:
             at_ns = self.busy_until_ns
         else:
@@ -102,7 +102,7 @@ class VirtualLoop(_Base):  # type: ignore[misc]
         return max(at_ns, self.process.paused_until_ns)
 
     def turn(self) -> None:
-        """What is due now, once: ``_run_once`` of asyncio without a selector."""
+        """Run what is due once: ``_run_once`` of asyncio without a selector."""
         timers: list[Any] = self._scheduled
         ready: deque[Any] = self._ready
         if self._timer_cancelled_count > 100 and self._timer_cancelled_count * 2 > len(timers):
@@ -143,7 +143,7 @@ class VirtualLoop(_Base):  # type: ignore[misc]
                 stopped()
 
     def run_forever(self) -> None:
-        """In a thread of the simulated process: the thread stands until the loop stops, and the scheduler runs the loop."""
+        """Block the simulated thread until the loop stops. The scheduler runs the loop."""
         from tests.sim.virtual.threads import current_thread
 
         thread = current_thread()
@@ -152,7 +152,7 @@ class VirtualLoop(_Base):  # type: ignore[misc]
         thread.stand()
 
     def run_until_complete(self, future: Any) -> Any:
-        """In a thread, too."""
+        """Run until the future is done, in a simulated thread."""
         events._set_running_loop(self)
         try:
             future = asyncio.ensure_future(future, loop=self)
@@ -163,11 +163,11 @@ class VirtualLoop(_Base):  # type: ignore[misc]
         return future.result()
 
     def is_running(self) -> bool:
-        """The scheduler runs it until it is closed."""
+        """Return whether the loop is open."""
         return not self._closed
 
     def close(self) -> None:
-        """No more turns."""
+        """Close the loop."""
         if self._closed:
             return
         self._closed = True
@@ -178,12 +178,12 @@ class VirtualLoop(_Base):  # type: ignore[misc]
             self.scheduler.loops.remove(self)
 
     def _write_to_self(self) -> None:
-        """Nobody sleeps in a selector."""
+        """Do nothing: there is no selector."""
         if not self._in_turn:
             self.scheduler.arm(self)
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:
-        """As asyncio's."""
+        """Schedule a callback, as asyncio does."""
         handle: asyncio.Handle = super().call_soon(callback, *args, context=context)
         if not self._in_turn:
             self.scheduler.arm(self)
@@ -192,32 +192,32 @@ class VirtualLoop(_Base):  # type: ignore[misc]
     def call_at(
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """As asyncio's."""
+        """Schedule a timer, as asyncio does."""
         handle: asyncio.TimerHandle = super().call_at(when, callback, *args, context=context)
         if not self._in_turn:
             self.scheduler.arm(self)
         return handle
 
     def _check_thread(self) -> None:
-        """There is one."""
+        """Do nothing: there is one thread."""
 
     # ---- tasks, futures, errors ------------------------------------------------------------------------------------------
     def create_future(self) -> VirtualFuture:
-        """With a number."""
+        """Return a numbered future."""
         return VirtualFuture(loop=self, number=self.scheduler.next_number())
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Every error that nobody has handled is a violation, unless the process says that it expects it."""
+        """Record an unhandled error as a violation, unless the process expects it."""
         error = context.get("exception")
         self.scheduler.unhandled(self.process, str(context.get("message", "")), error, context)
         super().call_exception_handler(context)
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
-        """It has been told already."""
+        """Do nothing: the error was recorded."""
 
     # ---- threads, signals ------------------------------------------------------------------------------------------------
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """In a simulated pool."""
+        """Run in a simulated pool."""
         if executor is None:
             if self._default_executor is None:
                 self._default_executor = concurrent.futures.ThreadPoolExecutor(thread_name_prefix="asyncio")
@@ -228,10 +228,10 @@ class VirtualLoop(_Base):  # type: ignore[misc]
         return coming
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        """Its jobs end by themselves."""
+        """Do nothing: its jobs end by themselves."""
 
     def add_signal_handler(self, sig: int, callback: Callable[..., Any], *args: Any) -> None:
-        """``Process.signals`` holds it."""
+        """Add the handler to ``Process.signals``."""
         self.process.signals[sig] = lambda: cast(None, self.call_soon(callback, *args))
 
     def remove_signal_handler(self, sig: int) -> bool:
@@ -240,7 +240,7 @@ class VirtualLoop(_Base):  # type: ignore[misc]
 
     # ---- the network -----------------------------------------------------------------------------------------------------
     async def create_connection(self, protocol_factory: Callable[[], Any], host: Any = None, port: Any = None, **_: Any) -> Any:
-        """To a simulated server."""
+        """Connect to a simulated server."""
         network = self.scheduler.network
         protocol = protocol_factory()
         transport = await network.connect(self, protocol, str(host), int(port))

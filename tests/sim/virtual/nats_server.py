@@ -24,7 +24,7 @@ _MOST_REPLIES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """Of a user: patterns that it may publish to and subscribe on. ``reply``: it may answer the requests that it gets."""
+    """Permissions of a user: patterns to publish to and subscribe on. ``reply``: whether it may answer requests."""
 
     publish: tuple[str, ...] = (">",)
     subscribe: tuple[str, ...] = (">",)
@@ -32,7 +32,7 @@ class Rights:
 
 
 class Subscription:
-    """Of one connection."""
+    """Subscription of one connection."""
 
     __slots__ = ("client", "left", "pattern", "queue", "sid", "tokens")
 
@@ -57,7 +57,7 @@ def matches(tokens: list[str], subject: list[str]) -> bool:
 
 
 class Client:
-    """What a server knows of a connection."""
+    """State of a connection in the server."""
 
     def __init__(self, server: NatsServer, connection: Connection, number: int) -> None:
         self.server = server
@@ -74,7 +74,7 @@ class Client:
 
     # ---- from the connection ---------------------------------------------------------------------------------------------
     def received(self, data: bytes) -> None:
-        """Parse what is whole."""
+        """Parse complete commands."""
         buffer = self._buffer + data
         position = 0
         while self.connection.is_open:
@@ -167,7 +167,7 @@ class Client:
 
     # ---- to the connection -----------------------------------------------------------------------------------------------
     def send(self, data: bytes) -> None:
-        """Unless it reads too slowly: then it is cut."""
+        """Send data, or close a connection that reads too slowly."""
         self.connection.send(data)
         if len(self.connection.down.waiting) > self.server.cluster.max_pending:
             self.server.cluster.count("slow consumers")
@@ -175,7 +175,7 @@ class Client:
             self.connection.cut()
 
     def error(self, text: str) -> None:
-        """As nats-server says it."""
+        """Send an error as nats-server does."""
         self.server.cluster.trace("-ERR", self.name, text)
         self.server.cluster.count(f"-ERR {text.split(' for ')[0]}")
         if text.startswith("Permissions"):
@@ -183,7 +183,7 @@ class Client:
         self.send(f"-ERR '{text}'\r\n".encode())
 
     def deliver(self, subscription: Subscription, message: Message) -> None:
-        """A message for one of its subscriptions."""
+        """Deliver a message to one of its subscriptions."""
         if self.rights.reply and message.reply:
             self._may_answer[message.reply] = None
             if len(self._may_answer) > _MOST_REPLIES:
@@ -203,7 +203,7 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What was published."""
+    """A published message."""
 
     subject: str
     reply: str
@@ -213,7 +213,7 @@ class Message:
 
 
 class NatsServer:
-    """One server of the cluster."""
+    """One server of the simulated NATS cluster."""
 
     def __init__(self, cluster: NatsCluster, name: str, port: int) -> None:
         self.cluster = cluster
@@ -241,21 +241,21 @@ class NatsServer:
         return client
 
     def stop(self) -> None:
-        """All its clients are cut, what it held is lost."""
+        """Stop: all clients are disconnected and its data is lost."""
         self.is_up = False
         self.cluster.trace("nats server stops", self.name)
         for client in list(self.clients.values()):
             client.connection.cut()
 
     def start(self) -> None:
-        """Another life, without any memory."""
+        """Start again without any state."""
         self.life += 1
         self.is_up = True
         self.cluster.trace("nats server starts", self.name)
 
 
 class NatsCluster:
-    """Servers that know each other's interest, as far as their routes are whole."""
+    """Servers that exchange their interest over routes."""
 
     def __init__(self, network: Network, names: list[str]) -> None:
         self.network = network
@@ -279,7 +279,7 @@ class NatsCluster:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Of all servers."""
+        """URLs of all servers."""
         return tuple(f"nats://{server.name}:{server.port}" for server in self.servers)
 
     def next_client(self) -> int:
@@ -288,26 +288,26 @@ class NatsCluster:
         return self._clients
 
     def trace(self, *what: object) -> None:
-        """Into the history."""
+        """Add a line to the history."""
         self.scheduler.trace(*what)
 
     def count(self, what: str) -> None:
-        """Something that is worth a line at the end."""
+        """Count an event for the report."""
         self.scheduler.counters[what] += 1
 
     def cut_route(self, one: str, other: str) -> None:
-        """They don't hear of each other."""
+        """Cut the route between two servers."""
         self._cut_routes.add(frozenset((one, other)))
         self.interest_changed()
         self.trace("route cut", one, other)
 
     def heal_routes(self) -> None:
-        """All servers hear of each other."""
+        """Restore all routes."""
         self._cut_routes.clear()
         self.interest_changed()
 
     def interest_changed(self) -> None:
-        """A subscription came or went."""
+        """Handle a new or removed subscription."""
         self._cache.clear()
 
     def _interested(self, at: NatsServer, subject: str) -> list[Subscription]:
@@ -328,7 +328,7 @@ class NatsCluster:
         return found
 
     def published(self, client: Client, message: Message, no_responders: bool, echo: bool) -> None:
-        """Pass it on to whoever is interested."""
+        """Deliver a message to all subscribers."""
         draw = self.scheduler.random
         receivers: list[Subscription] = []
         groups: dict[tuple[str, str], list[Subscription]] = {}
@@ -365,7 +365,7 @@ class NatsCluster:
                 return
 
     def _send_over_route(self, source: NatsServer, subscription: Subscription, message: Message) -> None:
-        """A route keeps the order of its messages."""
+        """Send a message over a route, in order."""
         route = source.name, subscription.client.server.name
         now_ns = self.scheduler.now_ns
         due_ns = max(now_ns + self.scheduler.random.randrange(*_ROUTE_NS), self._route_due_ns.get(route, 0))

@@ -1,4 +1,4 @@
-"""The network: connections between simulated processes and simulated servers, with latency, cuts and silence.
+"""Simulated network between processes and servers, with latency, cuts and silence.
 
 A connection is two directions. Each keeps the order of its bytes, as TCP does, and delivers what was written since the last delivery in
 pieces that are drawn. A partition holds the bytes back until it heals or somebody gives the connection up; a cut loses them.
@@ -23,24 +23,24 @@ class Peer(Protocol):
     """The server's side of a connection."""
 
     def received(self, data: bytes) -> None:
-        """Bytes have come."""
+        """Process received bytes."""
 
     def lost(self) -> None:
         """The connection has ended."""
 
 
 class Listens(Protocol):
-    """A server."""
+    """A server in the simulated network."""
 
     host: str
     is_up: bool
 
     def accept(self, connection: Connection) -> Peer:
-        """Somebody connects."""
+        """Accept a connection."""
 
 
 class Direction:
-    """One way of a connection."""
+    """One direction of a connection."""
 
     def __init__(self, network: Network, source: str, target: str, give: Callable[[bytes], bool]) -> None:
         self._network = network
@@ -58,18 +58,18 @@ class Direction:
         self.on_room: Callable[[], None] = lambda: None
 
     def write(self, data: bytes) -> None:
-        """Send it, behind what was sent before."""
+        """Send data in order."""
         if not self.closed:
             self.waiting += data
             self.kick()
 
     def end(self) -> None:
-        """Nothing more will be written."""
+        """End the direction."""
         self.ends = True
         self.kick()
 
     def kick(self) -> None:
-        """Deliver soon, if anything waits."""
+        """Schedule a delivery if data waits."""
         if self._under_way or self.closed or not (self.waiting or self.ends):
             return
         self._under_way = True
@@ -100,7 +100,7 @@ class Direction:
 
 
 class Connection:
-    """Between a process and a server."""
+    """Connection between a process and a server."""
 
     def __init__(self, network: Network, process: Process, server: Listens) -> None:
         self.network = network
@@ -116,7 +116,7 @@ class Connection:
 
     # ---- the server's side -----------------------------------------------------------------------------------------------
     def send(self, data: bytes) -> None:
-        """From the server."""
+        """Send data from the server."""
         self.down.write(data)
 
     def _server_takes(self, data: bytes) -> bool:
@@ -125,7 +125,7 @@ class Connection:
         return True
 
     def close(self) -> None:
-        """By the server, behind what it has sent."""
+        """Close from the server, after its data."""
         if self.is_open:
             self.is_open = False
             self.up.closed = True
@@ -159,7 +159,7 @@ class Connection:
 
     # ---- its end ---------------------------------------------------------------------------------------------------------
     def cut(self) -> None:
-        """Both sides are told that it has ended; what was on its way is lost."""
+        """Cut the connection: both sides see its end, and data on its way is lost."""
         if not self.is_open and self.down.closed:
             return
         was_open, self.is_open = self.is_open, False
@@ -191,7 +191,7 @@ class VirtualTransport(asyncio.Transport):
 
     # ---- in --------------------------------------------------------------------------------------------------------------
     def deliver(self, data: bytes) -> None:
-        """From the network."""
+        """Deliver data of the network."""
         self._loop.call_soon(self._receive, data)
 
     def _receive(self, data: bytes) -> None:
@@ -220,17 +220,17 @@ class VirtualTransport(asyncio.Transport):
         self.reading = False
 
     def resume_reading(self) -> None:
-        """They come again."""
+        """Resume deliveries."""
         self.reading = True
         self._connection.down.kick()
 
     def is_reading(self) -> bool:
-        """Whether they come."""
+        """Return whether data is delivered."""
         return self.reading and not self._closing
 
     # ---- out -------------------------------------------------------------------------------------------------------------
     def write(self, data: Any) -> None:
-        """To the network."""
+        """Send data."""
         if self._closing or not data:
             return
         connection = self._connection
@@ -242,7 +242,7 @@ class VirtualTransport(asyncio.Transport):
                 self._protocol.pause_writing()
 
     def writelines(self, list_of_data: Any) -> None:
-        """All of them as one."""
+        """Send several pieces as one."""
         self.write(b"".join(list_of_data))
 
     def _room(self) -> None:
@@ -255,31 +255,31 @@ class VirtualTransport(asyncio.Transport):
             self._protocol.resume_writing()
 
     def get_write_buffer_size(self) -> int:
-        """What the network has not taken, beyond what a socket holds."""
+        """Return the bytes that the network has not taken, beyond the size of a socket buffer."""
         return max(0, len(self._connection.up.waiting) - HIGH_WATER_BYTES)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """From where on the protocol is told to pause."""
+        """Set the limits at which the protocol is paused."""
         self._high_bytes = HIGH_WATER_BYTES if high is None else high
 
     def can_write_eof(self) -> bool:
-        """Nobody does here."""
+        """Return False."""
         return False
 
     # ---- its end ---------------------------------------------------------------------------------------------------------
     def is_closing(self) -> bool:
-        """Whether it was closed."""
+        """Return whether it was closed."""
         return self._closing
 
     def close(self) -> None:
-        """Behind what was written."""
+        """Close after the written data."""
         if not self._closing:
             self._closing = True
             self._connection.up.end()
             self._loop.call_soon(self._connection_lost, None)
 
     def abort(self) -> None:
-        """At once."""
+        """Close at once."""
         if not self._closing:
             self._closing = True
             self._connection.up.waiting.clear()
@@ -287,15 +287,15 @@ class VirtualTransport(asyncio.Transport):
             self._loop.call_soon(self._connection_lost, None)
 
     def get_protocol(self) -> Any:
-        """Who reads."""
+        """Return the protocol."""
         return self._protocol
 
     def set_protocol(self, protocol: Any) -> None:
-        """Another one reads from now on."""
+        """Set another protocol."""
         self._protocol = protocol
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """There is no socket below it."""
+        """Return the default: there is no socket."""
         return default
 
 
@@ -313,7 +313,7 @@ class Network:
         """Host -> latency in ns that is added to all that it sends and gets."""
 
     def latency_ns(self, source: str, target: str) -> int:
-        """Of the next delivery."""
+        """Return the latency of the next delivery."""
         added_ns = max(self._slow.get(source, 0), self._slow.get(target, 0))
         return self.scheduler.random.randrange(*_LATENCY_NS) + (self.scheduler.random.randrange(added_ns) if added_ns else 0)
 
@@ -322,17 +322,17 @@ class Network:
         return (source, target) not in self._cuts
 
     def partition(self, source: str, target: str) -> None:
-        """Nothing goes that way, and nobody is told."""
+        """Block one direction silently."""
         self._cuts.add((source, target))
         self.scheduler.trace("partition", source, target)
 
     def slow(self, host: str, added_ns: int) -> None:
-        """Messages from and to it take up to so much longer; 0: no more."""
+        """Delay messages of a host by up to ``added_ns``, 0: no delay."""
         self._slow[host] = added_ns
         self.scheduler.trace("slow network", host, added_ns)
 
     def heal(self) -> None:
-        """Everything reaches everybody again."""
+        """End all network faults."""
         self._cuts.clear()
         self._slow.clear()
         self.scheduler.trace("the network is whole")
@@ -341,7 +341,7 @@ class Network:
             direction.kick()
 
     def forget(self, connection: Connection) -> None:
-        """It has ended."""
+        """Remove an ended connection."""
         if connection in self.connections:
             self.connections.remove(connection)
 
@@ -365,7 +365,7 @@ class Network:
         return transport
 
     def process_ended(self, process: Process) -> None:
-        """Its connections are closed by its kernel."""
+        """Close the connections of an ended process."""
         for connection in list(self.connections):
             if connection.process is process:
                 connection.up.waiting.clear()

@@ -21,7 +21,7 @@ _RESTART_NS = NS_PER_S // 2
 
 
 class _KnownNode(Node):
-    """Its process knows it, for the checks."""
+    """Node object that registers itself for the checks."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -50,7 +50,7 @@ def begin(process: Process, work: Callable[[], Coroutine[Any, Any, Any]], ended:
 
 
 class NodeProcess:
-    """One node of the cluster, in all its lives."""
+    """One node of the cluster over all its process lives."""
 
     def __init__(self, scheduler: Scheduler, network: Network, disk: Disk, settings: NodeSettings) -> None:
         self.scheduler = scheduler
@@ -74,11 +74,11 @@ class NodeProcess:
 
     @property
     def node(self) -> Node | None:
-        """The object of the present life, if there is one."""
+        """Node object of the current process, if any."""
         return self.process.program if self.process is not None and self.process.is_alive else None
 
     def start(self) -> None:
-        """Another life."""
+        """Start a process."""
         if self.is_up:
             return
         self.lives += 1
@@ -117,7 +117,7 @@ class NodeProcess:
 
     # ---- what happens to it ----------------------------------------------------------------------------------------------
     def kill(self, *, restart_after_ns: int = -1) -> None:
-        """SIGKILL. Restarts after so long; -1: not by itself."""
+        """Kill the process, and restart it after ``restart_after_ns``, -1: never."""
         self.wants_restart = False
         if self.process is not None:
             self.process.end(-9)
@@ -125,13 +125,13 @@ class NodeProcess:
             self.scheduler.after(restart_after_ns, self.start)
 
     def power_cut(self, *, restart_after_ns: int) -> None:
-        """SIGKILL, and what was not flushed is gone."""
+        """Kill the process and lose unflushed data."""
         self.kill()
         self.disk.power_cut()
         self.scheduler.after(restart_after_ns, self.start)
 
     def terminate(self) -> None:
-        """SIGTERM: it hands over and stops; its supervisor starts it again."""
+        """Send SIGTERM: it transfers leaderships and stops. Its supervisor restarts it."""
         if self.process is not None and signal.SIGTERM in self.process.signals:
             self.scheduler.run_as(self.process, self.process.signals[signal.SIGTERM])
 

@@ -16,7 +16,7 @@ from sidecar.partition.flushing import Flusher
 
 
 def _request_ends_node() -> None:
-    """What a request's handler raises ends its task, and with it the node."""
+    """Mutant: an error in a request handler ends the node."""
 
     def run(self: Any, work: Any, reply: bytes) -> Any:
         return work
@@ -47,7 +47,7 @@ def _any_reply() -> None:
 
 
 def _any_query_reply() -> None:
-    """Only those who query a service, the coordinators of groups among them, are answered wherever they want to be."""
+    """Mutant: every query is answered on any reply subject."""
     query_server.reply_to = snapshot_server.reply_to = _anywhere  # type: ignore[attr-defined]
     query_server.publish_answer = _publish_anywhere  # type: ignore[attr-defined]
 
@@ -60,7 +60,7 @@ async def _publish_anywhere(
 
 
 def _unbounded_settle() -> None:
-    """A settlement looks at each piece by itself, whatever their number."""
+    """Mutant: a settlement inspects each piece, without a limit."""
     settle = WorkQueue.settle
 
     def slowly(self: Any, settlement: Any, *args: Any, **options: Any) -> Any:
@@ -73,7 +73,7 @@ def _unbounded_settle() -> None:
 
 
 def _flush_unheard() -> None:
-    """The end of a flush in the pool is not told to the log."""
+    """Mutant: the end of a flush is not reported to the log."""
     begin = Flusher._ended
 
     def forgets(self: Any, flush: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Profile:
-    """One kind of history. ``faults``: names of ``faults.py``; ``busy_s``: how long they go on, virtual."""
+    """One kind of history. ``faults``: names in ``faults.py``. ``busy_s``: virtual seconds with faults."""
 
     name: str
     nodes: int = 3

@@ -84,30 +84,30 @@ class Process:
         return self._base_ns + int((at_ns - self._base_at_ns) * self.rate)
 
     def global_ns(self, local_ns: int) -> int:
-        """When CLOCK_MONOTONIC will show ``local_ns``, or has shown it."""
+        """Return the global time at which CLOCK_MONOTONIC shows ``local_ns``."""
         return self._base_at_ns + int((local_ns - self._base_ns) / self.rate)
 
     def read_monotonic_ns(self) -> int:
-        """A read of the clock takes time, too: nobody spins for ever."""
+        """Return the monotonic time. Each read takes time, so that no loop spins forever."""
         self.scheduler.elapsed_ns += _CLOCK_READ_NS
         return self.local_ns()
 
     def boottime_ns(self) -> int:
-        """CLOCK_BOOTTIME: goes on while the host is suspended."""
+        """Return CLOCK_BOOTTIME, which also runs while the host is suspended."""
         return self.read_monotonic_ns() + self.suspended_ns
 
     def wall_ns(self) -> int:
-        """The wall clock."""
+        """Return the wall clock."""
         return BEGIN_WALL_NS + self.boottime_ns() - _BEGIN_NS + self.wall_offset_ns
 
     def change_rate(self, rate: float) -> None:
-        """From now on its clock runs so fast."""
+        """Set the rate of its clock."""
         self._base_ns, self._base_at_ns, self.rate = self.local_ns(), self.scheduler.now_ns + self.scheduler.elapsed_ns, rate
         for loop in self.loops:
             self.scheduler.arm(loop)
 
     def pause(self, for_ns: int, *, suspended: bool = False) -> None:
-        """It does not run for a while. ``suspended``: with its host, so that CLOCK_MONOTONIC stands still."""
+        """Pause for a while. ``suspended``: with its host, so that CLOCK_MONOTONIC stops."""
         now_ns = self.scheduler.now_ns
         self.paused_until_ns = max(self.paused_until_ns, now_ns + for_ns)
         if suspended:
@@ -116,7 +116,7 @@ class Process:
 
     # ---- its end ---------------------------------------------------------------------------------------------------------
     def end(self, exit_code: int) -> None:
-        """Gone: nothing of it runs any more, not even a ``finally``."""
+        """End the process at once, without ``finally`` blocks."""
         if not self.is_alive:
             return
         self.is_alive = False
@@ -131,7 +131,7 @@ class Process:
 
 
 class Scheduler:
-    """All that happens in one world."""
+    """Scheduler of all events in one world."""
 
     def __init__(self, seed: object) -> None:
         self.now_ns = _BEGIN_NS
@@ -167,7 +167,7 @@ class Scheduler:
 
     # ---- the trace -------------------------------------------------------------------------------------------------------
     def trace(self, *what: object) -> None:
-        """One line of the history."""
+        """Add one line to the history."""
         line = f"{self.now_ns + self.elapsed_ns} {' '.join(map(str, what))}"
         self._digest.update(line.encode() + b"\n")
         if self.lines is not None:
@@ -175,16 +175,16 @@ class Scheduler:
 
     @property
     def digest(self) -> str:
-        """Of the trace until now."""
+        """Digest of the history so far."""
         return self._digest.hexdigest()
 
     def violated(self, what: str) -> None:
-        """A rule was broken; the history goes on."""
+        """Record a violation. The history continues."""
         self.trace("VIOLATION", what)
         self.violations.append(f"at {(self.now_ns - _BEGIN_NS) / NS_PER_S:.6f} s: {what}")
 
     def unhandled(self, process: Process, what: str, error: BaseException | None, context: dict[str, Any]) -> None:
-        """An error that nobody has handled."""
+        """Record an unhandled error."""
         if self.expects(process, error):
             self.counters[f"expected: {type(error).__name__}"] += 1
             self.trace("expected", process.name, what, type(error).__name__)
@@ -207,13 +207,13 @@ class Scheduler:
 
     # ---- events ----------------------------------------------------------------------------------------------------------
     def after(self, delay_ns: int, callback: Callable[..., None], *args: Any, owner: Process | None = None) -> None:
-        """Call ``callback`` then, as ``owner`` if that still lives and when it is not paused."""
+        """Call ``callback`` later as ``owner``, if it is alive and when it is not paused."""
         self._number += 1
         at_ns = self.now_ns + self.elapsed_ns + max(delay_ns, 0)
         heapq.heappush(self._events, (at_ns, self._number, owner, callback, args))
 
     def run(self, until_ns: int, done: Callable[[], bool]) -> None:
-        """Go on until ``done`` or that moment, whatever is first."""
+        """Run until ``done`` or ``until_ns``."""
         events, due = self._events, self._due
         while not done():
             event_ns = events[0][0] if events else NEVER_NS
@@ -236,7 +236,7 @@ class Scheduler:
                 self.arm(loop)
 
     def arm(self, loop: VirtualLoop) -> None:
-        """Give the loop its turn when it next has something to do."""
+        """Schedule the next turn of the loop."""
         at_ns = loop.next_ns()
         if at_ns < loop.armed_ns:
             loop.armed_ns = at_ns

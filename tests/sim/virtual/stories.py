@@ -21,7 +21,7 @@ _QUIET_MESSAGES_PER_S = 400
 
 
 async def tell(world: World) -> None:
-    """From the first start to the last check."""
+    """Run the history from the first start to the last check."""
     rules, model = MessageRules(world), Model(world.scheduler)
     for node in world.nodes:
         node.start()

@@ -25,7 +25,7 @@ _here = threading.local()
 
 
 class NotYet(Exception):
-    """What a job waits for has not happened: it is to be called again."""
+    """The awaited condition is not true yet. Call the job again."""
 
 
 def current_thread() -> VirtualThread | None:
@@ -34,13 +34,13 @@ def current_thread() -> VirtualThread | None:
 
 
 class VirtualThread(RealThread):
-    """Takes the place of ``threading.Thread``; outside of a world it is one."""
+    """Replacement of ``threading.Thread`` in a world."""
 
     _simulated = False
     _ended = False
 
     def start(self) -> None:
-        """Its first turn comes soon."""
+        """Schedule its first turn."""
         scheduler = scheduling.active
         if scheduler is None or scheduler.process is None:
             super().start()
@@ -57,7 +57,7 @@ class VirtualThread(RealThread):
         self._back.acquire()
 
     def run(self) -> None:
-        """In the real thread, which has the turn now."""
+        """Run in the real thread."""
         if not self._simulated:
             super().run()
             return
@@ -73,12 +73,12 @@ class VirtualThread(RealThread):
             self._back.release()
 
     def stand(self) -> None:
-        """In the real thread: give the turn back until ``resume``."""
+        """Give the turn back until ``resume``, in the real thread."""
         self._back.release()
         self._go.acquire()
 
     def resume(self) -> None:
-        """By the scheduler: the thread goes on soon."""
+        """Let the thread continue, called by the scheduler."""
         self._scheduler.after(1, self._resume, owner=self._owner)
 
     def _resume(self) -> None:
@@ -86,11 +86,11 @@ class VirtualThread(RealThread):
         self._back.acquire()
 
     def is_alive(self) -> bool:
-        """Whether it has begun and not ended."""
+        """Return whether it has started and not ended."""
         return not self._ended if self._simulated else super().is_alive()
 
     def join(self, timeout: float | None = None) -> None:
-        """Of a job of a pool: it is called again until the thread has ended."""
+        """Wait for the thread: a pool job is called again until it has ended."""
         if not self._simulated:
             super().join(timeout)
         elif not self._ended:
@@ -113,7 +113,7 @@ class VirtualTimer:
         scheduler.after(int(self._interval_s * NS_PER_S), self._fire, owner=scheduler.process)
 
     def cancel(self) -> None:
-        """Never mind."""
+        """Cancel the timer."""
         self._cancelled = True
 
     def _fire(self) -> None:
@@ -135,7 +135,7 @@ class VirtualPool:
         self._closed = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
-        """Have it done."""
+        """Schedule a job."""
         if self._closed:
             raise RuntimeError("cannot schedule new futures after shutdown")
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
@@ -174,7 +174,7 @@ class VirtualPool:
         self._next()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take nothing more."""
+        """Accept no more jobs."""
         self._closed = True
         if cancel_futures:
             while self._waiting:

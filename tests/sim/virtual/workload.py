@@ -1,4 +1,4 @@
-"""What clients do in a history, and the model of what they were told."""
+"""Clients of a simulated history, and the model of their answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Place = tuple[str, int]
 
 @dataclass
 class Call:
-    """One call of a client that has not returned."""
+    """One pending call of a client."""
 
     what: str
     began_s: float
@@ -31,7 +31,7 @@ class Call:
 
 @dataclass
 class Model:
-    """What was said to clients."""
+    """Answers that clients have got."""
 
     scheduler: Scheduler
     acked: dict[Place, dict[int, bytes]] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Model:
         return result
 
     def acknowledge(self, place: Place, offset: int, value: bytes, policy: AckPolicy) -> None:
-        """A publisher was told that ``value`` is at ``offset``."""
+        """Note an ack: ``value`` is at ``offset``."""
         known = self.acked if policy is AckPolicy.ALL else self.leader_acked
         before = known.setdefault(place, {}).setdefault(offset, value)
         self.scheduler.trace("acked", *place, offset)
@@ -84,13 +84,13 @@ class Model:
             self.scheduler.violated(f"{place}: offset {offset} was {before!r}, promised {promised!r}, and is {value!r}")
 
     def check_overdue(self) -> None:
-        """At the end: nobody waits for an answer that never comes."""
+        """Check at the end that no call waits forever."""
         for call in self.calls.values():
             self.scheduler.violated(f"{call.what} began at {call.began_s:.1f} s and was never answered")
 
 
 class Clients:
-    """Publishers, readers and an operator, each in a process of its own."""
+    """Publishers, readers and an operator, each in its own process."""
 
     def __init__(self, world: World, model: Model, streams: list[tuple[str, str, int]]) -> None:
         self.world = world
@@ -102,7 +102,7 @@ class Clients:
         self._draws = random.Random(f"clients {world.seed} {world.profile.name}")
 
     def start(self) -> None:
-        """All of them."""
+        """Start all clients."""
         world = self.world
         for number in range(2):
             self.begin(f"publisher{number + 1}", self._publish(f"p{number + 1}", random.Random(self._draws.random())))
@@ -111,7 +111,7 @@ class Clients:
         world.scheduler.trace("clients start")
 
     def begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """One more client, in a process of its own."""
+        """Start one more client in its own process."""
         self.running += 1
 
         async def run() -> None:
@@ -123,7 +123,7 @@ class Clients:
         self.world.run_in(self.world.client_process(name), run)
 
     async def connect(self) -> Any:
-        """A client, as soon as a server lets it in."""
+        """Connect, and retry until a server accepts."""
         while True:
             client = await self.model.call("connect", self.world.connect())
             if client is not None:

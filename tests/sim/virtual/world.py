@@ -1,4 +1,4 @@
-"""One history: a cluster of shipped nodes, clients that publish and read, and the faults that a seed draws."""
+"""One simulated history: a cluster of real nodes, clients, and the faults of a seed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 
 @dataclass
 class Outcome:
-    """What became of a seed."""
+    """Result of a seed."""
 
     seed: int
     profile: str
@@ -94,7 +94,7 @@ class World:
 
     @property
     def credentials(self) -> Credentials:
-        """Of applications."""
+        """Credentials of applications."""
         return Credentials(user="app", password=_PASSWORD) if self.has_users else Credentials()
 
     def connect(self) -> Opening[Client]:
@@ -123,7 +123,7 @@ class World:
 
     # ---- what the driver uses --------------------------------------------------------------------------------------------
     async def until(self, what: str, holds: Callable[[], bool], within_s: float) -> bool:
-        """Wait for a condition; a violation if it does not come."""
+        """Wait for a condition. A timeout is a violation."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + within_s
         while not holds():
@@ -134,11 +134,11 @@ class World:
         return True
 
     def client_process(self, name: str) -> Process:
-        """A process for a client, whose death loses what it had in mind."""
+        """Return a process for a client, which loses its state when it dies."""
         return Process(self.scheduler, name)
 
     def run_in(self, process: Process, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-        """Begin ``work`` there; what it raises is a violation."""
+        """Run ``work`` in a process. Its errors are violations."""
 
         def ended(task: asyncio.Task[Any]) -> None:
             if not task.cancelled() and (error := task.exception()) is not None:
@@ -151,7 +151,7 @@ class World:
 
     # ---- the history -----------------------------------------------------------------------------------------------------
     def run(self, story: Callable[[World], Coroutine[Any, Any, None]]) -> Outcome:
-        """Tell it, to the end."""
+        """Run the history to its end."""
         handler = _TraceHandler(self.scheduler)
         root = logging.getLogger()
         root.handlers[:] = [handler]
@@ -193,7 +193,7 @@ class _TraceHandler(logging.Handler):
         self._scheduler = scheduler
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One line."""
+        """Add one line."""
         process = self._scheduler.process
         text = _ADDRESS.sub("0x", record.getMessage()).replace("\n", " ")
         folder = text.replace("/dev/shm/liftpy-world-", "")
@@ -204,8 +204,7 @@ class _TraceHandler(logging.Handler):
 
 
 def run_world(seed: int, profile: str, *, busy_s: float = 0.0, traced: bool = False, stops_early: bool = False) -> Outcome:
-    """One seed, in a Python process of its own. ``busy_s``: how long load and faults go on, 0: as the profile says. ``stops_early``: at
-    the first violation."""
+    """Run one seed in its own Python process. ``busy_s``: seconds of load and faults, 0: as in the profile."""
     from tests.sim.virtual.stories import tell
 
     chosen = PROFILES[profile]

@@ -269,7 +269,7 @@ async def test_a_stream_with_too_many_subjects_refuses_such_publishes_and_no_oth
         await bench.says(f"ev.{number}")
     full = await bench.says("ev.1", (OF, 2))
     assert full[:2] == (503, 10023)
-    assert "more subjects than partition_subject_index_bytes" in full[2]
+    assert "partition_subject_index_bytes" in full[2]
     assert await bench.says("ev.1") == 51
     assert await bench.says("ev.1", ("Nats-Expected-Last-Sequence", 51)) == 52
     many = Bench()
@@ -307,7 +307,7 @@ def test_a_filter_is_looked_up_over_ten_thousand_subjects_and_no_more() -> None:
 
     assert (judged(10_000), judged(9_999)[1:]) == ((), ("wrong last sequence: 10000", None))
     derived.subjects.read_below(0, {"ev.more": 10_000})
-    text = "the last sequence of a filter can be expected of a stream with 10000 subjects at most"
+    text = "An expected last sequence with wildcards needs a stream with at most 10000 subjects. Name one subject."
     assert judged(10_001) == judged(9_999) == (RejectReason.UNSUPPORTED, text, (400, 10003))
 
 

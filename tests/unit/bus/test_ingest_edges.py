@@ -147,7 +147,7 @@ async def test_what_is_left_is_stored_and_what_is_stopped_is_forgotten() -> None
 def test_a_reserved_header_is_found_on_whichever_record_it_is(headers: Any) -> None:
     """Also where all names of all records are the same bytes, cut elsewhere."""
     batch = memoryview(build_batch([b"v"] * len(headers), headers=headers))
-    with pytest.raises(InvalidBatchError, match="header name 'Lift-Key': names must"):
+    with pytest.raises(InvalidBatchError, match="header name 'Lift-Key'"):
         body_to_store(batch, "ev", Codec.NONE)
 
 

@@ -207,11 +207,11 @@ def test_nobody_is_told_no_of_what_is_stored_however_much_comes_at_once() -> Non
     ("batch", "head", "text"),
     [
         (batch_of(0, 1), {"producerDigest": b"x" * 35}, "36 bytes"),
-        (batch_of(0, 1), {"expectedOffset": 0}, "cannot have an expected offset"),
-        (build_batch([b"a"]), {"producerInstance": 1}, "has no producer id"),
-        (build_batch([b"a"]), {"producerDigest": before(0)}, "has no producer id"),
-        (build_batch([b"a"]), {"producerReset": True}, "has no producer id"),
-        (build_batch([b"a"]), {"askedProducer": 3}, "bears no batch"),
+        (batch_of(0, 1), {"expectedOffset": 0}, "must not have an expected offset"),
+        (build_batch([b"a"]), {"producerInstance": 1}, "no producer id"),
+        (build_batch([b"a"]), {"producerDigest": before(0)}, "no producer id"),
+        (build_batch([b"a"]), {"producerReset": True}, "no producer id"),
+        (build_batch([b"a"]), {"askedProducer": 3}, "must not have a batch"),
     ],
     ids=["a short digest", "an offset", "an instance", "a digest", "a reset", "a question with a batch"],
 )

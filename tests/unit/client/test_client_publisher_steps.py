@@ -506,7 +506,8 @@ async def test_nobody_there_is_asked_about_and_sent_again() -> None:
         (ack(0, streamUid="u2"), "an ack on shop.s came from an older stream of this name, u2"),
         (
             SimpleNamespace(subject="in0.0", data=b"{}", headers=None),
-            "an answer on shop.s is not a liftpy ack (The message has 2 bytes, less than an envelope header.)",
+            "an answer on shop.s is not a liftpy ack (The message has 2 bytes, less than an envelope header. "
+            "Check the version of its sender.)",
         ),
     ],
 )

@@ -255,7 +255,7 @@ async def test_who_was_told_where_to_go_on_by_a_leader_that_is_gone_and_is_not_t
     await old.send(b"b")
     await old.flush()
     receipt = await new.send(b"c")
-    with pytest.raises(PublishRejectedError, match="another process has gone on"):
+    with pytest.raises(PublishRejectedError, match="Another process has published"):
         await new.flush()
     with pytest.raises(LiftError):
         await receipt

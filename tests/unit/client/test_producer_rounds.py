@@ -144,7 +144,7 @@ async def test_round_that_is_repeated_under_another_plan_stores_nothing() -> Non
     wire = Wire(2)
     late = await in_round(wire, 3, part=2, plan=8)  # is given its epoch before anything of the round is there
     await whole(await in_round(wire, 3, part=1, plan=7), *records(3, 5))
-    with pytest.raises(PublishRejectedError, match="by another plan"):
+    with pytest.raises(PublishRejectedError, match="Start a new round"):
         await whole(late, *records(3, 6))
     for _ in range(2):
         for part in (0, 1, 2):
@@ -234,7 +234,7 @@ async def test_what_a_round_does_not_take() -> None:
     headers = HeaderArray(np.array([0, 1]), names, ByteArray.of([b"1"]))
     with pytest.raises(ConfigError, match="A producer does not support the header"):
         await producer.send_columns(RecordColumns(ByteArray.of([b"x"]), headers=headers), partition=0)
-    with pytest.raises(PublishRejectedError, match="more than a message"):
+    with pytest.raises(PublishRejectedError, match="increase max_payload"):
         await producer.send_columns(columns(b"x" * wire.max_payload_bytes), partition=0)
     await producer.close()
     for run, part, number in (("", 0, 1), ("x" * 129, 0, 1), ("q", -1, 1), ("q", 0, -1), ("q", 0, 1 << 63)):

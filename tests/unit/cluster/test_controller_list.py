@@ -79,20 +79,20 @@ def test_what_is_asked_for_begins_with_one_step(
 @pytest.mark.parametrize(
     ("what", "node", "replaced", "of", "error", "says"),
     [
-        (ADD, "x", "", view(), _E.NOT_FOUND, "there is no node 'x'"),
-        (ADD, "h", "", view(), _E.INVALID, "node h does not run"),
-        (ADD, "c", "", view(), _E.EXISTS, "c is a controller already"),
-        (ADD, "e", "", view(learner="d"), _E.EXISTS, "one change at a time: d is being added; .* liftpy controllers remove d"),
-        (ADD, "e", "", view(leaving="c"), _E.EXISTS, "one change at a time: c is being removed; .* liftpy controllers add c"),
+        (ADD, "x", "", view(), _E.NOT_FOUND, "Node 'x' does not exist"),
+        (ADD, "h", "", view(), _E.INVALID, "Node h does not run"),
+        (ADD, "c", "", view(), _E.EXISTS, "c is already a controller"),
+        (ADD, "e", "", view(learner="d"), _E.EXISTS, "d is being added. .* liftpy controllers remove d"),
+        (ADD, "e", "", view(leaving="c"), _E.EXISTS, "c is being removed. .* liftpy controllers add c"),
         (ADD, "h", "", view("abcdefg"), _E.INVALID, "h does not run"),
-        (ADD, "d", "", view(dead="bc"), _E.INVALID, "of 4 controllers, 3 would have to live, and 2 do: a, d"),
-        (REMOVE, "d", "", view(), _E.NOT_FOUND, "'d' is no controller; there are: a, b, c"),
+        (ADD, "d", "", view(dead="bc"), _E.INVALID, "3 of 4 controllers must be alive, but only 2 are: a, d"),
+        (REMOVE, "d", "", view(), _E.NOT_FOUND, "'d' is not a controller. Use one of: a, b, c"),
         (REMOVE, "a", "", view("a"), _E.INVALID, "a is the last controller"),
-        (REMOVE, "c", "", view(dead="b"), _E.INVALID, "of 2 controllers, 2 would have to live, and 1 do: a"),
+        (REMOVE, "c", "", view(dead="b"), _E.INVALID, "2 of 2 controllers must be alive, but only 1 are: a"),
         (REMOVE, "c", "", view(leaving="b"), _E.EXISTS, "b is being removed"),
-        (REPLACE, "d", "x", view(), _E.NOT_FOUND, "'x' is no controller"),
-        (REPLACE, "b", "c", view(), _E.EXISTS, "b is a controller already"),
-        (REPLACE, "d", "c", view(dead="bc"), _E.INVALID, "of 4 controllers, 3 would have to live, and 2 do"),
+        (REPLACE, "d", "x", view(), _E.NOT_FOUND, "'x' is not a controller"),
+        (REPLACE, "b", "c", view(), _E.EXISTS, "b is already a controller"),
+        (REPLACE, "d", "c", view(dead="bc"), _E.INVALID, "3 of 4 controllers must be alive, but only 2 are"),
         (REPLACE, "e", "c", view(learner="d", leaving="c"), _E.EXISTS, "d is being added for c"),
         (ADD, "d", "", view(blocked="not yet"), _E.UNAVAILABLE, "not yet"),
     ],
@@ -110,7 +110,7 @@ def test_what_can_not_be_is_refused_with_a_reason(
 def test_there_are_seven_at_most() -> None:
     made = plan(ADD, "h", view("abcdefg"))
     assert isinstance(made, Refused)
-    assert "there are 7 controllers, and there may be 7" in made.detail
+    assert "The cluster has 7 controllers, the maximum is 7" in made.detail
     assert isinstance(plan(REPLACE, "h", view("abcdefg"), "g"), ControllerList)
 
 
@@ -152,8 +152,8 @@ def test_a_replacement_keeps_a_majority_where_the_old_one_is_dead() -> None:
     [
         (view(learner="d", caught_up=False), "d has not caught up"),
         (view(learner="d", dead="d"), "d is not heard"),
-        (view(learner="d", dead="bc"), "of 4 controllers, 3 would have to live, and 2 do"),
-        (view(leaving="c", dead="b"), "of 2 controllers, 2 would have to live, and 1 do"),
+        (view(learner="d", dead="bc"), "3 of 4 controllers must be alive, but only 2 are"),
+        (view(leaving="c", dead="b"), "2 of 2 controllers must be alive, but only 1 are"),
         (view(learner="d", blocked="not yet"), "not yet"),
     ],
 )

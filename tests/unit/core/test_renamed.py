@@ -113,7 +113,7 @@ def test_service_machine_and_memory_cluster_accept_old_keyword_arguments() -> No
 def test_settings_file_with_an_old_name_is_rejected_with_the_new_one(tmp_path: Path, section: str, old: str) -> None:
     path = tmp_path / "node.toml"
     path.write_text(f'node_id = "n1"\ndata = "/tmp"\n{section}\n{old} = 1\n')
-    with pytest.raises(ConfigError, match=f"{old} is now called {SETTINGS[old]}"):
+    with pytest.raises(ConfigError, match=f"{old} was renamed. Use {SETTINGS[old]}"):
         GivenSettings(path, {}, {}).load()
 
 
@@ -121,7 +121,7 @@ def test_settings_file_with_an_old_name_is_rejected_with_the_new_one(tmp_path: P
 def test_environment_with_an_old_name_is_rejected_with_the_new_one(name: str) -> None:
     prefix = "LIFTPY_REPLICATION_" if "REPLICATION" in name else "LIFTPY_"
     new = prefix + SETTINGS[name.removeprefix(prefix).lower()].upper()
-    with pytest.raises(ConfigError, match=f"{name} is now called {new}"):
+    with pytest.raises(ConfigError, match=f"{name} was renamed. Use {new}"):
         GivenSettings(None, {"node_id": "n1", "data": "/tmp"}, {name: "1"}).load()
     with pytest.raises(ConfigError, match=new):
         dev_environment({name: "1"})

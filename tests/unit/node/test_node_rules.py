@@ -157,7 +157,7 @@ async def test_an_end_in_the_background_is_the_nodes_and_not_the_loops_too(monke
     take_back = fatal_on(loop, failures.append)
     unexpected("the feed", ValueError("bad"))
     assert ([str(failure) for failure in failures], by_default) == (
-        ["The background task the feed ended unexpectedly: ValueError('bad')"],
+        ["The background task the feed ended unexpectedly: ValueError('bad'). The node stops. Please report it with its log."],
         [],
     )
     loop.call_exception_handler({"message": "somebody else's"})

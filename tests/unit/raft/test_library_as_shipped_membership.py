@@ -108,7 +108,7 @@ async def test_ours_an_empty_folder_is_on_probation_and_a_lost_journal_refuses_t
     assert not member._log.core.on_probation
     member._log.journal.abandon()
     (tmp_path / "journal").unlink()
-    with pytest.raises(CorruptionError, match="under the same id"):
+    with pytest.raises(CorruptionError, match="with the same id"):
         bare_member(tmp_path)
 
 

@@ -14,10 +14,12 @@ from liftpy.core.services.queries import ERROR_HEADER, POSITION_HEADER, Query, Q
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import UnavailableError
 from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.transport import NoRespondersError
 from liftpy.service import DivergedError, Identity, Record, Service, ServiceFailedError, ServiceMachine
 from liftpy.service.query_server import QueryServer
 from liftpy.service.settings import ServiceSettings
 from liftpy.testing import ServiceTest
+from liftpy.testing.memory import memory_cluster
 from tests.examples.bank import Bank
 
 
@@ -341,3 +343,9 @@ async def test_query_whose_reply_subject_is_no_inbox_gets_no_answer(reply: str) 
     assert subject == "_INBOX.r", "only who asks from an inbox is answered [A5]"
     assert bus.answers.empty()
     await end_tasks([task])
+
+
+def test_query_service_without_a_running_service_names_the_service_and_on_query() -> None:
+    why = pytest.raises(NoRespondersError, match=r"service counter .*on_query")
+    with memory_cluster(nodes=1) as cluster, cluster.sync_client() as client, why:
+        client.query_service("counter", b"apples", timeout_s=0.2)

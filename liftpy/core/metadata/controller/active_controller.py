@@ -46,7 +46,7 @@ Proposable = (
 
 
 def control_request(message: Proposable) -> pb.ControlRequest:
-    """The request that holds ``message``; operation id and time are set by the proposer."""
+    """Return a request with ``message``. The proposer sets operation id and time."""
     match message:
         case pb.FenceNode():
             return pb.ControlRequest(fenceNode=message)
@@ -102,11 +102,11 @@ class ActiveController:
 
     @property
     def counters(self) -> dict[str, int]:
-        """What came of the questions to accused leaders, and what was answered before anything was logged."""
+        """Counters of the questions to reported leaders, and of answers without a log entry."""
         return {**self._accusations.counters, **self._answered, **self._moving.counters}
 
     def lead(self, image: ClusterImage, now_ns: int, term: int) -> None:
-        """This controller leads the group in ``term``, and ``image`` holds everything that was committed before."""
+        """Begin the duties of the metadata leader in ``term``. ``image`` has all committed entries."""
         self._leading = True
         self._image = image
         self._in_log.clear()
@@ -119,7 +119,7 @@ class ActiveController:
         self._timers.lead(image, now_ns)
 
     def resign(self) -> None:
-        """This controller does not lead the group any more."""
+        """End the duties, because this controller lost the metadata leadership."""
         self._leading = False
         self._accusations.resign()
         self._preferred.resign()
@@ -190,14 +190,17 @@ class ActiveController:
         return response
 
     def _reported(self, report: pb.ReportLeader, image: ClusterImage, now_ns: int) -> bool:
-        """Whether the report is kept back, until its leader was asked."""
+        """Return whether the report is kept back until the reported leader was asked."""
         self._timers.told(report, now_ns)
         return self._accusations.reported(report, image, now_ns)
 
     def divide(
         self, request: pb.ControlRequest, image: ClusterImage, now_ns: int, confirmed_ns: int
     ) -> tuple[pb.ControlResponse, pb.ControlRequest | None]:
-        """A batch: what is answered here, and the rest of it for the log, under the same operation id; None: nothing is left."""
+        """Split a batch into the answers that are known now, and the rest for the log under the same operation id.
+
+        None: nothing is left.
+        """
         here = pb.ControlResponse(operationId=request.operationId, index=image.index)
         here.batch.SetInParent()
         rest = pb.ControlRequest(operationId=request.operationId, sender=request.sender)
@@ -213,7 +216,10 @@ class ActiveController:
         return (here, rest) if told is None else (joined(here, told), None)
 
     def _taken(self, request: pb.RegisterNode, image: ClusterImage, now_ns: int) -> str:
-        """Why the node can't be registered now: another process runs under its name. The asker asks again while that one stops."""
+        """Return why the node cannot be registered now: another process uses its node id.
+
+        The new process retries while that one stops.
+        """
         known = image.nodes.get(request.nodeId)
         if known is None or descent(known, request) in (ProcessRelation.SAME, ProcessRelation.OUTLIVED):
             return ""
@@ -225,14 +231,14 @@ class ActiveController:
         )
 
     def _only_said_to_have_stopped(self, node_id: str, image: ClusterImage, now_ns: int) -> bool:
-        """The image shows the node as fenced, and its heartbeats come: it would not know that it was removed."""
+        """Return whether the image shows the node as fenced although its heartbeats arrive. It would not notice its removal."""
         node = image.nodes.get(node_id)
         return node is not None and node.fenced and self._sessions.runs(node_id, now_ns)
 
     def _forecast(
         self, request: pb.ControlRequest, image: ClusterImage, now_ns: int, confirmed_ns: int
     ) -> pb.ControlResponse | None:
-        """The answer to what would change nothing; None where the log has to say so."""
+        """Return the answer to a request that changes nothing. None: it must be logged."""
         if not (self._leading and self.is_confirmed(now_ns, confirmed_ns)) or self.is_logged(request.operationId):
             return None
         response = without_log(image, request, image.time_ns, self._rules)
@@ -242,43 +248,44 @@ class ActiveController:
         return response
 
     def is_confirmed(self, now_ns: int, confirmed_ns: int) -> bool:
-        """Whether nobody else can lead the group."""
+        """Return whether no other controller can be the metadata leader."""
         return now_ns - confirmed_ns <= self._confirmed_within_ns
 
     def is_logged(self, operation_id: bytes) -> bool:
-        """Whether an entry of it is in the log that is not applied yet, or may be."""
+        """Return whether the log has, or may have, an unapplied entry of the operation."""
         return operation_id in self._in_log
 
     def logged(self, operation_id: bytes) -> bool:
-        """The operation is put into the log: if it is asked for again before it is applied, the log answers. Whether it is for the
-        first time: else an earlier entry of it may be there."""
+        """Note that the operation was logged, so that repeats wait for it. Return whether it is the first time."""
         is_first = operation_id not in self._in_log
         self._in_log.add(operation_id)
         return is_first
 
     def not_logged(self, operation_id: bytes) -> None:
-        """It did not get there, and no earlier entry of it did."""
+        """Note that the operation was not logged, now or earlier."""
         self._in_log.discard(operation_id)
 
     def overdue(self, now_ns: int) -> list[str]:
-        """Nodes whose heartbeats are late; ask for them on the bus, and say ``gone`` when nobody is there."""
+        """Return nodes whose heartbeats are late. Probe them on NATS, and call ``gone`` if there are no responders."""
         return self._sessions.overdue(now_ns) if self._leading else []
 
     def gone(self, node_id: str) -> None:
-        """Nobody listens for this node."""
+        """Note that there are no responders for this node."""
         self._sessions.gone(node_id)
 
     def questions(self) -> list[LeaderQuestion]:
-        """What to ask nodes over the bus now, each once."""
+        """Return the questions to send to nodes now, each once."""
         return self._accusations.questions()
 
     def testified(self, question: LeaderQuestion, testimony: ProbeResult) -> None:
-        """What came of a question; silence need not be told."""
+        """Note the answer to a question. Silence need not be reported."""
         self._accusations.testified(question, testimony)
 
     def due(self, now_ns: int) -> list[pb.ControlRequest]:
-        """What to propose now; what concerns single partitions in batches, however many there are. But a planned transfer goes alone:
-        the leader is asked to step aside first (``stepping_aside``), so that who waits for an answer gets it."""
+        """Return what to propose now, with the changes of partitions in batches.
+
+        A planned transfer is proposed alone, because its leader is asked first (``stepping_aside``).
+        """
         preferred, waiting, moving = (
             self._preferred.due(self._image, now_ns),
             self._waiting.due(now_ns),
@@ -293,7 +300,7 @@ class ActiveController:
         return [*(control_request(message) for message in alone), *batches]
 
     def next_deadline_ns(self) -> int | None:
-        """When ``due`` has to be asked again at the latest, or None: not before something else happens."""
+        """Return the latest time of the next call of ``due``. None: not before another event."""
         machines = (self._sessions, self._timers, self._accusations, self._preferred, self._waiting, self._moving)
         deadlines = [machine.next_deadline_ns() for machine in machines]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)

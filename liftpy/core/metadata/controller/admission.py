@@ -49,7 +49,7 @@ _NO_KIND = "a request of an unknown kind"
 
 
 def refusal(door: RequestAcl, who: str, request: pb.ControlRequest) -> str:
-    """Why ``request`` may not be asked for there by ``who`` (the name in the subject), '' if it may."""
+    """Return why ``who`` (the name in the subject) must not send ``request`` there, '' if it may."""
     if has_unknown_fields(request):
         return f"{UNSUPPORTED}the request holds fields, or is of a kind, that the metadata leader's version does not know"
     if door is not RequestAcl.INFO and who in PARTITION_WORDS:
@@ -77,7 +77,7 @@ def refusal(door: RequestAcl, who: str, request: pb.ControlRequest) -> str:
 
 
 def _guarded(request: pb.ControlRequest) -> str:
-    """Why it needs to say that an internal stream is meant."""
+    """Return why a request for an internal stream needs a confirmation."""
     for part in (request, *(item.request for item in request.batch.requests)):
         name = part.WhichOneof("request") or ""
         stream = getattr(getattr(part, name), _GUARDED[name]) if name in _GUARDED else ""
@@ -118,7 +118,7 @@ MAX_PRINCIPALS = 1000
 
 
 class Allowance:
-    """Rate limit: requests per second, and unused ones up to ``at_once``."""
+    """Rate limit: requests per second, and up to ``at_once`` saved ones."""
 
     def __init__(self, per_s: float, at_once: int) -> None:
         self._per_ns = per_s / NS_PER_S
@@ -134,7 +134,7 @@ class Allowance:
         return True
 
     def wait_ms(self, now_ns: int) -> int:
-        """Until one more may be; 0: it may."""
+        """Return the milliseconds until one more request is allowed. 0: now."""
         self._look(now_ns)
         return 0 if self._left >= 1 else int((1 - self._left) / self._per_ns / 1_000_000) + 1
 

@@ -166,7 +166,10 @@ def in_words(event: dict[str, Any], *, named: bool = True) -> str:
 def events_of(
     before: ClusterImage, entry: bytes, answer: bytes, records: Iterable[Record], index: int
 ) -> Iterator[ClusterEvent]:
-    """Of the entry ``index``, which did ``records`` to ``before`` and was answered ``answer``, one by one; none for what only looks."""
+    """Yield the events of the entry ``index``: ``records`` are its changes to ``before``, ``answer`` its result.
+
+    Read-only requests have none.
+    """
     try:
         request = pb.ControlRequest.FromString(entry)
     except DecodeError:
@@ -207,7 +210,7 @@ def _asked(before: ClusterImage, request: pb.ControlRequest, answer: bytes) -> I
 
 
 def _is_told(part: pb.ControlRequest) -> bool:
-    """Whether it is an event itself, whatever comes of it."""
+    """Return whether the request is an event itself, whatever its result."""
     return kind_of(part).asked_by is AskedBy.OPERATORS or part.HasField("reportService")
 
 
@@ -217,7 +220,7 @@ def _ended(report: pb.ReportService) -> dict[str, Any]:
 
 
 def _about(asked: Any) -> dict[str, Any]:
-    """The stream, partition and node that it names; what it sets for the whole cluster."""
+    """Return the stream, partition and node that it names, and the cluster settings that it changes."""
     names = {one.name for one in asked.DESCRIPTOR.fields}
     said: dict[str, Any] = {}
     for field in ("stream", "name"):
@@ -327,8 +330,10 @@ def _partition(old: PartitionState, new: PartitionState) -> Iterator[_Found]:
 
 
 class EventTrail:
-    """The newest events, in order; every controller keeps one. Applying an entry only notes it: ``look`` makes its events, some at
-    a time, since one entry may move thousands of partitions."""
+    """The newest events, in order, in the memory of each controller.
+
+    Applying an entry only notes it. ``look`` makes the events in portions, because one entry may move thousands of partitions.
+    """
 
     def __init__(self, most: int = MOST_EVENTS, most_noted: int = MOST_NOTED) -> None:
         self._held: deque[ClusterEvent] = deque(maxlen=most)
@@ -356,7 +361,7 @@ class EventTrail:
         self._noted.append((index, events))
 
     def look(self, most: int) -> list[ClusterEvent]:
-        """Up to ``most`` events more than there were."""
+        """Make up to ``most`` more events and return them."""
         found: list[ClusterEvent] = []
         while self._noted and len(found) < most:
             index, events = self._noted[0]
@@ -373,14 +378,14 @@ class EventTrail:
         return found
 
     def restored(self, index: int, time_ns: int) -> None:
-        """The image is a snapshot's, of that time: what lies between is not known."""
+        """Note that the image was loaded from a snapshot of that time. Events in between are unknown."""
         self._held.clear()
         self._noted.clear()
         self.index = self.begins = index
         self.begins_ns = time_ns
 
     def told(self, event: ClusterEvent) -> None:
-        """Something that no entry says: at the index of what was restored last."""
+        """Add an event without a log entry, at the index of the last restored image."""
         self._held.append(event)
 
     @property
@@ -394,7 +399,7 @@ class EventTrail:
 
 
 def is_recent(event: ClusterEvent, now_ns: int, within_s: float = 60.0) -> bool:
-    """Whether it is worth telling now, by the wall clock."""
+    """Return whether the event is recent enough to publish, by the wall clock."""
     return event.time_ns >= now_ns - within_s * NS_PER_S
 
 
@@ -420,7 +425,10 @@ def place_in(record: bytes) -> tuple[int, int]:
 
 
 def newest_place(records: Sequence[bytes | None]) -> tuple[int, int] | None:
-    """Of the last event among ``records``; None: there is none. Where NATS lets anybody publish, a record may be anything."""
+    """Return the place of the last event in ``records``, None without any.
+
+    Records may be invalid, if NATS allows others to publish.
+    """
     for record in reversed(records):
         with suppress(ValueError):
             return place_in(record or b"")
@@ -443,20 +451,20 @@ class EventLog:
         self._ends_at(tail)
 
     def lost_track(self) -> None:
-        """Where it ends is not known: another may have written, or this one, unheard; or it does not lead."""
+        """Forget the end of the stream: another controller may have written, or an own write is unknown."""
         self.tail = None
 
     def resign(self) -> None:
-        """This controller writes no more: what leaves its memory is another's to write."""
+        """Stop writing events. The next metadata leader writes the rest."""
         self.tail = self._trail.written = None
 
     @property
     def is_behind(self) -> bool:
-        """Whether something is to be written, as far as is known."""
+        """Whether there are events to write."""
         return self.tail is None or self._trail.newest > self.tail.place
 
     def due(self, most: int) -> list[dict[str, Any]]:
-        """Up to ``most`` events, as objects for JSON."""
+        """Return up to ``most`` events as JSON objects."""
         if self.tail is None:
             return []
         place = self.tail.place
@@ -465,7 +473,7 @@ class EventLog:
         return [*gap, *(event.as_object() for event in found)][:most]
 
     def stored(self, events: list[dict[str, Any]], offset: int) -> None:
-        """They are in the stream, the last one at ``offset``."""
+        """Note that the events are stored, the last one at ``offset``."""
         last = events[-1]
         self._ends_at(Tail(offset, (last["index"], last["number"])))
 
@@ -474,7 +482,7 @@ class EventLog:
         self._trail.written = tail.place
 
     def _gap(self, place: tuple[int, int], found: list[ClusterEvent]) -> list[dict[str, Any]]:
-        """What lies behind ``place`` and is not known here any more, as one event."""
+        """Return one event that stands for all unknown events after ``place``."""
         begins = self._trail.begins
         if begins > place[0] and not (found and found[0].place <= (begins, 0)):
             number = found[0].number - 1 if found and found[0].index == begins else -1
@@ -496,5 +504,5 @@ class EventLog:
 
 
 def time_of(found: list[ClusterEvent]) -> int:
-    """Of the first of them; 0 without any."""
+    """Return the time of the first event, 0 without any."""
     return found[0].time_ns if found else 0

@@ -26,7 +26,7 @@ _Named = pb.ReportLeader | pb.ReportPromotion | pb.PassOver | pb.ConcludeElectio
 
 
 def report_leader(draft: RecordBuilder, request: pb.ReportLeader) -> Decision:
-    """A witness can't reach its leader, or tells its position in an election [C9]."""
+    """Apply the report of a follower that cannot reach its leader, or its position in an election [C9]."""
     found = _find(draft, request)
     if isinstance(found, Decision):
         return found
@@ -56,8 +56,10 @@ def report_leader(draft: RecordBuilder, request: pb.ReportLeader) -> Decision:
 
 
 def _leader_lacks(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, request: pb.ReportLeader) -> Decision:
-    """A replica that may lead knows something to be committed that the leader does not hold: the leader's log went back in time. It is
-    complete no more [C10, S15]. A witness that may lack something itself can't be followed: then nothing is decided here."""
+    """A replica knows of a committed record that the leader lacks: the leader's log went back in time.
+
+    The leader is not complete any more [C10, S15].
+    """
     if request.witness == partition.leader or request.witness not in stream.may_lead(partition):
         return refuse(pb.ControlResponse.INVALID, f"{request.witness!r} may lack something itself", partition)
     lacking = {partition.leader, *partition.incomplete} if stream.commits_by_quorum else set(partition.incomplete)
@@ -66,8 +68,10 @@ def _leader_lacks(draft: RecordBuilder, stream: StreamImage, partition: Partitio
 
 
 def give_up_leadership(draft: RecordBuilder, request: pb.GiveUpLeadership) -> Decision:
-    """A leader that can't serve asks for a successor; without one that is complete it stays, and may serve again. One that serves, but
-    whose disk is slow, names the member that it makes way for, and follows it."""
+    """A leader requests a successor.
+
+    Without a complete replica it stays. A leader with a slow disk names its successor and then follows it.
+    """
     found = _find(draft, request)
     if isinstance(found, Decision):
         return found
@@ -116,7 +120,7 @@ def pass_over(draft: RecordBuilder, request: pb.PassOver) -> Decision:
 
 
 def conclude_election(draft: RecordBuilder, request: pb.ConcludeElection) -> Decision:
-    """Positions were waited for long enough: a candidate from what is known."""
+    """End the wait for positions and choose a candidate from the known ones."""
     found = _find(draft, request)
     if isinstance(found, Decision):
         return found
@@ -197,8 +201,7 @@ def _elect_uncleanly(draft: RecordBuilder, stream: StreamImage, partition: Parti
 def _depose(
     draft: RecordBuilder, stream: StreamImage, partition: PartitionState, report: LeaderReport | None = None
 ) -> Decision:
-    """An election without a leader that is alive; not where nobody else may lead, for then waiting for it is all there is. The report
-    that leads to it is not recorded: it would be forgotten with the leadership, and an election that is refused needs no log."""
+    """Start an election without a live leader, unless no other node may lead. The report is not recorded."""
     began = election.begin(draft, stream, partition, partition.leader, report)
     if began.status is PartitionStatus.OFFLINE:
         detail = f"nobody but {partition.leader!r} is live and holds all that was committed"
@@ -207,16 +210,18 @@ def _depose(
 
 
 def _counts(stream: StreamImage, partition: PartitionState, witness: str) -> bool:
-    """Whether the witness's word counts: of an ISR follower, against a sole member of any replica, and in an election of everyone
-    who may lead."""
+    """Return whether the report counts: from an ISR follower, from any replica about a sole member, and in an election from all
+    nodes that may lead."""
     if partition.status is PartitionStatus.ELECTION:
         return witness in partition.isr or witness in stream.may_lead(partition)
     return witness in (partition.isr if len(partition.isr) > 1 else partition.replicas)
 
 
 def _most_have_reported(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, report: LeaderReport) -> bool:
-    """Whether more than half of the ISR's followers, each once, told it of this leadership within the window [C9]. A sole
-    follower is no majority of anything: there the accused is asked (``accusations``)."""
+    """Return whether more than half of the ISR followers reported this leadership within the window [C9].
+
+    A single follower is no majority: the leader is asked instead (``accusations``).
+    """
     if len(partition.isr) <= 2:
         return False
     witnesses = {report.witness}
@@ -230,7 +235,7 @@ def _most_have_reported(draft: RecordBuilder, stream: StreamImage, partition: Pa
 
 
 def _within_window(held: LeaderReport, report: LeaderReport) -> bool:
-    """By the one clock that both came to; clocks of two metadata leaders can't be compared."""
+    """Return whether both reports are within the window, by the clock of one metadata leader."""
     return held.stamp_term == report.stamp_term and abs(report.stamp_ns - held.stamp_ns) <= REPORT_WINDOW_NS
 
 

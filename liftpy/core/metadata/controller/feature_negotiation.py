@@ -35,23 +35,23 @@ class HeardLevels:
         """Node id -> (incarnation, what it speaks); of nodes in the image."""
 
     def clear(self) -> None:
-        """Nobody was heard yet."""
+        """Forget all reported levels."""
         self._of.clear()
 
     def heard(self, beat: pb.Heartbeat, image: ClusterImage) -> None:
-        """A heartbeat; it counts if it is of the process that is registered."""
+        """Note the levels in a heartbeat of the registered process."""
         node = image.nodes.get(beat.nodeId)
         if node is not None and node.incarnation == beat.incarnation:
             self._of[beat.nodeId] = (beat.incarnation, said(beat))
 
     def of(self, image: ClusterImage, node_id: str) -> LevelRange | None:
-        """What the process that runs as the node speaks; None: it was not heard, or does not run."""
+        """Return the levels of the running process of a node. None: unknown, or it does not run."""
         incarnation, spoken = self._of.get(node_id, (0, None))
         node = image.nodes.get(node_id)
         return spoken if node is not None and node.incarnation == incarnation and not node.fenced else None
 
     def image_changed(self, image: ClusterImage) -> None:
-        """Forget who was removed."""
+        """Forget removed nodes."""
         if len(self._of) > len(image.nodes):
             self._of = {node_id: held for node_id, held in self._of.items() if node_id in image.nodes}
 
@@ -64,9 +64,7 @@ def levels_answer(
     rules: Rules,
     times: SessionTimes,
 ) -> pb.ControlResponse | None:
-    """The metadata leader's answer to a SetFeatureLevel; None: it may be logged, and says now whom it was asked of.
-    ``controllers``: the other members of the group, and what they say of themselves; None: nothing in this session. ``times``: of
-    this leader's settings."""
+    """Return the answer to SetFeatureLevel, None if it may be logged. ``controllers``: the other members and their levels."""
     asked = request.setFeatureLevel
     held = image.operations.get(request.operationId)
     if held is not None:
@@ -84,7 +82,7 @@ def levels_answer(
 def _reasons_against(
     image: ClusterImage, level: int, heard: HeardLevels, controllers: Mapping[str, LevelRange | None], rules: Rules
 ) -> list[str]:
-    """Why the level can't be set now, for people; [] if it can."""
+    """Return why the level cannot be set now, for people, [] if it can."""
     own = range_of(rules.features)
     if level < own.least:
         return [f"there is no level before {own.least} that the metadata leader speaks"]
@@ -125,7 +123,7 @@ def _described(image: ClusterImage, heard: HeardLevels, reasons: list[str]) -> p
 
 
 def _fill(request: pb.SetFeatureLevel, image: ClusterImage, rules: Rules, times: SessionTimes) -> None:
-    """Say in the request what was looked at, before it is logged."""
+    """Add the checked levels to the request before it is logged."""
     del request.checked[:]
     request.checked.extend(pb.CheckedNode(nodeId=i, incarnation=image.nodes[i].incarnation) for i in sorted(image.nodes))
     request.rules.CopyFrom(rules_to_pb(image.rules or rules.shared))
@@ -152,7 +150,7 @@ def level_at_birth(own: LevelRange, others: Mapping[str, LevelRange | None], *, 
 
 
 def begin_at(level: int, rules: Rules, times: SessionTimes) -> pb.ControlRequest:
-    """The request that has a new group begin at ``level``, with what the settings of its leader say."""
+    """Return the request that starts a new group at ``level`` with the settings of its leader."""
     begin = pb.SetFeatureLevel(level=level, rules=rules_to_pb(rules.shared), sessionTimes=times_to_pb(times))
     return pb.ControlRequest(setFeatureLevel=begin)
 
@@ -169,12 +167,12 @@ class LevelBootstrap:
         self.why = ""
 
     def lead(self, image: ClusterImage, now_ns: int) -> None:
-        """The duties begin, and ``image`` holds everything that was committed before."""
+        """Begin the duties. ``image`` has all committed entries."""
         self._since_ns, self._is_ordered = now_ns, False
         self.why = "the group is new, and its feature level is being decided" if image.feature_level == NO_LEVEL else ""
 
     def due(self, image: ClusterImage, view: GroupView, now_ns: int) -> pb.ControlRequest | None:
-        """What to order now; say ``ended`` once it is over."""
+        """Return the request to propose now. Call ``ended`` after it."""
         if image.feature_level != NO_LEVEL:
             self.why = ""
         if not self.why or self._is_ordered or view.halted:
@@ -188,5 +186,5 @@ class LevelBootstrap:
         return begin_at(level, self._rules, self._times)
 
     def ended(self) -> None:
-        """The order is applied, or is known not to be: where nothing came of it, it is due again."""
+        """Note that the request was applied or certainly was not. In the second case it is proposed again."""
         self._is_ordered = False

@@ -1,4 +1,4 @@
-"""What happens to the partitions of a node that registers or is fenced.
+"""Changes the partitions of a node that registers or is fenced.
 
 A complete replica that registers again stays in its ISRs, and the partitions that it led get a new LeaderEpoch, so that
 one LeaderEpoch never spans two processes. An election chooses the best replica, and prefers the old leader on a tie. A
@@ -22,7 +22,7 @@ Step = Callable[[RecordBuilder, StreamImage, PartitionState, str], PartitionStat
 
 
 def after_registration(draft: RecordBuilder, node_id: str, complete: bool) -> Steps[str]:
-    """Record the changes of every partition that the node holds; return what happened, for people."""
+    """Record the changes of all partitions of the node. Return a text about them."""
     if complete:
         yield from _each(draft, node_id, _complete_back)
         return ""
@@ -32,7 +32,10 @@ def after_registration(draft: RecordBuilder, node_id: str, complete: bool) -> St
 
 
 def after_fencing(draft: RecordBuilder, node_id: str) -> Steps[str]:
-    """Elections for what the node leads. Without elections it stays with the node, whose lease ends meanwhile [D22]."""
+    """Start elections for the partitions that the node leads.
+
+    Without a candidate the node stays the leader, although its lease ends [D22].
+    """
     if not draft.rules.elections:
         return ""
     changed = yield from _each(draft, node_id, _gone)
@@ -40,13 +43,13 @@ def after_fencing(draft: RecordBuilder, node_id: str) -> Steps[str]:
 
 
 def after_return(draft: RecordBuilder, node_id: str) -> Steps[str]:
-    """A member of the last known ISR is back: partitions that wait for one get their leader."""
+    """Elect leaders for partitions that wait for a member of their last known ISR: this node is back."""
     yield from _each(draft, node_id, _revive)
     return ""
 
 
 def _each(draft: RecordBuilder, node_id: str, step: Step) -> Steps[list[PartitionState]]:
-    """``step`` for every partition in whose elections the node counts; what changed is recorded and returned."""
+    """Run ``step`` for each partition that the node can be elected for. Record and return the changes."""
     changes = []
     for number, (stream, partition) in enumerate(draft.image.partitions_of(node_id), 1):
         if number % PER_STEP == 0:

@@ -32,7 +32,7 @@ MAX_WEIGHT = 1e6
 
 
 def register_node(draft: RecordBuilder, request: pb.RegisterNode) -> Steps[Decision]:
-    """A process of the node has started: a new incarnation, and new LeaderEpochs for what it goes on leading."""
+    """Register a new process of a node: a new incarnation, and new LeaderEpochs for the partitions that it still leads."""
     wrong = _wrong_registration(draft, request)
     if wrong:
         return refuse(pb.ControlResponse.INVALID, wrong)
@@ -82,12 +82,12 @@ def register_node(draft: RecordBuilder, request: pb.RegisterNode) -> Steps[Decis
 
 
 def unspoken(image: ClusterImage, request: pb.RegisterNode) -> str:
-    """Why a process can't take part at the level of the image, '' if it can."""
+    """Return why a process cannot run at the feature level of the image, '' if it can."""
     return refused_level(image.feature_level, f"node {request.nodeId!r}", said(request))
 
 
 def holds_all_it_acknowledged(known: NodeImage, request: pb.RegisterNode) -> bool:
-    """Whether the folder of a known node holds everything that the node ever acknowledged [C7, S15].
+    """Return whether the directory of a known node has all records that the node ever acknowledged [C7, S15].
 
     ``previousIncarnation`` 0 means an empty folder. A folder of an older incarnation is a stale copy, but for one: the
     one that the current incarnation itself registered with, because a process acts only after its new incarnation is
@@ -130,7 +130,10 @@ def _weight(request: pb.RegisterNode) -> float:
 
 
 def set_node(draft: RecordBuilder, request: pb.SetNode) -> Decision:
-    """What an operator says of a node: it holds, whatever the node says when it registers, until it is taken back. Moves nothing."""
+    """Store the settings of an operator for a node.
+
+    They override the node's own settings until they are reset. Nothing moves.
+    """
     node = draft.image.nodes.get(request.nodeId)
     if node is None:
         return refuse(pb.ControlResponse.NOT_FOUND, _unknown(draft.image, request.nodeId))
@@ -162,7 +165,7 @@ def _set(node: NodeImage, request: pb.SetNode) -> NodeImage:
 
 
 def remove_node(draft: RecordBuilder, request: pb.RemoveNode) -> Decision:
-    """Forget a node that has stopped and holds no replica; what it held must have been moved or deleted before."""
+    """Remove a stopped node without replicas. Its replicas must be moved or deleted first."""
     wrong = why_it_stays(draft.image, request.nodeId)
     if wrong:
         known = request.nodeId in draft.image.nodes
@@ -172,12 +175,12 @@ def remove_node(draft: RecordBuilder, request: pb.RemoveNode) -> Decision:
 
 
 def still_a_controller(node_id: str) -> str:
-    """Why it can't be removed, for people: it would go on to be counted, as one that is dead, in each majority."""
+    """Return why a controller cannot be removed as a node: it would count as a dead member of each majority."""
     return f"node {node_id!r} is a controller: take it out of the controllers first: liftpy controllers remove {node_id}"
 
 
 def why_it_stays(image: ClusterImage, node_id: str) -> str:
-    """Why the node can't be removed, '' if it can."""
+    """Return why the node cannot be removed, '' if it can."""
     node = image.nodes.get(node_id)
     if node is None:
         return _unknown(image, node_id)
@@ -222,7 +225,7 @@ def _wrong_registration(draft: RecordBuilder, request: pb.RegisterNode) -> str:
 
 
 def _make_room(draft: RecordBuilder, node_id: str) -> bool:
-    """Whether there is room for the node; one that does not run and holds nothing goes for it, the one longest unheard of first."""
+    """Return whether there is room for the node. The stopped empty node that was silent the longest is removed for it."""
     nodes, stays = draft.image.nodes, draft.image.controllers.names
     if node_id in nodes or len(nodes) < MAX_NODES:
         return True
@@ -252,7 +255,7 @@ def report_service(draft: RecordBuilder, request: pb.ReportService) -> Decision:
 
 
 def current_node(draft: RecordBuilder, node_id: str, incarnation: int) -> NodeImage | Decision:
-    """The node, or the refusal of a request that names another incarnation of it."""
+    """Return the node, or a rejection if the request names another incarnation."""
     node = draft.image.nodes.get(node_id)
     if node is None:
         return refuse(pb.ControlResponse.NOT_FOUND, f"there is no node {node_id!r}")
@@ -263,7 +266,7 @@ def current_node(draft: RecordBuilder, node_id: str, incarnation: int) -> NodeIm
 
 
 def change(draft: RecordBuilder, request: pb.ChangeControllers) -> Decision:
-    """The list that the metadata leader has made of the request. What holds none was never given to it."""
+    """Apply the controller list that the metadata leader has put into the request."""
     after = replace(list_from_pb(request.list), index=draft.image.index)
     if not well_formed(after) or request.after != draft.image.controllers.index:
         return refuse(pb.ControlResponse.INVALID, "a change of the controllers that no metadata leader has proposed")

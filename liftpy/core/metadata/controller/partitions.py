@@ -25,7 +25,10 @@ from liftpy.errors import LiftError
 
 
 def change_isr(draft: RecordBuilder, request: pb.ChangeIsr) -> Decision:
-    """The ISR as asked, if the request was made on the partition's current state; else STALE with that state."""
+    """Set the requested ISR if the request is based on the current state of the partition.
+
+    Otherwise answer STALE with that state.
+    """
     found = draft.image.find(request.stream, request.uid, request.partition)
     if found is None:
         detail = f"there is no partition {request.stream}/{request.partition} of stream {request.uid or 'of that name'}"
@@ -46,7 +49,7 @@ def change_isr(draft: RecordBuilder, request: pb.ChangeIsr) -> Decision:
 
 
 def leave_isr(draft: RecordBuilder, request: pb.LeaveIsr) -> Decision:
-    """The ISR without a follower whose log can't be worked with any more: commits go on without it, as if it were gone.
+    """Remove a follower with a failed log from the ISR, so that commits continue without it.
 
     What is committed is on the others. A leader gives the leadership up instead; in an election the ISR is frozen.
     """
@@ -111,7 +114,7 @@ _ASKED_FOR = {
 
 
 def pause_partitions(draft: RecordBuilder, request: pb.PausePartitions) -> Steps[Decision]:
-    """All that are named, or none. One that is as asked stays as it is, in its Epoch."""
+    """Pause all named partitions, or none. A partition in the requested state does not change."""
     held = draft.image.streams.get(request.stream)
     if held is None or request.uid not in ("", held.uid):
         detail = f"there is no stream {request.stream!r}" + (f" of the id {request.uid!r}" if held is not None else "")
@@ -178,7 +181,7 @@ def _woken(draft: RecordBuilder, stream: StreamImage, partition: PartitionState)
 
 
 def purge_records(draft: RecordBuilder, request: pb.PurgeRecords) -> Decision:
-    """Every replica gives up what fits, also one that is away now."""
+    """Store a purge. All replicas delete the matching records, also those that are down now."""
     found = draft.image.find(request.stream, request.uid, request.partition) if request.uid else None
     if found is None:
         detail = f"there is no partition {request.stream}/{request.partition} of the id {request.uid!r}"
@@ -203,7 +206,7 @@ def purge_records(draft: RecordBuilder, request: pb.PurgeRecords) -> Decision:
 
 
 def report_purged(draft: RecordBuilder, request: pb.ReportPurged) -> Decision:
-    """Taken from a member of the ISR, in the incarnation that is registered; from others it changes nothing."""
+    """Store the purge report of an ISR member in its registered incarnation. Other reports change nothing."""
     found = draft.image.find(request.stream, request.uid, request.partition)
     if found is None:
         detail = f"there is no partition {request.stream}/{request.partition} of stream {request.uid or 'of that name'}"

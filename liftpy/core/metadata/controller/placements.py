@@ -14,7 +14,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 def facts_of(image: ClusterImage) -> list[NodeFacts]:
-    """Every node of the image, in order."""
+    """Return placement facts of all nodes in the image, in order."""
     return ordered(
         [
             NodeFacts(
@@ -33,7 +33,7 @@ def facts_of(image: ClusterImage) -> list[NodeFacts]:
 
 
 def assigned(lists: Iterable[pb.ReplicaList]) -> tuple[Assigned, ...]:
-    """A map made by hand, as it came."""
+    """Return a manual assignment unchanged."""
     return tuple(Assigned(partition=entry.partition, replicas=tuple(entry.replicas)) for entry in lists)
 
 
@@ -47,8 +47,10 @@ def placed_now(draft: RecordBuilder, wanted: Wanted) -> Steps[Placed]:
 
 
 def new_partitions(draft: RecordBuilder, placed: Sequence[Replicas], first: int = 0) -> tuple[PartitionState, ...]:
-    """Partitions ``first`` and on, all logs empty: led by the first live replica, with all live replicas in the ISR. One whose replicas
-    are all down waits for any of them."""
+    """Return new empty partitions from number ``first`` on.
+
+    The first live replica leads, all live replicas are in the ISR. If all are down, the partition waits.
+    """
     leader_epoch, epoch = draft.next_leader_epochs(len(placed)), draft.next_epochs(len(placed))
     live = {node for node in set().union(*placed) if draft.is_live(node)}
     return tuple(
@@ -74,7 +76,7 @@ def _new_partition(number: int, replicas: Replicas, live: set[str], leader_epoch
 
 
 def plan_of(image: ClusterImage, wanted: Wanted, placed: Placed | NotEnoughNodesError) -> pb.PlacementPlan:
-    """What a dry run answers: the map, or why the stream would wait."""
+    """Return the answer to a dry run: the assignment, or why the stream would wait."""
     nodes = facts_of(image)
     plan = pb.PlacementPlan(
         firstPartition=wanted.first,

@@ -31,7 +31,7 @@ class _Trial(RecordBuilder):
     """A draft that nothing can be added to."""
 
     def needs_entry(self) -> None:
-        """Stop here: the log has to hold it."""
+        """Stop: the request needs a log entry."""
         raise _WouldChangeError
 
     def takes_long(self) -> None:
@@ -39,7 +39,7 @@ class _Trial(RecordBuilder):
         raise _WouldChangeError
 
     def add(self, record: Record) -> None:
-        """Stop here."""
+        """Stop: the decision has a record."""
         raise _WouldChangeError
 
 
@@ -69,7 +69,7 @@ def _tried(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: 
 
 
 def _batch(image: ClusterImage, batch: pb.Batch, now_ns: int, rules: Rules) -> pb.ControlResponse | None:
-    """As a whole: what one of its requests changes may make room for the next."""
+    """Try a batch as a whole, because one of its requests may make room for the next one."""
     answers = pb.BatchAnswers()
     for item in batch.requests[:MAX_REQUESTS]:
         if not kind_of(item.request).batched:

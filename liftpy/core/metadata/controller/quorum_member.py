@@ -54,19 +54,22 @@ MAX_BARRIERS = 32
 
 
 def barriers(view: GroupView, under_way: int) -> Iterator[pb.ControlRequest]:
-    """What the leader orders now; ``under_way``: its own orders that have not ended."""
+    """Yield the requests that the leader orders now. ``under_way``: its own unfinished requests."""
     if view.halted and view.untold & view.live:
         for _ in range(MAX_BARRIERS - under_way):
             yield pb.ControlRequest(barrier=pb.Barrier())
 
 
 def catches_up(request: pb.ControlRequest, view: GroupView) -> bool:
-    """Whether it is the barrier of a controller that does not count yet."""
+    """Return whether the request is the barrier of a controller that does not vote yet."""
     return request.HasField("barrier") and request.sender in view.now.members and request.sender not in view.live
 
 
 def refused(request: pb.ControlRequest, view: GroupView, *, confirmed: bool, logged: bool) -> pb.ControlResponse | None:
-    """The leader's answer while it is halted, None: none. ``confirmed``: nobody else leads; ``logged``: an entry may be in its log."""
+    """Return the answer of a halted leader, None for none.
+
+    ``confirmed``: there is no other leader. ``logged``: its log may have an entry of the request.
+    """
     if not confirmed:
         return None
     error = pb.ControlResponse.OUTCOME_UNKNOWN if logged else pb.ControlResponse.UNAVAILABLE
@@ -80,14 +83,14 @@ _STOOD_STILL_NS = 1_000_000_000
 
 
 class Leaderless:
-    """Time without a known leader. It does not grow between ticks."""
+    """Measures the time without a known leader. It does not grow between ticks."""
 
     def __init__(self) -> None:
         self._since_ns = -1  # -1: there is a leader, or no tick has been
         self._ticked_ns = 0
 
     def ticked(self, there_is_a_leader: bool, now_ns: int) -> None:
-        """To be called on every tick; ``now_ns`` is monotonic."""
+        """Call it on each tick. ``now_ns`` is monotonic."""
         if there_is_a_leader:
             self._since_ns = -1
         elif self._since_ns < 0 or now_ns - self._ticked_ns > _STOOD_STILL_NS:
@@ -116,29 +119,29 @@ _NEW = "the metadata leader has only just been elected"
 
 
 class GroupLog(Protocol):
-    """The group's log as this member knows it at this moment."""
+    """Current view of this member on the log of the group."""
 
     @property
     def leads(self) -> bool:
-        """Whether this member believes that it leads; another may have been elected meanwhile."""
+        """Whether this member believes that it leads. Another one may have been elected."""
 
     @property
     def term(self) -> int:
-        """The Raft term."""
+        """Raft term."""
 
     @property
     def leader_id(self) -> str:
-        """Node id of the leader as known here, '' when there is none."""
+        """Node id of the known leader, '' for none."""
 
     @property
     def image(self) -> ClusterImage:
-        """As applied here."""
+        """Image as applied on this member."""
 
     def confirmed_ns(self) -> int:
-        """Leader: until this moment, monotonic, a majority had not voted for anybody else [D22]."""
+        """Return the monotonic time until which a majority has not voted for another leader [D22]."""
 
     def view(self) -> GroupView:
-        """Who forms the group by this log, and what is known of them here."""
+        """Return the members of the group and what this member knows of them."""
 
 
 class EntryOutcome(Enum):
@@ -166,32 +169,32 @@ class Order:
 
     @property
     def changes_controllers(self) -> bool:
-        """Its entry is one of the group's own: it counts once it is appended."""
+        """Whether the entry changes the members of the group. It takes effect when it is appended."""
         return self.request.HasField("changeControllers")
 
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """Have a barrier committed and applied here; say ``caught_up`` in the end."""
+    """Commit and apply a barrier, then call ``caught_up``."""
 
 
 @dataclass(frozen=True, slots=True)
 class LookFor:
-    """Ask the bus whether anybody listens for the node; say ``looked_for`` in the end."""
+    """Probe the node on NATS, then call ``looked_for``."""
 
     node_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class PublishEntry:
-    """Put the entry on the feed, behind those before it."""
+    """Publish the entry on the feed, in order."""
 
     entry: pb.FeedEntry
 
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """Have another voter lead the group: this one is to leave it."""
+    """Transfer the metadata leadership to another voter, because this member leaves the group."""
 
 
 Decision = Order | CatchUp | LookFor | LeaderQuestion | PublishEntry | HandOver
@@ -199,8 +202,9 @@ Decision = Order | CatchUp | LookFor | LeaderQuestion | PublishEntry | HandOver
 
 
 class QuorumMember:
-    """One controller. ``log``: its log. ``feed``: learns of applied entries. ``new_id``: draws operation ids. ``now_ns``
-    is monotonic.
+    """One controller.
+
+    ``log``: its log. ``feed``: receives applied entries. ``new_id``: generates operation ids. ``now_ns`` is monotonic.
     """
 
     def __init__(
@@ -235,16 +239,16 @@ class QuorumMember:
 
     @property
     def in_office(self) -> bool:
-        """Whether the leader's duties have begun."""
+        """Whether the duties of the leader have begun."""
         return self._term >= 0
 
     @property
     def counters(self) -> Counter[str]:
-        """See ``ActiveController``."""
+        """Counters of ``ActiveController``."""
         return Counter(self._duties.counters)
 
     def prefer(self, every_s: float) -> None:
-        """See ``ActiveController``."""
+        """Set the interval of the preferred-leader check, in seconds."""
         self._duties.prefer(every_s)
 
     # ---- the leadership ------------------------------------------------------------------------------------------------
@@ -254,7 +258,7 @@ class QuorumMember:
         self._duties.resign()
 
     def leave(self) -> None:
-        """This member stops soon: it takes no duties any more."""
+        """Accept no more duties, because this member stops soon."""
         self._leaving = True
 
     def catching_up(self) -> None:
@@ -262,12 +266,12 @@ class QuorumMember:
         self._catching_up = True
 
     def caught_up(self) -> None:
-        """``CatchUp`` is done, or given up."""
+        """Note that ``CatchUp`` is done or was given up."""
         self._catching_up = False
 
     # ---- every tick ----------------------------------------------------------------------------------------------------
     def tick(self, now_ns: int, *, votes: bool, online: bool) -> list[Decision]:
-        """After each tick that is flushed. ``votes``: this member is not on probation; ``online``: the bus can be reached."""
+        """Handle a flushed tick. ``votes``: this member is not on probation. ``online``: it is connected to NATS."""
         self._leaderless.ticked(self._log.leader_id != "", now_ns)
         decided: list[Decision] = []
         if not (votes or self._catching_up or self._leaving):
@@ -321,7 +325,7 @@ class QuorumMember:
         return decided
 
     def _controllers(self, now_ns: int) -> list[Decision]:
-        """A change of the controllers that is under way goes on, whoever has begun it."""
+        """Continue a change of the controllers, whoever started it."""
         view = self._log.view()
         if hands_over(view) and now_ns >= self._hand_over_at_ns:
             self._hand_over_at_ns = now_ns + HAND_OVER_EVERY_NS
@@ -333,7 +337,7 @@ class QuorumMember:
         return [Order(pb.ControlRequest(changeControllers=pb.ChangeControllers()), own=True)]
 
     def _looks(self, now_ns: int) -> list[Decision]:
-        """One request per late node and ``LOOK_EVERY_NS``, and none while all heartbeats come in time."""
+        """Return one probe for each late node and ``LOOK_EVERY_NS``. None while all heartbeats arrive in time."""
         if now_ns < self._look_at_ns:
             return []
         self._look_at_ns = now_ns + LOOK_EVERY_NS
@@ -351,21 +355,23 @@ class QuorumMember:
         return [PublishEntry(entry) for entry in entries]
 
     def looked_for(self, node_id: str, *, absent: bool) -> None:
-        """``LookFor`` is done. ``absent``: the bus has said that nobody listens; any answer and any silence is False."""
+        """Note the result of ``LookFor``. ``absent``: NATS reported no responders."""
         self._looking.discard(node_id)
         if absent:
             self._duties.gone(node_id)
 
     def answered(self, question: LeaderQuestion, said: ProbeResult | None) -> None:
-        """A question is done; None: nothing can be made of it."""
+        """Note the answer to a question, None if it is unusable."""
         self._asking.discard(question)
         if said is not None:
             self._duties.testified(question, said)
 
     # ---- requests ------------------------------------------------------------------------------------------------------
     def request(self, request: pb.ControlRequest, timeout_ns: int, now_ns: int) -> pb.ControlResponse | Order | None:
-        """The leader's answer, or what has to be ordered first; None on any other member. Where the controllers hold different images,
-        and no majority agrees, nothing is ordered that decides anything (``halting.py``)."""
+        """Return the answer of the leader, or the log entry that is needed first.
+
+        None on other members. If the controllers have different images without a majority, no decisions are logged.
+        """
         decided = self._request(request, timeout_ns, now_ns)
         view = self._log.view()
         if not (isinstance(decided, Order) and view.halted) or catches_up(request, view):
@@ -419,8 +425,10 @@ class QuorumMember:
         return planned(asked, self._log.view(), frozenset(nodes), fenced)
 
     def alone(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
-        """Where nobody leads every member says what it knows: better than silence for an operator. Not a member that has only just lost
-        sight of the leader, or woken up: what it knows may be old, and others know better."""
+        """Return the answer of a member without a leader: better than silence for an operator.
+
+        None if this member lost the leader only just now.
+        """
         description = describer(request)
         if not self._leaderless.for_long or description is None or request.linearizable:
             return None
@@ -430,7 +438,10 @@ class QuorumMember:
 
     # ---- orders --------------------------------------------------------------------------------------------------------
     def entry(self, order: Order, time_ns: int, max_bytes: int) -> bytes | pb.ControlResponse:
-        """What goes into the log, or why it can't. ``time_ns``: wall clock; ``max_bytes``: of an entry, exclusive."""
+        """Return the log entry of a request, or a rejection.
+
+        ``time_ns``: wall clock. ``max_bytes``: limit of an entry, exclusive.
+        """
         request = order.request
         if not request.operationId:
             request.operationId = self._new_id()
@@ -452,7 +463,7 @@ class QuorumMember:
         return command
 
     def ended(self, order: Order, outcome: EntryOutcome, answer: bytes | None, now_ns: int) -> pb.ControlResponse:
-        """The answer to an order whose entry came to ``outcome``; ``answer``: of the state machine, if it was applied."""
+        """Return the answer to an order with the result ``outcome``. ``answer``: of the state machine if it was applied."""
         self._is_over(order)
         response = self._response(order, outcome, answer)
         log = self._log
@@ -490,12 +501,12 @@ class QuorumMember:
 
 
 def _decides(request: pb.ControlRequest) -> bool:
-    """Whether an entry of it could change the image."""
+    """Return whether an entry of the request could change the image."""
     return request.HasField("batch") or not (kind_of(request).read_only or changes_nothing(request))
 
 
 def who_steps_aside(image: ClusterImage, request: pb.ControlRequest) -> tuple[str, replication_pb2.StepAside] | None:
-    """The node that is to be asked before ``request`` is logged, and what it is asked; None: nobody."""
+    """Return the node to ask before ``request`` is logged, and the question. None: no node."""
     move = request.electLeader
     found = image.find(move.stream, move.uid, move.partition) if request.HasField("electLeader") else None
     if found is None or move.unclean:

@@ -23,7 +23,7 @@ MAX_REPLICAS = 32
 
 
 def reassign(draft: RecordBuilder, request: pb.Reassign) -> Decision:
-    """The replicas that are wanted from now on; the same ones in another order at once."""
+    """Set the target replicas. The same replicas in another order take effect at once."""
     found = draft.image.find(request.stream, request.uid, request.partition)
     if found is None:
         return _unknown(request)
@@ -63,7 +63,7 @@ def begin_copy(draft: RecordBuilder, request: pb.BeginCopy) -> Decision:
 
 
 def where_it_stays(partition: PartitionState) -> PartitionState:
-    """Without further moves: a copy under way is dropped; a replica that is to go, and whose place is taken, goes."""
+    """Return the partition without further moves: the copy ends, and a replaced replica leaves."""
     if not partition.leaving:
         return replace(partition, target=(), joining="", copy_epoch=0, moved_for=MoveReason.BY_HAND)
     staying = tuple(node for node in partition.replicas if node != partition.leaving)
@@ -71,7 +71,7 @@ def where_it_stays(partition: PartitionState) -> PartitionState:
 
 
 def joined(partition: PartitionState) -> PartitionState:
-    """With the learner as a replica, those that are wanted first."""
+    """Return the partition with the learner as a replica, target replicas first."""
     replicas = (*partition.replicas, partition.joining)
     wanted = [node for node in partition.target if node in replicas]
     order = (*wanted, *(node for node in replicas if node not in wanted))
@@ -79,7 +79,7 @@ def joined(partition: PartitionState) -> PartitionState:
 
 
 def evicted(partition: PartitionState, node_id: str) -> PartitionState:
-    """Without ``node_id``, which leaves the ISR as well; nothing of it counts any more."""
+    """Return the partition without ``node_id`` in replicas and ISR."""
 
     def without(nodes: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(node for node in nodes if node != node_id)
@@ -95,8 +95,10 @@ def evicted(partition: PartitionState, node_id: str) -> PartitionState:
 
 
 def settled(stream: StreamImage, partition: PartitionState) -> PartitionState:
-    """With the target forgotten where it is reached, and the ISR in replica order. Replicas outside of it are complete only while HW
-    stands still: with as many in the ISR as are needed now it does not."""
+    """Return the partition without a reached target, with the ISR in replica order.
+
+    Replicas outside the ISR lose their complete state once the HW can move.
+    """
     if partition.target and set(partition.target) == set(partition.replicas):
         partition = replace(partition, replicas=partition.target, target=())
     if not partition.target and not partition.wants_leader:
@@ -115,7 +117,7 @@ def settled(stream: StreamImage, partition: PartitionState) -> PartitionState:
 
 
 def _why_not(draft: RecordBuilder, partition: PartitionState, wanted: tuple[str, ...]) -> str:
-    """Why the replicas can't be ``wanted``; '' if they can."""
+    """Return why the replicas cannot be ``wanted``, '' if they can."""
     if not 1 <= len(wanted) <= MAX_REPLICAS:
         return f"{len(wanted)} replicas are outside 1..{MAX_REPLICAS}"
     twice = sorted(node for node, count in Counter(wanted).items() if count > 1)

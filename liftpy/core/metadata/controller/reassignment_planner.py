@@ -1,4 +1,4 @@
-"""Which replicas move, and when: what the metadata leader proposes so that nodes that are drained or gone are replaced. Pure.
+"""Proposes the moves of replicas for targets, drained nodes and lost nodes, as the metadata leader. Pure.
 
 Goal: every partition comes to lie on the nodes that its ``target`` names; what a node holds that is drained, or has been down for
 ``replacement_grace_s``, is made anew on others; and the nodes that publish and read meanwhile feel little of it. Constraint: nothing
@@ -90,7 +90,7 @@ class ReassignmentPlanner:
 
     # ---- what happens ------------------------------------------------------------------------------------------------
     def lead(self, image: ClusterImage, now_ns: int) -> None:
-        """This node has become the metadata leader."""
+        """Begin: this node is the metadata leader."""
         self._image = ClusterImage()
         self._touched = None
         for places in self._sorted:
@@ -103,7 +103,7 @@ class ReassignmentPlanner:
         self.image_changed(image, now_ns)
 
     def resign(self) -> None:
-        """This node does not lead the metadata group any more."""
+        """End: this node lost the metadata leadership."""
         self._image = self._look_at_ns = None
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
@@ -123,11 +123,11 @@ class ReassignmentPlanner:
             self._look_at_ns = self._earliest_ns if self._look_at_ns is None else min(self._look_at_ns, self._earliest_ns)
 
     def next_deadline_ns(self) -> int | None:
-        """When ``due`` has to be asked again."""
+        """Return the time of the next call of ``due``."""
         return self._look_at_ns if self._image is not None else None
 
     def due(self, now_ns: int) -> list[Proposed]:
-        """What to propose now."""
+        """Return what to propose now."""
         image = self._image
         if image is None or self._look_at_ns is None or now_ns < self._look_at_ns:
             return []
@@ -146,7 +146,7 @@ class ReassignmentPlanner:
 
     # ---- what there is -----------------------------------------------------------------------------------------------
     def _scan(self, image: ClusterImage) -> None:
-        """Sort what moves in the streams that were touched."""
+        """Collect the moves in the changed streams."""
         touched, self._touched = self._touched, set()
         if touched is None:
             for places in self._sorted:
@@ -186,13 +186,13 @@ class ReassignmentPlanner:
         return self._waiting, self._copying, self._finishing, self._leading
 
     def _gone(self, image: ClusterImage, now_ns: int) -> list[str]:
-        """Who is to be replaced: down beyond the grace, the longest first, then drained."""
+        """Return the nodes to replace: down longer than the grace time (longest first), then drained ones."""
         down = sorted(self._down_since_ns, key=lambda node_id: (self._down_since_ns[node_id], node_id))
         beyond = [n for n in down if self._grace_ns and now_ns - self._down_since_ns[n] >= self._grace_ns]
         return [*beyond, *sorted(n for n, node in image.nodes.items() if node.leaving and n not in beyond)]
 
     def _forget(self, image: ClusterImage, now_ns: int) -> None:
-        """What was proposed and has been applied, or was lost."""
+        """Forget proposals that were applied or lost."""
         self._proposed = {
             key: (epoch, at_ns)
             for key, (epoch, at_ns) in self._proposed.items()
@@ -216,7 +216,7 @@ class ReassignmentPlanner:
         return min(ends, default=None)
 
     def _propose(self, look: _Look, place: _Place) -> bool:
-        """Whether it may be asked for now: it was not a moment ago."""
+        """Return whether it may be proposed now: it was not proposed recently."""
         stream, partition = place
         key = (stream.uid, partition.partition)
         if key in self._proposed:
@@ -227,7 +227,7 @@ class ReassignmentPlanner:
 
     # ---- what is proposed --------------------------------------------------------------------------------------------
     def _dead_ends(self, look: _Look) -> Iterator[Proposed]:
-        """Copies and targets that come to nothing."""
+        """Yield proposals that end useless copies and targets."""
         for place in list(self._copying.values()):
             stream, partition = place
             if self._is_needless(look, partition):
@@ -257,8 +257,8 @@ class ReassignmentPlanner:
                 yield _cancelled(place)
 
     def _corrected(self, look: _Look, place: _Place) -> Iterator[Proposed]:
-        """A replica that is to stay is gone: who was to go stays in its place, or another node comes. And who was to be replaced is
-        back, while others of the partition are not: it stays in the place of a node that has not joined yet."""
+        """Yield corrected targets: a lost replica that should stay is substituted, and a replaced replica that is back may
+        stay."""
         stream, partition = place
         target, replicas = list(partition.target), partition.replicas
         spare = [node_id for node_id in replicas if node_id not in target and not look.is_missed(node_id)]
@@ -278,12 +278,12 @@ class ReassignmentPlanner:
             yield _reassign(place, tuple(target), partition.moved_for)
 
     def _is_needless(self, look: _Look, partition: PartitionState) -> bool:
-        """It was for nodes that are back."""
+        """Return whether the move was only for nodes that are back."""
         going = [node_id for node_id in partition.replicas if node_id not in partition.target]
         return partition.moved_for in _OWN and bool(going) and not any(look.is_missed(node_id) for node_id in going)
 
     def _instead(self, look: _Look, place: _Place) -> Iterator[Proposed]:
-        """Another node than the one that the target wants next."""
+        """Yield a target with another node instead of the next one."""
         stream, partition = place
         if partition.moved_for not in (*_OWN, MoveReason.FACTOR):
             if self._propose(look, place):
@@ -325,7 +325,7 @@ class ReassignmentPlanner:
             )
 
     def _leaderships(self, look: _Look) -> Iterator[Proposed]:
-        """Those of drained nodes, then those that a rebalance moves."""
+        """Yield the transfers away from drained nodes, then those of a rebalance."""
         yield from self._leaderships_of_gone(look)
         for place in list(islice(self._leading.values(), _LOOKED_AT)):
             stream, partition = place
@@ -407,15 +407,15 @@ class _Look:
         self.takers: Takers | None = None
 
     def is_gone(self, node_id: str) -> bool:
-        """Whether it is to be replaced, or is not even known."""
+        """Return whether the node must be replaced or is unknown."""
         return node_id in self._gone or node_id not in self.image.nodes
 
     def is_missed(self, node_id: str) -> bool:
-        """Whether it is down, however long, or drained."""
+        """Return whether the node is down or drained."""
         return not self.image.is_live(node_id) or self.image.nodes[node_id].leaving
 
     def may_copy(self, partition: PartitionState) -> bool:
-        """Whether its next copy may begin: it has a leader, and nobody who is to stay is missing from the ISR though it is there."""
+        """Return whether the next copy may begin: there is a leader, and all live replicas that stay are in the ISR."""
         staying = [n for n in partition.replicas if n in partition.target and self.image.is_live(n)]
         return (
             partition.status is PartitionStatus.ONLINE
@@ -425,7 +425,7 @@ class _Look:
         )
 
     def heirs(self, partition: PartitionState) -> list[str]:
-        """Who may take the leadership from a node that is drained."""
+        """Return the nodes that may take the leadership from a drained node."""
         if partition.status is not PartitionStatus.ONLINE:
             return []
         return [n for n in partition.isr if n != partition.leader and not self.is_missed(n) and n not in partition.incomplete]

@@ -1,4 +1,4 @@
-"""Batches: what the many partitions of a node ask, in one entry of the metadata log. Pure.
+"""Combines the requests of a node's partitions into one entry of the metadata log. Pure.
 
 Goal: what a cluster event costs the group grows with what changes, not with the number of messages: a thousand promotions are a few
 entries, flushed and sent a few times. Each request of a batch is decided on the image that the ones before it have made, by its own
@@ -41,7 +41,7 @@ MAX_DETAIL_LENGTH = 120
 
 
 def batch_of(requests: list[pb.ControlRequest]) -> pb.ControlRequest:
-    """One request that holds them, numbered from 0; one alone is sent as it is."""
+    """Return one request with all ``requests``, numbered from 0. A single one is returned unchanged."""
     if len(requests) == 1:
         return requests[0]
     items = (pb.BatchedRequest(number=number, request=request) for number, request in enumerate(requests))
@@ -49,7 +49,7 @@ def batch_of(requests: list[pb.ControlRequest]) -> pb.ControlRequest:
 
 
 def answer_of(number: int, response: pb.ControlResponse) -> pb.BatchedAnswer:
-    """A response as a part of the batch's: what it says, without the state, which the node's image shows."""
+    """Return a response as part of a batch answer, without the state, which the image of the node has."""
     return pb.BatchedAnswer(number=number, error=response.error, detail=response.detail[:MAX_DETAIL_LENGTH])
 
 
@@ -104,7 +104,7 @@ _SUPERSEDED = pb.ControlResponse(error=pb.ControlResponse.STALE, detail="a newer
 def purge_report(
     key: PartitionKey, partition: PartitionState, node: str, incarnation: int, purged: Collection[int]
 ) -> pb.ControlRequest | None:
-    """What ``node``, whose log of ``key`` holds nothing any more of the purges numbered ``purged``, tells the group; None: no news."""
+    """Return the report of completed purges for ``key``, None if there is nothing new. ``purged``: their numbers."""
     number = to_report(partition, node, purged)
     if not number:
         return None
@@ -137,7 +137,7 @@ class RequestBatcher:
         return len(self._first) + len(self._then)
 
     def put(self, key: PartitionKey, request: pb.ControlRequest, on_answer: Answer) -> None:
-        """``request`` (of one of the kinds in ``requests.py`` that are batched) waits to be taken."""
+        """Queue a ``request`` of a kind that ``requests.py`` allows in batches."""
         kind = request.WhichOneof("request") or ""
         waiting = self._then if kind in _LATER else self._first
         if kind == "reportService":
@@ -149,7 +149,7 @@ class RequestBatcher:
             before.on_answer(_SUPERSEDED)
 
     def take(self) -> pb.ControlRequest | None:
-        """The next batch to send, None when there is nothing to ask or the last one is not answered yet."""
+        """Return the next batch to send. None if nothing waits or the last batch is not answered yet."""
         if self._out:
             return None
         size_bytes = 0
@@ -168,7 +168,7 @@ class RequestBatcher:
         return batch_of([wish.request for wish in self._out])
 
     def answered(self, response: pb.ControlResponse | None) -> None:
-        """What came of the batch that is out; None: nothing did."""
+        """Process the answer to the last batch, None if there was none."""
         out, self._out = self._out, []
         single = len(out) == 1
         unknown = response is None or response.error in _UNKNOWN
@@ -185,6 +185,6 @@ class RequestBatcher:
             wish.on_answer(None if given is None or given.error in _UNKNOWN else given)
 
     def drop(self) -> None:
-        """The node stops: nothing that waits is sent any more, nobody is told."""
+        """Drop all waiting requests without an answer, because the node stops."""
         self._first.clear()
         self._then.clear()

@@ -1,4 +1,4 @@
-"""``decide(image, request, now) -> (records, response)``: the decision that ``requests.py`` names, and nothing else.
+"""``decide(image, request, now) -> (records, response)``: runs the decision of a request.
 
 Called inside apply, on every controller, on the same image: a decision reads nothing but its arguments.
 
@@ -76,7 +76,7 @@ def _not_logged(_draft: RecordBuilder, _: Any) -> Decision:
 
 
 def unknown(_draft: RecordBuilder, _: Any) -> Decision:
-    """What has no row; and a batch, which is taken apart before (``batches.py``)."""
+    """Reject a request without a row, and a batch, which must be split first (``batches.py``)."""
     return refuse(pb.ControlResponse.INVALID, "a request of a kind that this version does not know")
 
 
@@ -128,12 +128,12 @@ _UNKNOWN = RequestKind(decide=unknown, asked_by=_BY.NOBODY)
 
 
 def kind_of(request: pb.ControlRequest) -> RequestKind:
-    """The row of ``request``; one that nobody may ask for where it has none."""
+    """Return the row of ``request``. An unknown request gets a row that nobody may use."""
     return REQUESTS.get(request.WhichOneof("request") or "", _UNKNOWN)
 
 
 def changes_nothing(request: pb.ControlRequest) -> bool:
-    """Whether it only looks, wherever it is answered: it needs no deduplication."""
+    """Return whether the request is read-only. Then it needs no deduplication."""
     dry_runs = (
         request.createStream.dryRun,
         request.addPartitions.dryRun,
@@ -144,23 +144,26 @@ def changes_nothing(request: pb.ControlRequest) -> bool:
 
 
 def may_be_logged(request: pb.ControlRequest) -> bool:
-    """Whether the metadata leader may have to put it into the log; else it answers at once, whatever it says."""
+    """Return whether the request may need a log entry. Otherwise the metadata leader answers at once."""
     kind = kind_of(request)
     return request.linearizable or request.HasField("barrier") or not kind.read_only
 
 
 def decide(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: Rules) -> Decision:
-    """What ``request`` does to ``image`` at image time ``now_ns`` (ns since 1970; written down, never decided by)."""
+    """Return the effect of ``request`` on ``image``.
+
+    ``now_ns``: image time in ns since 1970, which is stored but never used for a decision.
+    """
     return decide_on(RecordBuilder(image, now_ns, rules), request)
 
 
 def decide_on(draft: RecordBuilder, request: pb.ControlRequest) -> Decision:
-    """The same on a draft that was made for it."""
+    """Run the decision on an existing draft."""
     return finished(deciding_on(draft, request))
 
 
 def deciding_on(draft: RecordBuilder, request: pb.ControlRequest) -> Steps[Decision]:
-    """The same, in steps."""
+    """Run the decision on an existing draft, in steps."""
     name = request.WhichOneof("request")
     decision = REQUESTS[name].decide(draft, getattr(request, name)) if name in REQUESTS else unknown(draft, None)
     if isinstance(decision, Decision):

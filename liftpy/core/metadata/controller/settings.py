@@ -27,7 +27,7 @@ NEW_GROUP_SAYS = 1
 
 
 def set_default_quota(draft: RecordBuilder, request: pb.SetDefaultQuota) -> Decision:
-    """What the request names; the rest stays as it is."""
+    """Set the values that the request names. The others stay."""
     image = draft.image
     whole = quota_to_pb(image.default_quota)
     for name in ("recordsPerS", "bytesPerS", "byToken"):
@@ -43,7 +43,7 @@ def set_default_quota(draft: RecordBuilder, request: pb.SetDefaultQuota) -> Deci
 
 
 def set_session_times(draft: RecordBuilder, request: pb.SetSessionTimes) -> Decision:
-    """Those that are asked for; nothing where they are so already."""
+    """Set the requested times. No change if they are already set."""
     held = _held(draft)
     try:
         check_session_times(request.sessionMs, request.leaseMs)
@@ -63,7 +63,7 @@ def set_session_times(draft: RecordBuilder, request: pb.SetSessionTimes) -> Deci
 
 
 def settle_session_times(draft: RecordBuilder, request: pb.SettleSessionTimes) -> Decision:
-    """Those before the change count no more."""
+    """End the use of the times before the change."""
     held = _held(draft)
     if request.change != held.change:
         return refuse(pb.ControlResponse.STALE, f"the session times were changed meanwhile: {held.words}")

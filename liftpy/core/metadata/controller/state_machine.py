@@ -55,7 +55,7 @@ class _Ahead:
     """When the work is done."""
 
     def step(self) -> bool:
-        """Do some of it; whether it is done."""
+        """Do some of the work. Return whether it is done."""
         if self.applied is None:
             try:
                 next(self.work)
@@ -81,7 +81,7 @@ class ClusterFsm:
 
     @property
     def records(self) -> list[pb.Record]:
-        """``last_records`` as protobufs, without what only controllers need; made on demand."""
+        """``last_records`` as protobufs without the parts that only controllers need, built on demand."""
         return [record_to_pb(record) for record in self.last_records if not isinstance(record, OperationDone)]
 
     def work_ahead(self, entry: bytes, index: int) -> bool:
@@ -140,9 +140,11 @@ class ClusterFsm:
         return encode_snapshot(self.image)
 
     def restore(self, data: bytes) -> None:
-        """Take the image of a snapshot; raise StorageError, and keep the own image, if it is damaged or unknown;
-        IncompatibleVersionError
-        if its feature level is not spoken here, or it says more than is understood."""
+        """Load the image of a snapshot.
+
+        Raise StorageError and keep the old image if it is damaged, IncompatibleVersionError if its feature level or a field is
+        unknown.
+        """
         image = decode_snapshot(data)
         check_level(image, self.spoken)
         self.image = image
@@ -189,7 +191,7 @@ def _with_digest(image: ClusterImage, records: tuple[Record, ...]) -> Steps[Clus
 
 
 def refusal(request: pb.ControlRequest) -> Decision | None:
-    """Of what is no operation, whatever it asks for; None: it is one."""
+    """Return a rejection if the request is no valid operation, else None."""
     if len(request.operationId) != OPERATION_ID_SIZE_BYTES:
         return refuse(_ERROR.INVALID, f"an operation id has {OPERATION_ID_SIZE_BYTES} bytes, not {len(request.operationId)}")
     if request.timeNs >= MAX_TIME_NS:
@@ -214,7 +216,7 @@ def _shortened(response: pb.ControlResponse, answer: bytes) -> bytes:
 
 
 def again(image: ClusterImage, done: Operation) -> bytes:
-    """The answer that the operation got; a stream that is still there is shown as it is now."""
+    """Return the answer that the operation got, with the current state of its stream."""
     response = pb.ControlResponse.FromString(done.response)
     held = image.streams.get(response.stream.name) if response.HasField("stream") else None
     if held is None or held.uid != response.stream.uid:

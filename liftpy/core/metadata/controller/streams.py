@@ -91,7 +91,7 @@ def place_stream(draft: RecordBuilder, request: pb.PlaceStream) -> Steps[Decisio
 
 
 def add_partitions(draft: RecordBuilder, request: pb.AddPartitions) -> Steps[Decision]:
-    """More partitions of a stream; those that are there stay where they are."""
+    """Add partitions to a stream. Existing partitions stay in place."""
     held = _named(draft, request.name, request.uid)
     if isinstance(held, Decision):
         return held
@@ -125,7 +125,7 @@ def delete_stream(draft: RecordBuilder, request: pb.DeleteStream) -> Decision:
 
 
 def _named(draft: RecordBuilder, name: str, uid: str) -> StreamImage | Decision:
-    """The stream of that name, and of that unique id if there is one; or the refusal."""
+    """Return the stream with this name and uid (if given), or a rejection."""
     held = draft.image.streams.get(name)
     if held is None:
         return refuse(pb.ControlResponse.NOT_FOUND, f"there is no stream {name!r}")
@@ -135,7 +135,7 @@ def _named(draft: RecordBuilder, name: str, uid: str) -> StreamImage | Decision:
 
 
 def _checked(draft: RecordBuilder, request: pb.CreateStream, held: StreamImage | None) -> StreamConfig:
-    """The configuration; raise ConfigError for what is wrong whatever nodes there are."""
+    """Return the configuration. Raise ConfigError for errors that do not depend on the nodes."""
     image = draft.image
     check_name(request.name, "stream name")
     if request.name in RESERVED_NAMES:
@@ -166,7 +166,10 @@ def _check_count(subject: str, count: int) -> None:
 
 
 def _check_overlap(image: ClusterImage, answering: SubjectIndex, subject: str, count: int, config: StreamConfig) -> None:
-    """At most one stream answers on a subject [A8]; one that never answers may listen anywhere. ``answering``: the others."""
+    """Check that at most one stream answers on a subject [A8].
+
+    A stream without acks may use any. ``answering``: the other streams.
+    """
     if config.ack_policy is AckPolicy.NONE:
         return
     name = answering.overlapping(subject, count)
@@ -203,7 +206,7 @@ def _wanted(draft: RecordBuilder, request: pb.CreateStream) -> Wanted:
 
 
 def waiting_for(stream: StreamImage, start: int) -> Wanted:
-    """What ``stream`` waits for."""
+    """Return the placement that ``stream`` waits for."""
     return Wanted(
         policy=stream.placement,
         stream=stream.name,
@@ -214,7 +217,7 @@ def waiting_for(stream: StreamImage, start: int) -> Wanted:
 
 
 def _wanted_more(draft: RecordBuilder, request: pb.AddPartitions, held: StreamImage) -> Wanted | None:
-    """What is to be added; None: nothing is."""
+    """Return the placement of new partitions, None if there are none."""
     first, assignment = len(held.partitions), assigned(request.manual)
     total = request.partitions or first + len(assignment)
     policy = MANUAL if assignment else request.placement or held.placement
@@ -254,7 +257,7 @@ def _placed_or_waits(draft: RecordBuilder, wanted: Wanted) -> Steps[Placed | Not
 
 
 def _taken(draft: RecordBuilder, placed: Placed, first: int = 0) -> tuple[PartitionState, ...]:
-    """The partitions; the next ones are placed behind them."""
+    """Return the partitions and reserve their places for the next ones."""
     draft.placement_index = placed.next_start
     return new_partitions(draft, placed.replicas, first)
 
@@ -273,8 +276,10 @@ MAX_OFFSET = 1 << 62
 
 
 def alter_stream(draft: RecordBuilder, request: pb.AlterStream) -> Steps[Decision]:
-    """So many replicas of every partition: more go where least is, on other racks if there are; of fewer, those that serve least go.
-    And the settings that the request names, by compare-and-set where it names their version."""
+    """Change the number of replicas and the named settings, by compare-and-set if the request names a config version.
+
+    New replicas go to the least loaded nodes on other racks. The least useful replicas are removed.
+    """
     held = draft.image.streams.get(request.name)
     if held is None or request.uid not in ("", held.uid):
         detail = f"there is no stream {request.name!r}" + (f" of the id {request.uid!r}" if held is not None else "")
@@ -310,7 +315,7 @@ def alter_stream(draft: RecordBuilder, request: pb.AlterStream) -> Steps[Decisio
 
 
 def truncate_before(draft: RecordBuilder, request: pb.TruncateBefore) -> Decision:
-    """Every replica gives up what lies below the offset, also one that is away now. It never goes back."""
+    """Raise the log start. All replicas delete the records below it, also those that are down now. It never falls."""
     found = draft.image.find(request.stream, request.uid, request.partition) if request.uid else None
     if found is None:
         detail = f"there is no partition {request.stream}/{request.partition} of the id {request.uid!r}"
@@ -329,12 +334,13 @@ def _with_settings(held: StreamImage, request: pb.AlterStream) -> StreamImage:
 
 
 def _refuses_otherwise(old: StreamConfig, new: StreamConfig) -> bool:
-    """Whether a leader that has not heard of ``new`` may refuse what followers that have keep for the next one [A2]."""
+    """Return whether a leader without the new settings may reject publishes that followers buffer [A2]."""
     return new.failover_standby and any(getattr(old, name) != getattr(new, name) for name in REFUSED_BY)
 
 
 def _heard_anew(partition: PartitionState) -> PartitionState:
-    """As with a pause that ends: followers forget what they heard, and listen again when the leader has said that it knows."""
+    """Return the partition as after a pause: followers drop their standby buffers, and start again when the leader knows the
+    new settings."""
     pause = partition.pause if partition.pause.takes_nothing else Pause.ENDING
     return replace(partition, pause=pause, pauses=partition.pauses + 1)
 
@@ -373,7 +379,7 @@ RETENTION_BYTES = 64 * 1024 * 1024
 
 
 def open_groups(draft: RecordBuilder, request: pb.OpenGroups) -> Steps[Decision]:
-    """The stream as it is; made where there is none. Whoever may read may ask for it: it is always the same stream."""
+    """Return the internal stream of groups, and create it if needed. All readers may request it."""
     held = draft.image.streams.get(GROUPS_STREAM)
     if held is not None:
         return draft.done(pb.ControlResponse(stream=stream_to_pb(held)))
@@ -389,7 +395,7 @@ def open_groups(draft: RecordBuilder, request: pb.OpenGroups) -> Steps[Decision]
 
 
 def say_how_many(request: pb.ControlRequest, config: ReplicationConfig) -> None:
-    """What the metadata leader's settings say of the stream of groups, in the place of what the asker wrote."""
+    """Set the configuration of the internal stream of groups from the metadata leader's settings."""
     if request.HasField("openGroups"):
         wanted = pb.OpenGroups(partitions=config.groups_partitions, replicationFactor=config.groups_replicas)
         request.openGroups.CopyFrom(wanted)

@@ -22,7 +22,7 @@ NO_ROOM = "the nodes there are have no room for it: add nodes, delete streams, o
 
 
 def why_it_waits(image: ClusterImage, stream: StreamImage) -> str:
-    """What ``stream``, which waits, waits for."""
+    """Return why ``stream`` waits."""
     try:
         candidates_for(facts_of(image), waiting_for(stream, 0))
     except PlacementError as error:
@@ -42,14 +42,14 @@ class WaitingStreams:
         """By uid."""
 
     def lead(self, image: ClusterImage, now_ns: int) -> None:
-        """This node has become the metadata leader."""
+        """Begin: this node is the metadata leader."""
         self._image = ClusterImage()
         self._proposed_ns.clear()
         self._earliest_ns = now_ns
         self.image_changed(image, now_ns)
 
     def resign(self) -> None:
-        """This node does not lead the metadata group any more."""
+        """End: this node lost the metadata leadership."""
         self._image = self._look_at_ns = None
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
@@ -63,7 +63,7 @@ class WaitingStreams:
             self._look_at_ns = self._earliest_ns
 
     def due(self, now_ns: int) -> list[pb.PlaceStream]:
-        """What to propose now."""
+        """Return what to propose now."""
         image = self._image
         if image is None or self._look_at_ns is None or now_ns < self._look_at_ns:
             return []
@@ -94,5 +94,5 @@ class WaitingStreams:
         return found
 
     def next_deadline_ns(self) -> int | None:
-        """When ``due`` has to be asked again."""
+        """Return the time of the next call of ``due``."""
         return self._look_at_ns if self._image is not None else None

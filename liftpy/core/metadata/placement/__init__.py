@@ -74,7 +74,7 @@ POLICY_NAMES = (*POLICIES, MANUAL)
 
 
 def place(nodes: Sequence[NodeFacts], wanted: Wanted) -> Placed:
-    """The map that is wanted.
+    """Return the assignment of replicas.
 
     Raise NotEnoughNodesError when there are too few nodes, NoRoomError when too few have room, ManualError for a map that is wrong,
     PlacementError for an unknown policy, impossible numbers or racks.
@@ -83,7 +83,7 @@ def place(nodes: Sequence[NodeFacts], wanted: Wanted) -> Placed:
 
 
 def placing(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[Placed]:
-    """The same, in steps."""
+    """Return the assignment, in steps."""
     if wanted.policy == MANUAL:
         return Placed(replicas=manual(nodes, wanted), next_start=wanted.start)
     candidates = candidates_for(nodes, wanted)
@@ -122,7 +122,7 @@ def candidates_for(nodes: Sequence[NodeFacts], wanted: Wanted) -> list[NodeFacts
 
 
 def _within_budgets(policy: Policy, row: _Row, nodes: list[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
-    """The map, on nodes that take what it gives them: one that is given more than it takes is left out, and placed is anew."""
+    """Return the assignment without overloading nodes. A node above its limit is excluded, then the placement is repeated."""
     candidates, full = nodes, list[NodeFacts]()
     while True:
         try:

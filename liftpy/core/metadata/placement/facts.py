@@ -34,7 +34,7 @@ class NodeFacts:
 
     @property
     def takes(self) -> bool:
-        """Whether it may be given something."""
+        """Whether the node accepts replicas."""
         return self.live and not self.leaving
 
     def room(self, unlimited: int) -> int:
@@ -44,7 +44,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assigned:
-    """One entry of an assignment by hand."""
+    """One entry of a manual assignment."""
 
     partition: int
     replicas: Replicas
@@ -86,7 +86,7 @@ Policy = Callable[[Sequence[NodeFacts], Wanted], Steps[list[Replicas]]]
 
 
 def in_order(nodes: Sequence[str]) -> list[str]:
-    """Node ids ascending: as numbers if all of them are, else as text."""
+    """Return the node ids in ascending order: as numbers if all are numbers, else as text."""
     if all(node.isascii() and node.isdigit() for node in nodes):
         return sorted(nodes, key=lambda node: (int(node), node))
     return sorted(nodes)
@@ -99,20 +99,20 @@ def ordered(nodes: Sequence[NodeFacts]) -> list[NodeFacts]:
 
 
 class PlacementError(ConfigError):
-    """The request for a placement is wrong; the text says how. Blame: the caller."""
+    """The request for a placement is invalid. The text says why. Correct the request."""
 
     code = "PLACEMENT"
 
 
 class NoRoomError(PlacementError):
-    """The nodes hold as many partitions as they take. Do: add nodes, delete streams, or raise the nodes' limit of open files."""
+    """The nodes have no room for more partitions. Add nodes, delete streams, or raise the limit of open files of the nodes."""
 
     code = "NO_ROOM"
     retryable = True
 
 
 class NotEnoughNodesError(PlacementError):
-    """There are fewer nodes than replicas. Start more nodes, or ask for fewer replicas."""
+    """There are fewer nodes than replicas. Start more nodes, or use fewer replicas."""
 
     code = "NOT_ENOUGH_NODES"
     retryable = True
@@ -124,7 +124,7 @@ class NotEnoughNodesError(PlacementError):
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """One error in an assignment by hand."""
+    """One error in a manual assignment."""
 
     entry: int
     """Its place in the list, from 0; -1: of the list itself."""

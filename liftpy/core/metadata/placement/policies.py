@@ -323,7 +323,7 @@ EMPTY = "no assigned partitions found"
 
 
 def manual(nodes: Sequence[NodeFacts], wanted: Wanted) -> list[Replicas]:
-    """The map as it was given; ``nodes``: all of them, dead or alive. Raise ManualError with all its defects."""
+    """Return the manual assignment. ``nodes``: all nodes, live or not. Raise ManualError with all its errors."""
     defects = [*_shape(wanted), *_nodes({node.node_id: node for node in nodes}, wanted)]
     if defects:
         raise ManualError(sorted(defects, key=lambda defect: defect.entry))
@@ -331,7 +331,7 @@ def manual(nodes: Sequence[NodeFacts], wanted: Wanted) -> list[Replicas]:
 
 
 def _shape(wanted: Wanted) -> Iterator[Defect]:
-    """What is wrong whatever nodes there are."""
+    """Yield the errors that do not depend on the nodes."""
     entries, first = wanted.assignment, wanted.first
     if not entries:
         yield Defect(-1, EMPTY)
@@ -351,7 +351,7 @@ def _shape(wanted: Wanted) -> Iterator[Defect]:
 
 
 def _nodes(nodes: dict[str, NodeFacts], wanted: Wanted) -> Iterator[Defect]:
-    """What is wrong with these nodes."""
+    """Yield the errors that depend on these nodes."""
     given: Counter[str] = Counter()
     for number, entry in enumerate(wanted.assignment):
         for node_id in in_order(list(set(entry.replicas))):

@@ -1,4 +1,4 @@
-"""Which replicas to move so that nodes hold their shares: when nodes have joined, are to leave, or weigh something else. Pure.
+"""Plans moves of replicas so that each node has its share: after nodes were added, drained or got another weight. Pure.
 
 Goal: every node that stays holds its share, by weight, to within one replica; nodes that leave hold nothing; and as few replicas
 move as that takes, for each is a copy of a log. Constraint: a partition never has a node twice, never fewer racks than before, and
@@ -103,7 +103,7 @@ class MovePlan:
     """Replicas of each node afterwards, in order."""
 
     def targets(self, held: Mapping[Key, Replicas]) -> dict[Key, Replicas]:
-        """What the partitions that change are to lie on; ``held``: as it was given to the plan."""
+        """Return the new replicas of the changed partitions. ``held``: the same value as for the plan."""
         targets: dict[Key, Replicas] = {}
         for move in self.moves:
             key = (move.stream, move.partition)
@@ -112,8 +112,10 @@ class MovePlan:
 
 
 def shares_of(total: float, takers: Sequence[NodeFacts], most: Mapping[str, float]) -> dict[str, float]:
-    """What each of ``takers`` is to hold of ``total``, by weight; who can't hold its share (``most``) holds what it can, and the others
-    share the rest."""
+    """Return the share of each node of ``total``, by weight.
+
+    A node with a smaller limit (``most``) gets its limit, the others share the rest.
+    """
     shares: dict[str, float] = {}
     open_, left = {node.node_id: node.weight for node in takers}, float(total)
     while open_:
@@ -133,7 +135,7 @@ def bounds_of(share: float) -> tuple[int, int]:
 
 
 def plan_moves(nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas], leaving: Collection[str] = ()) -> MovePlan:
-    """The moves that even out what ``nodes`` hold (``held``: partition -> replicas, preferred leader first).
+    """Return the moves that balance the replicas of ``nodes`` (``held``: partition -> replicas, preferred leader first).
 
     Nodes that are not live neither give nor take, but for those in ``leaving``, which give everything.
     """
@@ -175,7 +177,7 @@ class _Mover:
         )
 
     def _shares(self) -> dict[str, float]:
-        """Of those that take."""
+        """Return the shares of the nodes that accept replicas."""
         total = sum(self._count[n] for n, node in self._nodes.items() if node.live or n in self._leaving)
         return shares_of(total, self._takers, {node.node_id: self._most(node.node_id) for node in self._takers})
 
@@ -209,7 +211,7 @@ class _Mover:
                 self._stuck.append(key)
 
     def _taker(self, queue: list[tuple[float, int]], key: Key, out: str, limits: Mapping[str, int]) -> str | None:
-        """Who has least for its weight among those that may take it; the queue holds the others, and it with one more."""
+        """Return the node with the least load for its weight that may take the replica, and update the queue."""
         passed: list[tuple[float, int]] = []
         found: str | None = None
         while queue and found is None:
@@ -243,8 +245,10 @@ RACK_STRICT = "rack-strict"
 
 
 class Takers:
-    """The nodes that may take replicas: live, of a weight above 0, not leaving. ``held``: replicas of each node, as placement has to
-    count them: those that are on their way to it included, those that are about to leave it not."""
+    """Nodes that may take replicas: live, weight above 0, not leaving.
+
+    ``held``: replicas of each node, with those that move to it and without those that leave it.
+    """
 
     def __init__(self, nodes: Sequence[NodeFacts], held: Mapping[str, int]) -> None:
         self._nodes = {node.node_id: node for node in nodes}
@@ -258,16 +262,19 @@ class Takers:
 
     @property
     def count(self) -> int:
-        """How many nodes may take anything."""
+        """Number of nodes that accept replicas."""
         return len(self._order)
 
     def rack(self, node_id: str) -> str:
-        """Where the node stands; '' for one that is not known."""
+        """Return the rack of the node, '' if unknown."""
         node = self._nodes.get(node_id)
         return node.rack if node is not None else ""
 
     def take(self, kept: Collection[str], never: Collection[str] = (), *, strictly: bool = False) -> str | None:
-        """The node for one more replica beside those on ``kept``, and none of ``never``; None: nobody may take it. It is counted."""
+        """Return and count a node for one more replica beside those on ``kept``, and none of ``never``.
+
+        None: no node may take it.
+        """
         racks = {self.rack(node_id) for node_id in kept} if self._has_racks else set[str]()
         passed: list[tuple[float, int]] = []
         second = found = ""
@@ -290,7 +297,7 @@ class Takers:
         return found or None
 
     def give_up(self, replicas: Replicas, leader: str, isr: Collection[str]) -> str:
-        """Who of ``replicas``, of which there are two at least, is the first to go when there are to be fewer. It is counted."""
+        """Return the replica to remove first when there are too many. ``replicas`` has at least two."""
         racks = Counter(self.rack(node_id) for node_id in replicas)
 
         def rank(node_id: str) -> tuple[bool, bool, float, int]:
@@ -314,7 +321,7 @@ class Takers:
 
 
 def resized(replicas: Replicas, factor: int, takers: Takers, leader: str, isr: Collection[str], policy: str) -> Replicas | None:
-    """``replicas`` with so many members as ``factor`` says, preferred leader first; None: nobody may take one more."""
+    """Return ``replicas`` with ``factor`` members, preferred leader first. None: no node may take one more."""
     now = list(replicas)
     while len(now) < factor:
         more = takers.take(now, strictly=policy == RACK_STRICT)
@@ -347,14 +354,14 @@ class LeadershipPlan:
     """Partitions that each node leads afterwards, in order."""
 
     def targets(self, held: Mapping[Key, Replicas]) -> dict[Key, Replicas]:
-        """The replicas of the partitions that change, the new leader first; ``held``: as it was given to the plan."""
+        """Return the replicas of the changed partitions, new leader first. ``held``: the same value as for the plan."""
         return {
             (t.stream, t.partition): (t.into, *(n for n in held[t.stream, t.partition] if n != t.into)) for t in self.transfers
         }
 
 
 def plan_leaderships(nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas]) -> LeadershipPlan:
-    """The transfers that even out who leads (``held``: partition -> replicas, preferred leader first)."""
+    """Return the transfers that balance the leaderships (``held``: partition -> replicas, preferred leader first)."""
     return _Evening(ordered(nodes), held).plan()
 
 
@@ -409,7 +416,10 @@ class _Evening:
         return len(self._led[node_id]) < self._high.get(node_id, 0)
 
     def _pass_on(self, source: str, wanted: Callable[[str], bool]) -> bool:
-        """Give one leadership of ``source`` to the nearest node that is ``wanted``, over others if it must be; whether there is one."""
+        """Move one leadership of ``source`` to the nearest ``wanted`` node, over other nodes if needed.
+
+        Return whether there is one.
+        """
         came: dict[str, tuple[str, Key]] = {}
         queue = deque([source])
         while queue:
@@ -507,7 +517,7 @@ class _Weigher:
         )
 
     def _fill(self) -> None:
-        """Nobody holds much too much any more; who holds much too little still is given some by those that hold most."""
+        """Give replicas of the fullest nodes to nodes that are far below their share."""
         given_up: set[str] = set()
         while True:
             poor = next((n for above, n in self._poorest if n not in given_up), "")
@@ -527,7 +537,7 @@ class _Weigher:
         return self._bytes[node_id] - self._share[node_id]
 
     def _give(self, giver: str) -> str | None:
-        """Move one replica of ``giver`` to one of those that are furthest below their share; who it was."""
+        """Move one replica of ``giver`` to a node that is far below its share, and return that node."""
         for above, taker in self._poorest[:_TAKERS_TRIED]:
             if above >= 0:
                 break
