@@ -453,6 +453,10 @@ class ServiceCalls:
         """Return the subject and uid to publish a partition to. ``anew``: whether to ask the metadata group instead of the cache."""
         raise NotImplementedError
 
+    async def _known(self, stream: str, partition: int, *, anew: bool = False) -> StreamImage:
+        """Return the stream from the cache, or from the metadata group. ``anew``: whether to skip the cache."""
+        raise NotImplementedError
+
     async def query_service(
         self,
         service: str,

@@ -89,7 +89,11 @@ class ClusterFsm:
         Nothing shows before ``apply``, and whether this is called, and how often, changes nothing."""
         if self._ahead is None or (self._ahead.entry, self._ahead.index) != (entry, index):
             self._ahead = _Ahead(entry, index, self._applying(entry, index))
-        return self._ahead.step()
+        try:
+            return self._ahead.step()
+        except BaseException:
+            self._ahead = None  # its generator has ended: the same entry has to begin anew
+            raise
 
     def apply(self, entry: bytes, index: int) -> bytes:
         """Apply the log entry ``entry`` (a serialized ControlRequest) at ``index`` (above every earlier one). Raises
