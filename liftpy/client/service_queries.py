@@ -68,6 +68,9 @@ async def ask_for(
 
     The service says how many partitions there are. The instance of partition 0 is asked first for that, with any state.
     """
+    for what, given in (("query", query), ("key", b"" if key is None else key)):
+        if not isinstance(given, bytes | bytearray | memoryview):
+            raise ConfigError(f"Invalid {what} of type {type(given).__name__}. It must be bytes: encode text first.")
     if partition is not None and key is not None:
         raise ConfigError("partition and key cannot be combined. Set one of them.")
     if partition is not None:

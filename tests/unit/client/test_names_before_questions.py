@@ -58,6 +58,14 @@ async def test_a_name_that_is_none_asks_nobody(call: str) -> None:
             await CALLS[call](client, name)
 
 
+@pytest.mark.parametrize("given", [{"query": "?"}, {"key": "ann"}, {"query": None, "partition": 1}])
+async def test_query_service_of_no_bytes_asks_nobody(given: dict[str, Any]) -> None:
+    transport: Any = Silent()
+    client = Client(transport, Subjects(), owns_connection=False)
+    with pytest.raises(ConfigError, match="It must be bytes"):
+        await client.query_service("bank", **{"query": b"?", **given})
+
+
 async def test_a_reader_of_a_name_that_is_none_is_not_made() -> None:
     transport: Any = Silent()
     client = Client(transport, Subjects(), owns_connection=False)
