@@ -190,7 +190,7 @@ def naming_options() -> Iterator[None]:
     except ConfigError as error:
         name, blank, rest = str(error).partition(" ")
         flag = next((setting.flag for setting in SETTINGS if setting.field == name), "")
-        if flag:
+        if flag and flag not in rest:
             raise ConfigError(f"{flag}{blank}{rest}") from None
         raise
 

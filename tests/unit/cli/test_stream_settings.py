@@ -65,7 +65,7 @@ def test_nothing_given_is_the_default() -> None:
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["--segment-bytes", "5"], "segment_bytes"),
+        (["--segment-bytes", "5"], "--segment-bytes"),
         (["--flush", "often"], "flush"),
     ],
 )
