@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from tests.freeze.__main__ import EXPECTED, differences, read, unexpected
-from tests.freeze.parts import PARTS
+from tests.freeze.__main__ import EXPECTED, differences, expect, read, unexpected
+from tests.freeze.parts import PARTS, digest
 
 
 @pytest.mark.parametrize("part", ["protobuf", "wire"])
 def test_recorded_bytes_and_fields_are_as_they_were(part: str) -> None:
     expected = json.loads(EXPECTED.read_text(encoding="utf-8"))
-    different = unexpected(part, differences(read(part), PARTS[part](0, 1)), expected)
+    different = unexpected(part, read(part), PARTS[part](0, 1), expected)
     assert not different, f"{different}: see python -m tests.freeze check --part {part} --diff"
 
 
@@ -24,9 +24,25 @@ def test_seed_of_each_simulator_is_recorded_and_gives_its_trace_again() -> None:
 
 def test_check_reports_unlisted_differences_and_listed_ones_that_are_none() -> None:
     before, now = {"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "20", "d": "4"}
-    different = differences(before, now)
-    assert different == ["b", "c", "d"]
+    assert differences(before, now) == ["b", "c", "d"]
     assert differences(before, {"b": "20"}, partial=True) == ["b"]
-    assert unexpected("help", different, {"help": {"b": "renamed", "a": "renamed"}}) == [
+    expected = {"help": {"a": {"now": "gone", "why": "removed"}, "b": {"now": digest("20"), "why": "renamed"}}}
+    assert unexpected("help", before, now, expected) == [
         "help: c differs", "help: d differs", "help: a is listed as an expected difference, and does not differ",
     ]  # fmt: skip
+
+
+def test_check_reports_a_listed_difference_that_became_another() -> None:
+    before, expected = {"a": "1", "b": "2"}, {"help": {"a": {"now": digest("10"), "why": "renamed"}}}
+    assert unexpected("help", before, {"a": "10", "b": "2"}, expected) == []
+    assert unexpected("help", before, {"a": "11", "b": "2"}, expected) == [
+        "help: a differs in another way than expected (renamed)"
+    ]
+
+
+def test_expect_lists_what_differs_and_removes_what_does_not() -> None:
+    before, now = {"a": "1", "b": "2", "c": "3"}, {"a": "10", "b": "2"}
+    expected = {"help": {"b": {"now": digest("20"), "why": "was another"}}}
+    assert expect("help", before, now, expected, "renamed") == 2
+    assert expected == {"help": {"a": {"now": digest("10"), "why": "renamed"}, "c": {"now": "gone", "why": "renamed"}}}
+    assert unexpected("help", before, now, expected) == []

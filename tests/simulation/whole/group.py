@@ -63,6 +63,7 @@ class ControllerRun(Run):
         self._looked_at = 0.0
         super().__init__(seed, folder)
         self.config = group.config
+        self.first_image = group.fsm.image
         self.members = controllers
         self.roles = set(controllers)
         self.nodes = {}

@@ -6,10 +6,11 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from tests.simulation.whole.run import Change, draw_whole_plan, run_seed, run_whole
+from tests.simulation.whole.run import Change, WholeCluster, draw_whole_plan, run_seed, run_whole
 
 SEEDS = (4, 8)
 """Both found a swap that never ended: a replica that had joined was on a node that was lost for good."""
@@ -44,3 +45,9 @@ def test_the_same_plan_gives_the_same_history() -> None:
     assert first.trace is not None
     assert second.trace is not None
     assert first.trace.lines == second.trace.lines
+
+
+def test_controllers_of_a_seed_begin_with_the_image_of_its_cluster(tmp_path: Path) -> None:
+    """Otherwise they grant leases of another length than the plan says."""
+    group = WholeCluster(draw_whole_plan(1), tmp_path).group
+    assert group.run.first_image == group.fsm.image
