@@ -533,7 +533,7 @@ class FetchClient:
                     current_epoch=answer.currentEpoch,
                     log_start_offset=answer.logStartOffset,
                 )
-        raise ProtocolError(f"{kind.name} is not a valid answer to a replication request")
+        raise ProtocolError(f"{kind.name} is not a valid answer to a replication request. Check the versions of the nodes.")
 
     def _piece(self, request_id: int, answer: frames.ReplicationPiece) -> events.Event:
         """Add a piece of a batch. The last piece completes a normal answer."""

@@ -391,7 +391,9 @@ class ServiceDesk:
         try:
             kind, body = envelope.decode(payload)
             if bound is not None and kind in _BINDING and _named(frames.parse(body, _BINDING[kind])) != bound:
-                raise ProtocolError("The message names another stream or service than its subject.")
+                raise ProtocolError(
+                    "The message names another stream or service than its subject. Check the version of its sender."
+                )
             if kind is MessageType.SERVICE_ACK:
                 self._acked(frames.parse(body, pb.ServiceAck))
             elif kind is MessageType.SNAPSHOT_REQUEST:
@@ -399,7 +401,9 @@ class ServiceDesk:
             elif kind is MessageType.SERVICE_HELLO:
                 self._greeted(frames.parse(body, pb.ServiceHello), reply)
             else:
-                raise ProtocolError(f"Messages of type {kind.name} are not allowed on this subject.")
+                raise ProtocolError(
+                    f"Messages of type {kind.name} are not allowed on this subject. Check the version of its sender."
+                )
         except ProtocolError as error:
             self._counters[refused(error)] += 1
             logger.debug("a frame on the services' subject can't be used: %s", error)

@@ -91,18 +91,18 @@ class _NoPickle:
         command, index, term = value
         if type(command) is bytes and type(index) is int and type(term) is int:
             return _ENTRY.pack(index, term) + command
-        raise ProtocolError(f"pysyncobj tried to pickle {type(value).__name__}, which is not allowed here")
+        raise ProtocolError(f"pysyncobj tried to pickle {type(value).__name__}, which is not allowed here. Please report it.")
 
     @staticmethod
     def loads(data: bytes) -> Any:
         if len(data) <= _ENTRY.size:
-            raise ProtocolError("pysyncobj tried to unpickle data, which is not allowed here")
+            raise ProtocolError("pysyncobj tried to unpickle data, which is not allowed here. Please report it.")
         index, term = _ENTRY.unpack_from(data)
         return bytes(data[_ENTRY.size :]), index, term
 
     @staticmethod
     def dump(*_: Any) -> None:
-        raise ProtocolError("pysyncobj tried to pickle data, which is not allowed here")
+        raise ProtocolError("pysyncobj tried to pickle data, which is not allowed here. Please report it.")
 
     load = dump
 
@@ -125,7 +125,7 @@ def outcome_of(answer: bytes | None, reason: int) -> EntryOutcome:
 
 
 def _refuse(*_: Any) -> None:
-    raise ProtocolError("pysyncobj tried to pickle or unpickle data, which is not allowed here")
+    raise ProtocolError("pysyncobj tried to pickle or unpickle data, which is not allowed here. Please report it.")
 
 
 def _journal(given: Any) -> Any:

@@ -47,7 +47,7 @@ class RelayedGroup:
         entry = pb.FeedEntry.FromString(body)
         if entry.previousIndex != self.image.index:
             raise ProtocolError(
-                f"Internal error: an entry follows {entry.previousIndex}, but the image is at {self.image.index}."
+                f"Internal error: an entry follows {entry.previousIndex}, but the image is at {self.image.index}. Please report it."
             )
         image = replay_all(self.image, [record_from_pb(record) for record in entry.records])
         self._show(replace(image, index=entry.index))

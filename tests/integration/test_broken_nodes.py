@@ -155,7 +155,7 @@ async def test_a_paused_follower_leaves_the_isr_and_heals(fragile: Any, stream_n
     await expect_everywhere(fragile, stream_name, acked)
 
 
-async def test_nats_goes_away_and_comes_back(fragile: Any, stream_name: str) -> None:
+async def test_node_survives_nats_restart(fragile: Any, stream_name: str) -> None:
     await fragile.create(stream_name)
     subject = f"data.{stream_name}"
     await settle(fragile, stream_name)
@@ -264,7 +264,7 @@ async def audited(bench: Any, name: str, patience_s: float = 30.0) -> AuditRepor
     return await asyncio.to_thread(audit, access, Selection((name,)), patience_s=patience_s)
 
 
-async def test_an_audit_finds_a_flipped_bit_and_a_record_that_was_changed_with_its_crc(fragile: Any, stream_name: str) -> None:
+async def test_audit_finds_flipped_bit_and_record_changed_with_its_crc(fragile: Any, stream_name: str) -> None:
     await fragile.create(stream_name, config=StreamConfig(segment_bytes=4096, dedup_window_s=0))
     leader = await settle(fragile, stream_name)
     await fragile.publish_acked(f"data.{stream_name}", [f"{number} {'x' * 500}".encode() for number in range(40)])

@@ -82,7 +82,7 @@ def test_from_creation_to_deletion(run: Run, tmp_path: Path) -> None:
     assert "liftpy stream create" in run("stream", "list")[1]
 
 
-def test_errors_say_what_to_do(run: Run) -> None:
+def test_cli_errors_name_the_next_step(run: Run) -> None:
     assert run("stream", "create", "twice", "--subject", "twice")[0] == 0
     code, out, err = run("stream", "create", "twice", "--subject", "twice2")
     assert (code, out) == (1, "")
@@ -123,7 +123,7 @@ def test_status_shows_every_replica(run: Run) -> None:
     assert run("stream", "delete", "watched", "--yes")[0] == 0
 
 
-def test_settings_of_a_running_node_are_shown_and_read_again(run: Run, cluster: DevCluster) -> None:
+def test_settings_of_running_node_are_shown_and_reloaded(run: Run, cluster: DevCluster) -> None:
     rows = {row["name"]: row for row in json_of(run, "settings", "show", "n2")["settings"]}
     assert (rows["node_id"]["value"], rows["node_id"]["source"], rows["node_id"]["applies"]) == ("n2", "flag", "restart")
     assert (rows["log_format"]["source"], rows["log_format"]["applies"]) == ("default", "live")
@@ -179,7 +179,7 @@ def test_consume_output_ended_by_a_signal_leaves_a_whole_file(
     assert pq.read_table(file)["value"].to_pylist() == [b"one", b"two"]
 
 
-def test_consume_group_ended_by_a_signal_commits_what_was_printed(run: Run, cluster: DevCluster, tmp_path: Path) -> None:
+def test_consume_group_on_signal_commits_printed_records(run: Run, cluster: DevCluster, tmp_path: Path) -> None:
     """Two share; the first ends by a signal; the other goes on behind what was printed, and a third behind both."""
     file = tmp_path / "lines"
     assert run("stream", "create", "shared", "--subject", "shop.shared", "--partitions", "2")[0] == 0
@@ -255,7 +255,7 @@ def test_publish_leader_killed_stores_each_line_once(run: Run, cluster: DevClust
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_publish_quiet_pipe_signal_ends_it_and_tells_what_is_acknowledged(
+def test_publish_from_quiet_pipe_on_signal_reports_acknowledged_lines(
     run: Run, cluster: DevCluster, number: signal.Signals, code: int
 ) -> None:
     name = f"quiet{code}"
@@ -272,7 +272,7 @@ def test_publish_quiet_pipe_signal_ends_it_and_tells_what_is_acknowledged(
     process.communicate()
 
 
-def test_publish_quiet_pipe_tells_a_rejection_when_it_comes(run: Run, cluster: DevCluster, tmp_path: Path) -> None:
+def test_publish_from_quiet_pipe_reports_rejection_at_once(run: Run, cluster: DevCluster, tmp_path: Path) -> None:
     assert run("stream", "create", "closing", "--subject", "closing")[0] == 0
     process = publishing(cluster, "closing")
     assert process.stdin is not None
@@ -296,7 +296,7 @@ def test_publish_quiet_pipe_tells_a_rejection_when_it_comes(run: Run, cluster: D
     process.communicate()
 
 
-def test_commands_wrong_target_say_at_once_what_is_wrong(run: Run, tmp_path: Path) -> None:
+def test_commands_with_wrong_target_fail_at_once_with_the_reason(run: Run, tmp_path: Path) -> None:
     (tmp_path / "lines").write_text("one\n")
     assert run("stream", "create", "target", "--subject", "here.*")[0] == 0
     began = time.monotonic()
@@ -317,7 +317,7 @@ def test_commands_wrong_target_say_at_once_what_is_wrong(run: Run, tmp_path: Pat
     assert time.monotonic() - began < 30, "each waits about a second"
 
 
-def test_fewer_nodes_mean_fewer_replicas_and_it_says_so(
+def test_stream_create_with_too_few_nodes_uses_fewer_replicas_and_reports_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with DevCluster(1) as alone, pytest.raises(SystemExit) as left:
@@ -341,7 +341,7 @@ def shell(words: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[st
     )
 
 
-def test_whoever_reads_only_the_head_ends_it_quietly(run: Run, cluster: DevCluster, tmp_path: Path) -> None:
+def test_cli_with_closed_output_ends_without_error(run: Run, cluster: DevCluster, tmp_path: Path) -> None:
     assert run("stream", "create", "heads", "--subject", "shop.heads")[0] == 0
     lines = tmp_path / "lines"
     lines.write_text("".join(f"{'x' * 200}{i}\n" for i in range(3000)))

@@ -77,7 +77,7 @@ async def test_a_stream_is_made_listed_and_deleted(client: Client, name: str) ->
         await client.stream(name)
 
 
-async def test_what_is_acked_is_read_back_in_order(client: Client, name: str) -> None:
+async def test_acked_records_are_read_back_in_order(client: Client, name: str) -> None:
     await client.create_stream(name, f"data.{name}")
     async with await client.publisher(name, options=PublishOptions(window=512)) as publisher:
         futures = [await publisher.send(p, key=b"k%d" % i, headers={"n": b"%d" % i}) for i, p in enumerate(payloads(0, 5000))]
@@ -89,7 +89,7 @@ async def test_what_is_acked_is_read_back_in_order(client: Client, name: str) ->
 
 
 @pytest.mark.parametrize("ack", [AckPolicy.ALL, AckPolicy.LEADER])
-async def test_one_message_is_acked_with_its_place(client: Client, name: str, ack: AckPolicy) -> None:
+async def test_publish_ack_has_partition_and_offset(client: Client, name: str, ack: AckPolicy) -> None:
     stream = await client.create_stream(name, f"data.{name}", partitions=2)
     for partition in (0, 1):
         for offset in range(3):
@@ -111,7 +111,7 @@ async def test_plain_messages_keep_headers_and_subject(client: Client, dev: DevC
         await client.publisher(name)
 
 
-async def test_followers_of_a_stream_get_what_comes_and_stop_where_they_said(client: Client, name: str) -> None:
+async def test_consume_follows_stream_and_stops_at_until(client: Client, name: str) -> None:
     await client.create_stream(name, f"data.{name}")
     await client.publish(name, b"payload 0")
     following = asyncio.create_task(read(client, name, start="earliest", until=99))
@@ -140,7 +140,7 @@ async def test_a_planned_range_is_the_same_from_every_replica(client: Client, na
         assert [o for p in pieces for o in p.offsets().tolist()] == list(range(123, 2877))
 
 
-async def test_a_stream_made_again_is_another_stream(client: Client, name: str) -> None:
+async def test_stream_created_again_has_another_uid(client: Client, name: str) -> None:
     first = await client.create_stream(name, f"data.{name}")
     await client.publish(name, b"old")
     consumer = client.consume(name, options=ReadOptions(patience_s=10, wait_s=0.2))
@@ -164,7 +164,7 @@ async def test_too_large_is_a_negative_ack(client: Client, name: str) -> None:
     assert acked.offset == 0
 
 
-async def test_a_reader_goes_on_when_the_replica_it_reads_from_dies(name: str) -> None:
+async def test_reader_continues_after_death_of_its_replica(name: str) -> None:
     cluster = await asyncio.to_thread(DevCluster, 3)
     cluster.start()  # in the main thread: the children die with the thread that started them
     try:
@@ -235,7 +235,7 @@ async def test_a_cached_subject_is_believed_only_while_its_stream_is_there(clien
     assert (record.header("h"), record.header_values("h"), record.header("x")) == (b"1", [b"1", b"\xff"], None)
 
 
-async def test_a_jetstream_client_is_told_the_truth(client: Client, dev: DevCluster) -> None:
+async def test_jetstream_publisher_gets_valid_acks(client: Client, dev: DevCluster) -> None:
     """nats-py, with its own JetStream calls; the others: ``python -m tests.clients``."""
     found = await checked(Ours(dev.nats_url, client), PROGRAMS["nats-py"], many=2000)
     assert len(found) > len(CHECKS) - 3
@@ -270,7 +270,7 @@ print(some + rest == list(range(200)), client.bounds("script").high_watermark)
 """
 
 
-async def test_a_script_without_asyncio_that_closes_nothing_ends_well(dev: DevCluster) -> None:
+async def test_script_without_close_ends_cleanly(dev: DevCluster) -> None:
     script = await asyncio.create_subprocess_exec(
         sys.executable, "-c", _SCRIPT, dev.nats_url, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -284,7 +284,7 @@ async def test_a_script_without_asyncio_that_closes_nothing_ends_well(dev: DevCl
     ]
 
 
-async def test_a_producer_goes_on_where_it_was_and_fences_who_was_there(client: Client, name: str) -> None:
+async def test_producer_continues_and_fences_its_predecessor(client: Client, name: str) -> None:
     await client.create_stream(name, f"sub.{name}", partitions=2)
     keys = [b"key %d" % n for n in range(400)]
     async with client.producer(name, id="p") as first:
@@ -307,7 +307,7 @@ async def test_a_producer_goes_on_where_it_was_and_fences_who_was_there(client: 
         assert [record.key for record in sent] == sorted((record.key for record in sent), key=keys.index)
 
 
-async def test_the_newest_first_and_only_what_fits(client: Client, name: str) -> None:
+async def test_consume_backwards_with_filter_returns_matching_records_newest_first(client: Client, name: str) -> None:
     await client.create_stream(name, f"data.{name}.>")
     for country in ("eu", "us", "eu"):
         async with await client.publisher(name, subject=f"data.{name}.{country}") as publisher:
@@ -332,7 +332,7 @@ async def test_the_newest_first_and_only_what_fits(client: Client, name: str) ->
     assert [*(r.offset for r in first), *rest] == [o for o, _, key in everything if key == b"k1" and o >= 90]
 
 
-async def test_several_streams_as_one(client: Client, name: str) -> None:
+async def test_consume_many_reads_several_streams_in_one_iteration(client: Client, name: str) -> None:
     await client.create_stream(f"{name}-a", f"data.{name}.a", partitions=2)
     for partition in (0, 1):
         await client.publish(f"{name}-a", b"a%d" % partition, partition=partition)
@@ -349,5 +349,5 @@ async def test_several_streams_as_one(client: Client, name: str) -> None:
 @pytest.mark.skipif(
     not READER.is_built, reason="it is not built: `python -m tests.clients.reader` does, and downloads what that needs"
 )
-async def test_the_reader_that_was_written_from_the_page_reads_what_the_library_reads(dev: DevCluster, name: str) -> None:
+async def test_go_reader_from_protocol_page_reads_the_same_as_the_client(dev: DevCluster, name: str) -> None:
     await reader.check(dev, name)

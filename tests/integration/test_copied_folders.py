@@ -65,7 +65,7 @@ async def test_a_folder_is_put_back_from_a_copy_of_a_clean_stop(
     assert any("older copy" in line for line in node.log)
 
 
-async def test_a_folder_is_put_back_from_a_copy_of_a_running_one(fragile: Any, stream_name: str, tmp_path: Path) -> None:
+async def test_node_with_restored_copy_of_its_directory_catches_up(fragile: Any, stream_name: str, tmp_path: Path) -> None:
     """The copy has seen the process that registered last, so its registration shows nothing: the election compares the logs."""
     await fragile.create(stream_name)
     subject = f"data.{stream_name}"
@@ -87,7 +87,7 @@ async def test_a_folder_is_put_back_from_a_copy_of_a_running_one(fragile: Any, s
     await expect_everywhere(fragile, stream_name, acked + more + last)
 
 
-async def test_a_controller_put_back_from_a_copy_votes_only_when_it_has_caught_up(
+async def test_controller_with_restored_copy_votes_only_after_catching_up(
     fragile: Any, stream_name: str, tmp_path: Path
 ) -> None:
     """Its copy's votes would be those of a folder that has forgotten what it acknowledged."""
@@ -120,7 +120,7 @@ async def leads(bench: Any, name: str, node: str) -> bool:
     return await bench.leader(name) == node and await bench.ready(name)
 
 
-async def test_a_copy_beside_the_original_ends_and_harms_nobody(fragile: Any, stream_name: str, tmp_path: Path) -> None:
+async def test_copied_node_beside_original_ends_without_damage(fragile: Any, stream_name: str, tmp_path: Path) -> None:
     await fragile.create(stream_name)
     subject = f"data.{stream_name}"
     name = await settle(fragile, stream_name)

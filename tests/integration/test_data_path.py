@@ -36,7 +36,7 @@ async def test_plain_publishes_are_the_same_bytes_on_every_node(bench: Any, stre
     assert all(other == first for other in others)
 
 
-async def test_a_jetstream_publisher_is_answered_and_its_headers_are_kept(bench: Any, stream_name: str) -> None:
+async def test_jetstream_publisher_gets_ack_and_its_headers_are_stored(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name)
     js = bench.nc.jetstream(timeout=5)
     for number in range(3):
@@ -58,7 +58,7 @@ async def test_a_wrong_expected_sequence_is_refused_as_jetstream_does(bench: Any
     assert ack.seq == 2
 
 
-async def test_what_a_jetstream_publisher_asks_for_and_does_not_get_is_said(bench: Any, stream_name: str) -> None:
+async def test_jetstream_publisher_gets_error_for_unsupported_header(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name)
     js = bench.nc.jetstream(timeout=5)
     await js.publish(f"data.{stream_name}", b"a")  # all have joined this leader then: before that it tells nobody no [A2]
@@ -91,7 +91,7 @@ async def test_an_enveloped_publish_gets_an_ack_envelope(bench: Any, stream_name
     assert (record.key, record.value, record.headers) == (b"k", b"v", (("h", b"1"),))
 
 
-async def test_poison_is_stored_as_it_is_and_stops_nobody(bench: Any, stream_name: str) -> None:
+async def test_poison_messages_are_stored_and_block_no_publish(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name)
     poison = [
         envelope.MAGIC,
@@ -119,7 +119,7 @@ async def test_poison_is_stored_as_it_is_and_stops_nobody(bench: Any, stream_nam
     assert (await bench.publish_acked(f"data.{stream_name}", [b"after"])) == [7]
 
 
-async def test_a_publisher_cannot_make_a_node_publish_where_it_likes(bench: Any, stream_name: str) -> None:
+async def test_node_never_publishes_to_a_subject_chosen_by_a_publisher(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name)
     heard: list[bytes] = []
 
@@ -151,9 +151,7 @@ async def test_a_stream_without_acks_never_answers(bench: Any, stream_name: str)
     assert await bench.values_on("n1", stream_name, 4) == [b"request", b"enveloped", b"asks", b"without"]
 
 
-async def test_one_stream_answers_on_a_subject_and_another_clusters_protocol_is_left_alone(
-    bench: Any, stream_name: str
-) -> None:
+async def test_subject_has_one_answering_stream_and_foreign_protocol_is_ignored(bench: Any, stream_name: str) -> None:
     """A cluster of another namespace on the same NATS: its nodes' requests, and ours that listen in [A8, A9]."""
     other = f"other-{stream_name}"
     await bench.client.create_stream(stream_name, f"{other}.>")
@@ -200,7 +198,7 @@ async def _waits(bench: Any, name: str) -> bool:
     return (await bench.replica("n2", name))["waiting_readers"] == 1
 
 
-async def test_reads_say_why_they_are_refused(bench: Any, stream_name: str) -> None:
+async def test_rejected_read_names_the_reason(bench: Any, stream_name: str) -> None:
     """[R7, R9]"""
     stream = await bench.create(stream_name)
     await bench.publish_acked(f"data.{stream_name}", [b"only"])
@@ -278,7 +276,7 @@ async def test_the_status_page_and_the_metrics_are_on_loopback(bench: Any, strea
     assert f'href="/stream/{stream_name}"' in await asyncio.to_thread(get, "/")
 
 
-async def test_the_bus_knows_who_is_there_and_a_node_answers_without_a_report(bench: Any) -> None:
+async def test_status_request_reaches_node_before_its_first_report(bench: Any) -> None:
     told_ns = decode_presence((await bench.nc.request("liftpy.status.n1", QUESTION, timeout=5)).data)
     assert abs((told_ns or 0) - time.time_ns()) < 60e9
     assert not await is_absent(bench.nc, Subjects(), "n1")

@@ -112,7 +112,7 @@ def said_until(process: subprocess.Popen[str], wanted: str) -> None:
     raise AssertionError(f"it ended without {wanted!r}")
 
 
-def test_a_node_that_is_killed_under_dev_comes_back(started: Callable[..., subprocess.Popen[str]]) -> None:
+def test_dev_restarts_killed_node(started: Callable[..., subprocess.Popen[str]]) -> None:
     dev = started("dev", "--nodes", "3", "--port", "0", "--json", "--restart-delay", "0.5")
     said = ready(dev)
     os.kill(said["nodes"]["n1"]["pid"], signal.SIGKILL)
@@ -127,7 +127,7 @@ def test_a_node_that_is_killed_under_dev_comes_back(started: Callable[..., subpr
     until(lambda: not any(map(is_running, family)), "something is left")
 
 
-def test_dev_gives_up_on_a_node_that_ends_again_and_again(started: Callable[..., subprocess.Popen[str]]) -> None:
+def test_dev_stops_after_repeated_node_failures(started: Callable[..., subprocess.Popen[str]]) -> None:
     dev = started("dev", "--nodes", "1", "--port", "0", "--json", "--restart-delay", "0")
     said = ready(dev)
     folder = Path(said["nodes"]["n1"]["data"])
@@ -144,7 +144,7 @@ def test_dev_gives_up_on_a_node_that_ends_again_and_again(started: Callable[...,
     assert not folder.exists()
 
 
-def test_a_port_that_is_taken(started: Callable[..., subprocess.Popen[str]]) -> None:
+def test_sidecar_with_used_port_fails_with_port_in_error(started: Callable[..., subprocess.Popen[str]]) -> None:
     with NatsServer() as server:
         dev = started("dev", "--port", str(server.port))
         _, errors = dev.communicate(timeout=PATIENCE_S)
@@ -156,7 +156,9 @@ def node_words(server: NatsServer, data: Path, node_id: str = "n1") -> list[str]
     return ["sidecar", "--node-id", node_id, "--data", str(data), "--nats", server.url, "--controllers", node_id, "--json"]
 
 
-def test_one_node_from_file_environment_and_flags(started: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+def test_node_settings_are_merged_from_file_environment_and_flags(
+    started: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
     with NatsServer() as server:
         config = tmp_path / "node.toml"
         config.write_text(
@@ -172,7 +174,9 @@ def test_one_node_from_file_environment_and_flags(started: Callable[..., subproc
         assert "stopped clean=yes" in log
 
 
-def test_one_process_per_folder_and_one_node_per_folder(started: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+def test_data_directory_accepts_one_process_and_one_node_id(
+    started: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
     with NatsServer() as server:
         first = started(*node_words(server, tmp_path / "data"))
         ready(first)
@@ -188,7 +192,7 @@ def test_one_process_per_folder_and_one_node_per_folder(started: Callable[..., s
         assert "belongs to node 'n1'" in errors
 
 
-def test_a_node_that_waits_for_nats_stops_at_once(started: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+def test_node_waiting_for_nats_stops_at_once(started: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     with NatsServer() as server:
         pass
     node = started(*node_words(server, tmp_path / "data"))
@@ -206,7 +210,7 @@ def test_a_wrong_setting_is_named(started: Callable[..., subprocess.Popen[str]],
     assert "node_id" in errors
 
 
-def test_a_node_that_waits_for_its_group_stops_at_once(started: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+def test_node_waiting_for_metadata_group_stops_at_once(started: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     with NatsServer() as server:
         words = node_words(server, tmp_path / "data")
         words[words.index("--controllers") + 1] = "n1,n2,n3"  # the other two never come

@@ -39,7 +39,7 @@ def cluster() -> Iterator[DevCluster]:
         yield running
 
 
-async def test_more_segments_than_descriptors_and_no_more_partitions_than_fit(cluster: DevCluster) -> None:
+async def test_node_with_few_descriptors_serves_many_segments_and_limits_partitions(cluster: DevCluster) -> None:
     async with await connect(cluster.nats_url) as client:
         budget = budget_of(HARD)
         before = (await client.node_status("n1"))["descriptors"]

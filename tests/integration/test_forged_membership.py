@@ -72,7 +72,7 @@ async def ask_as(bench: Any, node: str, **request: Any) -> pb.ControlResponse:
     return answer
 
 
-async def test_nobody_registers_in_the_place_of_a_node_that_runs(bench: Any, stream_name: str) -> None:
+async def test_registration_for_running_node_id_is_rejected(bench: Any, stream_name: str) -> None:
     """Nor after it was said, in its name, that it stops."""
     await bench.create(stream_name)
     before = (await bench.client.describe_cluster()).image.nodes
@@ -116,7 +116,7 @@ async def test_nobody_registers_in_the_place_of_a_node_that_runs(bench: Any, str
     assert all(node.running for node in bench.cluster.nodes.values())
 
 
-async def test_requests_that_cannot_succeed_cost_the_journal_nothing(bench: Any, stream_name: str) -> None:
+async def test_impossible_requests_add_no_journal_entry(bench: Any, stream_name: str) -> None:
     stream = await bench.create(stream_name)
     journals = [bench.cluster.data / node / "raft" / "journal" for node in bench.cluster.nodes]
 

@@ -90,7 +90,7 @@ async def test_partitions_are_shared_and_taken_over_and_no_record_is_lost(coordi
         await a.close()
 
 
-async def test_what_was_not_finished_comes_again_and_a_rival_fences(coordinated: Bench, stream_name: str) -> None:
+async def test_group_redelivers_unfinished_records_and_rival_fences_member(coordinated: Bench, stream_name: str) -> None:
     """At least once: the part in hand is not committed by a close. A second process with one instance id ends the first [G2]."""
     await coordinated.create(stream_name, partitions=PARTITIONS)
     await feed(coordinated, stream_name, 3)
@@ -114,7 +114,7 @@ async def _true(fact: bool) -> bool:
     return fact
 
 
-async def test_operators_see_groups_and_set_them_anew(coordinated: Bench, stream_name: str) -> None:
+async def test_operators_list_groups_and_reset_positions(coordinated: Bench, stream_name: str) -> None:
     client, name = coordinated.client, stream_name
     await coordinated.create(name, partitions=2)
 
@@ -161,7 +161,7 @@ async def test_operators_see_groups_and_set_them_anew(coordinated: Bench, stream
     assert (await run("group", "show", f"g-{name}"))[0] == 1
 
 
-async def test_a_queue_goes_on_when_a_worker_is_gone_and_the_coordinator_moves(coordinated: Bench, stream_name: str) -> None:
+async def test_queue_continues_after_worker_death_and_coordinator_move(coordinated: Bench, stream_name: str) -> None:
     """Acknowledged is never given again, what was not is, wherever the coordinator leads [Q1, Q2, Q4]."""
     client, name = coordinated.client, stream_name
     await coordinated.create(name)
@@ -188,7 +188,7 @@ async def test_a_queue_goes_on_when_a_worker_is_gone_and_the_coordinator_moves(c
         assert await queue.take(10, timeout_s=0.5) == []
 
 
-async def test_what_a_rival_takes_over_goes_into_the_target_once(coordinated: Bench, stream_name: str) -> None:
+async def test_group_into_after_takeover_writes_each_record_once(coordinated: Bench, stream_name: str) -> None:
     """Two processes of one static member, one after the other: the second begins while the first copies, and the target's leader moves
     meanwhile. The long form: ``python -m tests.system.groups --into``."""
     client, made = coordinated.client, f"{stream_name}-made"

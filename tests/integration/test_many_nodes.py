@@ -21,7 +21,7 @@ def five() -> Iterator[DevCluster]:
         yield running
 
 
-async def test_nodes_that_are_no_controllers_lead_and_come_back(five: DevCluster, stream_name: str) -> None:
+async def test_nodes_outside_metadata_group_lead_partitions_and_return(five: DevCluster, stream_name: str) -> None:
     bench = await open_bench(five)
     stream = await bench.create(stream_name, partitions=10)
     leaders = {p.leader for p in stream.partitions}

@@ -38,7 +38,7 @@ def cluster() -> Iterator[DevCluster]:
         yield running
 
 
-def test_node_remove_of_a_stopped_node_removes_that_node_only(cluster: DevCluster) -> None:
+def test_node_remove_of_stopped_node_removes_only_that_node(cluster: DevCluster) -> None:
     code, said = liftpy(cluster, "node", "remove", "n4", "--timeout", "0.5")
     assert (code, said["code"]) == (2, "CONFIG")
     assert said["detail"] == "node 'n4' is alive: stop it first"
@@ -80,7 +80,7 @@ def text(cluster: DevCluster, *words: str) -> str:
     return str(done.stdout) + str(done.stderr)
 
 
-def test_a_node_that_missed_a_deletion_names_the_data_and_removes_it_when_asked(cluster: DevCluster) -> None:
+def test_node_that_missed_a_deletion_reports_data_and_removes_it_on_request(cluster: DevCluster) -> None:
     for name, partitions in (("gone", "4"), ("kept", "4")):
         code, said = liftpy(cluster, "stream", "create", name, "--subject", name, "--partitions", partitions)
         assert code == 0, said

@@ -12,7 +12,7 @@ from tests.clients.answered import Tap
 pytestmark = pytest.mark.processes
 
 
-async def test_each_request_gets_one_answer_in_a_run_too(bench: Any, stream_name: str) -> None:
+async def test_publishes_of_a_run_get_one_answer_each(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name)
     subject = f"data.{stream_name}"
     async with Tap(bench.cluster.nats_url, subject) as tap:

@@ -96,7 +96,7 @@ def read_by_spark(spark: Any, place: Place) -> None:
     assert sorted((row["offset"], bytes(row["value"])) for row in streamed) == expected
 
 
-async def test_roles_in_jwts_are_those_that_are_printed(place: Place) -> None:
+async def test_nats_permissions_in_jwts_match_the_printed_roles(place: Place) -> None:
     async with await place.client(AccessRole.READER) as reader, asyncio.timeout(30):
         found = [record.value async for record in reader.consume(STREAM, until="end")]
         assert found == VALUES
@@ -112,7 +112,7 @@ async def test_roles_in_jwts_are_those_that_are_printed(place: Place) -> None:
 
 
 @pytest.mark.spark
-def test_spark_reads_under_a_readers_jwt_and_asks_for_nothing_that_it_is_denied(spark: Any, place: Place) -> None:
+def test_spark_with_reader_jwt_sends_no_denied_request(spark: Any, place: Place) -> None:
     said_before = len(place.server.log)
     read_by_spark(spark, place)
     assert "Violation" not in place.server.log[said_before:]

@@ -29,7 +29,7 @@ def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
 
 
-async def test_a_flood_is_bounded_and_told(tight: DevCluster, stream_name: str) -> None:
+async def test_overload_flood_is_bounded_and_reported(tight: DevCluster, stream_name: str) -> None:
     bench = await open_bench(tight)
     try:
         await _flood(bench, stream_name)

@@ -61,7 +61,7 @@ def _truncated(offset: int, records: int, of_records: int) -> dict[str, Any]:
     return {"partition": 0, "offset": offset, "records": records, "of_records": of_records, "at_most": False}
 
 
-def test_the_oldest_records_are_given_up(cluster: DevCluster) -> None:
+def test_stream_delete_records_removes_the_oldest_records(cluster: DevCluster) -> None:
     assert liftpy(cluster, "stream", "create", "old", "--subject", "old")[0] == 0
 
     async def publish() -> None:
@@ -84,7 +84,7 @@ def test_the_oldest_records_are_given_up(cluster: DevCluster) -> None:
     until(lambda: not asyncio.run(read(cluster, "old")), "nothing is left")
 
 
-def test_a_leadership_is_moved_and_given_back(cluster: DevCluster) -> None:
+def test_partition_transfer_moves_leadership_and_back(cluster: DevCluster) -> None:
     assert liftpy(cluster, "stream", "create", "moves", "--subject", "moves", "--partitions", "3")[0] == 0
     first = state(cluster, "moves")
     other = first["replicas"][1]
@@ -107,7 +107,9 @@ def test_a_leadership_is_moved_and_given_back(cluster: DevCluster) -> None:
         (["elect", "moves", "--confirm", "moves/0"], 2, "needs --unclean"),
     ],
 )
-def test_what_is_not_possible_is_said(cluster: DevCluster, words: list[str], exit_code: int, text: str) -> None:
+def test_partition_commands_report_impossible_requests(
+    cluster: DevCluster, words: list[str], exit_code: int, text: str
+) -> None:
     code, said = liftpy(cluster, "partition", *words)
     assert code == exit_code, said
     assert text in said
@@ -149,7 +151,7 @@ async def partition_of(cluster: DevCluster, stream: str) -> PartitionState:
         return (await client.stream(stream)).partitions[0]
 
 
-def test_partition_whose_only_replica_lost_its_folder_waits_for_an_operator(cluster: DevCluster) -> None:
+def test_partition_without_its_only_replica_waits_for_an_operator(cluster: DevCluster) -> None:
     """It does not come back by itself with an empty log [S17, C10]."""
 
     async def publish() -> str:

@@ -116,7 +116,7 @@ async def is_whole(bench: Bench, name: str) -> bool:
     return len(partition.isr) == 3 and partition.pause is Pause.NOT_PAUSED
 
 
-async def test_a_publish_resumes_it_though_its_leader_was_killed(fragile: Bench, stream_name: str) -> None:
+async def test_paused_partition_is_resumed_by_publish_after_leader_death(fragile: Bench, stream_name: str) -> None:
     await fragile.create(stream_name, partitions=2, replicas=3)
     publisher = Publisher(fragile, f"data.{stream_name}")
     await publisher.until_acked()

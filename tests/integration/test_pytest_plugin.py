@@ -96,13 +96,13 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_project_of_somebody_else_passes(project: Path) -> None:
+def test_pytest_plugin_runs_tests_of_another_project(project: Path) -> None:
     done = run_pytest(project)
     assert done.returncode == 0, done.stdout + done.stderr
     assert OUTCOME in done.stdout
 
 
-def test_without_a_nats_server_it_fails_and_says_what_to_install(project: Path) -> None:
+def test_pytest_plugin_without_nats_server_fails_with_install_command(project: Path) -> None:
     hidden = "from pathlib import Path\nimport sidecar.dev.nats_server as e\ne.shutil.which = lambda *a, **k: None\n"
     (project / "conftest.py").write_text(hidden)
     done = run_pytest(project, "-k", "test_one")
@@ -118,7 +118,7 @@ def test_without_a_nats_server_it_fails_and_says_what_to_install(project: Path) 
         ("--liftpy-nodes=99", "nodes = 99 (--nodes) is outside 1..16. Choose a value in this range."),
     ],
 )
-def test_options_that_make_no_sense(project: Path, option: str, says: str) -> None:
+def test_pytest_plugin_rejects_invalid_options(project: Path, option: str, says: str) -> None:
     done = run_pytest(project, option, "-k", "test_one")
     assert done.returncode != 0
     assert says in done.stdout + done.stderr

@@ -106,7 +106,7 @@ def create(name: str) -> pb.ControlRequest:
     return pb.ControlRequest(createStream=pb.CreateStream(name=name, subject=name, replicationFactor=1))
 
 
-async def test_new_controllers_say_whom_they_wait_for_and_begin_with_the_last_one(
+async def test_new_controllers_name_missing_members_and_start_with_the_last_one(
     controllers: Controllers, caplog: pytest.LogCaptureFixture
 ) -> None:
     waiting = asyncio.create_task(controllers.start("a", "b"))
@@ -153,7 +153,7 @@ async def test_the_leader_knows_how_far_each_member_has_applied(controllers: Con
     await until(level)
 
 
-async def test_a_snapshot_that_cannot_be_written_stops_the_member(url: str, tmp_path: Path) -> None:
+async def test_member_stops_when_snapshot_cannot_be_written(url: str, tmp_path: Path) -> None:
     group = Controllers(url, tmp_path, names="a", compact_after=20)
     await group.start()
     (tmp_path / "a" / "snapshot.tmp").mkdir()  # opening it for writing fails
@@ -180,7 +180,7 @@ async def test_the_same_operation_is_applied_once(controllers: Controllers) -> N
     assert (first.error, again.error, again.stream.uid) == (OK, OK, first.stream.uid)
 
 
-async def test_a_leader_that_stops_hands_over(controllers: Controllers) -> None:
+async def test_stopping_metadata_leader_transfers_the_leadership(controllers: Controllers) -> None:
     await controllers.start()
     await controllers["a"].propose(register("a"))
     old = controllers.leader
@@ -218,7 +218,7 @@ async def test_a_member_catches_up_from_a_snapshot(url: str, tmp_path: Path) -> 
     assert not group.failures
 
 
-async def test_nodes_that_are_no_controllers_follow_the_feed(controllers: Controllers, url: str) -> None:
+async def test_nodes_outside_metadata_group_follow_the_feed(controllers: Controllers, url: str) -> None:
     await controllers.start()
     await controllers["a"].propose(register("a"))
     connection = await nats.connect(url, inbox_prefix=Subjects("t").inbox("d"))
@@ -240,7 +240,7 @@ async def test_nodes_that_are_no_controllers_follow_the_feed(controllers: Contro
     await connection.close()
 
 
-async def test_a_group_of_one(url: str, tmp_path: Path) -> None:
+async def test_metadata_group_of_one_member_works(url: str, tmp_path: Path) -> None:
     group = Controllers(url, tmp_path, names="a")
     await group.start()
     assert (await group["a"].propose(register("a"))).error == OK
@@ -272,7 +272,7 @@ async def test_without_a_majority_nothing_is_done(controllers: Controllers) -> N
 
 
 @pytest.mark.parametrize("lost", ["journal", "snapshot"])
-async def test_a_member_that_lost_part_of_its_folder_refuses_to_start(url: str, tmp_path: Path, lost: str) -> None:
+async def test_member_with_partly_lost_directory_refuses_to_start(url: str, tmp_path: Path, lost: str) -> None:
     group = Controllers(url, tmp_path, compact_after=10)
     await group.start()
     await group["a"].propose(register("a"))
@@ -287,7 +287,7 @@ async def test_a_member_that_lost_part_of_its_folder_refuses_to_start(url: str, 
         await connection.close()
 
 
-async def test_an_emptied_member_votes_only_after_it_caught_up(controllers: Controllers, tmp_path: Path) -> None:
+async def test_emptied_member_votes_only_after_catching_up(controllers: Controllers, tmp_path: Path) -> None:
     await controllers.start()
     await controllers["a"].propose(register("a"))
     emptied = next(n for n in "abc" if n != controllers.leader)
@@ -318,7 +318,7 @@ async def test_foreign_bytes_in_the_log_are_refused_counted_and_change_nothing(c
     assert all(set(controllers[name].image.nodes) == {"a"} for name in "abc")
 
 
-async def test_a_journal_that_cannot_be_flushed_stops_the_member(url: str, tmp_path: Path) -> None:
+async def test_member_stops_when_journal_cannot_be_flushed(url: str, tmp_path: Path) -> None:
     group = Controllers(url, tmp_path, names="a")
     await group.start()
 

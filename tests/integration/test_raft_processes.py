@@ -119,7 +119,7 @@ async def test_all_are_killed_at_once(cluster: DevCluster, client: Client) -> No
 
 
 @pytest.mark.long
-async def test_the_bus_is_gone_for_a_while(cluster: DevCluster, client: Client) -> None:
+async def test_metadata_group_survives_nats_outage(cluster: DevCluster, client: Client) -> None:
     assert cluster.nats is not None
     async with load(client, "bus") as running:
         await running.until_acked(20)
@@ -132,7 +132,7 @@ async def test_the_bus_is_gone_for_a_while(cluster: DevCluster, client: Client) 
 
 
 @pytest.mark.long
-async def test_an_empty_controller_catches_up_and_votes_again(cluster: DevCluster, client: Client) -> None:
+async def test_emptied_controller_catches_up_and_votes(cluster: DevCluster, client: Client) -> None:
     leader = await metadata_leader(client)
     emptied = next(name for name in cluster.nodes if name != leader)
     await asyncio.to_thread(cluster.nodes[emptied].terminate)

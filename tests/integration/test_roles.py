@@ -70,7 +70,7 @@ def liftpy(cluster: DevCluster, role: AccessRole, *words: str, text: str = "") -
 _MAIN = "from sidecar.cli.main import main; main()"
 
 
-async def test_everybody_can_do_what_it_is_for(cluster: DevCluster, tmp_path: Path) -> None:
+async def test_each_role_is_sufficient_for_its_use(cluster: DevCluster, tmp_path: Path) -> None:
     plain = await nats.connect(
         cluster.nats_url, user="publisher", password="publisher-secret", inbox_prefix=b"_INBOX_publisher"
     )
@@ -156,7 +156,7 @@ def test_the_commands_work_under_their_roles(cluster: DevCluster) -> None:
         (AccessRole.PUBLISHER, ("controllers",)),
     ],
 )
-def test_a_command_without_the_right_says_so_at_once(cluster: DevCluster, role: AccessRole, words: tuple[str, ...]) -> None:
+def test_command_without_permission_fails_at_once(cluster: DevCluster, role: AccessRole, words: tuple[str, ...]) -> None:
     done = liftpy(cluster, role, *words, text="a line\n")
     assert done.returncode == 1, (done.stdout, done.stderr)
     subject = SUBJECT if words[0] == "publish" else "acme."
@@ -164,7 +164,7 @@ def test_a_command_without_the_right_says_so_at_once(cluster: DevCluster, role: 
     assert "`liftpy permissions" in done.stderr
 
 
-async def test_the_client_says_so_within_a_round_trip(cluster: DevCluster) -> None:
+async def test_client_without_permission_fails_within_a_round_trip(cluster: DevCluster) -> None:
     async with await as_role(cluster, AccessRole.PUBLISHER) as client, asyncio.timeout(1):
         for work in (client.list_streams(), client.bounds(STREAM), client.node_status("n1"), client.delete_stream(STREAM)):
             with pytest.raises(NotAllowedError, match="do not allow"):
@@ -226,7 +226,7 @@ def _matches(pattern: str, subject: str) -> bool:
 
 
 @pytest.mark.parametrize("role", sorted(set(AccessRole) - {AccessRole.NODE}, key=lambda role: role.value))
-async def test_what_a_role_must_not_reach_is_denied(cluster: DevCluster, role: AccessRole) -> None:
+async def test_role_is_denied_foreign_subjects(cluster: DevCluster, role: AccessRole) -> None:
     subjects = forged(role)
     assert len(subjects) >= 15
     listened = [
@@ -254,7 +254,7 @@ async def test_what_a_role_must_not_reach_is_denied(cluster: DevCluster, role: A
     assert {subject for is_publish, subject in denied if not is_publish} == set(listened)
 
 
-async def test_a_node_publishes_nothing_in_the_names_of_applications_and_hears_no_other_cluster(cluster: DevCluster) -> None:
+async def test_node_permissions_exclude_application_subjects_and_other_clusters(cluster: DevCluster) -> None:
     published = [SUBJECT, "shop.other", "other.info", "other.raft.n1.n2", "$SYS.REQ.SERVER.PING", "$SYS.REQ.ACCOUNT.PING.SUBSZ"]
     listened = [">", "other.>", "_INBOX.>", "_INBOX_reader.>", "$SYS.>"]
     denied: set[tuple[bool, str]] = set()
@@ -270,7 +270,7 @@ async def test_a_node_publishes_nothing_in_the_names_of_applications_and_hears_n
     assert denied == {(True, subject) for subject in published} | {(False, subject) for subject in listened}
 
 
-def test_liftpy_dev_takes_credentials_for_a_server_that_wants_them(tmp_path: Path) -> None:
+def test_dev_accepts_credentials_of_a_protected_server(tmp_path: Path) -> None:
     with NatsServer(config=configuration()) as server:
         flags = [
             "dev",
@@ -312,7 +312,7 @@ def _dev(flags: list[str], password: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("lacking", ["publish", "subscribe"])
-def test_a_node_without_its_rights_ends_and_says_which(lacking: str, tmp_path: Path) -> None:
+def test_node_without_permissions_ends_and_names_them(lacking: str, tmp_path: Path) -> None:
     what, instead = ("publish: { allow: [", "info") if lacking == "publish" else ("subscribe: { allow: [", "inbox.>")
     rights = as_nats_conf(rights_of(AccessRole.NODE, SCOPES[AccessRole.NODE])).replace(
         f'{what}"acme.>"', f'{what}"acme.{instead}"'
@@ -340,7 +340,7 @@ def _node(url: str, folder: Path, until: Callable[[str], bool] | None = None, **
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def test_a_start_without_authorization_says_so_once(tmp_path: Path) -> None:
+def test_node_start_without_authorization_warns_once(tmp_path: Path) -> None:
     with NatsServer() as server:
         done = _node(server.url, tmp_path, until=lambda line: '"ready"' in line)
     warnings = [line for line in done.stderr.splitlines() if "WARNING" in line and "lets everybody in" in line]

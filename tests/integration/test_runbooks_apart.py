@@ -69,7 +69,7 @@ async def under_replicated(bench: Bench, stream: str) -> int:
 
 
 # ---- clocks-jumped ----------------------------------------------------------------------------------------------------------------
-async def test_a_leader_that_is_ten_years_ahead_removes_nothing(ground: Apart, bench: Bench) -> None:
+async def test_leader_with_clock_ten_years_ahead_deletes_nothing(ground: Apart, bench: Bench) -> None:
     config = StreamConfig(retention_age_s=3600)
     await create_on(bench, "aged", "n2", "n1", "n3", config=config)
     await create_on(bench, "old", "n2", "n1", "n3", config=config)
@@ -121,7 +121,7 @@ async def test_a_leader_that_is_ten_years_ahead_removes_nothing(ground: Apart, b
 
 
 # ---- network-split ----------------------------------------------------------------------------------------------------------------
-async def test_the_side_with_the_majority_goes_on_and_the_other_stops(ground: Apart, bench: Bench) -> None:
+async def test_network_split_majority_side_continues_and_minority_stops(ground: Apart, bench: Bench) -> None:
     await create_on(bench, "orders", "n3", "n1", "n2")
     for number in range(3):
         await bench.client.publish("orders", b"before %d" % number)
@@ -165,7 +165,7 @@ async def test_the_side_with_the_majority_goes_on_and_the_other_stops(ground: Ap
 
 # ---- isr-stuck ----------------------------------------------------------------------------------------------------------------------
 @pytest.mark.long
-async def test_a_replica_that_can_t_reach_its_leader_gives_its_place_to_another(ground: Apart, bench: Bench) -> None:
+async def test_replica_without_path_to_leader_loses_its_place(ground: Apart, bench: Bench) -> None:
     group = (await bench.client.describe_cluster()).metadata_leader
     leader, stuck, spare = (name for name in ground.names if name != group)
     await create_on(bench, "stuck", leader, group, stuck)

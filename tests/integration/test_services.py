@@ -63,7 +63,7 @@ async def run(bench: Bench, stream_name: str) -> AsyncIterator[Callable[..., Any
 
 
 @pytest.mark.parametrize("fault", ["metadata leader", "both leaders", "nats"])
-async def test_services_keep_one_state_over_the_death_of_what_they_stand_on(run: Any, fault: str) -> None:
+async def test_services_keep_one_state_through_node_and_nats_deaths(run: Any, fault: str) -> None:
     """Of the metadata leader, of a node that leads the metadata group and the partition, of nats-server."""
     service: Running = await run("bank")
     bench = service.bench
@@ -85,7 +85,7 @@ async def test_services_keep_one_state_over_the_death_of_what_they_stand_on(run:
     await service.check()
 
 
-async def test_records_that_can_not_be_applied_are_passed_over_by_all_and_kept_as_dead_letters(run: Any) -> None:
+async def test_services_skip_bad_records_on_all_nodes_and_store_dead_letters(run: Any) -> None:
     """Also while the leadership moves. The decisions are records of the stream, so a replay of it is what all nodes have."""
     service: Running = await run("strict")
     bench = service.bench
@@ -102,7 +102,7 @@ async def test_records_that_can_not_be_applied_are_passed_over_by_all_and_kept_a
     assert sources == {b"%d" % record.offset for record in log if record.value == b"none"} != set()
 
 
-async def test_new_code_is_rolled_out_node_by_node_and_becomes_active_on_all_at_one_record(run: Any) -> None:
+async def test_service_version_rolled_out_activates_at_one_record_everywhere(run: Any) -> None:
     service: Running = await run("sums")
     bench = service.bench
     for node in (*NODES, ""):
@@ -183,7 +183,7 @@ async def _has_version(service: Running, node: str, version: int) -> bool:
     return bool((await service.said(node)).get("version") == version)
 
 
-async def test_services_without_a_snapshot_begin_from_that_of_another_node_where_the_log_begins_later(run: Any) -> None:
+async def test_services_without_snapshot_start_from_another_nodes_snapshot(run: Any) -> None:
     """One is new, the snapshots of another are damaged; retention has taken the records that they would need."""
     service: Running = await run("bank", StreamConfig(segment_bytes=4096, retention_records=20))
     bench = service.bench
@@ -221,7 +221,7 @@ async def test_services_without_a_snapshot_begin_from_that_of_another_node_where
 
 
 @pytest.mark.parametrize("example", ["bank", "ratelimiter"])
-async def test_services_keep_one_state_over_the_death_of_their_leaders_sidecar_and_of_a_service(run: Any, example: str) -> None:
+async def test_services_keep_one_state_through_leader_and_service_deaths(run: Any, example: str) -> None:
     service: Running = await run(example)
     bench = service.bench
     await service.publish(500)
@@ -261,7 +261,7 @@ async def test_services_keep_one_state_over_the_death_of_their_leaders_sidecar_a
         assert asked == dict.fromkeys(others, service.sent)
 
 
-async def test_a_query_shows_every_deposit_that_was_acknowledged_before_whoever_answers(run: Any) -> None:
+async def test_service_query_shows_all_acknowledged_deposits_on_any_node(run: Any) -> None:
     """Over the death of the leader's node, too: an answer may come late, never from a state that lacks something."""
     service: Running = await run("bank")
     bench, acked, nodes, asked = service.bench, 0, set(), 0
@@ -317,7 +317,7 @@ async def test_a_query_shows_every_deposit_that_was_acknowledged_before_whoever_
     await service.check()
 
 
-async def test_a_service_that_does_not_ack_fails_the_promotion_and_the_next_candidate_leads(run: Any) -> None:
+async def test_service_without_ack_fails_promotion_and_next_candidate_leads(run: Any) -> None:
     service: Running = await run("bank")
     bench = service.bench
     await service.publish(100)
@@ -348,7 +348,7 @@ async def test_a_service_that_does_not_ack_fails_the_promotion_and_the_next_cand
     await service.check()
 
 
-async def test_a_leader_that_was_paused_with_its_service_writes_no_output_twice(run: Any) -> None:
+async def test_leader_paused_with_its_service_writes_no_output_twice(run: Any) -> None:
     service: Running = await run("echo")
     bench = service.bench
     total = 800 * TIMES
@@ -397,7 +397,7 @@ async def test_everything_killed_at_once_comes_back_to_the_same_state_and_output
     assert said == {node: ("LEADER" if node == leader else "FOLLOWER", service.sent, 0) for node in NODES}
 
 
-async def test_one_process_runs_an_instance_over_each_partition(run: Any) -> None:
+async def test_service_process_runs_one_instance_per_partition(run: Any) -> None:
     service: Running = await run("ratelimiter", partitions=2, more=("--partitions", "all"))
     bench = service.bench
     for partition in (0, 1):
@@ -426,7 +426,7 @@ async def test_one_process_runs_an_instance_over_each_partition(run: Any) -> Non
     assert {("0", 5), ("1", 6)} <= stored
 
 
-async def test_an_effect_that_dies_with_its_process_runs_again_elsewhere_and_has_one_result(run: Any, tmp_path: Path) -> None:
+async def test_service_effect_after_process_death_runs_elsewhere_with_one_result(run: Any, tmp_path: Path) -> None:
     """And a timer fires meanwhile, on a stream where nothing arrives."""
     service: Running = await run("till", more=("--set", f"folder={tmp_path}", "--tick-interval", "0.1"))
     bench, hold, begun = service.bench, tmp_path / "hold", tmp_path / "begun"
@@ -453,7 +453,9 @@ async def test_an_effect_that_dies_with_its_process_runs_again_elsewhere_and_has
     assert charged in {b"7 cents: charged by " + process.encode() for process in tries[len(before) + 1 :: 2]}
 
 
-async def test_three_that_all_believe_to_lead_write_every_output_once(bench: Bench, stream_name: str, tmp_path: Path) -> None:
+async def test_services_with_three_believed_leaders_write_each_output_once(
+    bench: Bench, stream_name: str, tmp_path: Path
+) -> None:
     """Without any lease: only the offsets that the output stream's leader checks keep them apart."""
     total = 1500
     await bench.create(stream_name)

@@ -92,7 +92,7 @@ def pairs(*counts: int) -> list[tuple[int, int]]:
     return [(partition, i) for partition, count in enumerate(counts) for i in range(count)]
 
 
-def test_an_archive_and_its_live_stream_are_one_frame_over_a_cut_over(lake: Lake) -> None:
+def test_archive_and_live_stream_form_one_frame_without_gap(lake: Lake) -> None:
     stream = lake.node.add_stream("orders", partitions=2)
     append(stream.partitions[0], 250)
     append(stream.partitions[1], 30)
@@ -119,7 +119,7 @@ def test_an_archive_and_its_live_stream_are_one_frame_over_a_cut_over(lake: Lake
 
 
 @pytest.mark.long
-def test_an_archive_goes_on_after_its_driver_or_its_checkpoint_is_lost(lake: Lake) -> None:
+def test_archive_continues_after_loss_of_driver_or_checkpoint(lake: Lake) -> None:
     """Into an Iceberg table where its package is here; the others are Delta tables."""
     kind = "iceberg" if importlib.util.find_spec("pyiceberg") else "delta"
     stream = lake.node.add_stream("again", partitions=2)
@@ -141,7 +141,7 @@ def test_an_archive_goes_on_after_its_driver_or_its_checkpoint_is_lost(lake: Lak
         lake.archive("again")
 
 
-def test_compact_of_a_stream_whose_keys_are_rewritten_meanwhile_has_every_key(lake: Lake) -> None:
+def test_compact_during_rewrites_contains_every_key(lake: Lake) -> None:
     (log,) = lake.node.add_stream("keys").partitions
     log.compacted = True
     plan = CompactPlan(stream="keys", output=str(lake.root / "latest"), source={"nats": lake.url, "patience": "5"})

@@ -104,7 +104,7 @@ def stream_into(spark: Any, place: Place, name: str) -> list[tuple[int, bytes]]:
     return sorted((row["offset"], bytes(row["value"])) for row in rows)
 
 
-def test_a_reader_reads_in_batches_and_as_a_stream_and_asks_for_nothing_that_it_is_denied(spark: Any, place: Place) -> None:
+def test_spark_reader_role_reads_batches_and_streams_without_denials(spark: Any, place: Place) -> None:
     said_before = len(place.server.log)  # the publisher asks, in vain, where the stream is while it opens
     frame = (
         spark.read.format("liftpy")
@@ -137,7 +137,7 @@ def test_a_reader_reads_in_batches_and_as_a_stream_and_asks_for_nothing_that_it_
         (AccessRole.READER, {"stream": "out"}, r"\[(NOT_FOUND|NOT_ALLOWED)\]"),
     ],
 )
-def test_what_it_may_not_do_is_said_as_such_and_not_as_a_time_out(
+def test_spark_permission_error_is_reported_as_such(
     spark: Any, place: Place, role: AccessRole, changed: dict[str, str], text: str
 ) -> None:
     began = time.monotonic()

@@ -78,7 +78,7 @@ def sinks(spark: Any, shared_cluster: DevCluster, stream_name: str, tmp_path: Pa
     return made
 
 
-def test_a_streaming_query_that_runs_a_batch_again_has_each_record_in_the_stream_once(sinks: Sinks) -> None:
+def test_streaming_query_with_repeated_batch_stores_each_record_once(sinks: Sinks) -> None:
     wanted = Counter(b"%d" % n for n in range(COUNT))
     sinks.run_to_end()
     assert Counter(sinks.written()) == wanted
@@ -87,7 +87,7 @@ def test_a_streaming_query_that_runs_a_batch_again_has_each_record_in_the_stream
     assert Counter(sinks.written()) == wanted
 
 
-def test_a_plan_that_is_not_deterministic_fails_when_its_batch_is_run_again(sinks: Sinks) -> None:
+def test_streaming_query_with_nondeterministic_plan_fails_on_repeat(sinks: Sinks) -> None:
     sinks.run_to_end(value="cast(uuid() as binary)")
     before = sinks.written()
     assert len(before) == COUNT
@@ -98,7 +98,7 @@ def test_a_plan_that_is_not_deterministic_fails_when_its_batch_is_run_again(sink
     assert sinks.written() == before
 
 
-def test_batch_writes_and_what_is_refused(sinks: Sinks) -> None:
+def test_spark_batch_write_appends_and_rejects_invalid_rows(sinks: Sinks) -> None:
     def write(frame: Any, mode: str = "append", **more: str) -> None:
         frame.write.format("liftpy").mode(mode).options(**sinks.options(**more)).save(sinks.target)
 

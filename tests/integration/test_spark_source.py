@@ -132,7 +132,7 @@ def test_batch_ranges_columns_and_times(streams: Streams) -> None:
     assert streams.read("ranges").filter("offset >= 490").union(streams.read("ranges")).count() == 510
 
 
-def test_a_frame_shows_the_stream_as_it_was_at_its_first_action(streams: Streams) -> None:
+def test_spark_frame_shows_stream_at_its_first_action(streams: Streams) -> None:
     log = streams.node.add_stream("frozen").partitions[0]
     append(log, 100)
     frame = (
@@ -168,7 +168,7 @@ def test_batch_of_an_empty_stream_has_the_schema_and_no_rows(streams: Streams) -
         ),
     ],
 )
-def test_what_can_not_be_read_says_why_with_its_code(streams: Streams, options: dict[str, str], text: str) -> None:
+def test_spark_read_error_has_code_and_reason(streams: Streams, options: dict[str, str], text: str) -> None:
     stream = streams.node.add_stream("refused")
     append(stream.partitions[0], 100)
     stream.partitions[0].log_start_offset = 50
@@ -209,7 +209,7 @@ def test_streaming_restarts_from_its_checkpoint_and_reads_everything_once(stream
     assert behind == [250, 100, 0]
 
 
-def test_a_micro_batch_that_was_not_finished_is_read_again_as_it_was(streams: Streams) -> None:
+def test_spark_repeated_micro_batch_has_the_same_records(streams: Streams) -> None:
     log = streams.node.add_stream("again").partitions[0]
     append(log, 100)
     streams.run_to_end("again", "again", maxOffsetsPerTrigger="60")
@@ -226,7 +226,7 @@ def test_a_micro_batch_that_was_not_finished_is_read_again_as_it_was(streams: St
     assert first == {"again": {"0": 100, "epochs": {"0": 1}, "uid": "uid-again"}}
 
 
-def test_a_stream_made_again_is_refused_by_the_old_checkpoint(streams: Streams) -> None:
+def test_spark_checkpoint_rejects_stream_created_again(streams: Streams) -> None:
     append(streams.node.add_stream("reborn", uid="first").partitions[0], 50)
     streams.run_to_end("reborn", "reborn")
     append(streams.node.add_stream("reborn", uid="second").partitions[0], 80)
@@ -283,9 +283,7 @@ async def cursor_of(dev: DevCluster, name: str) -> dict[int, int]:
 
 
 @pytest.mark.processes
-def test_what_a_cluster_acknowledged_is_what_spark_reads_also_without_one_replica(
-    spark: Any, dev: DevCluster, tmp_path: Path
-) -> None:
+def test_spark_reads_all_acknowledged_records_with_one_replica_down(spark: Any, dev: DevCluster, tmp_path: Path) -> None:
     values = {p: [b"%d-%d" % (p, i) for i in range(2000)] for p in (0, 1)}
     spare = asyncio.run(publish(dev, "live", values))
     read = Streams(spark, None, dev.nats_url, tmp_path)

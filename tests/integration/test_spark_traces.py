@@ -35,7 +35,7 @@ async def published(cluster: DevCluster, name: str, app: Application) -> list[tu
     return [(context.trace_id, context.span_id) for context in contexts if context is not None]
 
 
-async def test_a_micro_batch_is_a_span_in_the_trace_of_who_published_first(
+async def test_micro_batch_span_belongs_to_trace_of_first_publisher(
     shared_cluster: DevCluster, spark: Any, stream_name: str, tmp_path: Path
 ) -> None:
     app = Application()
@@ -69,6 +69,6 @@ async def test_a_micro_batch_is_a_span_in_the_trace_of_who_published_first(
     assert (said["messaging.destination.name"], said["liftpy.offset"]) == (stream_name, 1)
 
 
-def test_what_is_missing_is_said(spark: Any) -> None:
+def test_spark_tracing_without_packages_names_them(spark: Any) -> None:
     with pytest.raises(ConfigError, match="includeHeaders"), processing(spark.range(1), "orders"):
         pass

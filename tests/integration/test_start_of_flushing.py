@@ -43,7 +43,7 @@ async def stop(running: Node) -> None:
     assert await running.stop() == 0
 
 
-async def test_on_a_fast_disk_flushing_begins_on_the_loop(settings: NodeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_flushes_on_fast_disk_run_on_the_event_loop(settings: NodeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Path, bool]] = []
 
     def fast(folder: Path) -> list[float]:
@@ -59,7 +59,7 @@ async def test_on_a_fast_disk_flushing_begins_on_the_loop(settings: NodeSettings
     await stop(running)
 
 
-async def test_what_is_tried_out_is_told_and_leaves_nothing(settings: NodeSettings) -> None:
+async def test_flush_probe_reports_times_and_leaves_no_files(settings: NodeSettings) -> None:
     running = Node(settings)
     await running.start()
     await until(lambda: running._flush_place.probed)
@@ -68,7 +68,7 @@ async def test_what_is_tried_out_is_told_and_leaves_nothing(settings: NodeSettin
     await stop(running)
 
 
-async def test_a_disk_that_hangs_there_delays_no_start(settings: NodeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_flush_probe_on_hanging_disk_delays_no_start(settings: NodeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
 
     def hanging(folder: Path) -> list[float]:
@@ -87,7 +87,7 @@ async def test_a_disk_that_hangs_there_delays_no_start(settings: NodeSettings, m
     await stop(running)
 
 
-async def test_a_disk_that_refuses_ends_nothing(settings: NodeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_flush_probe_on_failing_disk_stops_nothing(settings: NodeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node, "probe_flushes", lambda folder: None)
     running = Node(settings)
     await running.start()

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.processes
 TIMEOUT_S = 10.0
 
 
-async def test_no_publish_goes_unanswered_while_leaderships_are_moved(bench: Any, stream_name: str) -> None:
+async def test_leadership_transfers_leave_no_publish_unanswered(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name)
     subject = f"data.{stream_name}"
     answers = {"acks": 0, "No responders on this subject. Check that the nodes run: `liftpy health`.": 0}
@@ -45,7 +45,7 @@ async def test_no_publish_goes_unanswered_while_leaderships_are_moved(bench: Any
     assert (await bench.client.bounds(stream_name)).end_offset == answers["acks"], "what was not acknowledged was not stored"
 
 
-async def test_a_leader_that_keeps_the_leadership_takes_publishes_again(bench: Any, stream_name: str) -> None:
+async def test_leader_after_canceled_transfer_accepts_publishes(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name)
     partition, ask = await _asker(bench, stream_name)
     await ask(partition.leader, partition.leader_epoch)
@@ -56,7 +56,7 @@ async def test_a_leader_that_keeps_the_leadership_takes_publishes_again(bench: A
     assert await bench.leader(stream_name) == partition.leader
 
 
-async def test_who_does_not_lead_in_that_epoch_answers_and_changes_nothing(bench: Any, stream_name: str) -> None:
+async def test_transfer_request_of_another_epoch_changes_nothing(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name)
     partition, ask = await _asker(bench, stream_name)
     follower = next(node for node in partition.replicas if node != partition.leader)

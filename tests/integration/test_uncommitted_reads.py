@@ -78,7 +78,7 @@ async def read_past_hw(bench: Any, name: str, value: bytes, options: ReadOptions
         return None
 
 
-async def test_what_its_leader_takes_along_is_missed(fragile: Any, stream_name: str) -> None:
+async def test_uncommitted_reads_lost_with_the_leader_are_reported(fragile: Any, stream_name: str) -> None:
     await fragile.create(stream_name, config=StreamConfig(min_isr=2))
     await whole(fragile, stream_name)
     await fragile.publish_acked(f"data.{stream_name}", [b"kept"])
@@ -165,7 +165,7 @@ class Application:
         return record
 
 
-async def test_one_trace_from_publishers_over_the_followers_to_the_reader_and_over_a_fail_over(
+async def test_trace_covers_publisher_followers_reader_and_failover(
     fragile: Bench, collector: Collector, stream_name: str
 ) -> None:
     app = Application()

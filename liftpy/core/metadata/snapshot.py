@@ -55,7 +55,9 @@ def decode_snapshot(data: bytes) -> ClusterImage:
             f"`liftpy upgrade finalize` with the version that wrote it, up to feature level {FIRST}, and upgrade then."
         )
     if version != VERSION or codec != _CODEC_ZSTD:
-        raise UnknownFormatError(f"snapshot: version {version}, codec {codec}; this program reads version {VERSION}")
+        raise UnknownFormatError(
+            f"The metadata snapshot has version {version}, codec {codec}, but this version reads {VERSION}. Upgrade liftpy."
+        )
     (crc,) = _CRC.unpack_from(data, _HEAD.size)
     body = data[HEADER_SIZE_BYTES:]
     if crc32c.crc32c(body, crc32c.crc32c(data[: _HEAD.size])) != crc:
