@@ -341,7 +341,9 @@ class DataFolder:
                 sync_folder(path.parent)
             self._folders.removed(path)
         except OSError as error:
-            raise StorageError(f"Cannot remove {path}: {error.strerror}. Check the permissions of the data directory.") from error
+            raise StorageError(
+                f"Cannot remove {path}: {error.strerror}. Check the permissions of the data directory."
+            ) from error
         return logs, size_bytes
 
     def finish_deletions(self) -> None:
