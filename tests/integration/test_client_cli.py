@@ -132,7 +132,7 @@ def test_settings_of_running_node_are_shown_and_reloaded(run: Run, cluster: DevC
     assert "node_id" in out
     assert "log_format" not in out
     assert run("settings", "reload", "n2")[:2] == (0, "n2: live now: nothing new\n")
-    assert run("settings", "show", "n9")[0] == 3
+    assert run("settings", "show", "n9")[0] == 1
 
 
 def test_following_ends_with_ctrl_c_and_without_a_traceback(run: Run, cluster: DevCluster) -> None:
