@@ -56,6 +56,7 @@ def test_plans_move_little_more_than_they_must_and_end_even() -> None:
     assert leaders["after"][1] - leaders["after"][0] <= 1 < leaders["before"][1] - leaders["before"][0]
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_liftpy_beside_jetstream(tmp_path: Path) -> None:
     """All cases of ``liftpy bench`` but the fail-over and the reading, which others here have; the peer is one server."""

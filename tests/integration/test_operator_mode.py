@@ -111,6 +111,7 @@ async def test_nats_permissions_in_jwts_match_the_printed_roles(place: Place) ->
         assert (await watcher.node_status("n1"))["node"] == "n1"
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_spark_with_reader_jwt_sends_no_denied_request(spark: Any, place: Place) -> None:
     said_before = len(place.server.log)

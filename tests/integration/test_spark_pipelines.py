@@ -92,6 +92,7 @@ def pairs(*counts: int) -> list[tuple[int, int]]:
     return [(partition, i) for partition, count in enumerate(counts) for i in range(count)]
 
 
+@pytest.mark.long
 def test_archive_and_live_stream_form_one_frame_without_gap(lake: Lake) -> None:
     stream = lake.node.add_stream("orders", partitions=2)
     append(stream.partitions[0], 250)

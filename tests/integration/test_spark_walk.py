@@ -29,6 +29,7 @@ from tests.examples.shop import LARGE, orders_of, walk
 pytestmark = [pytest.mark.spark, pytest.mark.processes, pytest.mark.timeout(300)]
 
 
+@pytest.mark.long
 def test_orders_are_copied_archived_added_up_audited_and_drawn(
     spark: Any, shared_cluster: DevCluster, stream_name: str, tmp_path: Path
 ) -> None:

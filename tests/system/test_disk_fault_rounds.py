@@ -65,7 +65,7 @@ async def field() -> AsyncIterator[Field]:
         pytest.param("kill-then-power-cut", 0, marks=pytest.mark.long),
         pytest.param("flush-fails-all", 1, marks=pytest.mark.long),
         ("journal-short-write", 1),
-        ("flush-fails-leader", 0),
+        pytest.param("flush-fails-leader", 0, marks=pytest.mark.long),
     ],
 )
 async def test_nothing_that_was_acknowledged_is_lost_or_changed(field: Field, name: str, number: int) -> None:

@@ -47,15 +47,15 @@ async def field() -> AsyncIterator[Field]:
 @pytest.mark.parametrize(
     ("name", "number"),  # the parity of the number chooses between variants, see the catalogue
     [
-        ("follower-kill", 0),
-        ("follower-emptied", 0),
+        pytest.param("follower-kill", 0, marks=pytest.mark.long),
+        pytest.param("follower-emptied", 0, marks=pytest.mark.long),
         ("follower-bitflip", 0),
         ("leader-kill", 0),
-        ("leader-pause", 0),
+        pytest.param("leader-pause", 0, marks=pytest.mark.long),
         ("leader-cut", 0),
         ("all-killed", 0),
         ("planned-transfer", 1),
-        ("commanded-transfer", 0),
+        pytest.param("commanded-transfer", 0, marks=pytest.mark.long),
     ],
 )
 async def test_nothing_that_was_acknowledged_is_lost_or_changed(field: Field, name: str, number: int) -> None:
