@@ -104,7 +104,7 @@ def new_backup_id(moment: datetime, newest: str = "") -> str:
 
 async def _in_thread(work: Callable[..., object], *given: object) -> None:
     """Do ``work``, which writes, in a thread. One that is cancelled waits for it, so that nothing is written behind the clean-up."""
-    working = asyncio.ensure_future(asyncio.to_thread(work, *given))
+    working = attended(asyncio.to_thread(work, *given))
     try:
         await asyncio.shield(working)
     finally:
