@@ -104,6 +104,7 @@ def test_small_bound(model: str, name: str) -> None:
     assert outcome.states > 50, "it does not move"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("model", "mutant"), _MUTANTS, ids=lambda part: part if isinstance(part, str) else part.name)
 def test_a_bug_is_found(model: str, mutant) -> None:  # type: ignore[no-untyped-def]
     with mutant.applied():

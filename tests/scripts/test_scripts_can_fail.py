@@ -18,6 +18,7 @@ PAIRS = list({path: (path, name) for path, name in reversed(ALL)}.values())
 """Each script with the first bug that it names."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("path", "name"), PAIRS, ids=[f"{path.stem[5:]}-{name}" for path, name in PAIRS])
 def test_the_bug_is_noticed(path: Path, name: str) -> None:
     assert noticed(path, name), f"{path.name} does not notice {name!r}"

@@ -69,6 +69,7 @@ def check(done: subprocess.CompletedProcess[str], tmp_path: Path) -> dict[str, A
     return said
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.skipif(bool(spark_problem()), reason=spark_problem())
 def test_with_spark_everything_agrees(tmp_path: Path) -> None:
@@ -83,7 +84,6 @@ def test_with_spark_everything_agrees(tmp_path: Path) -> None:
     assert said["spark"]["delays"]["UA"]["flights"] > 0
 
 
-@pytest.mark.long
 def test_without_java_it_does_the_rest_and_shows_people_what_happened(tmp_path: Path) -> None:
     done = demo(tmp_path, COLUMNS="160", JAVA_HOME=str(tmp_path / "nowhere"))
     assert done.returncode == 0, done.stderr[-4000:]

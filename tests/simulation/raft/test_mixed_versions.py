@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 
 from liftpy.core.metadata.state_checksum import AppliedDigests
+from tests.long import sampled
 from tests.simulation.raft.__main__ import run_seed
 from tests.simulation.raft.mixed import DivergedRun, MixedRun, decides
 
@@ -51,13 +52,13 @@ def test_an_image_that_turns_is_found_put_aside_and_fetched_anew() -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("seed", _NO_MAJORITY)
+@pytest.mark.parametrize("seed", sampled(_NO_MAJORITY, 4))
 def test_where_no_majority_agrees_one_is_found(seed: int) -> None:
     assert run_seed(seed, Counter(), DivergedRun) == ""
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("seed", _A_PERSON)
+@pytest.mark.parametrize("seed", sampled(_A_PERSON, 4))
 def test_where_all_differ_one_is_put_aside_by_a_person_and_the_group_goes_on(seed: int) -> None:
     seen: Counter[str] = Counter()
     assert run_seed(seed, seen, DivergedRun) == ""
