@@ -87,6 +87,7 @@ async def said_by(*words: str) -> bytes:
     return bytes(done.stdout)
 
 
+@pytest.mark.long
 async def test_the_bank_in_operation(service: Running) -> None:
     bench, customer = service.bench, Customer(service)
     page = (Path(__file__).parents[2] / "docs/replicated-services.md").read_text()

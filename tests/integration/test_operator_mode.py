@@ -119,6 +119,7 @@ def test_spark_with_reader_jwt_sends_no_denied_request(spark: Any, place: Place)
     assert "Violation" not in place.server.log[said_before:]
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_spark_reads_with_a_token(spark: Any, tmp_path: Path) -> None:
     file = tmp_path / "token"

@@ -69,6 +69,7 @@ async def under_replicated(bench: Bench, stream: str) -> int:
 
 
 # ---- clocks-jumped ----------------------------------------------------------------------------------------------------------------
+@pytest.mark.long
 async def test_leader_with_clock_ten_years_ahead_deletes_nothing(ground: Apart, bench: Bench) -> None:
     config = StreamConfig(retention_age_s=3600)
     await create_on(bench, "aged", "n2", "n1", "n3", config=config)

@@ -168,6 +168,7 @@ def test_compact_during_rewrites_contains_every_key(lake: Lake) -> None:
     assert next_step(replace(plan, anew=True), table_at(plan.output)).waiting == 210
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_an_archive_is_replayed_once_and_compacted(spark: Any, shared_cluster: DevCluster, tmp_path: Path) -> None:
     source, target = "pipe-in", "pipe-out"

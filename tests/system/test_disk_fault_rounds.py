@@ -64,7 +64,7 @@ async def field() -> AsyncIterator[Field]:
     [
         pytest.param("kill-then-power-cut", 0, marks=pytest.mark.long),
         pytest.param("flush-fails-all", 1, marks=pytest.mark.long),
-        ("journal-short-write", 1),
+        pytest.param("journal-short-write", 1, marks=pytest.mark.long),
         pytest.param("flush-fails-leader", 0, marks=pytest.mark.long),
     ],
 )

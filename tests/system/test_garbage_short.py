@@ -21,7 +21,7 @@ from tests.system.garbage.making import Maker, Overheard, Said
 from tests.system.garbage.run import STARVED_FOR_S, Outcome
 from tests.system.garbage.targets import Place, matches, targets
 
-SHORT_FRAMES = 4_000
+SHORT_FRAMES = 3_000
 PLACE = Place(Subjects("ns"), ("n1", "n2"), "s", "data.s", 2)
 
 
