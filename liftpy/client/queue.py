@@ -138,7 +138,7 @@ UNTOUCHED_S = 1.0
 _LEAVE_S = 2.0
 _HEADER = "Dead-Letter-"
 _TEXT = ("utf-8", "surrogateescape")
-"""Of a subject: bytes that are no UTF-8 are lone surrogates."""
+"""Encoding of a subject: each byte that is not UTF-8 becomes a lone surrogate."""
 _BURY_S = 5.0
 """Patience with one publish to the dead letters, at most."""
 _BURY_AGAIN_S = 5.0

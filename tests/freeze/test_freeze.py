@@ -40,7 +40,7 @@ def test_check_reports_a_listed_difference_that_became_another() -> None:
     ]
 
 
-def test_expect_lists_what_differs_and_removes_what_does_not() -> None:
+def test_expect_with_new_and_gone_differences_adds_and_removes_entries() -> None:
     before, now = {"a": "1", "b": "2", "c": "3"}, {"a": "10", "b": "2"}
     expected = {"help": {"b": {"now": digest("20"), "why": "was another"}}}
     assert expect("help", before, now, expected, "renamed") == 2

@@ -354,6 +354,6 @@ async def test_backup_that_copies_a_partition_again_keeps_nothing_of_earlier_bac
     assert taken.kept_bytes == 0
 
 
-def test_store_whose_directory_cannot_be_made_is_not_said_to_be_damaged() -> None:
+def test_store_without_permission_for_its_directory_names_the_directory() -> None:
     with pytest.raises(StorageError, match="Cannot write to the backup store /proc/nobody"):
         Store.at("/proc/nobody").put("running/a", b"")

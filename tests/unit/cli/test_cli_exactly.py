@@ -408,7 +408,7 @@ async def test_a_snapshot_is_asked_for_beside_each_node_that_has_the_service_and
         await service_orders.store_now(only, "counter", "s", 1, (), 30.0, "ns")
 
 
-async def test_partitioned_service_is_told_nothing_without_a_partition() -> None:
+async def test_service_command_without_a_partition_of_several_is_rejected() -> None:
     client: Any = Asked(n1={"position": 7, "snapshot": 3})
     client.partitions = 2
     with pytest.raises(ConfigError, match=r"2 partitions.*--partition"):

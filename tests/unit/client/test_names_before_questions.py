@@ -59,7 +59,7 @@ async def test_a_name_that_is_none_asks_nobody(call: str) -> None:
 
 
 @pytest.mark.parametrize("given", [{"query": "?"}, {"key": "ann"}, {"query": None, "partition": 1}])
-async def test_query_service_of_no_bytes_asks_nobody(given: dict[str, Any]) -> None:
+async def test_query_service_with_a_value_that_is_not_bytes_is_rejected_before_it_is_sent(given: dict[str, Any]) -> None:
     transport: Any = Silent()
     client = Client(transport, Subjects(), owns_connection=False)
     with pytest.raises(ConfigError, match="It must be bytes"):

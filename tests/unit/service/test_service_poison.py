@@ -539,7 +539,7 @@ async def test_poison_record_is_decided_while_records_keep_arriving(nodes: Any, 
             await node.until(lambda: False)
 
 
-async def test_skip_of_a_record_whose_error_is_no_text_and_too_long_is_stored() -> None:
+async def test_skip_with_an_error_that_is_long_and_not_utf_8_is_stored() -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         uid = (await client.create_stream("in", "data.in")).uid
         await client.create_stream("dead", "data.dead")

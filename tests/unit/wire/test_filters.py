@@ -160,6 +160,6 @@ LITERALS = st.lists(st.sampled_from(["a", "b", "c", "d"]), min_size=1, max_size=
 
 @settings(deadline=None)
 @given(st.lists(PATTERNS, max_size=8), LITERALS)
-def test_tree_of_subjects_matches_what_one_of_them_matches(patterns: list[str], literal: str) -> None:
+def test_subject_tree_with_several_filters_matches_what_any_filter_matches(patterns: list[str], literal: str) -> None:
     assert SubjectTree(patterns).matches(literal) == any(matcher(pattern)(literal) for pattern in patterns)
     assert SubjectTree([*patterns, ">"]).matches(literal)
