@@ -126,6 +126,23 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """Escape what is not UTF-8 in a report. A worker that cannot send a report ends, and the tests that it still had are not run."""
+    return encodable((yield))
+
+
+def encodable(value: Any) -> Any:
+    """Copy a report's data, with each surrogate in its texts as an escape."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {encodable(key): encodable(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(encodable(entry) for entry in value)
+    return value
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """``group_of`` says what goes together."""

@@ -93,7 +93,8 @@ class DecisionWriter(RecordWriter):
             await self.append(self._dead_letters, identity.partition, record.value or b"", record.key, headers)
         told = error.encode(errors="replace")[:MAX_ERROR_BYTES]  # may be anything that the service's code has raised
         offset = await self.append(identity.stream, identity.partition, told, None, decision.headers(), identity.uid)
-        logger.warning("%s: %s is passed over, by the record at %d: %s", identity, decision.unit, offset, error)
+        text = told.decode(errors="replace")
+        logger.warning("%s: %s is passed over, by the record at %d: %s", identity, decision.unit, offset, text)
         return offset
 
     async def upgrade(self, identity: Identity, decision: VersionDecision, *, first: bool) -> int:
