@@ -233,7 +233,7 @@ def test_the_last_of_each_in_a_batch(codec: Codec) -> None:
 
 @pytest.mark.parametrize(("per_batch", "size"), [(1, 4), (1, 60), (500, 40)])
 def test_what_is_counted_is_at_least_what_is_used(per_batch: int, size: int) -> None:
-    count = 20_000 if per_batch > 1 else 5_000
+    count = 20_000 if per_batch > 1 else 1_500
     for committed in (True, False):
         made = LastOfSubjects(False, 1 << 30, lambda: 0)
         made.begin(0)
