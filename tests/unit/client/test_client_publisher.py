@@ -336,7 +336,7 @@ async def test_publisher_nats_answers_after_a_silence_repeats_at_once(monkeypatc
         leader = await Leader(theirs, "data.silence").start()
         address = Address(leader.subject, "", True, 120.0)
         made = Publisher(ours, "flights", 0, address, PublishOptions(message_ids=True))
-        monkeypatch.setattr(publisher_module, "_FIRST_ATTEMPT_S", 10.0)
+        monkeypatch.setattr(publisher_module, "FIRST_ATTEMPT_S", 10.0)
         await made.publish(b"before")
         leader.script = [None]
         os.kill(server.pid, signal.SIGSTOP)
