@@ -90,7 +90,7 @@ AGAIN: Figures = {
     "liftpy.client.consumer": {"_HEDGE_S": (0.1, 0.5), "_EXISTS_S": (1, 5), "_MOST_HEDGES": (3, 8)},
     "liftpy.nats.cancellation": {"_TRY_AGAIN_S": (0.05, 0.5), "_TRIES": (20, 100)},
     "liftpy.client.in_flight": {"FIRST_WAIT_S": (0.02, 0.2), "LONGEST_WAIT_S": (0.5, 2)},
-    "liftpy.client.publisher": {"_FIRST_ATTEMPT_S": (1, 5), "_OF_THE_WINDOW": (0.5, 0.9)},
+    "liftpy.client.publisher": {"FIRST_ATTEMPT_S": (1, 5), "_OF_THE_WINDOW": (0.5, 0.9)},
     "liftpy.client.service_queries": {"_ATTEMPT_S": (2.1, 6)},
     "liftpy.client.retrying": {"FIRST_WAIT_S": (0.01, 0.05), "LONGEST_WAIT_S": (0.25, 1)},
     "liftpy.nats.transport": {"REQUEST_TIMEOUT_S": (1, 5)},

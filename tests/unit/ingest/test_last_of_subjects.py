@@ -233,7 +233,7 @@ def test_last_of_each_returns_the_last_offset_per_subject(codec: Codec) -> None:
 
 @pytest.mark.parametrize(("per_batch", "size"), [(1, 4), (1, 60), (500, 40)])
 def test_last_per_subject_counted_bytes_cover_the_used_bytes(per_batch: int, size: int) -> None:
-    count = 20_000 if per_batch > 1 else 5_000
+    count = 20_000 if per_batch > 1 else 1_500
     for committed in (True, False):
         made = LastOfSubjects(False, 1 << 30, lambda: 0)
         made.begin(0)
