@@ -45,6 +45,10 @@ class Wire:
         self.expected: list[tuple[str, float]] = []
         self.waiting: dict[str, asyncio.Future[Any]] = {}
         self.found_anew: list[bool] = []
+        self.reconnected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def check_server(self) -> None:
+        pass
 
     @contextlib.asynccontextmanager
     async def expecting(self, subject: str, timeout_s: float) -> AsyncIterator[tuple[str, asyncio.Future[Any]]]:

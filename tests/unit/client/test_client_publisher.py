@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ClientClosedError, ConfigError, OutcomeUnknownError, PublishRejectedError, UnavailableError
+from liftpy.nats import transport as transport_module
 from liftpy.nats.transport import Transport, open_connection
 from sidecar.dev.nats_server import NatsServer
 
@@ -322,6 +325,33 @@ async def test_publisher_used_on_another_event_loop_raises_a_config_error(transp
 def test_options_are_bounded() -> None:
     with pytest.raises(ConfigError, match="window"):
         PublishOptions(window=0)
+
+
+async def test_publisher_nats_answers_after_a_silence_repeats_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server stands still and keeps its connections, and the ack of the first attempt is lost."""
+    monkeypatch.setattr(transport_module, "SILENT_S", 0.2)
+    monkeypatch.setattr(publisher_module, "SILENT_S", 0.2)
+    with NatsServer() as server:
+        ours, theirs = Transport(await open_connection(server.url)), Transport(await open_connection(server.url))
+        leader = await Leader(theirs, "data.silence").start()
+        address = Address(leader.subject, "", True, 120.0)
+        made = Publisher(ours, "flights", 0, address, PublishOptions(message_ids=True))
+        monkeypatch.setattr(publisher_module, "FIRST_ATTEMPT_S", 10.0)
+        await made.publish(b"before")
+        leader.script = [None]
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            answer = await made.send(b"during")
+            async with asyncio.timeout(30):
+                while not ours.counters["silences of the NATS server"]:
+                    await asyncio.sleep(0)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        async with asyncio.timeout(5):  # half an attempt
+            assert (await answer).offset == 1
+        await made.close()
+        await ours.close()
+        await theirs.close()
 
 
 @pytest.mark.parametrize("has_ids", [True, False])

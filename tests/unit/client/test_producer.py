@@ -67,6 +67,9 @@ class Wire:
     def must_be_at_home(self) -> None:
         pass
 
+    def check_server(self) -> None:
+        pass
+
     def tell_of_denials(self, callback: Any) -> Any:
         self.denied = callback
         return lambda: self.unwatched.append("denials")
