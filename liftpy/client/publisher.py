@@ -101,7 +101,7 @@ _Ack = client_pb2.Ack
 _AGAIN = frozenset({_Ack.NOT_LEADER, _Ack.OVERLOADED, _Ack.WRONG_STREAM, _Ack.QUOTA, _Ack.BELOW_MIN_ISR})
 _SWEEP_S = 0.05
 _TICKS_PER_DEADLINE_CHECK = 10
-_FIRST_ATTEMPT_S = 2.0
+FIRST_ATTEMPT_S = 2.0
 """For an ack, where it may be asked for again."""
 _OF_THE_WINDOW = 0.8
 """In which a leader knows a message id: so much of it is used, for the way there takes time."""
@@ -260,7 +260,7 @@ class Publisher:
             asyncio.Future(loop=loop),
             now + (options.patience_s if timeout_s is None else timeout_s),
             size_bytes,
-            min(attempt_s, _FIRST_ATTEMPT_S) if window_s else attempt_s,
+            min(attempt_s, FIRST_ATTEMPT_S) if window_s else attempt_s,
             msg_id.encode() or new_id,
             now + window_s * _OF_THE_WINDOW if window_s else 0.0,
         )
@@ -741,7 +741,7 @@ class Publisher:
         known = [number for number, message in self._in_flight.items() if message.known_until]
         self._may_be_stored(known, now, "the connection broke, or the NATS server was silent")
         for message in self._in_flight.values():
-            message.connection_renewed(min(self._options.timeout_s, _FIRST_ATTEMPT_S if message.known_until else math.inf))
+            message.connection_renewed(min(self._options.timeout_s, FIRST_ATTEMPT_S if message.known_until else math.inf))
             if message.resend_at:
                 message.resend_at = max(now, message.not_before)
 
