@@ -288,6 +288,21 @@ def test_memory_cluster_service_answers_and_writes_outputs() -> None:
         assert [(r.key, r.value) for r in client.consume("results", until=0)] == [(b"a", b"5")]
 
 
+def test_memory_cluster_stops_right_after_serve_without_pending_tasks() -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    class Noting(Counting):
+        def on_start(self, snapshot: bytes | None) -> None:
+            loops.append(asyncio.get_running_loop())
+            super().on_start(snapshot)
+
+    with memory_cluster() as cluster, cluster.sync_client() as client:
+        client.create_stream("orders", "shop.orders")
+        cluster.serve(Noting, "noting", "orders")
+        cluster.stop()
+        assert [task.get_name() for task in asyncio.all_tasks(loops[0])] == []
+
+
 def test_partitioned_service_is_called_and_queried_by_key_or_partition_only() -> None:
     """A query without either asked partition 0, and answered 0 for what another partition counts. A command went there."""
     with memory_cluster() as cluster, cluster.sync_client() as client:
