@@ -4,29 +4,407 @@ subject ``bench``."""
 from __future__ import annotations
 
 import asyncio
+import base64
+import contextlib
+import secrets
 import shutil
+import signal
+import socket
+import subprocess
 import sys
+import tempfile
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import nats
 import nats.errors
 import nats.js.api
+import nats.js.errors
 from nats.aio.client import Client
 
 from liftpy.client import connect
 from liftpy.errors import ConfigError, UnavailableError
-from sidecar.bench.jetstream import JetStreamCluster
-from sidecar.bench.kafka import KafkaCluster, require_kafka
-from sidecar.bench.liftbridge import BINARY, LiftbridgeCluster, find_liftbridge
-from sidecar.bench.servers import NatsCluster
+from sidecar.bench.dialects import LIFTBRIDGE, enveloped, field, number_field
 from sidecar.dev.cluster import DevCluster
+from sidecar.dev.nats_server import NatsServer, spawn
+from sidecar.dev.ports import free_ports
 from sidecar.runtime.settings import search_path
+
+# Several nats-servers on loopback that are one cluster.
+
+
+_TAKEN = "address already in use"
+"""A port of the routes is free when it is chosen, and may be taken before the server listens there."""
+_TRIES = 4
+
+
+class NatsCluster:
+    """``with NatsCluster(3) as cluster``.
+
+    ``storing``: lines of each one's ``jetstream`` block besides its folder, or None for no JetStream.
+    """
+
+    def __init__(self, count: int, *, storing: str | None = None) -> None:
+        self._count = count
+        self._storing = storing
+        self._folder = Path()
+        self.servers: list[NatsServer] = []
+
+    @property
+    def ports(self) -> list[int]:
+        """Ports for clients."""
+        return [server.port for server in self.servers]
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the servers."""
+        return [server.pid for server in self.servers]
+
+    def __enter__(self) -> Self:
+        for _ in range(_TRIES - 1):
+            try:
+                return self._start()
+            except UnavailableError as error:
+                if _TAKEN not in str(error):
+                    raise
+        return self._start()
+
+    def _start(self) -> Self:
+        self._folder = Path(tempfile.mkdtemp(prefix="liftpy-nats-cluster-"))
+        ports = free_ports(self._count)
+        routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
+        try:
+            for number, port in enumerate(ports):
+                config = f"server_name: peer{number}\n"
+                if self._storing is not None:
+                    config += f'jetstream {{ store_dir: "{self._folder / str(number)}", {self._storing} }}\n'
+                if self._count > 1:
+                    config += f'cluster {{ name: peers, listen: "127.0.0.1:{port}", routes: [{routes}] }}\n'
+                server = NatsServer(config=config)
+                server.start()
+                self.servers.append(server)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        while self.servers:
+            self.servers.pop().stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+# A JetStream cluster on loopback, one stream in files on all its servers.
+
+
+_READY_S = 30.0
+
+
+class JetStreamCluster(NatsCluster):
+    """``sync_always``: every write is flushed before it is acknowledged; otherwise, as nats-server comes, every two minutes."""
+
+    def __init__(self, *, sync_always: bool, servers: int = 3) -> None:
+        super().__init__(servers, storing="sync_interval: always" if sync_always else "")
+
+    @property
+    def port(self) -> int:
+        """Port of the first server, for clients."""
+        return self.ports[0]
+
+    async def create(self, name: str, subject: str, *, batches: bool = False) -> None:
+        """Create a stream on every server and wait for it. ``batches``: with atomic and fast batches."""
+        connection = await nats.connect(self.servers[0].url)
+        stream = connection.jetstream()
+        async with asyncio.timeout(_READY_S):
+            while True:
+                with suppress(nats.errors.Error, nats.js.errors.Error):
+                    await stream.add_stream(
+                        nats.js.api.StreamConfig(
+                            name=name,
+                            subjects=[subject],
+                            num_replicas=len(self.servers),
+                            storage=nats.js.api.StorageType.FILE,
+                            allow_atomic=batches or None,
+                            allow_batched=batches or None,
+                        )
+                    )
+                    break
+                await asyncio.sleep(0.2)
+        await connection.close()
+
+
+# Three Liftbridge servers on loopback, beside one nats-server or three; their binary is on the PATH.
+#
+# What Liftbridge's servers ask each other over NATS is asked here too: to make a stream and to find its leader takes no gRPC then.
+# Nothing is flushed before an ack. Its readers speak gRPC, so that only publishers, idle servers and fail-overs are measured.
+
+
+BINARY = "liftbridge"
+_SPACE = "liftbridge-bench"
+_CONTROL = f"{_SPACE}.raft.metadata"
+_PROPAGATED, _STATUS = 8, 12
+_LIFTBRIDGE_READY_S, _ASK_S, _AGAIN_S, _STOP_S = 60.0, 2.0, 0.1, 5.0
+_IS_LEADER = number_field(2, 1)
+
+
+def find_liftbridge() -> Path:
+    """Return the path of the binary. Raise ConfigError without one."""
+    found = shutil.which(BINARY, path=search_path())
+    if found is None:
+        raise ConfigError(f"`{BINARY}` is not on the PATH. Build Liftbridge (`go build`), or leave it out (--system).")
+    return Path(found)
+
+
+class LiftbridgeCluster:
+    """Liftbridge servers, started by ``with LiftbridgeCluster(nats_servers)``."""
+
+    def __init__(self, nats_servers: int = 1, *, servers: int = 3) -> None:
+        self._nats = NatsCluster(nats_servers)
+        self._names = [f"l{number + 1}" for number in range(servers)]
+        self._processes: dict[str, subprocess.Popen[Any]] = {}
+        self._stack = ExitStack()
+
+    @property
+    def ports(self) -> list[int]:
+        """Ports of the nats-servers, because publishers use NATS."""
+        return self._nats.ports
+
+    @property
+    def pids(self) -> list[int]:
+        """nats-servers and Liftbridge's that still run."""
+        return [*self._nats.pids, *(one.pid for one in self._processes.values() if one.poll() is None)]
+
+    def __enter__(self) -> Self:
+        binary = find_liftbridge()
+        with ExitStack() as stack:
+            urls = [server.url for server in stack.enter_context(self._nats).servers]
+            folder = Path(tempfile.mkdtemp(prefix="liftpy-liftbridge-"))
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            stack.callback(self._stop)
+            for number, (name, port) in enumerate(zip(self._names, free_ports(len(self._names)), strict=True)):
+                config = folder / f"{name}.yaml"
+                config.write_text(_settings(name, port, urls[number % len(urls)], folder / name, self._names))
+                with (folder / f"{name}.log").open("wb") as log:
+                    self._processes[name] = spawn(
+                        [str(binary), "--config", str(config)], signal.SIGKILL, stdout=log, stderr=log
+                    )
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stack.close()
+
+    def _stop(self) -> None:
+        for process in self._processes.values():
+            process.kill()
+        for process in self._processes.values():
+            process.wait(_STOP_S)
+        self._processes.clear()
+
+    async def create(self, name: str, subject: str) -> None:
+        """Create a stream with one partition on all servers, and wait for an ack. Raise UnavailableError without one."""
+        partition = field(1, subject.encode()) + field(2, name.encode()) + number_field(5, len(self._names))
+        stream = field(1, name.encode()) + field(2, subject.encode()) + field(3, partition) + field(4, b"")
+        request, said = enveloped(_PROPAGATED, field(2, field(1, stream))), b""
+        connection = await nats.connect(self._nats.servers[0].url)
+        try:
+            async with asyncio.timeout(_LIFTBRIDGE_READY_S):
+                made = False
+                while not (made and await self.acked(connection, subject, b"ready?", _ASK_S)):
+                    with contextlib.suppress(nats.errors.Error):
+                        said = (await connection.request(f"{_CONTROL}.propagate", request, timeout=_ASK_S)).data
+                        made = b"\x12" not in said or b"exists" in said
+                    await asyncio.sleep(_AGAIN_S)
+        except TimeoutError:
+            raise UnavailableError(
+                f"Liftbridge did not create the stream within {_LIFTBRIDGE_READY_S:.0f} s: {said!r}"
+            ) from None
+        finally:
+            await connection.close()
+
+    async def acked(self, connection: Client, subject: str, value: bytes, timeout_s: float) -> bool:
+        """Publish one message. Return whether it was acknowledged in time."""
+        inbox = connection.new_inbox()
+        subscription = await connection.subscribe(inbox, max_msgs=1)
+        await connection.publish(subject, LIFTBRIDGE.message(value, inbox.encode()))
+        try:
+            return not LIFTBRIDGE.refused((await subscription.next_msg(timeout_s)).data + b"\r\n")
+        except nats.errors.TimeoutError:
+            await subscription.unsubscribe()
+            return False
+
+    async def leader(self, name: str) -> str:
+        """Return the leader of the stream's partition. Raise UnavailableError if it is unknown."""
+        connection = await nats.connect(self._nats.servers[0].url)
+        try:
+            for server in self._names:
+                with contextlib.suppress(nats.errors.Error):
+                    request = enveloped(_STATUS, field(1, name.encode()))
+                    answer = await connection.request(f"{_CONTROL}.status.{server}", request, timeout=_ASK_S)
+                    if answer.data.endswith(_IS_LEADER):
+                        return server
+        finally:
+            await connection.close()
+        raise UnavailableError("The Liftbridge stream has no leader. Run the benchmark again.")
+
+    def kill(self, name: str) -> None:
+        """Kill a server with SIGKILL."""
+        self._processes[name].kill()
+        self._processes[name].wait(_STOP_S)
+
+
+def _settings(name: str, port: int, url: str, folder: Path, everybody: list[str]) -> str:
+    return f"""
+listen: 127.0.0.1:{port}
+host: 127.0.0.1
+data.dir: {folder}
+nats.servers: ["{url}"]
+clustering:
+  server.id: {name}
+  namespace: {_SPACE}
+  raft.bootstrap.peers: [{", ".join(everybody)}]
+"""
+
+
+# A Kafka cluster on loopback (KRaft, each broker also a controller), from a folder of its jars.
+
+
+_CLIENT = Path(__file__).with_name("KafkaPeer.java")
+_HEAP = "-Xmx512m"
+_KAFKA_READY_S = 60.0
+_KAFKA_STOP_S = 15.0
+_FORMAT_S = 60.0
+
+
+def find_java() -> str:
+    """Return the path of java. Raise ConfigError without one."""
+    found = shutil.which("java", path=search_path())
+    if found is None:
+        raise ConfigError("Kafka needs Java 17 or later. Put `java` on the PATH.")
+    return found
+
+
+def require_kafka(jars: Path) -> None:
+    """Raises ConfigError where Kafka can't be started from ``jars``; to be asked before a long run."""
+    find_java()
+    if not any(jars.glob("kafka_*.jar")) or not any(jars.glob("kafka-clients-*.jar")):
+        raise ConfigError(
+            f"{jars} has no kafka_*.jar and kafka-clients-*.jar. Give the directory `libs` of a Kafka "
+            "distribution (--kafka-jars)."
+        )
+
+
+class KafkaCluster:
+    """``with KafkaCluster(jars) as kafka``; raises UnavailableError, with its words, where Kafka does not start. Every child ends with
+    it. ``jars``: a folder of Kafka's, as ``libs`` of its distribution."""
+
+    def __init__(self, jars: Path, brokers: int = 3) -> None:
+        self.jars = jars
+        self._count = brokers
+        self._folder = Path()
+        self._brokers: list[subprocess.Popen[Any]] = []
+        self.servers = ""
+        """``bootstrap.servers``."""
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the brokers."""
+        return [broker.pid for broker in self._brokers]
+
+    def __enter__(self) -> Self:
+        self._folder = Path(tempfile.mkdtemp(prefix="liftpy-peer-"))
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _start(self) -> None:
+        ports = free_ports(2 * self._count)
+        talk, vote = ports[: self._count], ports[self._count :]
+        self.servers = ",".join(f"127.0.0.1:{port}" for port in talk)
+        voters = ",".join(f"{number + 1}@127.0.0.1:{port}" for number, port in enumerate(vote))
+        cluster = "k" + base64.urlsafe_b64encode(secrets.token_bytes(16)).decode()[1:22]
+        words = [find_java(), _HEAP, *self._jars()]
+        for number in range(self._count):
+            settings = self._folder / f"{number}.properties"
+            settings.write_text(
+                _kafka_settings(number, (talk[number], vote[number]), voters, self._folder / str(number), self._count)
+            )
+            formatted = [*words, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)]
+            done = subprocess.run(formatted, capture_output=True, text=True, timeout=_FORMAT_S, check=False)
+            if done.returncode:
+                raise UnavailableError(f"Cannot format the storage of Kafka: {(done.stderr or done.stdout)[-300:]}")
+            with (self._folder / f"{number}.log").open("wb") as log:
+                started = [*words, "kafka.Kafka", str(settings)]
+                self._brokers.append(spawn(started, signal.SIGTERM, stdout=log, stderr=log))
+        for port in talk:
+            self._wait_for(port)
+
+    def _wait_for(self, port: int) -> None:
+        give_up_at = time.monotonic() + _KAFKA_READY_S
+        while True:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                return
+            if time.monotonic() > give_up_at or any(broker.poll() is not None for broker in self._brokers):
+                raise UnavailableError(f"A Kafka broker did not start: {(self._folder / '0.log').read_text()[-300:]}")
+            time.sleep(0.1)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for broker in self._brokers:
+            broker.terminate()
+        for broker in self._brokers:
+            try:
+                broker.wait(_KAFKA_STOP_S)
+            except subprocess.TimeoutExpired:
+                broker.kill()
+                broker.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _jars(self) -> list[str]:
+        return ["-cp", str(self.jars / "*")]
+
+    def client(self) -> list[str]:
+        """Kafka's clients (``KafkaPeer.java``), without their arguments."""
+        return [find_java(), *self._jars(), str(_CLIENT)]
+
+    def create(self, topic: str, *, flushed: bool) -> None:
+        """Create a topic with one partition on all brokers and min.insync.replicas 2.
+
+        ``flushed``: each broker flushes before the ack.
+        """
+        words = [*self.client(), "create", self.servers, topic, "1" if flushed else str((1 << 63) - 1)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_KAFKA_READY_S, check=False)
+        if done.returncode:
+            raise UnavailableError(f"Cannot create a Kafka topic: {done.stderr[-300:]}")
+
+
+def _kafka_settings(number: int, ports: tuple[int, int], voters: str, folder: Path, replicas: int) -> str:
+    talk, vote = ports
+    return f"""
+process.roles=broker,controller
+node.id={number + 1}
+controller.quorum.voters={voters}
+listeners=PLAINTEXT://127.0.0.1:{talk},CONTROLLER://127.0.0.1:{vote}
+advertised.listeners=PLAINTEXT://127.0.0.1:{talk}
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
+log.dirs={folder}
+offsets.topic.replication.factor={replicas}
+transaction.state.log.replication.factor={replicas}
+transaction.state.log.min.isr=1
+message.max.bytes=2097152
+replica.fetch.max.bytes=2097152
+log.cleaner.enable=false
+"""
+
 
 STREAM = "bench"
 OURS = "liftpy"

@@ -14,8 +14,7 @@ from rich.table import Table
 
 from liftpy.errors import ConfigError
 from sidecar.bench.cases import CASES, Asked
-from sidecar.bench.plot import draw, require_plots
-from sidecar.bench.running import better, report
+from sidecar.bench.running import better, draw, report, require_plots
 from sidecar.bench.systems import OURS, SYSTEMS, PeersGiven, chosen
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import json_option

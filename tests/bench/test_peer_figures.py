@@ -17,11 +17,11 @@ from liftpy.core.wire import envelope
 from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import ConfigError
 from sidecar.bench import arrivals, cases, running, systems
+from sidecar.bench.cases import measured
 from sidecar.bench.dialects import LIFTBRIDGE, PLAIN, enveloped, field, number_field
-from sidecar.bench.measuring import measured
 from sidecar.bench.open_loop import Acks, quantiles
-from sidecar.bench.plot import bars
 from sidecar.bench.publisher import CountedAnswers
+from sidecar.bench.running import bars
 from sidecar.bench.running import rows as rows_of
 from sidecar.cli.bench import bench
 from tests.bench.peer import consume

@@ -12,7 +12,7 @@ from typing import Any
 import nats
 
 from liftpy.client import connect
-from sidecar.bench.jetstream import JetStreamCluster
+from sidecar.bench.systems import JetStreamCluster
 from sidecar.dev.cluster import DevCluster
 from tests.clients.build import PROGRAMS, READS, MissingError, Program
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import nats
 
 from liftpy.client import Client, connect
-from sidecar.bench.jetstream import JetStreamCluster
+from sidecar.bench.systems import JetStreamCluster
 from sidecar.dev.cluster import DevCluster
 
 

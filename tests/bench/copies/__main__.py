@@ -31,7 +31,7 @@ from liftpy.client.placement_plans import PlacementOptions
 from liftpy.config import StreamConfig
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.wire.subjects import data_subject
-from sidecar.bench.measuring import cpu_s
+from sidecar.bench.cases import cpu_s
 from sidecar.dev.cluster import DevCluster
 
 LOAD, LOAD_SUBJECT = "load", "data.load"

@@ -19,7 +19,7 @@ import nats
 
 from liftpy.client import Client, connect
 from liftpy.config import StreamConfig
-from sidecar.bench.measuring import cpu_s
+from sidecar.bench.cases import cpu_s
 from sidecar.dev.cluster import DevCluster
 from tests.bench.node import idling
 from tests.bench.node.publisher import BLOCK

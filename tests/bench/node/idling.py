@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from liftpy.client import Client, connect
 from liftpy.config import AckPolicy
-from sidecar.bench.measuring import all_cpu_s
+from sidecar.bench.cases import all_cpu_s
 from sidecar.dev.cluster import DevCluster
 
 STREAM = "idle"

@@ -16,8 +16,7 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from sidecar.bench.cases import CASES, Asked, Case, Row
-from sidecar.bench.measuring import measured
+from sidecar.bench.cases import CASES, Asked, Case, Row, measured
 from sidecar.bench.running import report
 from sidecar.bench.systems import DEFAULT_SYSTEMS, OURS, STREAM, PeersGiven, System
 from sidecar.cli.bench import show

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from liftpy.client import connect
-from sidecar.bench.jetstream import JetStreamCluster
-from sidecar.bench.measuring import measured
+from sidecar.bench.cases import measured
+from sidecar.bench.systems import JetStreamCluster
 from sidecar.dev.cluster import DevCluster
 from tests.bench.peer.kafka import PROGRAMS, KafkaCluster
 from tests.clients.build import MissingError, Program

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.client import connect
-from sidecar.bench.jetstream import JetStreamCluster
-from sidecar.bench.measuring import measured
+from sidecar.bench.cases import measured
+from sidecar.bench.systems import JetStreamCluster
 from sidecar.dev.cluster import DevCluster
 from tests.bench.peer.batches import median
 from tests.bench.peer.kafka import PROGRAMS

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Self
 
 from liftpy.errors import ConfigError, UnavailableError
-from sidecar.bench import kafka
+from sidecar.bench import systems
 from tests.clients.build import MissingError, Program
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -20,7 +20,7 @@ KAFKA = Program(
 )
 
 
-class KafkaCluster(kafka.KafkaCluster):
+class KafkaCluster(systems.KafkaCluster):
     """``with KafkaCluster() as cluster``; raises MissingError where Java, Maven or the jars can't be had."""
 
     def __init__(self, brokers: int = 3) -> None:

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from sidecar.bench.jetstream import JetStreamCluster
-from sidecar.bench.measuring import measured
+from sidecar.bench.cases import measured
+from sidecar.bench.systems import JetStreamCluster
 from sidecar.dev.cluster import DevCluster
 from tests.bench.peer.batches import median
 from tests.bench.peer.consume import fill_ours, fill_theirs, stream_of

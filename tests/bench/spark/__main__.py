@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.spark.session import local_session
-from sidecar.bench.jetstream import JetStreamCluster
-from sidecar.bench.measuring import measured
+from sidecar.bench.cases import measured
+from sidecar.bench.systems import JetStreamCluster
 from tests.bench.peer import consume
 from tests.bench.spark import runs
 from tests.bench.spark.prepared import PreparedSource

@@ -19,7 +19,7 @@ import urllib.request
 from dataclasses import asdict, dataclass
 
 from liftpy.client import connect
-from sidecar.bench.measuring import cpu_s, measured_together
+from sidecar.bench.cases import cpu_s, measured_together
 from sidecar.dev.cluster import DevCluster
 
 STREAM = "w"

@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 
 from liftpy.errors import UnavailableError
-from sidecar.bench import servers
+from sidecar.bench import systems
 
 
 class _Server:
@@ -29,14 +29,14 @@ class _Server:
 
 @pytest.fixture(autouse=True)
 def _fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "NatsServer", _Server)
+    monkeypatch.setattr(systems, "NatsServer", _Server)
     _Server.fail.clear()
     _Server.stopped.clear()
 
 
 def test_nats_cluster_chooses_new_ports_when_a_port_is_taken() -> None:
     _Server.fail.extend(["listen tcp 127.0.0.1:4: bind: address already in use"] * 3)
-    with servers.NatsCluster(3) as cluster:
+    with systems.NatsCluster(3) as cluster:
         assert len(cluster.servers) == 3
     assert len(_Server.stopped) == 3
 
@@ -44,6 +44,6 @@ def test_nats_cluster_chooses_new_ports_when_a_port_is_taken() -> None:
 @pytest.mark.parametrize(("said", "times"), [("none", 1), ("address already in use", 4)])
 def test_nats_cluster_start_raises_other_errors_and_repeated_port_errors(said: str, times: int) -> None:
     _Server.fail.extend([said] * times)
-    with pytest.raises(UnavailableError, match=said), servers.NatsCluster(3):
+    with pytest.raises(UnavailableError, match=said), systems.NatsCluster(3):
         pass
     assert _Server.fail == []
