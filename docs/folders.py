@@ -90,10 +90,11 @@ def picture() -> str:
     height = 12 + len(rows) * ROW - (ROW - HEIGHT) + 12
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width * 1.4:.0f}" '
+            f'height="{height * 1.4:.0f}" font-family="sans-serif" font-size="11">',
             '<defs><marker id="head" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
             '<polygon points="0,0 8,4 0,8" fill="#64748b"/></marker></defs>',
-            "<style>text{text-anchor:middle;fill:#0f172a}.size{font-size:9px;fill:#475569}rect{stroke:#64748b}"
+            "<style>text{text-anchor:middle;fill:#0f172a}.size{font-size:10px;fill:#475569}rect{stroke:#64748b}"
             "path{fill:none;stroke:#94a3b8}</style>",
             *lines,
             "</svg>\n",

@@ -449,12 +449,12 @@ class ServiceCalls:
         """Return the stream from the metadata group."""
         raise NotImplementedError
 
-    async def _address(self, stream: str, partition: int, *, anew: bool) -> Address:
-        """Return the subject and uid to publish a partition to. ``anew``: whether to ask the metadata group instead of the cache."""
+    async def _address(self, stream: str, partition: int, *, refresh: bool) -> Address:
+        """Return the subject and uid to publish a partition to. ``refresh``: whether to ask the metadata group instead of the cache."""
         raise NotImplementedError
 
-    async def _known(self, stream: str, partition: int, *, anew: bool = False) -> StreamImage:
-        """Return the stream from the cache, or from the metadata group. ``anew``: whether to skip the cache."""
+    async def _known(self, stream: str, partition: int, *, refresh: bool = False) -> StreamImage:
+        """Return the stream from the cache, or from the metadata group. ``refresh``: whether to skip the cache."""
         raise NotImplementedError
 
     async def query_service(
@@ -550,8 +550,8 @@ class ServiceCalls:
             place = _only_partition(await self._known(stream, 0))
         check_partition(place)
 
-        async def find(anew: bool) -> Address:
-            return await self._address(stream, place, anew=anew)
+        async def find(refresh: bool) -> Address:
+            return await self._address(stream, place, refresh=refresh)
 
         sent = service_commands.Command(service, stream, place, command, key, pairs_of(headers), message_id)
         return await service_commands.call(self._transport, find, sent, timeout_s)
@@ -1550,12 +1550,12 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
         await made.open()
         return made
 
-    async def _address(self, stream: str, partition: int, *, anew: bool) -> Address:
-        return _address_of(await self._known(stream, partition, anew=anew), partition)
+    async def _address(self, stream: str, partition: int, *, refresh: bool) -> Address:
+        return _address_of(await self._known(stream, partition, refresh=refresh), partition)
 
-    async def _known(self, stream: str, partition: int, *, anew: bool = False) -> StreamImage:
+    async def _known(self, stream: str, partition: int, *, refresh: bool = False) -> StreamImage:
         known = self._streams.get(stream)
-        if anew or known is None or partition >= len(known.partitions):  # it may have been added meanwhile
+        if refresh or known is None or partition >= len(known.partitions):  # the partition may be new
             known = await self._described(stream)
         return known
 

@@ -1,6 +1,7 @@
 """Encodes a message for publishing: as envelope ``Message`` or as plain bytes. Raises an error if it cannot be sent.
 
-Where a partition's messages go, and when that is doubtful: then the metadata group is asked anew, seldom enough.
+It also keeps the subject and the uid of each partition. If they may be wrong, it asks the metadata group again, at a
+limited rate.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Iteration over a partition: it fetches answers ahead, and a canceled wait never loses or repeats a record.
 
-A wait that is cancelled (``asyncio.wait_for(anext(it), 1)``) ends nothing: the next ``anext`` goes on, and after an error, too, it goes
-on where the last record was handed on. An iteration that is broken off ends its fetching by itself when nobody holds it any more.
+A canceled wait (``asyncio.wait_for(anext(it), 1)``) does not end the iteration. The next ``anext`` continues after the last
+delivered record, also after an error. If the application drops the iterator, the fetching ends by itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """One partition in a queue worker: its known committed end, and the records of its grants.
 
-What one answer brings beyond the wanted is kept, within a bound: a worker that is alone on the partition reads it once, whatever it
-takes at a time; among others each reads about what it was granted. At the end a long poll waits for what comes next.
+The worker keeps the records of an answer that it does not need yet, up to a limit. A worker that is alone on the partition
+therefore reads each record once. With several workers, each one reads about the records that it was granted. At the end of
+the log, a long poll waits for new records.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Publishers, producers and readers with OpenTelemetry spans. They change only the trace header.
 
-A client's spans, made with OpenTelemetry's API: ``send``, ``receive``, ``process``. Which exporter they go to, if any, is the
-application's: its provider of tracers.
+The spans are ``send``, ``receive`` and ``process``. The tracer provider of the application chooses the exporter.
 
-A span is made for what is recorded: within a sampled span of the application, or where its sampler says so. At most 100 a second each
-way; those beyond are counted, and what is sent then bears the application's own context, if there is one.
+The client makes a span only if it is recorded: within a sampled span of the application, or if the sampler says so. It makes
+at most 100 spans per second in each direction and counts the others. A message without a span of its own carries the trace
+context of the application, if there is one.
 """
 
 from __future__ import annotations

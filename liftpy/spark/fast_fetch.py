@@ -1,10 +1,9 @@
-"""Reads one planned range over the process's line: a few requests in flight, each batch sent once.
+"""Reads one planned range over the process's connection: a few requests in flight, each batch sent once.
 
-The range is asked for in parts, of about a megabyte each by the bytes per record seen so far. A batch comes with the part in which it
-ends, so that it does not matter where the borders lie. Parts are looked at in order; what one lacks (the answer was full, was none, or
-came late) is fetched the sure way, ``fetching.fetch_part``, before the next is looked at. So whatever a line or a replica does, the
-records are those of ``fetching``, checked as there [R5]; a compacted stream, whose gaps need a second opinion, goes that way
-altogether.
+The reader requests the range in parts of about a megabyte. The nodes send a batch with the part in which it ends, so the
+borders of the parts do not matter. The reader checks the parts in order. If records of a part are missing (the answer was full,
+empty or late), it fetches them with ``retrying_fetch.fetch_part`` before it checks the next part. The records are therefore
+always those of ``retrying_fetch``, checked in the same way [R5]. Compacted streams use ``retrying_fetch`` only.
 """
 
 from __future__ import annotations

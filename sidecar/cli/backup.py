@@ -299,7 +299,9 @@ def until_of(text: str | None) -> Until:
 
 def _say_cursors(said: Mapping[str, str]) -> None:
     for cursor, why in said.items():
-        click.echo(f"{cursor}: " + (f"its positions could not be set: {why}" if why else "goes on where it was"), err=bool(why))
+        click.echo(
+            f"{cursor}: " + (f"its positions could not be set: {why}" if why else "continues at its position"), err=bool(why)
+        )
 
 
 def _say_settings(said: Sequence[RestoredSetting]) -> None:
@@ -392,7 +394,7 @@ def drill_(
         click.echo(json.dumps(said | times | {"states_left_out": dict(done.states_left_out)}))
         return
     what = f"{done.streams} streams, {done.records} records, {done.size_bytes / _MIB:.1f} MiB"
-    click.echo(f"{done.backup}: {what} are on every replica as they are in the backup")
+    click.echo(f"{done.backup}: {what} are the same on every replica as in the backup")
     _say_states_left_out(done.states_left_out)
     click.echo(f"RTO {done.rto_s:.1f} s (readable after {done.served_s:.1f} s); compared in {done.compared_s:.1f} s")
     click.echo(f"RPO now {done.rpo_s / 3600:.1f} h")
@@ -572,7 +574,7 @@ def verify(url: str, backup_id: str, as_json: bool) -> int:
         click.echo(json.dumps(shown))
     else:
         said = [f"{found.backup}: {found.files} files, {found.batches} batches, {found.size_bytes / _MIB:.1f} MiB read"]
-        click.echo("\n".join([*said, *(found.faults or ["all is as it was written"])]))
+        click.echo("\n".join([*said, *(found.faults or ["all files are unchanged"])]))
     return EXIT_DAMAGED if found.faults else 0
 
 

@@ -348,8 +348,9 @@ class Node:
         links.standby.on_denial = self._rights.denied
         if not links.replication.asks_who_comes and not was_said_to_be_open():
             logger.warning(
-                "this NATS server lets everybody in and everybody may do everything: delete streams, forge records, depose leaders. "
-                "Give it users with the rights that `liftpy permissions` prints; docs/security.md says what they protect"
+                "this NATS server accepts clients without credentials, and each client has all permissions: it can delete streams, "
+                "forge records and depose leaders. Create users with the permissions that `liftpy permissions` prints. "
+                "See docs/security.md."
             )
 
     def _make_counts(self) -> NodeCounts:

@@ -94,7 +94,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.node", "data folder %s was writable for others; it is not any more"): "node.directory_permissions_fixed",
     ("liftpy.node", "log level is %s for %g s"): "node.log_level_changed",
     ("liftpy.node", "log level set back to %s"): "node.log_level_restored",
-    ("liftpy.node", "this NATS server lets everybody in and everybody may do ever"): "node.open_nats",
+    ("liftpy.node", "this NATS server accepts clients without credentials, and ea"): "node.open_nats",
     ("liftpy.node", "another process runs as node %s: waiting for it to end"): "node.duplicate_process",
     ("liftpy.node", "node %s restarts to repair %s"): "node.restart_for_repair",
     ("liftpy.node", "starting again in %g s"): "node.restarting",

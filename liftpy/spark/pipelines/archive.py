@@ -1,8 +1,8 @@
-"""The pipeline ``archive``: streams into a table of Parquet files, each record once, continuously or up to now.
+"""The pipeline ``archive``: writes streams to a table of Parquet files, each record once, continuously or up to now.
 
-A streaming query whose tasks write the files (``manifest_source.py``) and whose driver commits each micro-batch to the table in one
-transaction, with the query's id and the number of the micro-batch (``committing.py``). Whatever dies, the query is run again from its
-checkpoint; without a checkpoint it goes on where the table ends.
+It is a streaming query. Its tasks write the files (``manifest_source.py``). Its driver commits each micro-batch to the table
+in one transaction, together with the id of the query and the number of the micro-batch (``table_commit.py``). If a process
+dies, the query runs again from its checkpoint. Without a checkpoint it continues at the end of the table.
 """
 
 from __future__ import annotations

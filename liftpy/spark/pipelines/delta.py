@@ -1,6 +1,6 @@
-"""Delta tables by the package ``deltalake``, which needs no jars: marks are Delta's application transactions.
+"""Delta tables by the package ``deltalake``, which needs no jars. Marks are Delta's application transactions.
 
-Two commits that set one mark conflict: delta-rs refuses the later one, whoever wrote it. That is what fences archives off each other.
+If two commits set the same mark, delta-rs rejects the later one. This fences concurrent archives.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Names of archived files, and marks in a table. Pure.
 
-A file is named for what is in it: stream, partition, first offset (inclusive), end (exclusive), and a tag of the stream's uid and the
-columns. So a range that is written again, by whoever, is one file; a name that is there already is that file, whole.
+The name of a file contains the stream, the partition, the first offset (inclusive), the end (exclusive), and a tag of the
+uid and the columns. A range that is written again therefore has the same name. An existing file with that name is
+complete.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 """Finds files of failed attempts that may be removed. Readers of the table do not see them.
 
-Two kinds. A temporary file that is older than the age: whoever writes it is gone (and if not, its task fails and is run again). A whole
-file that is not in the table, when the table has its range: it was written with other cuts, and no micro-batch will bring it any more.
-A whole file beyond the end of the table stays: the micro-batch that wrote it is run again, and takes it. Where files were taken out of
-a table (optimized, deleted from), old versions of it still name them: then whole files are left to the table's own vacuum.
+There are two kinds:
 
-Ages are told by the newest file of the table and not by this machine's clock alone, which may be years ahead: a file is so old only
-if another one was written so long after it. So what died last goes when others have come.
+- A temporary file that is older than the age. Its writer has ended. If the writer still runs, its task fails and runs again.
+- A complete file that is not in the table, although the table has its range. It was written with other range borders.
+
+A complete file beyond the end of the table stays: the micro-batch that wrote it runs again and uses it. If files were removed
+from a table (by optimize or delete), old versions still name them. Then complete files are left to the table's own vacuum.
+
+The age of a file is the difference to the newest file of the table, so a wrong clock of this machine removes nothing.
 """
 
 from __future__ import annotations

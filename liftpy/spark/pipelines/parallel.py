@@ -1,6 +1,6 @@
-"""Work in pieces, here in threads or in the executors of a Spark session: each piece a call of one function, the results in order.
+"""Runs work in pieces, in threads or in the executors of a Spark session. Returns the results in order.
 
-What a piece gives goes through Python's hands alone, not through the JVM's rows: a digest, a few sums, a manifest.
+Each piece is one call of a function. Its result is a Python object (a digest, sums, a manifest) and not a row of the JVM.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """Decides the commit of a micro-batch from the marks in the table. Pure.
 
-A table remembers marks, names with whole numbers, which change in one transaction with its files: the last micro-batch of each query,
-the end of each partition, the uid of each stream. Goal: each record is in the table once, whoever dies or is late. So a micro-batch
-that is in it already is passed over; one that does not begin where the table ends is refused.
+A mark is a name with an integer. The table changes marks and files in one transaction. There are marks for the last
+micro-batch of each query, the end of each partition, and the uid of each stream. Goal: the table has each record once, even
+if processes die or are late. A micro-batch that the table has already is skipped. A micro-batch that does not start at the
+end of the table is rejected.
 
-Worked example: the table has orders/0 up to 500. Micro-batch 7 of a query brings [500, 700) and [700, 900): the mark of the query
-becomes 7, that of orders/0 900. Repeated, it is passed over. Another query that brings [500, 600) then is refused.
+Worked example: the table has orders/0 up to 500. Micro-batch 7 of a query has [500, 700) and [700, 900). The mark of the query
+becomes 7, and the mark of orders/0 becomes 900. If micro-batch 7 is repeated, it is skipped. If another query has [500, 600),
+its commit is rejected.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A table that the archive writes to, as the pipelines see it.
 
 A table is a folder that the driver and all executors have under one path. A table changes by commits that
-are all or nothing, with its marks (``committing.py``).
+are all or nothing, with its marks (``table_commit.py``).
 """
 
 from __future__ import annotations
