@@ -63,7 +63,7 @@ ELSEWHERE = {
     "sidecar.transport.ingest_connection:Inflow._parse_piece": "the same",
     "sidecar.bench.cases:_at_rate": "what its own child process says",
     "sidecar.bench.cases:measured_together": "what its own child processes say",
-    "sidecar.dev.demo_failover:_ask": "the demo's own publisher",
+    "sidecar.dev.demo_steps:_ask": "the demo's own publisher",
     "sidecar.dev.demo_steps:compute_by_spark": "the demo's own file",
     "sidecar.dev.cluster:DevNode._take_stdout": "a child's first line",
     "sidecar.dev.nats_server:_port_in": "nats-server's file of ports",
