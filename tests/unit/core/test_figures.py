@@ -186,7 +186,7 @@ BOUNDS: Figures = {
     "liftpy.core.services.sessions": {"MAX_SERVICES": (16, 16), "_MAX_PROBLEM": (250, 1000)},
     "liftpy.core.services.versions": {"_MAX_TOLD": (128, 1024)},
     "liftpy.core.services.health": {"MAX_REPORTED": (16, 16), "QUIET_ROUNDS": (2, 2)},
-    "sidecar.cli.placement": {"MAX_FILE_BYTES": (256 * KIB, 4 * MIB)},
+    "sidecar.cli.stream_settings": {"MAX_FILE_BYTES": (256 * KIB, 4 * MIB)},
     "sidecar.cli.publish": {"_CHUNK_BYTES": (16 * KIB, 256 * KIB), "_MAX_LINE_BYTES": (16 * MIB, 64 * MIB)},
     "sidecar.cli.rebalance": {"_SHOWN": (200, 5000)},
     "sidecar.cli.output": {"_SHORT": (16, 40)},
