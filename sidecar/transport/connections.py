@@ -7,7 +7,7 @@
     standby       publishes for standby followers; only if there are such streams
 
 A leader without its replication connection, or without publishes for longer, transfers its leadership
-(``liftpy/core/replication/node_connections.py``).
+(``liftpy/core/replication/lease.py``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from liftpy.config import NS_PER_S
 from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.replication.inflight_limits import NodeIntake
-from liftpy.core.replication.node_connections import INGEST, REPLICATION, DataPath
+from liftpy.core.replication.lease import INGEST, REPLICATION, DataPath
 from sidecar.runtime import clock
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport.connection import BusConnection, open_bus

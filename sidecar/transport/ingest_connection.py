@@ -26,8 +26,7 @@ import nats.errors
 
 from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.publish.ports import Refuser
-from liftpy.core.replication.inflight_limits import Gate, NodeIntake
-from liftpy.core.replication.load_shedding import Overflow
+from liftpy.core.replication.inflight_limits import Gate, NodeIntake, Overflow
 from liftpy.nats.cancellation import end_tasks
 from sidecar.runtime import clock
 from sidecar.runtime.tasks import spawn

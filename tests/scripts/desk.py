@@ -22,7 +22,7 @@ from liftpy.core.publish.ingest import Ingest
 from liftpy.core.publish.log_state import LogState
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
-from liftpy.core.replication.reader_truncation import EpochVerdict, Lineage
+from liftpy.core.replication.log_offsets import EpochVerdict, Lineage
 from liftpy.core.wire.batch import RecordBatch, split_batches
 from liftpy.core.wire.inboxes import InboxRule
 from liftpy.core.wire.subjects import Subjects

@@ -32,14 +32,11 @@ from liftpy.core.replication import high_watermark as commit
 from liftpy.core.replication import isr as lag
 from liftpy.core.replication.fetch_handler import FetchHandler
 from liftpy.core.replication.follower import FollowerRole
-from liftpy.core.replication.follower_progress import FollowerProgress
-from liftpy.core.replication.isr import IsrChange
+from liftpy.core.replication.isr import FollowerProgress, IsrChange, SlowFlushes
 from liftpy.core.replication.leader import LeaderRole
-from liftpy.core.replication.log_offsets import LogOffsets
-from liftpy.core.replication.reader_truncation import EpochVerdict, Lineage
+from liftpy.core.replication.log_offsets import EpochVerdict, Lineage, LogOffsets
 from liftpy.core.replication.reads import Reads
 from liftpy.core.replication.replica import FailedRole, WaitingRole
-from liftpy.core.replication.slow_disk import SlowFlushes
 from liftpy.core.wire.chunking import Assembly, Piece
 from liftpy.core.wire.inboxes import InboxRule
 from liftpy.errors import CorruptionError, LiftError

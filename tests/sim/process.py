@@ -31,7 +31,7 @@ from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.inflight_limits import NodeIntake
-from liftpy.core.replication.node_connections import INGEST, REPLICATION, DataPath
+from liftpy.core.replication.lease import INGEST, REPLICATION, DataPath
 from liftpy.core.replication.quiescence import Ended, QuietFetches, WaitQuestion
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import CorruptionError, NoSpaceError

@@ -23,8 +23,8 @@ from liftpy.core.log.file_ranges import measure, spans_of
 from liftpy.core.log.filtered_read import read_narrow, read_selected
 from liftpy.core.log.log import Log
 from liftpy.core.log.message_chunks import Portion, read_portion
+from liftpy.core.replication.log_offsets import EpochVerdict, Lineage
 from liftpy.core.replication.phases import RoleName
-from liftpy.core.replication.reader_truncation import EpochVerdict, Lineage
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2 as pb
@@ -167,7 +167,7 @@ class ReplicaSource:
         return not self.leads or (self._is_heard() and self._replica.may_answer_latest(now_ns))
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
-        """Check whether the reader's last record is still on this log (``liftpy.core.replication.reader_truncation``)."""
+        """Check whether the reader's last record is still on this log (``liftpy.core.replication.log_offsets``)."""
         return self._replica.judge_reader(last_offset, last_epoch, now_ns)
 
 

@@ -188,8 +188,8 @@ async def test_what_exceeds_every_bound_is_left_out_and_counted(monkeypatch: pyt
 async def test_what_a_cut_connection_cost_is_counted(
     server: NatsServer, asks: BusConnection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("liftpy.core.replication.load_shedding.Overflow.due_bytes", lambda *_: 0)
-    monkeypatch.setattr("liftpy.core.replication.load_shedding.Overflow.leaves_alone", lambda *_: True)
+    monkeypatch.setattr("liftpy.core.replication.inflight_limits.Overflow.due_bytes", lambda *_: 0)
+    monkeypatch.setattr("liftpy.core.replication.inflight_limits.Overflow.leaves_alone", lambda *_: True)
     monkeypatch.setattr("liftpy.core.replication.inflight_limits._PATIENCE_NS", 1 << 60)
     monkeypatch.setattr("liftpy.core.replication.inflight_limits._STUCK_NS", 1 << 60)
     taker = Taker()

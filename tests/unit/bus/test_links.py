@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from liftpy.core.replication.inflight_limits import NodeIntake
-from liftpy.core.replication.node_connections import GRACES_NS, INGEST
+from liftpy.core.replication.lease import GRACES_NS, INGEST
 from liftpy.core.wire.inboxes import InboxRule
 from liftpy.core.wire.subjects import Subjects
 from liftpy.nats.parser import StrictConnection
@@ -171,7 +171,7 @@ async def test_what_arrives_does_not_overtake_what_waits(fake: tuple[FakeServer,
 async def test_a_full_buffer_leaves_the_rest_to_the_server_and_nothing_is_lost(
     fake: tuple[FakeServer, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("liftpy.core.replication.load_shedding._BLIND_NS", 1 << 60)
+    monkeypatch.setattr("liftpy.core.replication.inflight_limits._BLIND_NS", 1 << 60)
     server, url = fake
     node = NodeIntake(full_count=1)
     bus = await inflow(url, node, buffer_bytes=100_000)

@@ -21,7 +21,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log import filtered_read
 from liftpy.core.log.log import Log
 from liftpy.core.log.memory_storage import MemoryStorage
-from liftpy.core.replication.reader_truncation import EpochVerdict, Lineage
+from liftpy.core.replication.log_offsets import EpochVerdict, Lineage
 from liftpy.core.replication.reads import Chunks, Reads
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
