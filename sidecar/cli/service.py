@@ -48,8 +48,7 @@ from liftpy.core.services.snapshot import Identity
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import service_pb2
 from liftpy.core.wire.batch import Record
-from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, Subjects
 from liftpy.errors import (
     ConfigError,
     CorruptionError,

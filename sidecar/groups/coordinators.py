@@ -49,8 +49,7 @@ from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.services.service import Role
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import GROUPS_INBOX, GROUPS_SERVICE, GROUPS_STREAM, Subjects
+from liftpy.core.wire.subjects import GROUPS_INBOX, GROUPS_SERVICE, GROUPS_STREAM, InboxRule, Subjects
 from liftpy.errors import LiftError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.transport import NoRespondersError, RequestTimeoutError, Transport, open_connection

@@ -30,8 +30,7 @@ from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import REFUSED, refused
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import ProtocolError, StorageError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard

@@ -32,8 +32,7 @@ from liftpy.core.observe.node_health import Signs
 from liftpy.core.publish.log_state_budget import NodeDerived
 from liftpy.core.replication.catchup_throttle import pace_of
 from liftpy.core.wire._pb import replication_pb2, service_pb2
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.credentials import Credentials
 from sidecar.disk.data_folder import DataFolder

@@ -26,10 +26,9 @@ from liftpy.core.wire.batch import RecordBatch, split_batches
 from liftpy.core.wire.chunking import NOTHING, Held, room_bytes
 from liftpy.core.wire.decode_errors import IMPLAUSIBLE, REFUSED, REPLY, refused
 from liftpy.core.wire.envelope import MessageType
+from liftpy.core.wire.frames import MisdirectedError, address, must_be_at, must_be_for
 from liftpy.core.wire.headers import is_status
-from liftpy.core.wire.inboxes import InboxRule, reply_to
-from liftpy.core.wire.routing_check import MisdirectedError, address, must_be_at, must_be_for
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects, reply_to
 from liftpy.errors import DamagedBatchError, LiftError, ProtocolError, StorageError
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.runtime import clock

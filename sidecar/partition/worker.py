@@ -39,8 +39,7 @@ from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.inflight_limits import NodeIntake
 from liftpy.core.replication.reads import ReplicaSource
 from liftpy.core.replication.replica import Replica
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects, data_subject
+from liftpy.core.wire.subjects import InboxRule, Subjects, data_subject
 from liftpy.errors import CorruptionError, LiftError, NoSpaceError, StorageError
 from sidecar.disk.data_folder import DataFolder
 from sidecar.disk.flush_thread import FlushThread

@@ -26,8 +26,7 @@ from nats.aio.subscription import Subscription
 from liftpy.core.publish.acks import AckResendBuffer
 from liftpy.core.publish.ports import Refuser
 from liftpy.core.replication.role import all_have_lost_it
-from liftpy.core.wire.inboxes import Allows, reply_to
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import Allows, Subjects, reply_to
 from liftpy.errors import ConfigError
 from liftpy.nats.connection import Receiver, receive
 from liftpy.nats.parser import Denied, StrictConnection

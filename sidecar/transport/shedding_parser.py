@@ -12,7 +12,7 @@ from typing import Any
 
 from liftpy.core.publish.ports import Refuser, may_be_told_no
 from liftpy.core.wire.envelope import MAGIC
-from liftpy.core.wire.inboxes import MAX_REPLY_BYTES
+from liftpy.core.wire.subjects import MAX_REPLY_BYTES
 from liftpy.nats.parser import SIZE_DIGITS, message_fields
 from sidecar.transport.parser import SinkParser
 

@@ -32,8 +32,7 @@ from liftpy.core.replication.inflight_limits import NodeIntake
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.envelope import MessageType
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.disk.flush_thread import FlushThread
 from sidecar.disk.flush_times import NodeFlushTimes
 from sidecar.partition.figures import NodeCounts

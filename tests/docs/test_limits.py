@@ -24,7 +24,7 @@ from liftpy.core.publish import dedup_window, jetstream_headers, last_per_subjec
 from liftpy.core.replication import effects as replication_effects
 from liftpy.core.replication import reads
 from liftpy.core.services import effects, log_timers, machine, outbox, queries, replies, routing, sessions
-from liftpy.core.wire import chunking, filters, inboxes, producer_note
+from liftpy.core.wire import chunking, filters, producer_note, subjects
 from liftpy.service.settings import ServiceSettings
 from liftpy.spark import options, range_reader, sink_options
 from sidecar.disk import descriptors
@@ -92,7 +92,7 @@ LIMITS: dict[str, Iterable[str]] = {
     "records of a batch that a leader makes": [f"{R.batch_max_records:,}"],
     "size of a batch that a leader makes": [size(R.batch_max_bytes)],
     "size of a producer's id": [f"{producer_note.MAX_NAME_BYTES} bytes"],
-    "size of a reply subject": [f"{inboxes.MAX_REPLY_BYTES} bytes"],
+    "size of a reply subject": [f"{subjects.MAX_REPLY_BYTES} bytes"],
     "memory for publishes on a node": [f"{memory_budget.DEFAULT_SHARE:.0%}".replace("%", " %"), size(memory_budget.LEAST_LIMIT_BYTES)],
     "publishes read and not stored, of a node": [size(R.ingest_buffer_bytes)],
     "publishes read and not stored, of a partition": [size(R.ingest_queue_bytes), f"{R.ingest_queue_records:,} records"],

@@ -19,10 +19,10 @@ from liftpy.core.wire._pb import client_pb2, raft_pb2, service_pb2
 from liftpy.core.wire.batch import HEADER_SIZE_BYTES, build_batch, parse_batch, split_batches
 from liftpy.core.wire.batch import seal as seal_batch
 from liftpy.core.wire.chunking import Piece
+from liftpy.core.wire.frames import address
 from liftpy.core.wire.headers import parse_headers
-from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
 from liftpy.core.wire.producer_note import Partitioning, PartitioningMethod, ProducerNote, SourcePosition
-from liftpy.core.wire.routing_check import address
+from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, InboxRule
 from liftpy.errors import ProtocolError, StorageError
 from sidecar.quorum import codec as raft_codec
 from sidecar.quorum.peer_sessions import TERM_REACH, PeerSessions

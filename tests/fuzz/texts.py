@@ -23,7 +23,7 @@ from liftpy.core.observe.trace_context import parse_traceparent
 from liftpy.core.observe.tracing import traced_in
 from liftpy.core.wire._pb.cluster_pb2 import PlacementPlan, PlannedNode
 from liftpy.core.wire.batch import build_batch, parse_batch
-from liftpy.core.wire.ping import decode_presence, encode_presence
+from liftpy.core.wire.frames import decode_presence, encode_presence
 from liftpy.errors import ConfigError
 from liftpy.spark.offsets import StreamOffsets, parse_spec, parse_times
 from liftpy.spark.options import OPTIONS, SourceOptions
@@ -260,7 +260,7 @@ def decoders() -> list[Decoder]:
             [b"yes 1764166012345678901", b"yes"],
             decode_presence,
             again=lambda told: b"yes" if told is None else encode_presence(told),
-            covers=("liftpy.core.wire.ping:decode_presence",),
+            covers=("liftpy.core.wire.frames:decode_presence",),
         ),
         Decoder(
             "traceparent",

@@ -24,8 +24,7 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.log_offsets import EpochVerdict, Lineage
 from liftpy.core.wire.batch import RecordBatch, split_batches
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.replication import ReplicationDesk
 from sidecar.runtime.timers import Timers

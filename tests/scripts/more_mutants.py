@@ -38,7 +38,7 @@ from liftpy.core.replication.log_offsets import EpochVerdict, Lineage, LogOffset
 from liftpy.core.replication.reads import Reads
 from liftpy.core.replication.replica import FailedRole, WaitingRole
 from liftpy.core.wire.chunking import Assembly, Piece
-from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import InboxRule
 from liftpy.errors import CorruptionError, LiftError
 from sidecar.partition import replication
 from sidecar.quorum.journal import GroupJournal

@@ -30,8 +30,7 @@ from liftpy.core.replication.reads import filter_of
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2, cluster_pb2
 from liftpy.core.wire.batch import BatchHeader, parse_batch
-from liftpy.core.wire.batch_filter import kept, narrow
-from liftpy.core.wire.filters import Filter
+from liftpy.core.wire.filters import Filter, kept, narrow
 from liftpy.core.wire.subjects import Subjects
 from liftpy.nats.transport import open_connection
 

@@ -26,9 +26,9 @@ from liftpy.core.publish.state_transfer import StateGiver, StateTaker
 from liftpy.core.publish.state_writer import Pace, StateWriter, restore_state
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
-from liftpy.core.wire.ack_ranges import answered_by
 from liftpy.core.wire.batch import RecordBatch
-from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.envelope import answered_by
+from liftpy.core.wire.subjects import InboxRule
 from liftpy.errors import LiftError, StorageError
 from tests.sim.messages import DELETED_TO, Ack, AckFrame, Publish
 from tests.sim.network import Reply

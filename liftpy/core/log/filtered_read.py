@@ -16,9 +16,8 @@ from liftpy.core.log.log import Log
 from liftpy.core.log.message_chunks import Portion, portion_of
 from liftpy.core.log.reading import offset_some_bytes_before
 from liftpy.core.wire.batch import RecordBatch, split_batches
-from liftpy.core.wire.batch_filter import kept, narrow
 from liftpy.core.wire.chunking import NOTHING, Held, Piece
-from liftpy.core.wire.filters import Filter
+from liftpy.core.wire.filters import Filter, kept, narrow
 from liftpy.errors import CorruptionError
 
 LOOK_BYTES = 1 << 20
@@ -65,7 +64,7 @@ def read_selected(
 def read_narrow(
     log: Log, left_out: int, offset: int, max_bytes: int, room_bytes: int, *, end_offset: int, held: Held = NOTHING
 ) -> Portion:
-    """Read like ``read_portion``, without the columns ``left_out`` (see ``liftpy.core.wire.batch_filter``)."""
+    """Read like ``read_portion``, without the columns ``left_out`` (see ``liftpy.core.wire.filters``)."""
     most_bytes = min(max_bytes, room_bytes)
     found: list[memoryview] = []
     size_bytes = looked_bytes = 0

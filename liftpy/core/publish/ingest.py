@@ -52,8 +52,7 @@ from liftpy.core.replication.effects import AppendBatch, RejectReason
 from liftpy.core.replication.events import DuplicateReceived, PublishesReceived
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import MAX_BATCH_BYTES, BatchTooLargeError, Body, seal
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import has_wildcards, matcher
+from liftpy.core.wire.subjects import InboxRule, has_wildcards, matcher
 
 UNINDEXED = Rejection(
     RejectReason.OVERLOADED,

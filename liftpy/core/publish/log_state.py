@@ -24,10 +24,9 @@ from liftpy.core.publish.log_state_budget import NodeDerived
 from liftpy.core.publish.log_state_part import NewBatch, Numbering, Part
 from liftpy.core.publish.producer_state import Producers, count_for
 from liftpy.core.publish.state_file import State, Unwritten, epoch_before
-from liftpy.core.wire.batch import RecordBatch, parse_header, split_batches
+from liftpy.core.wire.batch import FEW, RecordBatch, few_headers, parse_header, split_batches
 from liftpy.core.wire.batch_columns import Columns
 from liftpy.core.wire.producer_note import ProducerNote
-from liftpy.core.wire.small_batch import FEW, few_headers
 from liftpy.core.wire.subjects import has_wildcards, literal_prefix, matcher
 from liftpy.errors import CorruptionError, LiftError
 

@@ -27,9 +27,8 @@ from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import BatchTooLargeError
 from liftpy.core.wire.envelope import MAGIC, MessageType, Ordinary
 from liftpy.core.wire.headers import ACK, KEY, REPLY_TO, TOMBSTONE, Headers, may_be_enveloped, parse_headers
-from liftpy.core.wire.inboxes import InboxRule
 from liftpy.core.wire.producer_note import MAX_NAME_BYTES, MAX_UID_BYTES, Partitioning, ProducerNote, SourcePosition
-from liftpy.core.wire.subjects import is_protocol_shaped
+from liftpy.core.wire.subjects import InboxRule, is_protocol_shaped
 from liftpy.errors import ProtocolError
 
 RawMessage = tuple[bytes, bytes, bytes, bytes]

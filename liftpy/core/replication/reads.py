@@ -29,12 +29,11 @@ from liftpy.core.replication.replica import Replica
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2 as pb
 from liftpy.core.wire.batch import parse_header
-from liftpy.core.wire.batch_filter import LEAVABLE
 from liftpy.core.wire.chunking import Held, room_bytes
 from liftpy.core.wire.decode_errors import REFUSED, refused
 from liftpy.core.wire.envelope import ChecksumError
-from liftpy.core.wire.filters import MAX_FILTER_BYTES, MAX_KEYS, MAX_SUBJECTS, Filter
-from liftpy.core.wire.routing_check import MisdirectedError, must_be_for
+from liftpy.core.wire.filters import LEAVABLE, MAX_FILTER_BYTES, MAX_KEYS, MAX_SUBJECTS, Filter
+from liftpy.core.wire.frames import MisdirectedError, must_be_for
 from liftpy.errors import LiftError, OffsetOutOfRangeError, ProtocolError
 
 MAX_WAIT_MS = 30_000

@@ -23,8 +23,7 @@ from liftpy.core.replication.inflight_limits import NodeIntake
 from liftpy.core.replication.reads import ReadBudget
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.testing.memory.nats import Bus
 
 Answered = Callable[[pb.ControlResponse], None]

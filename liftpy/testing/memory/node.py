@@ -22,8 +22,7 @@ from liftpy.core.replication.catchup_throttle import pace_of
 from liftpy.core.replication.inflight_limits import NodeIntake
 from liftpy.core.replication.reads import ReadBudget
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.testing.memory.group import MemoryGroup
 from liftpy.testing.memory.home import Answered, FellowReplica
 from liftpy.testing.memory.nats import Bus

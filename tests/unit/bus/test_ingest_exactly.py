@@ -17,7 +17,7 @@ from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import parse_batch
-from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import InboxRule
 from tests.unit.bus.test_acks import FakeBus, pending
 from tests.unit.bus.test_ingest import Bench, Holding, turn
 

@@ -15,8 +15,7 @@ import pytest
 
 from liftpy.core.replication.inflight_limits import NodeIntake
 from liftpy.core.replication.lease import GRACES_NS, INGEST
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.nats.parser import StrictConnection
 from sidecar.dev.nats_server import NatsServer
 from sidecar.disk.data_folder import DataFolder

@@ -14,7 +14,7 @@ from liftpy.client.partition_sender import ProducerOptions
 from liftpy.client.producer import open_producer
 from liftpy.client.write_epoch import Round
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.wire.columnar import ByteArray, RecordColumns
+from liftpy.core.wire.batch import ByteArray, RecordColumns
 from liftpy.core.wire.subjects import GROUPS_STREAM, Subjects
 from liftpy.errors import ConfigError, InvalidNameError, NotFoundError, PublishRejectedError
 from liftpy.testing.memory import memory_cluster

@@ -24,7 +24,7 @@ from liftpy.core.replication.phases import RoleName
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import build_batch
-from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import InboxRule
 from liftpy.errors import LiftError
 
 KEY = PartitionKey("s", "u1", 0)

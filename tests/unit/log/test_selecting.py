@@ -16,9 +16,8 @@ from liftpy.core.log.log import Log
 from liftpy.core.log.memory_storage import MemoryStorage
 from liftpy.core.wire.batch import Record, build_batch, split_batches
 from liftpy.core.wire.batch_columns import Columns
-from liftpy.core.wire.batch_filter import VALUES
 from liftpy.core.wire.chunking import Assembly
-from liftpy.core.wire.filters import Filter
+from liftpy.core.wire.filters import VALUES, Filter
 from liftpy.errors import CorruptionError
 
 CONFIG = StreamConfig(segment_bytes=4096)

@@ -24,8 +24,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire._pb import replication_pb2
 from liftpy.core.wire.batch import build_batch
 from liftpy.core.wire.chunking import Piece
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import InvariantError, NoSpaceError, StorageError
 from sidecar.partition import driver as driver_module
 from sidecar.partition import replication

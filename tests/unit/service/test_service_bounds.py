@@ -17,7 +17,7 @@ from liftpy.core.services.replies import Answer, AnswerTable, Reply, ReplyDesk, 
 from liftpy.core.services.service import Role
 from liftpy.core.services.snapshot import Snapshot
 from liftpy.core.wire.batch import Record
-from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES
+from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES
 from liftpy.errors import ConfigError, LiftError
 from liftpy.service import Identity, Outbox, Service, ServiceFailedError, ServiceMachine
 from liftpy.service.settings import ServiceSettings
