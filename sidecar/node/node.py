@@ -23,7 +23,7 @@ from liftpy.client.closest_replica import this_host
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.base.worker_assignment import WorkerShare
-from liftpy.core.log.flush_scheduler import FlushPlace
+from liftpy.core.log.flush import FlushPlace
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
 from liftpy.core.metadata.directory_identity import stopped_cleanly
 from liftpy.core.metadata.duplicate_process_check import Predecessor

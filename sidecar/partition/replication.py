@@ -15,7 +15,7 @@ from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.log.log import Log
-from liftpy.core.log.message_chunks import Portion, read_portion
+from liftpy.core.log.range_reads import Portion, read_portion
 from liftpy.core.publish.state_transfer import PIECE_BYTES, StateGiver, StatePiece, StateQuestion, StateTaker
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events

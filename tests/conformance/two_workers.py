@@ -21,7 +21,7 @@ from liftpy.core.base.instruments import Instruments
 from liftpy.core.base.partition import HeldPartition, PartitionState, PartitionStatus
 from liftpy.core.log.epoch_promises import PromiseJournal
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.publish.log_state_budget import NodeDerived
 from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.publish.standby_buffer import NodeHeard

@@ -16,7 +16,7 @@ from typing import Any
 from liftpy.config import NS_PER_S, AckPolicy, Codec, ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.publish.ingest import Ingest
 from liftpy.core.publish.log_state import LogState

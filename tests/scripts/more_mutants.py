@@ -12,10 +12,9 @@ from liftpy.core.base.partition import PartitionState
 from liftpy.core.log import compaction_point as horizon
 from liftpy.core.log import recovery
 from liftpy.core.log.compaction_point import CompactionHorizon
-from liftpy.core.log.corruption_reports import Recheck
 from liftpy.core.log.leader_epochs import EpochCache
-from liftpy.core.log.log import Log
-from liftpy.core.log.message_chunks import Portion
+from liftpy.core.log.log import Log, Recheck
+from liftpy.core.log.range_reads import Portion
 from liftpy.core.log.segment import Segment
 from liftpy.core.metadata.controller import elections, leadership
 from liftpy.core.metadata.election import ElectionTimers

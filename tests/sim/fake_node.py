@@ -22,8 +22,8 @@ from nats.aio.client import Client as NatsConnection
 from nats.aio.msg import Msg
 
 from liftpy.core.base.ids import NO_OFFSET
-from liftpy.core.log.file_ranges import spans_of
 from liftpy.core.log.log import Log
+from liftpy.core.log.range_reads import spans_of
 from liftpy.core.metadata.codec import image_from_pb
 from liftpy.core.metadata.describe import describer
 from liftpy.core.replication.reads import filter_of

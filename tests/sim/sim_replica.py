@@ -23,7 +23,7 @@ from liftpy.core.log.compaction_point import Horizon
 from liftpy.core.log.flush import Flush
 from liftpy.core.log.group_commit import GroupCommit
 from liftpy.core.log.log import Log
-from liftpy.core.log.message_chunks import read_portion
+from liftpy.core.log.range_reads import read_portion
 from liftpy.core.log.scrub import scrubbed
 from liftpy.core.metadata.codec import pause_to_pb
 from liftpy.core.metadata.controller.request_batcher import purge_report

@@ -18,11 +18,8 @@ from typing import Generic, Protocol, TypeVar
 from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import PartitionKey, shown
 from liftpy.core.base.instruments import Instruments
-from liftpy.core.log.corruption_reports import READERS
-from liftpy.core.log.file_ranges import measure, spans_of
-from liftpy.core.log.filtered_read import read_narrow, read_selected
-from liftpy.core.log.log import Log
-from liftpy.core.log.message_chunks import Portion, read_portion
+from liftpy.core.log.log import READERS, Log
+from liftpy.core.log.range_reads import Portion, measure, read_narrow, read_portion, read_selected, spans_of
 from liftpy.core.replication.log_offsets import EpochVerdict, Lineage
 from liftpy.core.replication.phases import RoleName
 from liftpy.core.replication.replica import Replica
@@ -404,7 +401,7 @@ class Reads(Generic[Asker]):
             self._send(asker, request, self._head(offset))
 
     def _tell_bounds(self, asker: Asker, request: pb.ReadRequest, head: pb.ReadResponse) -> None:
-        """Answer with the bounds of the partition or of a range (``liftpy.core.log.file_ranges``).
+        """Answer with the bounds of the partition or of a range (``liftpy.core.log.range_reads``).
 
         A range must be completely present and committed.
         """

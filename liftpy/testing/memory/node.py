@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from liftpy.config import NS_PER_MS, ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.metadata.directory_identity import DirectoryIdentity
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.image import ClusterImage, StreamImage

@@ -18,9 +18,9 @@ from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions
 from liftpy.client.progress import BackwardProgress, ReadProgress
 from liftpy.config import StreamConfig
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.log import filtered_read
+from liftpy.core.log import range_reads
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.replication.log_offsets import EpochVerdict, Lineage
 from liftpy.core.replication.reads import Chunks, Reads
 from liftpy.core.wire import frames
@@ -175,7 +175,7 @@ def test_it_gives_what_a_naive_reader_would(
         assert found == expected
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(filtered_read, "LOOK_BYTES", 3000)
+        patch.setattr(range_reads, "LOOK_BYTES", 3000)
         asyncio.run(run())
 
 

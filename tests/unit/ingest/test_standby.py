@@ -13,7 +13,7 @@ from liftpy.config import AckPolicy, Codec, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.publish.dedup_window import RecentIds, Stored
 from liftpy.core.publish.log_state_part import NewBatch
 from liftpy.core.publish.message_decoder import MessageDecoder

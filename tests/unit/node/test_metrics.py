@@ -26,7 +26,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import BATCH_RECORDS, FAILOVER_S, LATENCY_S, Histogram, Instruments, PublishTimes
 from liftpy.core.base.partition import PartitionState, Pause
 from liftpy.core.groups.lag import GroupLag
-from liftpy.core.log.flush_scheduler import FlushPlace
+from liftpy.core.log.flush import FlushPlace
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
 from liftpy.core.metadata.features import SPOKEN

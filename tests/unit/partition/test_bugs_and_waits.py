@@ -11,7 +11,7 @@ import pytest
 
 from liftpy.config import FlushPolicy, StreamConfig
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.services.state_comparison import DIGEST_SIZE_BYTES, Agreement
 from sidecar.partition import flushing
 from sidecar.partition.flushing import Flusher

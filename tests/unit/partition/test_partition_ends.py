@@ -15,7 +15,7 @@ import sidecar.partition.replica_manager as set_module
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.epoch_promises import PromiseJournal
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events

@@ -13,8 +13,8 @@ import pytest
 from liftpy.client.closest_replica import this_host
 from liftpy.client.range_size import RangeFiles
 from liftpy.config import StreamConfig
-from liftpy.core.log.file_ranges import MAX_FILES, FileSpan, spans_of
 from liftpy.core.log.log import Log
+from liftpy.core.log.range_reads import MAX_FILES, FileSpan, spans_of
 from liftpy.core.log.segment import log_name
 from liftpy.core.wire.batch import build_batch
 from liftpy.errors import DataLossError, LiftError
@@ -74,7 +74,7 @@ def test_where_a_range_lies(log: Log) -> None:
 
 def test_of_too_many_files_nothing_is_told(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_FILES >= 256
-    monkeypatch.setattr("liftpy.core.log.file_ranges.MAX_FILES", 2)
+    monkeypatch.setattr("liftpy.core.log.range_reads.MAX_FILES", 2)
     assert len(spans_of(log, 0, 40)) == 2
     assert spans_of(log, 0, 41) == []
 
