@@ -29,7 +29,7 @@ from liftpy.core.metadata.directory_identity import stopped_cleanly
 from liftpy.core.metadata.duplicate_process_check import Predecessor
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.observe.node_health import Signs
-from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.publish.log_state_part import NodeDerived
 from liftpy.core.replication.catchup_throttle import pace_of
 from liftpy.core.wire._pb import replication_pb2, service_pb2
 from liftpy.core.wire.subjects import InboxRule, Subjects

@@ -27,12 +27,10 @@ from liftpy.core.observe.tracing import SWITCHED, PartitionTraces
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.publish.ingest import Ingest
 from liftpy.core.publish.log_state import LogState, derived_state
-from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.publish.log_state_part import NodeDerived
 from liftpy.core.publish.memory_budget import WAITING_PUBLISHER_BYTES, MemoryBudget, PartitionRoom
 from liftpy.core.publish.message_decoder import MessageDecoder
-from liftpy.core.publish.standby import Standby
-from liftpy.core.publish.standby_buffer import NodeHeard, StandbyBuffer
-from liftpy.core.publish.standby_replay import SortingRules
+from liftpy.core.publish.standby import NodeHeard, SortingRules, Standby, StandbyBuffer
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.core.replication.catchup_throttle import CatchupThrottle

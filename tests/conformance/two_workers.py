@@ -22,9 +22,9 @@ from liftpy.core.base.partition import HeldPartition, PartitionState, PartitionS
 from liftpy.core.log.epoch_promises import PromiseJournal
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.publish.log_state_part import NodeDerived
 from liftpy.core.publish.memory_budget import MemoryBudget
-from liftpy.core.publish.standby_buffer import NodeHeard
+from liftpy.core.publish.standby import NodeHeard
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.catchup_throttle import CatchupThrottle

@@ -11,8 +11,7 @@ import crc32c
 from liftpy.config import AckPolicy, Codec
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log import arrow
-from liftpy.core.publish.message_decoder import MessageDecoder
-from liftpy.core.publish.published_batch import body_after
+from liftpy.core.publish.message_decoder import MessageDecoder, body_after
 from liftpy.core.services.sessions import ReplicaView, ServiceSessions, Tell
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2, raft_pb2, service_pb2
@@ -313,7 +312,7 @@ def decoders() -> list[Decoder]:
             covers=(
                 prefix + "decode_batch_publish",
                 prefix + "_headed",
-                "liftpy.core.publish.published_batch:_parsed",
+                "liftpy.core.publish.message_decoder:_parsed",
                 "liftpy.core.publish.digest:RollingDigest.decode",
             ),
         ),

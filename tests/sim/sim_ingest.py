@@ -18,9 +18,7 @@ from liftpy.core.publish.log_state import derived_state
 from liftpy.core.publish.memory_budget import PartitionRoom
 from liftpy.core.publish.message_decoder import MessageDecoder
 from liftpy.core.publish.ports import Refuser, Sink, is_refused_unread
-from liftpy.core.publish.standby import Standby
-from liftpy.core.publish.standby_buffer import Block, NodeHeard, StandbyBuffer
-from liftpy.core.publish.standby_replay import FailoverBacklog, SortingRules
+from liftpy.core.publish.standby import Block, FailoverBacklog, NodeHeard, SortingRules, Standby, StandbyBuffer
 from liftpy.core.publish.state_file import state_owner
 from liftpy.core.publish.state_transfer import StateGiver, StateTaker
 from liftpy.core.publish.state_writer import Pace, StateWriter, restore_state

@@ -15,8 +15,8 @@ from liftpy.core.metadata.directory_identity import DirectoryIdentity
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.image_delta import diff
-from liftpy.core.publish.log_state_budget import NodeDerived
-from liftpy.core.publish.standby_buffer import NodeHeard
+from liftpy.core.publish.log_state_part import NodeDerived
+from liftpy.core.publish.standby import NodeHeard
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.catchup_throttle import pace_of
 from liftpy.core.replication.inflight_limits import NodeIntake

@@ -10,8 +10,7 @@ import pytest
 from liftpy.config import AckPolicy, Codec
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.publish.memory_budget import HeldByNode, MemoryBudget, PartitionRoom
-from liftpy.core.publish.message_decoder import MessageDecoder
-from liftpy.core.publish.published_batch import InvalidBatchError, body_to_store
+from liftpy.core.publish.message_decoder import InvalidBatchError, MessageDecoder, body_to_store
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2

@@ -159,9 +159,9 @@ BOUNDS: Figures = {
     },
     "liftpy.client.progress": {"_MOST_BEHIND": (5, 15)},
     "liftpy.nats.transport": {"ROOM_BYTES": (256 * KIB, 2 * MIB)},
-    "liftpy.core.publish.pending_batch": {"RECORD_OVERHEAD_BYTES": (24, 64)},
+    "liftpy.core.publish.overload": {"RECORD_OVERHEAD_BYTES": (24, 64)},
     "liftpy.core.publish.ingest": {"_BATCH_OVERHEAD_BYTES": (2048, 16 * KIB)},
-    "liftpy.core.publish.published_batch": {
+    "liftpy.core.publish.message_decoder": {
         "MAX_BATCH_RECORDS": (65_536, 65_536), "MAX_HEADERS": (1024, 1024), "MAX_HEADER_BYTES": (64 * KIB, 64 * KIB),
     },
     "liftpy.core.publish.dedup_window": {"MAX_ID_BYTES": (512, 4096), "_ID_BYTES": (100, 200), "_BATCH_BYTES": (200, 500)},
@@ -247,7 +247,7 @@ LESS: list[tuple[str, str, str]] = [
     ),
     (
         "liftpy.core.publish.dedup_window:MAX_ID_BYTES",
-        "liftpy.core.publish.published_batch:MAX_HEADER_BYTES",
+        "liftpy.core.publish.message_decoder:MAX_HEADER_BYTES",
         "an id has room in the headers",
     ),
     ("liftpy.client.retrying:FIRST_WAIT_S", "liftpy.client.retrying:LONGEST_WAIT_S", "waits grow"),

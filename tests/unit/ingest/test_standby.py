@@ -17,9 +17,7 @@ from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.publish.dedup_window import RecentIds, Stored
 from liftpy.core.publish.log_state_part import NewBatch
 from liftpy.core.publish.message_decoder import MessageDecoder
-from liftpy.core.publish.standby import Standby
-from liftpy.core.publish.standby_buffer import MESSAGE_BYTES, NodeHeard, StandbyBuffer
-from liftpy.core.publish.standby_replay import FailoverBacklog, SortingRules
+from liftpy.core.publish.standby import MESSAGE_BYTES, FailoverBacklog, NodeHeard, SortingRules, Standby, StandbyBuffer
 from liftpy.core.replication.phases import RoleName
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2

@@ -30,9 +30,9 @@ from liftpy.core.log.flush import FlushPlace
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
 from liftpy.core.metadata.features import SPOKEN
-from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.publish.log_state_part import NodeDerived
 from liftpy.core.publish.memory_budget import MemoryBudget
-from liftpy.core.publish.pending_batch import IngestCounters
+from liftpy.core.publish.overload import IngestCounters
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.inflight_limits import NodeIntake
 from liftpy.core.replication.phases import RoleName

@@ -17,7 +17,7 @@ import pytest
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.observe.history import question, rows_of
-from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.publish.log_state_part import NodeDerived
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.replica import FollowerSnapshot, ReplicaSnapshot
 from liftpy.core.wire.frames import decode_presence

@@ -13,7 +13,7 @@ import pytest
 
 from liftpy.client.positions import Bounds
 from liftpy.config import Codec
-from liftpy.core.publish.published_batch import body_to_store
+from liftpy.core.publish.message_decoder import body_to_store
 from liftpy.core.services.outbox import OutputConflictError
 from liftpy.core.services.routing import Place, Route, headers_of, number_of, partitions_of, place_of, sort_in
 from liftpy.core.wire import frames
