@@ -7,7 +7,7 @@ from pathlib import Path
 
 from liftpy.core.base.ids import check_name
 from liftpy.core.base.renamed import accept_old_keywords
-from liftpy.core.services.routing import MAX_ROUTES, Route
+from liftpy.core.services.outbox import MAX_ROUTES, Route
 from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, check_inbox_prefixes
 from liftpy.errors import ConfigError
 

@@ -40,8 +40,7 @@ from liftpy.client.service_queries import QueryAnswer
 from liftpy.core.base.ids import check_name
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.services.bad_records import SkipDecision, Unit
-from liftpy.core.services.outbox import OutputConflictError
-from liftpy.core.services.routing import Route
+from liftpy.core.services.outbox import OutputConflictError, Route
 from liftpy.core.services.rules import check_class, check_outputs, check_parameters, parameter_in, parameters_digest
 from liftpy.core.services.service import DivergedError, Service, ServiceFailedError
 from liftpy.core.services.snapshot import Identity

@@ -23,7 +23,9 @@ from liftpy.core.observe import spans
 from liftpy.core.publish import dedup_window, jetstream_headers, last_per_subject, memory_budget, message_decoder, quota
 from liftpy.core.replication import effects as replication_effects
 from liftpy.core.replication import reads
-from liftpy.core.services import effects, log_timers, machine, outbox, queries, replies, routing, sessions
+from liftpy.core.services import effects, machine, outbox, queries, replies, sessions
+from liftpy.core.services import machine as log_timers
+from liftpy.core.services import outbox as routing
 from liftpy.core.wire import chunking, filters, producer_note, subjects
 from liftpy.service.settings import ServiceSettings
 from liftpy.spark import options, range_reader, sink_options

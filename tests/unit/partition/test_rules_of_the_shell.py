@@ -13,7 +13,7 @@ import pytest
 from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.replication import events
-from liftpy.core.services.health import REPORT_EVERY_S
+from liftpy.core.services.sessions import REPORT_EVERY_S
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2, service_pb2
 from liftpy.core.wire._pb import cluster_pb2 as pb

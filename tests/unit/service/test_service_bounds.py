@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from liftpy.core.services.effects import MAX_PENDING, MAX_PENDING_BYTES, Effect, Pending
-from liftpy.core.services.log_timers import LogTimers
+from liftpy.core.services.machine import LogTimers
 from liftpy.core.services.outbox import Output
 from liftpy.core.services.queries import QueryDesk
 from liftpy.core.services.replies import Answer, AnswerTable, Reply, ReplyDesk, message_id_of

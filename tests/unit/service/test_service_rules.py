@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from liftpy.client.positions import Bounds
-from liftpy.core.services.log_timers import LogTimers
+from liftpy.core.services.machine import LogTimers
 from liftpy.core.services.outbox import Outbox, Output
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
@@ -267,7 +267,7 @@ def test_timers_are_a_table_of_names() -> None:
 
 
 def test_timers_have_a_bound_and_one_that_is_set_may_be_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.core.services.log_timers.MAX_TIMERS", 3)
+    monkeypatch.setattr("liftpy.core.services.machine.MAX_TIMERS", 3)
     timers = LogTimers()
     for name in "abc":
         timers.set(name, 5)
